@@ -1,0 +1,142 @@
+# Every target makes what it needs, from a machine that has only Python, git and make: with uv where
+# uv is on PATH, else with venv and pip. An environment is made once; it is renewed when its lock
+# or pyproject.toml changes.
+#
+#   PYTHON=...   interpreter of the main environment (3.11 to 3.13)
+#   ARGS=...     arguments of `make train`, for example ARGS="--strategy one_device"
+#   BENCH=...    one benchmark by name; without it, all
+#   TESTS=...    what the pytest of `make test` gets, for example TESTS="tests/context -x"
+
+SHELL := /bin/sh
+MAKEFLAGS += --no-print-directory
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+# Prints the first of the candidates $(1) that starts and has a version between $(2) and 3.13.
+# Each is run and not only looked up, because a shim of pyenv is on PATH whether it works or not.
+first_python = $(shell for python in $(1); do \
+	"$$python" -c 'import ensurepip, sys; sys.exit(not ($(2)) <= sys.version_info[:2] <= (3, 13))' \
+	>/dev/null 2>&1 && { echo "$$python"; break; }; done)
+pyenv_pythons = $(wildcard $(foreach root,$(PYENV_ROOT) $(HOME)/.pyenv,$(root)/versions/$(1)*/bin/python))
+three_eleven := 3, 11
+three_twelve := 3, 12
+
+# Not `:=`: the interpreters are looked for only by a recipe that makes an environment.
+ifndef PYTHON
+PYTHON = $(call first_python,python3 python3.11 python3.12 python3.13 $(call pyenv_pythons,3.11),$(three_eleven))
+endif
+OLDEST_PYTHON = $(or $(call first_python,python3.11 $(call pyenv_pythons,3.11),$(three_eleven)),$(PYTHON))
+NEWEST_PYTHON = $(call first_python,python3.13 $(call pyenv_pythons,3.13) \
+	python3.12 $(call pyenv_pythons,3.12),$(three_twelve))
+
+MAIN := .venv/.complete
+OLDEST := .venv-oldest/.complete
+NEWEST := .venv-newest/.complete
+PEERS := .venv-peers/.complete
+
+COMPATIBILITY := -m "compatibility and not slow"
+
+# Makes the environment of folder $(1) with interpreter $(2) hold exactly the lock $(3) and us.
+define environment
+@test -n "$(2)" || { echo "No Python 3.11 to 3.13 with venv found: install one, or give it with PYTHON=/its/path." >&2; exit 1; }
+@echo "Making $(1) from $(3) ($$($(2) --version))"
+@if command -v uv >/dev/null; then set -e; \
+	test -x $(1)/bin/python || uv venv --quiet --no-python-downloads --python "$(2)" $(1); \
+	uv pip install --quiet --python $(1)/bin/python --require-hashes -r $(3); \
+	uv pip install --quiet --python $(1)/bin/python --no-deps -e .; \
+else set -e; \
+	test -x $(1)/bin/python || "$(2)" -m venv $(1); \
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(3); \
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .; \
+fi
+@touch $(1)/.complete
+endef
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+$(MAIN): requirements/dev.lock pyproject.toml
+	$(call environment,.venv,$(PYTHON),requirements/dev.lock)
+
+$(OLDEST): requirements/oldest.lock pyproject.toml
+	$(call environment,.venv-oldest,$(OLDEST_PYTHON),requirements/oldest.lock)
+
+$(NEWEST): requirements/dev.lock pyproject.toml
+	$(call environment,.venv-newest,$(NEWEST_PYTHON),requirements/dev.lock)
+
+# torch comes first and by pip: a CPU build on the local disk is seen by pip only, and the build
+# that a resolver would choose in its place brings several GB of CUDA.
+$(PEERS): requirements/peers.txt
+	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.13 with venv found." >&2; exit 1; }
+	@echo "Making .venv-peers: PyTorch and TensorFlow, minutes and gigabytes"
+	test -x .venv-peers/bin/python || "$(OLDEST_PYTHON)" -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/peers.txt
+	@touch $@
+
+.PHONY: test
+test: lint types compatibility $(MAIN) ## all that CI runs; pytest's own summary comes last
+	.venv/bin/python -m pytest $(TESTS)
+
+.PHONY: test-slow
+test-slow: $(MAIN) ## the tests that take minutes
+	.venv/bin/python -m pytest -m slow
+
+.PHONY: lint
+lint: $(MAIN) ## ruff (rules and format) and codespell
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/codespell
+
+.PHONY: types
+types: $(MAIN) ## pyright, strict on src/
+	.venv/bin/pyright
+
+.PHONY: compatibility
+compatibility: test-oldest test-newest ## the compatibility tests on the oldest and the newest versions
+
+.PHONY: test-oldest
+test-oldest: $(OLDEST) ## compatibility tests on the lowest versions that pyproject.toml allows
+	.venv-oldest/bin/python -m pytest --quiet $(COMPATIBILITY)
+
+.PHONY: test-newest
+test-newest: ## compatibility tests on the newest Python, JAX and Keras of the lock
+	@if test -n "$(NEWEST_PYTHON)"; then \
+		$(MAKE) --silent $(NEWEST) && .venv-newest/bin/python -m pytest --quiet $(COMPATIBILITY); \
+	else \
+		echo "Skipped: the compatibility tests on the newest JAX. It needs Python 3.12 or 3.13, and"; \
+		echo "neither is on PATH or under pyenv. The main environment has the newest for its Python."; \
+	fi
+
+.PHONY: train
+train: $(MAIN) ## trains a convolutional network on handwritten digits
+	.venv/bin/python examples/01_train_digits.py $(ARGS)
+
+.PHONY: bench
+bench: $(MAIN) $(if $(filter-out fit_peers,$(BENCH)),,$(PEERS)) ## benchmarks; tables here, results and plots in runs/bench
+	.venv/bin/python -m benchmarks $(BENCH)
+
+.PHONY: peers
+peers: $(PEERS) ## environment with the frameworks that we compare ourselves with
+
+.PHONY: format
+format: $(MAIN) ## mends what ruff can mend
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+
+# Without --no-header the command, and without --no-emit-index-url the index of whoever runs this,
+# would be written into the lock.
+LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	--no-emit-index-url --no-emit-find-links --upgrade pyproject.toml
+
+.PHONY: lock
+lock: ## renews the locks; needs uv
+	$(LOCK) --extra dev --output-file requirements/dev.lock
+	$(LOCK) --extra test --resolution lowest-direct --output-file requirements/oldest.lock
+
+.PHONY: clean
+clean: ## removes the environments, caches and builds; runs/ stays
+	rm -rf .venv .venv-oldest .venv-newest .venv-peers build dist .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

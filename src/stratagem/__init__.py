@@ -1,0 +1,126 @@
+"""Stratagem: what tf.distribute.Strategy was, for Keras 3 and JAX.
+
+Importing this package loads neither JAX nor Keras; it makes Keras use JAX unless a backend was
+chosen. Import it before Keras.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from stratagem import environment as _environment
+
+if TYPE_CHECKING:
+    from stratagem import config as config
+    from stratagem import errors as errors
+    from stratagem.context import ReplicaContext as ReplicaContext
+    from stratagem.context import experimental_set_strategy as experimental_set_strategy
+    from stratagem.context import get_replica_context as get_replica_context
+    from stratagem.context import get_strategy as get_strategy
+    from stratagem.context import has_strategy as has_strategy
+    from stratagem.context import in_cross_replica_context as in_cross_replica_context
+    from stratagem.context import set_strategy as set_strategy
+    from stratagem.execution import value_and_grad as value_and_grad
+    from stratagem.keras import Variable as Variable
+    from stratagem.keras import compile as compile
+    from stratagem.keras import compute_average_loss as compute_average_loss
+    from stratagem.keras import scale_regularization_loss as scale_regularization_loss
+    from stratagem.options import ReduceOp as ReduceOp
+    from stratagem.options import RunOptions as RunOptions
+    from stratagem.options import VariableAggregation as VariableAggregation
+    from stratagem.options import VariableSynchronization as VariableSynchronization
+    from stratagem.strategies import MirroredStrategy as MirroredStrategy
+    from stratagem.strategies import OneDeviceStrategy as OneDeviceStrategy
+    from stratagem.strategies import Strategy as Strategy
+    from stratagem.strategies import StrategyExtended as StrategyExtended
+    from stratagem.strategies import ValueContext as ValueContext
+    from stratagem.values import DistributedValues as DistributedValues
+    from stratagem.values import Mirrored as Mirrored
+    from stratagem.values import PerReplica as PerReplica
+    from stratagem.values import regroup as regroup
+    from stratagem.values import select_replica as select_replica
+
+__version__ = "0.1.0"
+
+# Where each public name lives: (module, name there). A module itself has no name.
+_PUBLIC: dict[str, tuple[str, str | None]] = {
+    "DistributedValues": ("stratagem.values", "DistributedValues"),
+    "Mirrored": ("stratagem.values", "Mirrored"),
+    "MirroredStrategy": ("stratagem.strategies", "MirroredStrategy"),
+    "OneDeviceStrategy": ("stratagem.strategies", "OneDeviceStrategy"),
+    "PerReplica": ("stratagem.values", "PerReplica"),
+    "ReduceOp": ("stratagem.options", "ReduceOp"),
+    "ReplicaContext": ("stratagem.context", "ReplicaContext"),
+    "RunOptions": ("stratagem.options", "RunOptions"),
+    "Strategy": ("stratagem.strategies", "Strategy"),
+    "StrategyExtended": ("stratagem.strategies", "StrategyExtended"),
+    "ValueContext": ("stratagem.strategies", "ValueContext"),
+    "Variable": ("stratagem.keras", "Variable"),
+    "VariableAggregation": ("stratagem.options", "VariableAggregation"),
+    "VariableSynchronization": ("stratagem.options", "VariableSynchronization"),
+    "compile": ("stratagem.keras", "compile"),
+    "compute_average_loss": ("stratagem.keras", "compute_average_loss"),
+    "config": ("stratagem.config", None),
+    "errors": ("stratagem.errors", None),
+    "experimental_set_strategy": ("stratagem.context", "experimental_set_strategy"),
+    "get_replica_context": ("stratagem.context", "get_replica_context"),
+    "get_strategy": ("stratagem.context", "get_strategy"),
+    "has_strategy": ("stratagem.context", "has_strategy"),
+    "in_cross_replica_context": ("stratagem.context", "in_cross_replica_context"),
+    "regroup": ("stratagem.values", "regroup"),
+    "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
+    "select_replica": ("stratagem.values", "select_replica"),
+    "set_strategy": ("stratagem.context", "set_strategy"),
+    "value_and_grad": ("stratagem.execution", "value_and_grad"),
+}
+
+__all__ = [
+    "DistributedValues",
+    "Mirrored",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "PerReplica",
+    "ReduceOp",
+    "ReplicaContext",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "ValueContext",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "compile",
+    "compute_average_loss",
+    "config",
+    "errors",
+    "experimental_set_strategy",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "regroup",
+    "scale_regularization_loss",
+    "select_replica",
+    "set_strategy",
+    "value_and_grad",
+]
+
+_environment.select_keras_backend()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'stratagem' has no attribute {name!r}")
+    module_name, attribute = _PUBLIC[name]
+    if module_name not in ("stratagem.config", "stratagem.errors", "stratagem.options"):
+        # The seam to Keras and the default strategy stand behind every name that needs JAX.
+        importlib.import_module("stratagem.keras")
+    module = importlib.import_module(module_name)
+    value = module if attribute is None else getattr(module, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,0 +1,25 @@
+"""The `stratagem` command.
+
+This file declares the commands and loads nothing heavy, so that `--help` is instant and never
+grabs an accelerator. What a command does stands in a module of its own, loaded when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+__all__ = ["main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="stratagem", prog_name="stratagem")
+def main() -> None:
+    """Distribution strategies for Keras 3 and JAX."""
+
+
+@main.command()
+def devices() -> None:
+    """Show the local devices and what each strategy makes of them."""
+    importlib.import_module("stratagem.cli.devices").show()

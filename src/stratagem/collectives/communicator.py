@@ -1,0 +1,123 @@
+"""What a replica can ask of the others: one interface for compiled, eager and single execution."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from stratagem.collectives import device
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+from stratagem.values import Mirrored, PerReplica
+from stratagem.values.regrouping import is_array
+
+__all__ = ["Communicator", "MeshCommunicator", "SoleCommunicator"]
+
+
+class Communicator(abc.ABC):
+    """Combines one array over the replicas of a step, seen from inside one replica."""
+
+    @property
+    @abc.abstractmethod
+    def num_replicas(self) -> int:
+        """Number of replicas of the step."""
+
+    @abc.abstractmethod
+    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+        """Returns the sum or mean of `value` over replicas; every replica must call it."""
+
+    @abc.abstractmethod
+    def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
+        """Returns the concatenation of `value` along `axis`; every replica must call it."""
+
+    @abc.abstractmethod
+    def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls `fn` once for all replicas, in cross-replica context."""
+
+
+class SoleCommunicator(Communicator):
+    """The communicator of the only replica there is: nothing to combine."""
+
+    @property
+    def num_replicas(self) -> int:
+        """One."""
+        return 1
+
+    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+        """Returns the value, in the dtype that several replicas would get."""
+        array = jnp.asarray(value)
+        if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
+            return jnp.true_divide(array, jnp.ones_like(array))
+        return array.astype(jnp.int32) if array.dtype == bool else value
+
+    def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
+        """Returns the true rows of the value."""
+        value = jnp.asarray(value)
+        return value if lengths is None else jax.lax.slice_in_dim(value, 0, lengths[0], axis=axis)
+
+    def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls `fn` with the plain values."""
+        result = fn(strategy, *args, **kwargs)
+        return jax.tree.map(_without_mirrored, result, is_leaf=_is_distributed)
+
+
+class MeshCommunicator(Communicator):
+    """The communicator of a compiled step: collectives over a mesh axis.
+
+    Args:
+        axis_name: the mesh axis of the replicas.
+        num_replicas: its size.
+    """
+
+    def __init__(self, axis_name: str, num_replicas: int) -> None:
+        self._axis_name = axis_name
+        self._num_replicas = num_replicas
+
+    @property
+    def num_replicas(self) -> int:
+        """Size of the replica axis."""
+        return self._num_replicas
+
+    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+        """Combines over the mesh axis."""
+        return device.all_reduce(op, value, self._axis_name)
+
+    def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
+        """Concatenates over the mesh axis."""
+        return device.all_gather(value, axis, self._axis_name, lengths)
+
+    def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls `fn` while the step is traced; its PerReplica arguments hold the local value."""
+        view_args, view_kwargs = jax.tree.map(_as_view, (args, kwargs), is_leaf=_is_distributed)
+        result = fn(strategy, *view_args, **view_kwargs)
+        return jax.tree.map(self._own_part, result, is_leaf=_is_distributed)
+
+    def _own_part(self, leaf: Any) -> Any:
+        if not isinstance(leaf, PerReplica):
+            return _without_mirrored(leaf)
+        if leaf.objects is not None:
+            raise ValueError(
+                explain(
+                    f"The function given to merge_call returned {leaf}, of Python objects.",
+                    expected="arrays of one shape and dtype: replicas run one compiled program.",
+                    fix="return arrays, or debug with sg.config.run_eagerly(True).",
+                )
+            )
+        if leaf.stacked is None:
+            return leaf.local
+        return jnp.asarray(leaf.stacked)[jax.lax.axis_index(self._axis_name)]
+
+
+def _as_view(leaf: Any) -> Any:
+    return PerReplica(local=leaf) if is_array(leaf) else leaf
+
+
+def _is_distributed(leaf: Any) -> bool:
+    return isinstance(leaf, PerReplica | Mirrored)
+
+
+def _without_mirrored(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, Mirrored) else leaf

@@ -1,0 +1,71 @@
+"""Library-wide settings: `sg.config.run_eagerly(True)` and the like.
+
+Each starts from one environment variable (`environment.VARIABLES`) and can be changed here.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from stratagem import environment
+from stratagem.messages import explain
+
+__all__ = ["program_cache_size", "run_eagerly", "runs_eagerly"]
+
+
+class _Settings(threading.local):
+    """Settings of one thread, so that a debugging session does not change another thread's."""
+
+    def __init__(self) -> None:
+        self.run_eagerly: bool = environment.read("run_eagerly")
+
+
+_settings = _Settings()
+
+
+def run_eagerly(enabled: bool) -> None:
+    """Chooses between compiled replica functions and op-by-op ones with a thread a replica.
+
+    Both give the same numbers; eager ones can be stepped through and print real values.
+
+    Args:
+        enabled: True for eager, False for compiled (the default).
+
+    Raises:
+        TypeError: `enabled` is not a bool.
+
+    Example:
+        >>> sg.config.run_eagerly(True)
+        >>> sg.config.runs_eagerly()
+        True
+        >>> sg.config.run_eagerly(False)
+
+    Source: TF 2.21 tf.config.run_functions_eagerly.
+    """
+    if not isinstance(enabled, bool):
+        raise TypeError(
+            explain(
+                f"enabled={enabled!r} is of type {type(enabled).__name__}.",
+                expected="True or False.",
+                fix="pass a bool.",
+            )
+        )
+    _settings.run_eagerly = enabled
+
+
+def runs_eagerly() -> bool:
+    """Tells whether replica functions run op by op in this thread.
+
+    Returns:
+        The value last given to `run_eagerly`, else that of `STRATAGEM_RUN_EAGERLY`.
+    """
+    return _settings.run_eagerly
+
+
+def program_cache_size() -> int:
+    """Returns how many compiled replica functions a strategy keeps.
+
+    Returns:
+        The value of `STRATAGEM_PROGRAM_CACHE_SIZE`; the least recently used go first.
+    """
+    return environment.read("program_cache_size")

@@ -1,0 +1,24 @@
+"""Where a call stands: cross-replica, replica or update context."""
+
+from stratagem.context.batch import ReplicaBatch
+from stratagem.context.replica import ReplicaContext, get_replica_context
+from stratagem.context.stack import (
+    experimental_set_strategy,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+    in_update_context,
+    set_strategy,
+)
+
+__all__ = [
+    "ReplicaBatch",
+    "ReplicaContext",
+    "experimental_set_strategy",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "in_update_context",
+    "set_strategy",
+]

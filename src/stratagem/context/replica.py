@@ -1,0 +1,292 @@
+"""What code in a replica function can ask and do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from stratagem.collectives import Communicator, SoleCommunicator
+from stratagem.context import stack
+from stratagem.context.batch import ReplicaBatch
+from stratagem.errors import InvalidArgumentError
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+
+__all__ = ["ReplicaContext", "get_replica_context"]
+
+
+class ReplicaContext:
+    """One replica of a step, seen from inside the function given to `Strategy.run`.
+
+    Args:
+        strategy: the strategy that runs the step.
+        replica_id: int in eager mode, traced int32 scalar in a compiled step.
+        communicator: how this replica reaches the others.
+        batch: the rows of this step.
+
+    Source: TF 2.21 distribute_lib.py, ReplicaContext.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        replica_id: Any = 0,
+        communicator: Communicator | None = None,
+        batch: ReplicaBatch | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._replica_id = replica_id
+        self._communicator = communicator or SoleCommunicator()
+        self._batch = batch or ReplicaBatch()
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that runs this step."""
+        return self._strategy
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """Id of this replica, 0 ... n-1; a traced scalar in a compiled step, an int in eager."""
+        return self._replica_id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas of this step."""
+        return self._communicator.num_replicas
+
+    @property
+    def communicator(self) -> Communicator:
+        """How this replica reaches the others; for code of this library."""
+        return self._communicator
+
+    @property
+    def batch(self) -> ReplicaBatch:
+        """The rows of this step; for code of this library."""
+        return self._batch
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices of the strategy (TensorFlow 1.x)."""
+        return self._strategy.extended.worker_devices
+
+    @property
+    def num_examples(self) -> Any:
+        """True examples of this replica's batch; without a batch, None."""
+        return self._batch.num_examples(self._replica_id)
+
+    @property
+    def example_mask(self) -> Any:
+        """Which rows of this replica's batch are true examples: booleans; without a batch, None."""
+        return self._batch.mask(self._replica_id)
+
+    @property
+    def global_num_examples(self) -> int | None:
+        """True examples of this step over all replicas; without a batch, None."""
+        return self._batch.global_num_examples(self.num_replicas_in_sync)
+
+    def __repr__(self) -> str:
+        return f"ReplicaContext({self._strategy}, replica_id_in_sync_group={self._replica_id})"
+
+    def merge_call(
+        self, merge_fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Leaves replica context for one call for all replicas together. Call in replica context.
+
+        Args:
+            merge_fn: called once as `merge_fn(strategy, *args, **kwargs)`, with `PerReplica` for
+                each array.
+            args: arguments, pytrees of local arrays.
+            kwargs: keyword arguments, likewise.
+
+        Returns:
+            What `merge_fn` returns; of a `PerReplica` this replica's part.
+
+        Raises:
+            TypeError: `merge_fn` cannot be called.
+            RuntimeError: in cross-replica context.
+
+        Example:
+            >>> sg.get_replica_context().merge_call(
+            ...     lambda strategy, v: strategy.reduce("SUM", v, axis=None), args=(2.0,)
+            ... )
+            2.0
+
+        Source: TF 2.21 distribute_lib.py, ReplicaContextBase.merge_call.
+        """
+        if not callable(merge_fn):
+            raise TypeError(
+                explain(
+                    f"merge_fn={merge_fn!r} is of type {type(merge_fn).__name__}.",
+                    expected="a function.",
+                    fix="pass the function itself and its arguments in `args`.",
+                )
+            )
+        self._require_current("merge_call")
+
+        def merged(strategy: Any, *call_args: Any, **call_kwargs: Any) -> Any:
+            with stack.push(stack.FrameKind.MERGE, strategy, self):
+                return merge_fn(strategy, *call_args, **call_kwargs)
+
+        return self._communicator.merge(self._strategy, merged, args, kwargs or {})
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
+        """Combines a value over replicas, on every replica. Call in replica context.
+
+        Can be differentiated: the gradient of SUM is the SUM over replicas of the incoming
+        gradients, that of MEAN their MEAN.
+
+        Args:
+            reduce_op: "sum" or "mean".
+            value: pytree of local arrays; each of one shape and dtype on all replicas.
+            options: accepted for the sake of moved code; the compiler combines on one machine.
+
+        Returns:
+            The same pytree, reduced; SUM keeps the dtype, MEAN of integers is a float.
+
+        Raises:
+            ValueError: unknown op.
+            InvalidArgumentError: shapes that differ between replicas (known in eager mode).
+            RuntimeError: in cross-replica context; use `strategy.reduce`.
+
+        Example:
+            >>> sg.get_replica_context().all_reduce("sum", 2.0)
+            2.0
+
+        Source: TF 2.21 distribute_lib.py, ReplicaContext.all_reduce.
+        """
+        op = ReduceOp.parse(reduce_op)
+        self._require_current("all_reduce", "strategy.reduce")
+        return jax.tree.map(lambda leaf: self._communicator.all_reduce(op, leaf), value)
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """Concatenates a value over replicas, on every replica. Call in replica context.
+
+        Rows that only pad a short batch are left out. Can be differentiated: each replica receives
+        the sum over replicas of the gradient slices that belong to its own part.
+
+        Args:
+            value: pytree of local arrays, shape (..., n_i, ...), n_i of replica i at `axis`.
+            axis: -rank <= axis < rank; the other sizes must be equal on all replicas.
+            options: accepted for the sake of moved code.
+
+        Returns:
+            The same pytree; size sum(n_i) at `axis`, in replica order; dtype unchanged.
+
+        Raises:
+            RuntimeError: in cross-replica context; use `strategy.gather`.
+            ValueError: rank 0, or `axis` out of range.
+
+        Example:
+            >>> sg.get_replica_context().all_gather(jax.numpy.ones((2, 3)), axis=0).shape
+            (2, 3)
+
+        Source: TF 2.21 distribute_lib.py, ReplicaContext.all_gather.
+        """
+        self._require_current("all_gather", "strategy.gather")
+        return jax.tree.map(lambda leaf: self._gather_leaf(leaf, axis), value)
+
+    def _gather_leaf(self, leaf: Any, axis: int) -> Any:
+        leaf = jnp.asarray(leaf)
+        axis = check_axis(axis, leaf.ndim, "all_gather")
+        batch = self._batch
+        padded = axis == 0 and batch.is_padded and leaf.shape[0] == batch.size
+        return self._communicator.all_gather(leaf, axis, batch.lengths if padded else None)
+
+    def _require_current(self, method: str, instead: str = "strategy.run") -> None:
+        current = get_replica_context()
+        is_default = stack.current_frame() is None and self._strategy is stack.get_strategy()
+        if current is self or is_default:
+            return
+        where = "in cross-replica context" if current is None else "outside its replica function"
+        fix = f"use {instead}" if current is None else "ask sg.get_replica_context()"
+        raise RuntimeError(
+            explain(
+                f"ReplicaContext.{method} was called {where}.",
+                expected="replica context: inside the function given to `strategy.run`.",
+                fix=f"{fix} here.",
+            )
+        )
+
+
+def check_axis(axis: Any, ndim: int, method: str) -> int:
+    """Returns an array axis counted from the front.
+
+    Args:
+        axis: -ndim <= axis < ndim.
+        ndim: rank of the array.
+        method: the method that was called, for the message.
+
+    Returns:
+        0 <= axis < ndim.
+
+    Raises:
+        TypeError: not an int.
+        ValueError: rank 0, or out of range.
+    """
+    if not isinstance(axis, int) or isinstance(axis, bool):
+        raise TypeError(
+            explain(
+                f"{method} received axis={axis!r} of type {type(axis).__name__}.",
+                expected="an int.",
+                fix="pass one array axis, such as 0.",
+            )
+        )
+    if ndim == 0:
+        raise ValueError(
+            explain(
+                f"{method} received a scalar and axis={axis}.",
+                expected="an array of rank 1 or more: a scalar has no axis.",
+                fix="add an axis to the value (value[None]), or reduce with axis=None.",
+            )
+        )
+    if not -ndim <= axis < ndim:
+        raise ValueError(
+            explain(
+                f"{method} received axis={axis}, out of range for a value of rank {ndim}.",
+                expected=f"{-ndim} <= axis < {ndim}.",
+                fix="count the axes of one component, without the replicas.",
+            )
+        )
+    return axis % ndim
+
+
+def check_equal_shapes(shapes: list[tuple[int, ...]], method: str) -> None:
+    """Raises where the parts of replicas cannot be combined.
+
+    Args:
+        shapes: one a replica.
+        method: the method that was called, for the message.
+
+    Raises:
+        InvalidArgumentError: the shapes differ.
+    """
+    if len(set(shapes)) > 1:
+        raise InvalidArgumentError(
+            explain(
+                f"{method} received parts of the shapes {shapes}.",
+                expected="one shape on all replicas.",
+                fix="reduce over axis 0 as well (axis=0), which takes parts of unequal length.",
+            )
+        )
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """Returns the context of this replica. Call anywhere.
+
+    Returns:
+        The context in a replica function; that of the default strategy, replica 0 of 1, outside
+        every scope; None in cross-replica context.
+
+    Example:
+        >>> sg.get_replica_context().num_replicas_in_sync
+        1
+
+    Source: TF 2.21 distribution_strategy_context.py, get_replica_context.
+    """
+    frame = stack.current_frame()
+    if frame is None:
+        return ReplicaContext(stack.get_strategy())
+    return frame.replica if frame.kind is stack.FrameKind.REPLICA else None

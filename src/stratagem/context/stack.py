@@ -1,0 +1,313 @@
+"""The stack of contexts of a thread, and the strategy that is there when the stack is empty.
+
+====================================  ============  ==================  ====================
+innermost frame                       has_strategy  in_cross_replica    get_replica_context
+====================================  ============  ==================  ====================
+none                                  False         False               default, 0 of 1
+SCOPE (`with strategy.scope()`)       True          True                None
+REPLICA (function given to `run`)     True          False               of this replica
+MERGE (function given to merge_call)  True          True                None
+UPDATE (given to `extended.update`)   True          True                None
+====================================  ============  ==================  ====================
+
+Source: TF 2.21 distribution_strategy_context.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+from stratagem.messages import explain
+
+__all__ = [
+    "Frame",
+    "FrameKind",
+    "current_frame",
+    "depth",
+    "experimental_set_strategy",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "in_update_context",
+    "pop_scope",
+    "push",
+    "push_scope",
+    "require_cross_replica",
+    "set_default",
+    "set_strategy",
+]
+
+
+class FrameKind(enum.Enum):
+    """What opened a context."""
+
+    SCOPE = "scope"
+    REPLICA = "replica"
+    MERGE = "merge"
+    UPDATE = "update"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """One context on the stack.
+
+    Args:
+        kind: what opened it.
+        strategy: the strategy that is current in it.
+        replica: the ReplicaContext of a REPLICA frame, and of the frames that it left by MERGE or
+            UPDATE; None where no replica is being traced.
+    """
+
+    kind: FrameKind
+    strategy: Any
+    replica: Any = None
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+
+@dataclasses.dataclass
+class _Slots:
+    """The strategies that are current where the stack is empty."""
+
+    make_default: Callable[[], Any] | None = None
+    default: Any = None
+    process: Any = None
+
+
+_stack = _Stack()
+_slots = _Slots()
+
+
+def set_default(make_default: Callable[[], Any]) -> None:
+    """Says how the default strategy is made, when it is first asked for.
+
+    Args:
+        make_default: called at most once, without arguments.
+    """
+    _slots.make_default = make_default
+
+
+def _default_strategy() -> Any:
+    if _slots.default is None:
+        assert _slots.make_default is not None, "strategies/default.py fills this slot"
+        _slots.default = _slots.make_default()
+    return _slots.default
+
+
+def current_frame() -> Frame | None:
+    """Returns the innermost frame of this thread; None where there is none."""
+    if _stack.frames:
+        return _stack.frames[-1]
+    if _slots.process is not None:
+        return Frame(FrameKind.SCOPE, _slots.process)
+    return None
+
+
+def depth() -> int:
+    """Returns how many contexts are open in this thread."""
+    return len(_stack.frames)
+
+
+def get_strategy() -> Any:
+    """Returns the current strategy. Call anywhere.
+
+    Returns:
+        The innermost strategy, else the one default object; never None.
+
+    Example:
+        >>> sg.get_strategy()
+        DefaultStrategy()
+
+    Source: TF 2.21 distribution_strategy_context.py, get_strategy.
+    """
+    frame = current_frame()
+    return _default_strategy() if frame is None else frame.strategy
+
+
+def has_strategy() -> bool:
+    """Tells whether a strategy other than the default is current. Call anywhere.
+
+    Returns:
+        False outside every scope, and in code that the default strategy runs.
+
+    Source: TF 2.21 distribution_strategy_context.py, has_strategy.
+    """
+    frame = current_frame()
+    return frame is not None and frame.strategy is not _slots.default
+
+
+def in_cross_replica_context() -> bool:
+    """Tells whether this is code for all replicas together. Call anywhere.
+
+    Returns:
+        True in a scope, in `merge_call` and in `extended.update`; False in a replica function and
+        outside every scope.
+
+    Source: TF 2.21 distribution_strategy_context.py, in_cross_replica_context.
+    """
+    frame = current_frame()
+    return frame is not None and frame.kind is not FrameKind.REPLICA
+
+
+def in_update_context() -> bool:
+    """Tells whether this is code that `extended.update` runs. Call anywhere.
+
+    Returns:
+        True where an assignment goes straight to the variable, without aggregation.
+
+    Source: TF 2.21 distribute_lib.py, get_update_replica_id.
+    """
+    frame = current_frame()
+    return frame is not None and frame.kind is FrameKind.UPDATE
+
+
+@contextlib.contextmanager
+def push(kind: FrameKind, strategy: Any, replica: Any = None) -> Generator[None]:
+    """Opens a context for the length of a `with` block.
+
+    Args:
+        kind: what opens it.
+        strategy: the strategy that is current in it.
+        replica: the ReplicaContext that it belongs to, if any.
+    """
+    _stack.frames.append(Frame(kind, strategy, replica))
+    try:
+        yield
+    finally:
+        _stack.frames.pop()
+
+
+def push_scope(strategy: Any) -> None:
+    """Opens `strategy.scope()`.
+
+    Args:
+        strategy: the strategy to make current.
+
+    Raises:
+        RuntimeError: in replica context, or in another strategy's scope.
+    """
+    frame = current_frame()
+    if frame is not None and frame.kind is FrameKind.REPLICA:
+        raise RuntimeError(
+            explain(
+                f"{strategy}.scope() was opened in replica context.",
+                expected="cross-replica context: a scope is opened around `run`, not inside it.",
+                fix="open the scope outside the replica function, which has the strategy already.",
+            )
+        )
+    require_no_other(strategy, "scope")
+    _stack.frames.append(Frame(FrameKind.SCOPE, strategy, frame.replica if frame else None))
+
+
+def pop_scope(strategy: Any) -> None:
+    """Closes `strategy.scope()`.
+
+    Args:
+        strategy: the strategy whose scope ends.
+
+    Raises:
+        RuntimeError: another context was opened later and is still open.
+    """
+    top = _stack.frames[-1] if _stack.frames else None
+    if top is None or top.kind is not FrameKind.SCOPE or top.strategy is not strategy:
+        raise RuntimeError(
+            explain(
+                f"The scope of {strategy} was left while {top.strategy if top else 'none'} is the "
+                "innermost one.",
+                expected="scopes to be left in the opposite order of entering.",
+                fix="use `with strategy.scope():`, which keeps the order.",
+            )
+        )
+    _stack.frames.pop()
+
+
+def require_no_other(strategy: Any, method: str) -> None:
+    """Raises when another strategy is current.
+
+    Args:
+        strategy: the strategy that is being used.
+        method: the method that was called, for the message.
+
+    Raises:
+        RuntimeError: inside the scope of another strategy.
+    """
+    frame = current_frame()
+    if frame is None or frame.strategy is strategy:
+        return
+    leave = "leave the first scope" if _stack.frames else "call sg.set_strategy(None)"
+    raise RuntimeError(
+        explain(
+            f"{strategy}.{method} was called inside the scope of {frame.strategy}.",
+            expected="one strategy at a time.",
+            fix=f"{leave} before using the second strategy.",
+        )
+    )
+
+
+def require_cross_replica(strategy: Any, method: str, *, instead: str) -> None:
+    """Raises unless a method for all replicas together may be called here.
+
+    Args:
+        strategy: the strategy that it was called on.
+        method: its name, for the message.
+        instead: what works in replica context.
+
+    Raises:
+        RuntimeError: in replica context, or in another strategy's scope.
+    """
+    frame = current_frame()
+    if frame is not None and frame.kind is FrameKind.REPLICA:
+        raise RuntimeError(
+            explain(
+                f"strategy.{method} was called in replica context.",
+                expected="cross-replica context: outside the function given to `run`.",
+                fix=instead,
+            )
+        )
+    require_no_other(strategy, method)
+
+
+def set_strategy(strategy: Any) -> None:
+    """Makes a strategy current for the rest of the process, without `with`. For notebooks.
+
+    Args:
+        strategy: the strategy, or None to go back to the default.
+
+    Raises:
+        RuntimeError: inside a scope.
+        TypeError: not a strategy.
+
+    Example:
+        >>> sg.set_strategy(sg.MirroredStrategy())
+        >>> sg.set_strategy(None)
+
+    Source: TF 2.21 distribution_strategy_context.py, experimental_set_strategy.
+    """
+    if _stack.frames:
+        raise RuntimeError(
+            explain(
+                "set_strategy was called inside a scope or a replica function.",
+                expected="no open scope.",
+                fix="call it at the top of the program, or use `with strategy.scope():` instead.",
+            )
+        )
+    if strategy is not None and not callable(getattr(type(strategy), "scope", None)):
+        raise TypeError(
+            explain(
+                f"{strategy!r} is of type {type(strategy).__name__}.",
+                expected="a strategy, or None.",
+                fix="pass for example sg.MirroredStrategy().",
+            )
+        )
+    _slots.process = None if strategy is _slots.default else strategy
+
+
+experimental_set_strategy = set_strategy

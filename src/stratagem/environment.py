@@ -1,0 +1,159 @@
+"""The only place that reads or writes the process's environment variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from stratagem.messages import explain
+
+__all__ = [
+    "VARIABLES",
+    "Variable",
+    "num_forced_cpu_devices",
+    "read",
+    "require_jax_backend",
+    "select_keras_backend",
+    "size_cpu_thread_pool",
+]
+
+# XLA:CPU needs this many threads a virtual device: with fewer, JAX up to 0.11.2 can deadlock in a
+# collective, because every thread of the pool waits for a peer that has no thread to run on.
+_POOL_THREADS_PER_DEVICE = 4
+
+
+def _parse_bool(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("", "0", "false", "no", "off"):
+        return False
+    raise ValueError(
+        explain(
+            f"{text!r} is not a truth value.",
+            expected="1, true, yes, on, or 0, false, no, off.",
+            fix="correct or unset the environment variable.",
+        )
+    )
+
+
+def _parse_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(
+            explain(
+                f"{text!r} is not a count.",
+                expected="a whole number of at least 1.",
+                fix="correct or unset the environment variable.",
+            )
+        )
+    return int(text)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variable:
+    """One environment variable that sets a default.
+
+    Args:
+        name: its full name.
+        default: the value when it is not set.
+        parse: turns its text into a value.
+        meaning: one line for the documentation.
+    """
+
+    name: str
+    default: Any
+    parse: Callable[[str], Any]
+    meaning: str
+
+
+VARIABLES = {
+    "run_eagerly": Variable(
+        name="STRATAGEM_RUN_EAGERLY",
+        default=False,
+        parse=_parse_bool,
+        meaning="Run replica functions op by op, one thread a replica, for debugging.",
+    ),
+    "program_cache_size": Variable(
+        name="STRATAGEM_PROGRAM_CACHE_SIZE",
+        default=256,
+        parse=_parse_count,
+        meaning="How many compiled replica functions a strategy keeps.",
+    ),
+}
+
+
+def read(setting: str) -> Any:
+    """Returns the value of a setting from the environment, or its default.
+
+    Args:
+        setting: a key of `VARIABLES`.
+
+    Returns:
+        The parsed value.
+
+    Raises:
+        ValueError: the text in the environment is no such value.
+    """
+    variable = VARIABLES[setting]
+    text = os.environ.get(variable.name)
+    if text is None:
+        return variable.default
+    try:
+        return variable.parse(text)
+    except ValueError as error:
+        raise ValueError(f"Environment variable {variable.name}: {error}") from error
+
+
+def select_keras_backend() -> None:
+    """Makes Keras use JAX, unless the user has chosen a backend.
+
+    Raises:
+        ImportError: Keras is already loaded with another backend, which cannot be changed.
+    """
+    keras = sys.modules.get("keras")
+    if keras is not None and hasattr(keras, "config"):
+        require_jax_backend(keras.config.backend())
+    if not os.environ.get("KERAS_BACKEND"):  # Keras takes an empty one for none
+        os.environ["KERAS_BACKEND"] = "jax"
+
+
+def require_jax_backend(backend: str) -> None:
+    """Raises unless Keras runs on JAX.
+
+    Args:
+        backend: the backend that Keras was loaded with.
+
+    Raises:
+        ImportError: another one, which cannot be changed once Keras is loaded.
+    """
+    if backend != "jax":
+        raise ImportError(
+            explain(
+                f"Keras runs on the {backend!r} backend.",
+                expected="the 'jax' backend, which cannot be changed once Keras is loaded.",
+                fix="put `import stratagem` before `import keras`, or set KERAS_BACKEND=jax.",
+            )
+        )
+
+
+def num_forced_cpu_devices() -> int:
+    """Returns how many CPU devices `XLA_FLAGS` asks for.
+
+    Returns:
+        The number in `--xla_force_host_platform_device_count`; 1 without it.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    counts = re.findall(r"--xla_force_host_platform_device_count=(\d+)", flags)
+    return int(counts[-1]) if counts else 1
+
+
+def size_cpu_thread_pool(num_devices: int) -> None:
+    """Gives XLA:CPU a thread pool that cannot starve, before its backend starts.
+
+    Args:
+        num_devices: number of virtual CPU devices that the backend will have.
+    """
+    os.environ.setdefault("NPROC", str(_POOL_THREADS_PER_DEVICE * num_devices))

@@ -1,0 +1,59 @@
+"""Errors that Stratagem raises beside Python's own.
+
+::
+
+    Exception
+    ├── ValueError ──────── InvalidArgumentError   shapes that do not fit a reduction or a gather
+    ├── IndexError ──────── OutOfRangeError        reading past the end of the data
+    ├── LookupError ─────── NotFoundError          no such checkpoint, no such accelerator
+    ├── TimeoutError ────── DeadlineExceededError  a wait beyond its limit
+    └── ConnectionError ─── UnavailableError       a peer was lost
+
+Each is also the builtin that a caller would catch, and carries its whole message as its only
+argument, so that it can be pickled and sent between processes.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DeadlineExceededError",
+    "InvalidArgumentError",
+    "NotFoundError",
+    "OutOfRangeError",
+    "UnavailableError",
+]
+
+
+class InvalidArgumentError(ValueError):
+    """Raised for shapes that do not fit a reduction or a gather.
+
+    Source: TF 2.21 errors_impl.py, InvalidArgumentError.
+    """
+
+
+class OutOfRangeError(IndexError):
+    """Raised for reading past the end of the data.
+
+    Source: TF 2.21 errors_impl.py, OutOfRangeError.
+    """
+
+
+class NotFoundError(LookupError):
+    """Raised when a checkpoint or an accelerator does not exist.
+
+    Source: TF 2.21 errors_impl.py, NotFoundError.
+    """
+
+
+class DeadlineExceededError(TimeoutError):
+    """Raised when a wait passes its limit.
+
+    Source: TF 2.21 errors_impl.py, DeadlineExceededError.
+    """
+
+
+class UnavailableError(ConnectionError):
+    """Raised when a peer was lost.
+
+    Source: TF 2.21 errors_impl.py, UnavailableError.
+    """

@@ -1,0 +1,16 @@
+"""How a replica function becomes a program."""
+
+from stratagem.execution.eager import run_eagerly
+from stratagem.execution.functionalize import ReplicaScope, current_scope
+from stratagem.execution.gradient import value_and_grad
+from stratagem.execution.program import Program
+from stratagem.execution.spmd import CompiledExecution
+
+__all__ = [
+    "CompiledExecution",
+    "Program",
+    "ReplicaScope",
+    "current_scope",
+    "run_eagerly",
+    "value_and_grad",
+]

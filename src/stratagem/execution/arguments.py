@@ -1,0 +1,190 @@
+"""The arguments of a replica function: which are split, which are shared, which are static."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from stratagem.context import ReplicaBatch
+from stratagem.messages import explain
+from stratagem.values import Mirrored, PerReplica
+from stratagem.values.regrouping import is_array
+
+__all__ = ["Arguments", "Leaf", "Static", "flatten_arguments"]
+
+
+class Static:
+    """A Python object that is part of a program: an equal string or bool, else the same object."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Static) or type(self.value) is not type(other.value):
+            return False
+        if isinstance(self.value, str | bytes | bool | type(None)):
+            return bool(self.value == other.value)
+        return self.value is other.value
+
+    def __hash__(self) -> int:
+        if isinstance(self.value, str | bytes | bool | type(None)):
+            return hash(self.value)
+        return id(self.value)
+
+
+class Leaf(NamedTuple):
+    """What a program must know of one argument: a tuple, because it is hashed on every call.
+
+    Args:
+        split: whether each replica gets its own component.
+        shape: of a split argument with the leading replica axis; None if it is static.
+        dtype: as JAX has it.
+        is_weak: whether JAX lets the other operand of an operation decide the dtype.
+        lengths: true leading sizes of a padded split argument.
+        static: the object, if it is no array.
+    """
+
+    split: bool
+    shape: tuple[int, ...] | None = None
+    dtype: Any = None
+    is_weak: bool = False
+    lengths: tuple[int, ...] | None = None
+    static: Static | None = None
+
+    @property
+    def aval(self) -> jax.ShapeDtypeStruct | None:
+        """Shape and dtype as JAX takes them; None if static."""
+        if self.shape is None:
+            return None
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.is_weak)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Flattened arguments of one call.
+
+    Args:
+        structure: the pytree structure of `(args, kwargs)`.
+        leaves: what a program must know of each leaf; hashable.
+        split: the split arrays, in the order of their leaves.
+        shared: the shared arrays, in the order of their leaves.
+        batch: the rows of the step.
+    """
+
+    structure: Any
+    leaves: tuple[Leaf, ...]
+    split: list[Any]
+    shared: list[Any]
+    batch: ReplicaBatch
+
+    def rebuild(self, split: list[Any], shared: list[Any]) -> tuple[Any, Any]:
+        """Returns `(args, kwargs)` with other arrays in the places of the leaves.
+
+        Args:
+            split: one value for each split leaf.
+            shared: one value for each shared leaf.
+
+        Returns:
+            The pair that the function is called with.
+        """
+        next_split, next_shared = iter(split), iter(shared)
+        values: list[Any] = []
+        for leaf in self.leaves:
+            if leaf.static is not None:
+                values.append(leaf.static.value)
+            else:
+                values.append(next(next_split) if leaf.split else next(next_shared))
+        return jax.tree.unflatten(self.structure, values)
+
+
+def _array_leaf(value: Any, *, split: bool, lengths: tuple[int, ...] | None = None) -> Leaf:
+    if isinstance(value, jax.Array):
+        return Leaf(split, value.shape, value.dtype, bool(value.aval.weak_type), lengths)
+    if isinstance(value, np.ndarray):
+        return Leaf(split, value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+    number = jax.numpy.asarray(value)
+    return Leaf(split, (), number.dtype, not isinstance(value, np.generic))
+
+
+def flatten_arguments(args: Any, kwargs: Any, *, num_replicas: int) -> Arguments:
+    """Sorts the leaves of a call's arguments.
+
+    Arrays and Python numbers are traced; strings, bools, None and other objects are static.
+
+    Args:
+        args: positional arguments, pytrees with `PerReplica` leaves.
+        kwargs: keyword arguments, likewise.
+        num_replicas: number of replicas.
+
+    Returns:
+        The flattened arguments.
+
+    Raises:
+        ValueError: a `PerReplica` of another number of replicas, or whose parts are no arrays of
+            one shape.
+    """
+    flat, structure = jax.tree.flatten((tuple(args), kwargs), is_leaf=_is_leaf)
+    leaves: list[Leaf] = []
+    split: list[Any] = []
+    shared: list[Any] = []
+    for value in flat:
+        if isinstance(value, PerReplica):
+            leaves.append(_split_leaf(value, num_replicas))
+            split.append(value.stacked)
+            continue
+        value = value.value if isinstance(value, Mirrored) else value
+        if is_array(value) or (
+            isinstance(value, int | float | complex) and not isinstance(value, bool)
+        ):
+            leaves.append(_array_leaf(value, split=False))
+            shared.append(value)
+        else:
+            leaves.append(Leaf(split=False, static=Static(value)))
+    return Arguments(structure, tuple(leaves), split, shared, _find_batch(leaves))
+
+
+def _find_batch(leaves: list[Leaf]) -> ReplicaBatch:
+    """The rows of a step: those of its padded split argument, else of its first one with rows."""
+    split = [leaf for leaf in leaves if leaf.split and leaf.shape is not None]
+    for leaf in split:
+        if leaf.lengths is not None and leaf.shape is not None:
+            return ReplicaBatch(size=leaf.shape[1], lengths=leaf.lengths)
+    for leaf in split:
+        if leaf.shape is not None and len(leaf.shape) > 1:
+            return ReplicaBatch(size=leaf.shape[1])
+    for leaf in leaves:
+        if leaf.shape and not leaf.split:
+            return ReplicaBatch(size=leaf.shape[0])
+    return ReplicaBatch()
+
+
+def _is_leaf(value: Any) -> bool:
+    return value is None or isinstance(value, PerReplica | Mirrored)
+
+
+def _split_leaf(value: PerReplica, num_replicas: int) -> Leaf:
+    if value.stacked is None:
+        shapes = [getattr(part, "shape", type(part).__name__) for part in value.objects or ()]
+        raise ValueError(
+            explain(
+                f"An argument of run is a PerReplica whose parts are {shapes}.",
+                expected="arrays of one dtype that differ in their leading size at most, "
+                "because all "
+                "replicas run one compiled program.",
+                fix="make the parts alike, or debug with sg.config.run_eagerly(True).",
+            )
+        )
+    if value.stacked.shape[0] != num_replicas:
+        raise ValueError(
+            explain(
+                f"An argument of run is a PerReplica of {value.stacked.shape[0]} replicas.",
+                expected=f"one of this strategy's {num_replicas}.",
+                fix="make it with this strategy.",
+            )
+        )
+    return _array_leaf(value.stacked, split=True, lengths=value.lengths)

@@ -1,0 +1,358 @@
+"""Eager execution: a thread a replica, one at a time up to each point where they meet.
+
+The calling thread passes a baton: replica 0 runs until it asks the others for something or ends,
+then replica 1, and so on; then the calling thread answers all of them at once.
+
+Source: TF 2.21 mirrored_run.py, _call_for_each_replica.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.collectives import Communicator, SoleCommunicator
+from stratagem.context import ReplicaBatch, ReplicaContext, stack
+from stratagem.context.replica import check_equal_shapes
+from stratagem.execution.arguments import Arguments, flatten_arguments
+from stratagem.execution.eager_state import EagerState
+from stratagem.execution.functionalize import ReplicaScope
+from stratagem.execution.tracing import created_again, initialize_created_variables
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+from stratagem.values import Mirrored, PerReplica, regroup, select_replica
+from stratagem.values.regrouping import is_array
+
+__all__ = ["run_eagerly"]
+
+
+def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Calls a function once a replica, op by op.
+
+    Args:
+        strategy: the strategy whose replicas run it.
+        fn: the replica function.
+        args: positional arguments, with `PerReplica` for what is split.
+        kwargs: keyword arguments, likewise.
+
+    Returns:
+        The regrouped result.
+
+    Raises:
+        RuntimeError: replicas make different numbers or kinds of calls to one another.
+        ValueError: their results differ in structure, or an assignment differs between replicas.
+    """
+    if strategy.topology.devices is None:
+        return _run_plainly(strategy, fn, args, kwargs)
+    session = _Session(strategy, fn, args, kwargs)
+    results = session.run()
+    if strategy.variables.uninitialized():
+        # The first call only created them: run it again with values.
+        initialize_created_variables(strategy)
+        session = _Session(strategy, fn, args, kwargs)
+        results = session.run()
+        if created := strategy.variables.uninitialized():
+            raise created_again(created[0])
+    session.state.keep(session.scopes)
+    return regroup(results, strategy.topology)
+
+
+def _run_plainly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Runs the function of the default strategy, whose variables are plain: as Keras would."""
+    batch = _flatten_for_batch(args, kwargs, 1)
+    context = ReplicaContext(strategy, 0, SoleCommunicator(), batch)
+    with jax.disable_jit(), stack.push(stack.FrameKind.REPLICA, strategy, context):
+        result = fn(*args, **kwargs)
+    return jax.tree.map(
+        lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result
+    )
+
+
+class _Abandoned(BaseException):
+    """Ends a replica's thread after another replica failed."""
+
+
+@dataclasses.dataclass
+class _Request:
+    """What a replica asks of all replicas together.
+
+    Args:
+        kind: the method that was called, to be compared between replicas.
+        value: this replica's contribution.
+        answer: called with all contributions in replica order; returns one result a replica.
+    """
+
+    kind: str
+    value: Any
+    answer: Callable[[list[Any]], list[Any]]
+
+
+class _Replica:
+    """The thread of one replica, and where it stands."""
+
+    def __init__(self, replica_id: int) -> None:
+        self.replica_id = replica_id
+        self.resume = threading.Semaphore(0)
+        self.request: _Request | None = None
+        self.reply: Any = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.is_done = False
+
+
+class _Session:
+    """One eager call for all replicas."""
+
+    def __init__(self, strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self._strategy = strategy
+        self._fn = fn
+        self.num_replicas: int = strategy.num_replicas_in_sync
+        self._arguments = (tuple(args), kwargs)
+        self._batch = _flatten_for_batch(args, kwargs, self.num_replicas)
+        self._baton = threading.Semaphore(0)
+        self._abandoned = False
+        self._replicas = [_Replica(index) for index in range(self.num_replicas)]
+        self.state = EagerState(strategy)
+        self.scopes: list[ReplicaScope] = [
+            ReplicaScope(self.state.reader(index)) for index in range(self.num_replicas)
+        ]
+
+    def run(self) -> list[Any]:
+        if self.num_replicas == 1:  # nobody to wait for: no thread needed
+            return [self._call(self._replicas[0])]
+        threads = [
+            threading.Thread(
+                target=contextvars.copy_context().run,
+                args=(self._run_replica, replica),
+                name=f"stratagem-replica-{replica.replica_id}",
+                daemon=True,
+            )
+            for replica in self._replicas
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._pass_baton()
+        finally:
+            self._abandoned = True
+            for replica, thread in zip(self._replicas, threads, strict=True):
+                if not replica.is_done:
+                    replica.resume.release()
+                thread.join()
+        return [replica.result for replica in self._replicas]
+
+    def _pass_baton(self) -> None:
+        while True:
+            for replica in self._replicas:
+                replica.request = None
+                replica.resume.release()
+                self._baton.acquire()
+                if replica.error is not None:
+                    raise replica.error
+            requests = [replica.request for replica in self._replicas]
+            if all(replica.is_done for replica in self._replicas):
+                return
+            self._answer(requests)
+
+    def _answer(self, requests: list[_Request | None]) -> None:
+        kinds = [request.kind if request else "the end of the function" for request in requests]
+        if len(set(kinds)) > 1 or requests[0] is None:
+            raise RuntimeError(
+                explain(
+                    f"Replicas stand at different points: {kinds}, in replica order.",
+                    expected="the same calls of merge_call, all_reduce and all_gather, in the "
+                    "same order.",
+                    fix="make these calls on every replica; let what differs be the values.",
+                )
+            )
+        values = [request.value for request in requests if request is not None]
+        replies = requests[0].answer(values)
+        for replica, reply in zip(self._replicas, replies, strict=True):
+            replica.reply = reply
+
+    def _run_replica(self, replica: _Replica) -> None:
+        replica.resume.acquire()
+        try:
+            if not self._abandoned:
+                replica.result = self._call(replica)
+        except _Abandoned:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
+            replica.error = error
+        finally:
+            replica.is_done = True
+            self._baton.release()
+
+    def _call(self, replica: _Replica) -> Any:
+        index = replica.replica_id
+        device = self._strategy.topology.devices[index] if self._strategy.topology.devices else None
+        alone = self.num_replicas == 1
+        communicator = SoleCommunicator() if alone else _EagerCommunicator(self, replica, device)
+        context = ReplicaContext(
+            self._strategy, index, communicator, _true_batch(self._batch, index)
+        )
+        with (
+            jax.default_device(device),
+            jax.disable_jit(),
+            stack.push(stack.FrameKind.REPLICA, self._strategy, context),
+            self.scopes[index],
+        ):
+            args, kwargs = self._local_arguments(index, device)
+            result = self._fn(*args, **kwargs)
+        return jax.tree.map(
+            lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result
+        )
+
+    def _local_arguments(self, index: int, device: Any) -> Any:
+        selected = select_replica(index, self._arguments)
+        return jax.tree.map(
+            lambda leaf: jax.device_put(leaf, device) if is_array(leaf) else leaf, selected
+        )
+
+    def meet(self, replica: _Replica, request: _Request) -> Any:
+        """Called in a replica's thread: hands the baton back until all replicas have asked."""
+        replica.request = request
+        self._baton.release()
+        replica.resume.acquire()
+        if self._abandoned:
+            raise _Abandoned
+        return replica.reply
+
+    def merge(self, fn: Callable[..., Any], calls: list[Any]) -> list[Any]:
+        """Called in the calling thread: one cross-replica call for all replicas."""
+        self.state.keep(self.scopes)
+        merged_args, merged_kwargs = regroup(calls, self._strategy.topology)
+        result = fn(self._strategy, *merged_args, **merged_kwargs)
+        return [select_replica(index, result) for index in range(self.num_replicas)]
+
+
+def _flatten_for_batch(args: Any, kwargs: Any, num_replicas: int) -> ReplicaBatch | None:
+    try:
+        arguments: Arguments = flatten_arguments(args, kwargs, num_replicas=num_replicas)
+    except ValueError:  # parts of unlike shapes have no common batch; eager mode takes them
+        return None
+    return arguments.batch
+
+
+def _true_batch(batch: ReplicaBatch | None, replica_id: int) -> ReplicaBatch | None:
+    """The batch with as many rows as this replica has: eager replicas see no padding."""
+    if batch is None or batch.lengths is None:
+        return batch
+    return ReplicaBatch(size=batch.lengths[replica_id], lengths=batch.lengths)
+
+
+class _EagerCommunicator(Communicator):
+    """Reaches the other replicas by meeting them."""
+
+    def __init__(self, session: _Session, replica: _Replica, device: Any) -> None:
+        self._session = session
+        self._replica = replica
+        self._device = device
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of threads of this session."""
+        return self._session.num_replicas
+
+    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+        """Meets the others for a sum or a mean; can be differentiated."""
+
+        def reduce(value: Any) -> Any:
+            request = _Request(
+                f"all_reduce({op.value})", value, lambda values: self._reduce(op, values)
+            )
+            return jax.device_put(self._session.meet(self._replica, request), self._device)
+
+        return _self_transposed(reduce)(jnp.asarray(value))
+
+    def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
+        """Meets the others for a concatenation; can be differentiated."""
+        sizes: list[int] = []
+
+        def gather(value: Any) -> Any:
+            def answer(values: list[Any]) -> list[Any]:
+                self._check_gatherable(values, axis)
+                host = [np.asarray(part) for part in values]
+                all_sizes = [part.shape[axis] for part in host]
+                joined = np.concatenate(host, axis=axis)
+                return [(joined, all_sizes)] * len(values)
+
+            joined, all_sizes = self._session.meet(
+                self._replica, _Request("all_gather", value, answer)
+            )
+            sizes[:] = all_sizes
+            return jax.device_put(joined, self._device)
+
+        @jax.custom_vjp
+        def differentiable(value: Any) -> Any:
+            return gather(value)
+
+        def backward(_: None, incoming: Any) -> tuple[Any]:
+            total = self.all_reduce(ReduceOp.SUM, incoming)
+            start = sum(sizes[: self._replica.replica_id])
+            stop = start + sizes[self._replica.replica_id]
+            return (jax.lax.slice_in_dim(total, start, stop, axis=axis),)
+
+        differentiable.defvjp(lambda value: (gather(value), None), backward)
+        return differentiable(jnp.asarray(value))
+
+    def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Meets the others for one call in the calling thread."""
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            raise RuntimeError(
+                explain(
+                    "merge_call was called in a function that is being differentiated, in eager "
+                    "mode.",
+                    expected="values: an eager merge_call runs at once.",
+                    fix="use all_reduce or all_gather, which can be differentiated, or run "
+                    "compiled.",
+                )
+            )
+        request = _Request(
+            "merge_call", (args, kwargs), lambda calls: self._session.merge(fn, calls)
+        )
+        reply = self._session.meet(self._replica, request)
+        return jax.tree.map(
+            lambda leaf: jax.device_put(leaf, self._device) if is_array(leaf) else leaf,
+            reply,
+            is_leaf=lambda leaf: isinstance(leaf, PerReplica | Mirrored),
+        )
+
+    def _reduce(self, op: ReduceOp, values: list[Any]) -> list[Any]:
+        check_equal_shapes([value.shape for value in values], "all_reduce")
+        host = [np.asarray(value) for value in values]
+        if host[0].dtype == bool:
+            host = [part.astype(np.int32) for part in host]
+        if op is ReduceOp.MEAN and not jnp.issubdtype(host[0].dtype, jnp.inexact):
+            host = [part.astype(np.float32) for part in host]
+        total = jnp.asarray(host[0])
+        for part in host[1:]:
+            total = total + part
+        result = total / len(values) if op is ReduceOp.MEAN else total
+        return [result] * len(values)
+
+    def _check_gatherable(self, values: list[Any], axis: int) -> None:
+        rest = [value.shape[:axis] + value.shape[axis + 1 :] for value in values]
+        check_equal_shapes(rest, "all_gather (the gathered axis left out)")
+
+
+def _self_transposed(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Makes a reduction differentiable: its gradient is the same reduction of what comes in."""
+
+    @jax.custom_vjp
+    def differentiable(value: Any) -> Any:
+        return reduce(value)
+
+    differentiable.defvjp(
+        lambda value: (reduce(value), None), lambda _, incoming: (reduce(incoming),)
+    )
+    return differentiable

@@ -1,0 +1,114 @@
+"""Variables during eager execution: each replica's part, and bringing the parts together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stratagem.execution.functionalize import ReplicaScope
+from stratagem.execution.tracing import disagreement, foreign_variable
+from stratagem.topology import Topology
+from stratagem.variables import VariableKind, home_of
+
+__all__ = ["EagerState"]
+
+
+class EagerState:
+    """Reads of replicas from the variables, and writes of replicas to them.
+
+    Args:
+        strategy: the strategy whose replicas run.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._topology: Topology = strategy.topology
+
+    def reader(self, replica_id: int) -> Callable[[Any], Any]:
+        """Returns what a replica's scope asks for the value of a variable.
+
+        Args:
+            replica_id: the replica.
+
+        Returns:
+            A function from a variable to this replica's part of it.
+        """
+
+        def read(variable: Any) -> Any:
+            home = home_of(variable)
+            if home is None:
+                return None
+            if home.strategy is not self._strategy:
+                raise foreign_variable(variable, home.strategy, self._strategy)
+            if variable.storage is None:
+                return None
+            if home.kind is VariableKind.PLAIN:
+                return variable.storage
+            part = self._part(variable.storage, replica_id)
+            return part[0] if home.kind is VariableKind.ON_READ else part
+
+        return read
+
+    def _part(self, storage: Any, replica_id: int) -> Any:
+        device = self._topology.devices[replica_id] if self._topology.devices else None
+        (part,) = [shard.data for shard in storage.addressable_shards if shard.device == device]
+        return part
+
+    def keep(self, scopes: list[ReplicaScope]) -> None:
+        """Moves what the replicas wrote into the variables, and makes them read anew.
+
+        Args:
+            scopes: one a replica, in replica order.
+
+        Raises:
+            ValueError: replicas wrote different values to a variable without aggregation.
+        """
+        written: dict[int, Any] = {}
+        for scope in scopes:
+            written.update(scope.writes)
+        for key, variable in written.items():
+            home = home_of(variable)
+            if home is not None and home.strategy is not self._strategy:
+                raise foreign_variable(variable, home.strategy, self._strategy)
+            if home is not None and variable.storage is None:
+                continue  # created in this call: it is run again
+            if home is not None and home.kind is VariableKind.ON_READ:
+                self._keep_components(variable, scopes, key)
+            else:
+                self._keep_copy(variable, scopes, key, is_stored=home is not None)
+        for scope in scopes:
+            scope.forget()
+
+    def _keep_components(self, variable: Any, scopes: list[ReplicaScope], key: int) -> None:
+        parts = [
+            scope.state_mapping[key]
+            if key in scope.writes
+            else self._part(variable.storage, index)[0]
+            for index, scope in enumerate(scopes)
+        ]
+        variable.storage = self._topology.stack(
+            [jnp.asarray(part, variable.dtype) for part in parts]
+        )
+
+    def _keep_copy(
+        self, variable: Any, scopes: list[ReplicaScope], key: int, *, is_stored: bool
+    ) -> None:
+        values = [scope.state_mapping.get(key) if key in scope.writes else None for scope in scopes]
+        first = values[0] if values[0] is not None else next(v for v in values if v is not None)
+        if any(key in scope.unproven for scope in scopes):
+            same = all(
+                value is not None
+                and np.array_equal(np.asarray(first), np.asarray(value), equal_nan=True)
+                for value in values
+            )
+            if not same:
+                raise disagreement(variable, self._strategy)
+        value = jnp.asarray(first, variable.dtype)
+        if is_stored:
+            variable.storage = self._topology.replicate(jax.device_get(value))
+        else:
+            variable.assign(value)

@@ -1,0 +1,107 @@
+"""Variable reads and writes of a replica function, turned into inputs and outputs.
+
+Keras asks the innermost `keras.StatelessScope` for every value and hands it every update: that is
+the public hook. A `ReplicaScope` passes reads on to whatever holds this replica's state.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+from jax.extend.core import get_opaque_trace_state
+
+from stratagem.messages import explain
+from stratagem.variables import home_of
+
+__all__ = ["ReplicaScope", "current_scope"]
+
+
+class _Current(threading.local):
+    scope: ReplicaScope | None = None
+
+
+_current = _Current()
+
+
+def current_scope() -> ReplicaScope | None:
+    """Returns the innermost ReplicaScope of this thread; None outside every replica function."""
+    return _current.scope
+
+
+class ReplicaScope(keras.StatelessScope):
+    """Holds what a replica has read and written; nothing outside changes until the step ends.
+
+    Args:
+        read: called with a variable on its first read; returns this replica's value, or None to let
+            Keras use the value that the variable itself holds.
+    """
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self._read = read
+        self._outer: ReplicaScope | None = None
+        self._trace: Any = None
+        self.read_ids: set[int] = set()
+        self.writes: dict[int, Any] = {}
+        self.unproven: dict[int, Any] = {}
+
+    def __enter__(self) -> ReplicaScope:
+        super().__enter__()
+        self._trace = get_opaque_trace_state(convention="nnx")
+        self._outer = _current.scope
+        _current.scope = self
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        _current.scope = self._outer
+        super().__exit__(*args)
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Returns this replica's value of a variable; None if nobody holds one."""
+        self.read_ids.add(id(variable))
+        value = self.state_mapping.get(id(variable))
+        if value is None:
+            value = self._read(variable)
+        return value
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Notes the new value of a variable."""
+        variable, value = update
+        if self._trace != get_opaque_trace_state(convention="nnx"):
+            raise ValueError(
+                explain(
+                    f"Variable {variable.path!r} was assigned inside lax.cond, lax.scan, jax.jit "
+                    "or the like, within a replica function.",
+                    expected="assignments in the replica function itself: what an inner function "
+                    "assigns is lost when it ends.",
+                    fix="return the value from the inner function and assign it outside; for an "
+                    "optimizer use stateless_apply inside.",
+                )
+            )
+        self.state_mapping[id(variable)] = value
+        self.writes[id(variable)] = variable
+        self.unproven.pop(id(variable), None)
+        if home_of(variable) is None:  # of no strategy: one value for all replicas
+            self.mark_unproven(variable)
+
+    def written_value(self, variable: Any) -> Any:
+        """Returns the last value that was written to a variable, in the variable's dtype."""
+        return jax.lax.convert_element_type(self.state_mapping[id(variable)], variable.dtype)
+
+    def mark_unproven(self, variable: Any) -> None:
+        """Notes that a written value must be the same on all replicas, which is to be shown."""
+        self.unproven[id(variable)] = variable
+
+    def forget(self) -> None:
+        """Starts anew: what was written is kept elsewhere, and reads go there."""
+        self.state_mapping.clear()
+        self.writes.clear()
+        self.unproven.clear()
+
+    def set_value(self, variable: Any, value: Any) -> None:
+        """Gives a variable a value for the length of this scope, without counting it as a write."""
+        self.state_mapping[id(variable)] = value

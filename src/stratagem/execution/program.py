@@ -1,0 +1,236 @@
+"""A traced replica function as a compiled program for all replicas, for one step or many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding, PartitionSpec
+
+from stratagem.execution.arguments import Arguments
+from stratagem.execution.sameness import contains_primitive
+from stratagem.execution.tracing import Trace
+from stratagem.messages import explain
+from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.values import PerReplica
+from stratagem.variables import VariableKind, home_of
+
+__all__ = ["Program"]
+
+
+class Program:
+    """One trace, compiled on first use for one step, and for each number of steps asked for.
+
+    Args:
+        trace: what tracing the replica function found out.
+        topology: the devices of the replicas.
+    """
+
+    def __init__(self, trace: Trace, topology: Topology) -> None:
+        self.trace = trace
+        self._topology = topology
+        self._written = [_Place(variable) for variable in trace.written]
+        self._read_only = [_Place(variable) for variable in trace.read_only]
+        self._constants: list[Any] | None = None
+        self._step = self._compile(many=False)
+        self._many: Any = None
+
+    def run(self, arguments: Arguments) -> Any:
+        """Runs one step and keeps what it assigned.
+
+        Args:
+            arguments: of the shapes that the program was traced for.
+
+        Returns:
+            The result, with `PerReplica` leaves; plain ones with one replica.
+        """
+        return self._assemble(self._call(self._step, arguments.split, arguments.shared))
+
+    def run_many(self, split: list[Any], shared: list[Any]) -> Any:
+        """Runs as many steps as the split arrays hold, in one call on the devices.
+
+        Args:
+            split: arrays with steps on axis 0 and replicas on axis 1; with one replica, steps only.
+            shared: arrays that are the same in every step.
+
+        Returns:
+            The result with steps on the leading axis of each leaf.
+        """
+        if self._many is None:
+            self._many = self._compile(many=True)
+        return self._assemble(self._call(self._many, split, shared))
+
+    def lower(self, arguments: Arguments) -> Any:
+        """Returns the program for one step lowered, from shapes alone.
+
+        Args:
+            arguments: what it was traced for.
+
+        Returns:
+            What `jax.jit(...).lower` returns; the devices of the topology need not be there (see
+            `jax.experimental.topologies`).
+        """
+        mesh = self._topology.mesh
+        copied = PartitionSpec()
+        stacked = PartitionSpec(REPLICA_AXIS) if self._topology.num_replicas > 1 else copied
+
+        def abstract(value: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(
+                value.shape, value.dtype, sharding=NamedSharding(mesh, spec)
+            )
+
+        leaves = [leaf for leaf in arguments.leaves if leaf.shape is not None]
+        return self._compile(many=False).lower(
+            [abstract(place.load(), place.spec) for place in self._written],
+            [abstract(place.load(), place.spec) for place in self._read_only],
+            [abstract(leaf, stacked) for leaf in leaves if leaf.split],
+            [abstract(leaf, copied) for leaf in leaves if not leaf.split],
+            [abstract(jnp.asarray(constant), copied) for constant in self.trace.constants],
+        )
+
+    def _call(self, function: Callable[..., Any], split: list[Any], shared: list[Any]) -> list[Any]:
+        written = [place.load() for place in self._written]
+        read_only = [place.load() for place in self._read_only]
+        shared = [self._everywhere(value) for value in shared]
+        if self._constants is None:
+            with jax.ensure_compile_time_eval():  # they outlive a jax.jit around this call
+                self._constants = [
+                    self._topology.replicate(value) for value in self.trace.constants
+                ]
+        new_values, results = function(written, read_only, split, shared, self._constants)
+        if new_values and isinstance(new_values[0], Tracer):
+            raise _assigned_under_jit(self.trace.written[0])
+        for place, value in zip(self._written, new_values, strict=True):
+            place.store(value)
+        return results
+
+    def _everywhere(self, value: Any) -> Any:
+        """Moves an array that was put on other devices; all others the compiled call moves."""
+        if not isinstance(value, jax.Array) or isinstance(value, Tracer) or not value.committed:
+            return value
+        devices = self._topology.devices
+        return (
+            value
+            if devices is None or value.sharding.device_set == set(devices)
+            else self._topology.replicate(value)
+        )
+
+    def _compile(self, *, many: bool) -> Any:
+        function = self._many_steps if many else self._one_step
+        if self._topology.num_replicas > 1:
+            copied, stacked = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+            steps = PartitionSpec(None, REPLICA_AXIS)
+            written = [place.spec for place in self._written]
+            function = jax.shard_map(
+                function,
+                mesh=self._topology.mesh,
+                in_specs=(
+                    written,
+                    [place.spec for place in self._read_only],
+                    steps if many else stacked,
+                    copied,
+                    copied,
+                ),
+                out_specs=(written, steps if many else stacked),
+                check_vma=False,
+            )
+        return jax.jit(function, donate_argnums=0)
+
+    def _one_step(
+        self,
+        written: list[Any],
+        read_only: list[Any],
+        split: list[Any],
+        shared: list[Any],
+        constants: list[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        pools = {
+            "written": written,
+            "read_only": read_only,
+            "split": split,
+            "shared": shared,
+            "constant": constants,
+        }
+        avals = self.trace.jaxpr.in_avals
+        inputs = [
+            jax.lax.full(aval.shape, 0, aval.dtype) if index < 0 else pools[source][index]
+            for (source, index), aval in zip(self.trace.inputs, avals, strict=True)
+        ]
+        outputs = jaxpr_as_fun(self.trace.jaxpr)(*inputs)
+        return list(outputs[: len(written)]), list(outputs[len(written) :])
+
+    def _many_steps(
+        self,
+        written: list[Any],
+        read_only: list[Any],
+        split: list[Any],
+        shared: list[Any],
+        constants: list[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        def step(carry: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
+            return self._one_step(carry, read_only, parts, shared, constants)
+
+        return jax.lax.scan(step, written, split, unroll=self._unroll_steps())
+
+    def _unroll_steps(self) -> bool:
+        """Whether to write many steps out one after the other instead of looping over them.
+
+        XLA:CPU computes gradients of convolutions 30 times slower in the body of a loop.
+        """
+        devices = self._topology.devices or jax.local_devices()
+        return devices[0].platform == "cpu" and contains_primitive(
+            self.trace.jaxpr.jaxpr, "conv_general_dilated"
+        )
+
+    def _assemble(self, outputs: list[Any]) -> Any:
+        several = self._topology.num_replicas > 1
+        leaves: list[Any] = []
+        for (is_array, value), lengths in zip(
+            self.trace.results, self.trace.result_lengths, strict=True
+        ):
+            if not is_array:
+                leaves.append(value)
+            elif several:
+                leaves.append(PerReplica(stacked=outputs[value], lengths=lengths))
+            else:
+                leaves.append(outputs[value] if lengths is None else outputs[value][: lengths[0]])
+        return jax.tree.unflatten(self.trace.result_structure, leaves)
+
+
+class _Place:
+    """Where the value of a variable is kept between steps."""
+
+    __slots__ = ("_is_stored", "_variable", "spec")
+
+    def __init__(self, variable: Any) -> None:
+        home = home_of(variable)
+        self._variable: Any = variable  # a StoredVariable, or a plain Keras variable
+        self._is_stored = home is not None
+        stacked = home is not None and home.kind is VariableKind.ON_READ
+        self.spec = PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
+
+    def load(self) -> Any:
+        return self._variable.storage if self._is_stored else self._variable.value
+
+    def store(self, value: Any) -> None:
+        if self._is_stored:
+            self._variable.storage = value
+        else:
+            # A variable of no strategy stays an ordinary array that is bound to no device.
+            self._variable.assign(jax.device_get(value))
+
+
+def _assigned_under_jit(variable: Any) -> RuntimeError:
+    return RuntimeError(
+        explain(
+            f"strategy.run was called inside jax.jit and assigns variable {variable.path!r}.",
+            expected="no assignment to Keras variables in a function under jax.jit: it would be "
+            "lost.",
+            fix="call strategy.run outside jax.jit (it compiles by itself), or pass the state "
+            "as pytrees.",
+        )
+    )

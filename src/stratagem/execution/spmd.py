@@ -1,0 +1,86 @@
+"""Compiled execution: one program for all replicas, kept by function, structure and shapes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from stratagem import config
+from stratagem.execution.arguments import Arguments, Static, flatten_arguments
+from stratagem.execution.program import Program
+from stratagem.execution.tracing import trace_replica_function
+from stratagem.topology import Topology
+
+__all__ = ["CompiledExecution"]
+
+
+class CompiledExecution:
+    """Runs replica functions as compiled programs and keeps the programs.
+
+    Args:
+        strategy: the strategy whose replicas run them; it has `topology` and `variables`.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._programs: OrderedDict[Any, Program] = OrderedDict()
+
+    def run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls a function once a replica.
+
+        Args:
+            fn: the replica function.
+            args: positional arguments, with `PerReplica` for what is split.
+            kwargs: keyword arguments, likewise.
+
+        Returns:
+            The regrouped result.
+        """
+        arguments = flatten_arguments(
+            args, kwargs, num_replicas=self._strategy.num_replicas_in_sync
+        )
+        return self.program(fn, arguments).run(arguments)
+
+    def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
+        """Returns the program for a function and arguments, tracing it if there is none.
+
+        Args:
+            fn: the replica function.
+            arguments: what it is called with.
+
+        Returns:
+            The program.
+        """
+        key = (_identity(fn), arguments.structure, arguments.leaves)
+        program = self._programs.get(key)
+        if program is not None:
+            self._programs.move_to_end(key)
+            return program
+        trace = trace_replica_function(self._strategy, fn, arguments)
+        program = self._programs[key] = Program(trace, self._strategy.topology)
+        while len(self._programs) > config.program_cache_size():
+            self._programs.popitem(last=False)
+        return program
+
+    def lower(self, fn: Callable[..., Any], arguments: Arguments, topology: Topology) -> Any:
+        """Traces a function for other devices and lowers it, without keeping the program.
+
+        Args:
+            fn: the replica function.
+            arguments: what it is called with.
+            topology: as many devices as there are replicas; they need not be there.
+
+        Returns:
+            What `jax.jit(...).lower` returns.
+        """
+        trace = trace_replica_function(self._strategy, fn, arguments, topology)
+        return Program(trace, topology).lower(arguments)
+
+
+def _identity(fn: Callable[..., Any]) -> Any:
+    try:
+        hash(fn)
+    except TypeError:
+        return Static(fn)
+    return fn

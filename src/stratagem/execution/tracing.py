@@ -1,0 +1,389 @@
+"""One trace of a replica function: a local jaxpr whose inputs and outputs include variables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax.extend.core import ClosedJaxpr, Literal
+from jax.sharding import PartitionSpec
+
+from stratagem.collectives import MeshCommunicator, SoleCommunicator
+from stratagem.context import ReplicaContext, stack
+from stratagem.execution.arguments import Arguments
+from stratagem.execution.functionalize import ReplicaScope
+from stratagem.execution.sameness import differing_outputs
+from stratagem.messages import explain
+from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.values.regrouping import is_array
+from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
+
+__all__ = [
+    "Trace",
+    "created_again",
+    "disagreement",
+    "foreign_variable",
+    "initialize_created_variables",
+    "trace_replica_function",
+]
+
+
+_BRANCHING_NOTE = (
+    "In a compiled replica function values, the replica id among them, are known only when it "
+    "runs. "
+    "Fix: choose with jax.numpy.where or lax.cond, or debug with sg.config.run_eagerly(True)."
+)
+
+
+@dataclasses.dataclass
+class Trace:
+    """What tracing a replica function found out.
+
+    Args:
+        jaxpr: the program of one replica. Its inputs are the values of `read_only` and `written`
+            variables, the split and the shared arguments and `constants`, by the indices below;
+            its outputs are the new values of `written`, then the array results.
+        read_only: variables that are read and not written.
+        written: variables that are written.
+        inputs: for each input of the jaxpr where it comes from: ("read_only", i), ("written", i),
+            ("split", i), ("shared", i) or ("constant", i).
+        constants: arrays that the function closed over.
+        result_structure: pytree structure of the result.
+        results: for each leaf of the result the index of its output, or the Python object itself.
+        result_lengths: true leading sizes of each array result that is padded; else None.
+    """
+
+    jaxpr: ClosedJaxpr
+    read_only: list[Any]
+    written: list[Any]
+    inputs: list[tuple[str, int]]
+    constants: list[Any]
+    result_structure: Any
+    results: list[tuple[bool, Any]]
+    result_lengths: list[tuple[int, ...] | None]
+
+
+class _Recorder:
+    """Runs the function once under a trace and notes what it does to variables."""
+
+    def __init__(
+        self, strategy: Any, fn: Callable[..., Any], arguments: Arguments, foreign: list[Any]
+    ) -> None:
+        self._strategy = strategy
+        self._fn = fn
+        self._arguments = arguments
+        self._topology: Topology = strategy.topology
+        self._registry: VariableRegistry = strategy.variables
+        self.candidates: list[Any] = [*self._registry.live(), *foreign]
+        self.missed: dict[int, Any] = {}
+        self.read_ids: set[int] = set()
+        self.written: list[Any] = []
+        self.unproven: set[int] = set()
+        self.result_structure: Any = None
+        self.results: list[tuple[bool, Any]] = []
+        self.result_lengths: list[tuple[int, ...] | None] = []
+
+    def is_stacked(self, variable: Any) -> bool:
+        home = home_of(variable)
+        return (
+            home is not None
+            and home.strategy is self._strategy
+            and home.kind is VariableKind.ON_READ
+        )
+
+    def body(
+        self, state: dict[str, list[Any]], split: list[Any], shared: list[Any]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """The function given to `shard_map`: local arrays in, local arrays out."""
+        several = self._topology.num_replicas > 1
+        values = self._local_values(state)
+        arguments = self._arguments
+        args, kwargs = arguments.rebuild([part[0] for part in split] if several else split, shared)
+        context = self._context(several)
+        scope = ReplicaScope(lambda variable: self._read(variable, values))
+        with stack.push(stack.FrameKind.REPLICA, self._strategy, context), scope:
+            try:
+                result = self._fn(*args, **kwargs)
+            except jax.errors.ConcretizationTypeError as error:
+                error.add_note(_BRANCHING_NOTE)
+                raise
+        self.read_ids = scope.read_ids
+        self.written = list(scope.writes.values())
+        self.unproven = set(scope.unproven)
+        for variable in self.written:
+            if id(variable) not in values:
+                self._note_missed(variable)
+        copied: list[Any] = []
+        stacked: list[Any] = []
+        for variable in self.written:
+            value = scope.written_value(variable)
+            if self.is_stacked(variable):
+                stacked.append(value[None])
+            else:
+                copied.append(value)
+        return copied, stacked, self._flatten_result(result, several)
+
+    def _context(self, several: bool) -> ReplicaContext:
+        if not several:
+            return ReplicaContext(self._strategy, 0, SoleCommunicator(), self._arguments.batch)
+        communicator = MeshCommunicator(REPLICA_AXIS, self._topology.num_replicas)
+        replica_id = jax.lax.axis_index(REPLICA_AXIS)
+        return ReplicaContext(self._strategy, replica_id, communicator, self._arguments.batch)
+
+    def _local_values(self, state: dict[str, list[Any]]) -> dict[int, Any]:
+        copied, stacked = iter(state["copied"]), iter(state["stacked"])
+        return {
+            id(variable): next(stacked)[0] if self.is_stacked(variable) else next(copied)
+            for variable in self.candidates
+        }
+
+    def _read(self, variable: Any, values: dict[int, Any]) -> Any:
+        value = values.get(id(variable))
+        if value is not None:
+            return value
+        self._note_missed(variable)
+        return None
+
+    def _note_missed(self, variable: Any) -> None:
+        home: Home | None = home_of(variable)
+        if home is None:
+            self.missed[id(variable)] = variable
+        elif home.strategy is not self._strategy:
+            raise foreign_variable(variable, home.strategy, self._strategy)
+
+    def _flatten_result(self, result: Any, several: bool) -> list[Any]:
+        leaves, self.result_structure = jax.tree.flatten(result, is_leaf=lambda leaf: leaf is None)
+        batch = self._arguments.batch
+        outputs: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, keras.Variable):
+                leaf = leaf.value
+            if not is_array(leaf):
+                self.results.append((False, leaf))
+                self.result_lengths.append(None)
+                continue
+            value = jnp.asarray(leaf)
+            padded = batch.is_padded and value.ndim > 0 and value.shape[0] == batch.size
+            self.results.append((True, len(outputs)))
+            self.result_lengths.append(batch.lengths if padded else None)
+            outputs.append(value[None] if several else value)
+        return outputs
+
+
+def trace_replica_function(
+    strategy: Any,
+    fn: Callable[..., Any],
+    arguments: Arguments,
+    topology: Topology | None = None,
+) -> Trace:
+    """Traces a replica function once, or once more if it turns out to use variables not known yet.
+
+    Args:
+        strategy: the strategy whose replicas run it.
+        fn: the replica function.
+        arguments: what it is called with.
+        topology: the devices to trace for, as many as replicas; None for those of the strategy.
+
+    Returns:
+        The trace.
+
+    Raises:
+        ValueError: a variable of another strategy, or an assignment that replicas may not agree on.
+    """
+    foreign: list[Any] = []
+    has_created = False
+    while True:
+        recorder = _Recorder(strategy, fn, arguments, foreign)
+        closed = _make_jaxpr(recorder, topology or strategy.topology, arguments)
+        created = strategy.variables.uninitialized()
+        if not created and not recorder.missed:
+            return _finish(recorder, strategy, arguments, closed)
+        if created and has_created:
+            raise created_again(created[0])
+        has_created = bool(created)
+        initialize_created_variables(strategy)
+        foreign = [*foreign, *recorder.missed.values()]
+
+
+def initialize_created_variables(strategy: Any) -> None:
+    """Gives variables that a replica function created their initial values, outside its trace.
+
+    Args:
+        strategy: the strategy whose replicas created them.
+    """
+    # Leaving the outermost scope is when Keras initialises what this thread created in scopes.
+    with keras.StatelessScope():
+        pass
+    for variable in strategy.variables.uninitialized():  # created in the thread of a replica
+        variable.initialize()
+
+
+def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -> Any:
+    state: dict[str, list[Any]] = {"copied": [], "stacked": []}
+    for variable in recorder.candidates:
+        stacked = recorder.is_stacked(variable)
+        shape = (topology.num_replicas, *variable.shape) if stacked else variable.shape
+        state["stacked" if stacked else "copied"].append(
+            jax.ShapeDtypeStruct(shape, variable.dtype)
+        )
+    split = [leaf.aval for leaf in arguments.leaves if leaf.split]
+    shared = [leaf.aval for leaf in arguments.leaves if not leaf.split and leaf.aval is not None]
+    body: Callable[..., Any] = recorder.body
+    if topology.num_replicas > 1:
+        copied, stacked_spec = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+        body = jax.shard_map(
+            recorder.body,
+            mesh=topology.mesh,
+            in_specs=({"copied": copied, "stacked": stacked_spec}, stacked_spec, copied),
+            out_specs=(copied, stacked_spec, stacked_spec),
+            check_vma=False,
+        )
+    return jax.make_jaxpr(body)(state, split, shared)
+
+
+def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: Any) -> Trace:
+    copied = [variable for variable in recorder.candidates if not recorder.is_stacked(variable)]
+    stacked = [variable for variable in recorder.candidates if recorder.is_stacked(variable)]
+    written = sorted(recorder.written, key=recorder.is_stacked)  # the order of the outputs
+    written_ids = {id(variable): index for index, variable in enumerate(written)}
+    touched = [
+        v for v in [*copied, *stacked] if id(v) in recorder.read_ids and id(v) not in written_ids
+    ]
+    read_only_ids = {id(variable): index for index, variable in enumerate(touched)}
+    sources: list[tuple[str, int]] = []
+    for variable in [*copied, *stacked]:
+        if id(variable) in written_ids:
+            sources.append(("written", written_ids[id(variable)]))
+        else:
+            sources.append(("read_only", read_only_ids.get(id(variable), -1)))
+    sources += [("split", index) for index in range(len(arguments.split))]
+    sources += [("shared", index) for index in range(len(arguments.shared))]
+    jaxpr, inputs, constants = _local_jaxpr(closed, sources, strategy.topology)
+    trace = Trace(
+        jaxpr=jaxpr,
+        read_only=touched,
+        written=written,
+        inputs=inputs,
+        constants=constants,
+        result_structure=recorder.result_structure,
+        results=recorder.results,
+        result_lengths=recorder.result_lengths,
+    )
+    _use_agreement(recorder, trace, strategy)
+    return trace
+
+
+def _local_jaxpr(
+    closed: Any, sources: list[tuple[str, int]], topology: Topology
+) -> tuple[ClosedJaxpr, list[tuple[str, int]], list[Any]]:
+    """Takes the program of one replica out of the shard_map, dropping inputs that nothing reads."""
+    constants: list[Any] = list(closed.consts)
+    origin: dict[Any, tuple[str, int]] = dict(zip(closed.jaxpr.invars, sources, strict=True))
+    origin.update({var: ("constant", index) for index, var in enumerate(closed.jaxpr.constvars)})
+    if topology.num_replicas == 1:
+        inner = closed.jaxpr
+        ordered = [*inner.constvars, *inner.invars]
+        flat = inner.replace(constvars=[], invars=ordered)
+        return ClosedJaxpr(flat, []), [origin[var] for var in ordered], constants
+    (eqn,) = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "shard_map"]
+    inputs: list[tuple[str, int]] = []
+    for atom in eqn.invars:
+        if isinstance(atom, Literal):
+            inputs.append(("constant", len(constants)))
+            constants.append(atom.val)
+        else:
+            inputs.append(origin[atom])
+    return ClosedJaxpr(eqn.params["jaxpr"], []), inputs, constants
+
+
+def _use_agreement(recorder: _Recorder, trace: Trace, strategy: Any) -> None:
+    """Checks assignments that replicas must agree on, and finds results that are cut for nobody.
+
+    A result that is the same on every replica (summed, gathered) holds no rows of one replica, even
+    if its leading size happens to be that of a padded part.
+    """
+    has_cut = any(lengths is not None for lengths in trace.result_lengths)
+    if strategy.num_replicas_in_sync == 1 or not (recorder.unproven or has_cut):
+        return
+    differing_inputs: list[bool] = []
+    for source, index in trace.inputs:
+        if source == "written":
+            differing_inputs.append(recorder.is_stacked(trace.written[index]))
+        elif source == "read_only":
+            differing_inputs.append(index < 0 or recorder.is_stacked(trace.read_only[index]))
+        else:
+            differing_inputs.append(source == "split")
+    flags = differing_outputs(trace.jaxpr.jaxpr, differing_inputs)
+    for variable, differs in zip(trace.written, flags, strict=False):
+        if differs and id(variable) in recorder.unproven:
+            raise disagreement(variable, strategy)
+    result_flags = flags[len(trace.written) :]
+    for position, (is_output, output) in enumerate(trace.results):
+        if is_output and not result_flags[output]:
+            trace.result_lengths[position] = None
+
+
+def created_again(variable: Any) -> ValueError:
+    """Returns the error for a replica function that makes a new variable on every call.
+
+    Args:
+        variable: one that it made.
+
+    Returns:
+        The error, to be raised.
+    """
+    return ValueError(
+        explain(
+            f"A replica function created variable {variable.path!r}, and another one when it was "
+            "called again.",
+            expected="variables that are created on the first call only.",
+            fix="create it outside, or once: `if holder.v is None: holder.v = sg.Variable(...)`.",
+        )
+    )
+
+
+def foreign_variable(variable: Any, owner: Any, user: Any) -> ValueError:
+    """Returns the error for a variable that another strategy owns.
+
+    Args:
+        variable: the variable.
+        owner: the strategy in whose scope it was created.
+        user: the strategy whose step used it.
+
+    Returns:
+        The error, to be raised.
+    """
+    return ValueError(
+        explain(
+            f"Variable {variable.path!r} belongs to {owner} and was used in a step of {user}.",
+            expected="variables of the strategy that runs the step.",
+            fix="create the model and the optimizer in the scope of the strategy that runs them.",
+        )
+    )
+
+
+def disagreement(variable: Any, strategy: Any) -> ValueError:
+    """Returns the error for an assignment that would make the copies of a variable drift apart.
+
+    Args:
+        variable: the variable that was assigned.
+        strategy: the strategy whose replicas assigned it.
+
+    Returns:
+        The error, to be raised.
+    """
+    return ValueError(
+        explain(
+            f"A replica function of {strategy} assigned variable {variable.path!r}, whose "
+            "aggregation is "
+            "NONE, a value that may differ between replicas.",
+            expected="an aggregation, or a value that is the same on every replica.",
+            fix='create it with aggregation="sum", "mean" or "only_first_replica"; or with '
+            'synchronization="on_read" to keep one value a replica; or reduce the value first '
+            "(all_reduce), or assign it in merge_call with strategy.extended.update.",
+        )
+    )

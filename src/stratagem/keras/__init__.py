@@ -1,0 +1,18 @@
+"""The one seam to Keras: everything of Keras that Stratagem replaces is replaced here, once."""
+
+from stratagem.keras.seam import install
+
+from stratagem.keras.losses import compute_average_loss, scale_regularization_loss  # isort: skip
+from stratagem.keras.model import compile, strategy_of  # isort: skip
+from stratagem.keras.variable import DistributedVariable, Variable  # isort: skip
+
+__all__ = [
+    "DistributedVariable",
+    "Variable",
+    "compile",
+    "compute_average_loss",
+    "scale_regularization_loss",
+    "strategy_of",
+]
+
+install()

@@ -1,0 +1,56 @@
+"""The logs of a batch: results of the model's metrics, computed in one small program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import keras
+
+from stratagem.variables import VariableKind, aggregate_components, home_of
+
+__all__ = ["MetricLogs"]
+
+
+class MetricLogs:
+    """Results of a model's metrics over all replicas.
+
+    Args:
+        model: the Keras model.
+        strategy: its strategy.
+    """
+
+    def __init__(self, model: Any, strategy: Any) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._program: Any = None
+        self._variables: list[Any] = []
+        self._names: list[str] | None = None
+
+    def current(self) -> dict[str, Any]:
+        """Returns the metrics as they are now, without waiting for the devices."""
+        variables = self._model.metrics_variables
+        if self._program is None or [id(v) for v in variables] != [id(v) for v in self._variables]:
+            self._variables = variables
+            self._program = jax.jit(self._results)
+        stored = [
+            variable.storage if home_of(variable) else variable.value for variable in variables
+        ]
+        return dict(self._program(stored))
+
+    def placeholder(self) -> dict[str, Any]:
+        """Returns the names with values that nobody reads: Keras asks the metrics themselves."""
+        if self._names is None:
+            # A metric may report several names: they are those of its result.
+            self._names = list(self.current())
+        return dict.fromkeys(self._names, 0.0)
+
+    def _results(self, stored: list[Any]) -> Any:
+        mapping: list[tuple[Any, Any]] = []
+        for variable, value in zip(self._variables, stored, strict=True):
+            home = home_of(variable)
+            if home is not None and home.kind is VariableKind.ON_READ:
+                value = aggregate_components(value, home.aggregation, variable.path)
+            mapping.append((variable, value))
+        with keras.StatelessScope(mapping):
+            return self._model.get_metrics_result()

@@ -1,0 +1,250 @@
+"""Keras models under a strategy: fit, evaluate and predict, inside and outside its scope.
+
+Of Keras's JAX trainer (3.12 to 3.15) are replaced: `fit`, `evaluate`, `predict` and their
+`_on_batch` forms, which open the scope of the model's strategy; `make_train_function` and its kin,
+which hand out ours; `_get_jax_state`, because the state stays in the variables; and
+`_aggregate_additional_loss`, where a regularisation loss is divided among the replicas.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import jax
+import keras
+
+from stratagem.context import get_replica_context, get_strategy, has_strategy
+from stratagem.keras.private import (
+    AGGREGATE_ADDITIONAL_LOSS,
+    GET_ITERATOR,
+    GET_JAX_STATE,
+    JAXEpochIterator,
+    JAXTrainer,
+)
+from stratagem.keras.step_functions import (
+    HostBatches,
+    PredictFunction,
+    TrainOrTestFunction,
+    logs_wanted,
+)
+from stratagem.keras.step_mode import StepMode, current_mode
+from stratagem.keras.variable import DistributedVariable
+from stratagem.messages import explain
+from stratagem.variables import home_of
+
+__all__ = ["compile", "install", "strategy_of"]
+
+_ENTRY_POINTS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+_MAKERS = {
+    "make_train_function": (
+        "train_function",
+        lambda m, s: TrainOrTestFunction(m, s, training=True),
+    ),
+    "make_test_function": ("test_function", lambda m, s: TrainOrTestFunction(m, s, training=False)),
+    "make_predict_function": ("predict_function", PredictFunction),
+}
+
+
+def strategy_of(model: Any) -> Any:
+    """Returns the strategy that a model belongs to.
+
+    Args:
+        model: a Keras model.
+
+    Returns:
+        The strategy under which its variables were made; of a model without variables the current
+        one; None for a model of no strategy.
+
+    Raises:
+        ValueError: variables of two strategies, or some of none.
+    """
+    variables = list(model.variables)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        variables += optimizer.variables
+    homes = [home_of(variable) for variable in variables]
+    owners = [home.strategy for home in homes if home is not None]
+    current = get_strategy() if has_strategy() else None
+    owner = owners[0] if owners else current
+    if owner is None:
+        return None
+    for variable, home in zip(variables, homes, strict=True):
+        if home is None or home.strategy is not owner:
+            raise _foreign(variable, home, owner)
+    return owner
+
+
+def _foreign(variable: Any, home: Any, owner: Any) -> ValueError:
+    place = f"under {home.strategy}" if home is not None else "outside the scope of a strategy"
+    return ValueError(
+        explain(
+            f"Variable {variable.path!r} was created {place}, and the model is to run under "
+            f"{owner}.",
+            expected="a model and an optimizer that are created in the scope of one strategy.",
+            fix="move the lines that build and compile the model into `with strategy.scope():`.",
+        )
+    )
+
+
+def install() -> None:
+    """Makes Keras models run under their strategy. Done once, on import."""
+    for name in _ENTRY_POINTS:
+        _wrap_entry_point(name)
+    for name, (attribute, make) in _MAKERS.items():
+        _wrap_maker(name, attribute, make)
+    _keep_state_in_variables()
+    _hand_out_host_batches()
+    _share_additional_losses()
+    keras.Model.distribute_strategy = property(
+        lambda self: strategy_of(self) or get_strategy(),
+        doc="The strategy that the model belongs to; the default one if none.",
+    )
+
+
+def _wrap_entry_point(name: str) -> None:
+    original = getattr(JAXTrainer, name)
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = strategy_of(self)
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        previous = logs_wanted.value
+        if name in ("fit", "evaluate"):
+            bound = signature.bind_partial(self, *args, **kwargs).arguments
+            logs_wanted.value = _somebody_looks(
+                bound.get("verbose", "auto"), bound.get("callbacks")
+            )
+        elif name != "predict":
+            logs_wanted.value = True
+        try:
+            with strategy.scope():
+                return original(self, *args, **kwargs)
+        finally:
+            logs_wanted.value = previous
+
+    # keras.Model finds these on JAXTrainer, where subclasses' overrides still come first.
+    setattr(JAXTrainer, name, entered)
+
+
+def _somebody_looks(verbose: Any, callbacks: Any) -> bool:
+    """Whether a progress bar or a callback takes the logs of single batches."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    elif verbose not in (0, 2):
+        return True
+    if callbacks is None:
+        callbacks = []
+    base = keras.callbacks.Callback
+    hooks = ("on_batch_end", "on_train_batch_end", "on_test_batch_end")
+    for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
+        # Looked up on the object: LambdaCallback sets its hooks there.
+        methods = [(getattr(callback, hook), getattr(base, hook)) for hook in hooks]
+        if any(getattr(method, "__func__", None) is not default for method, default in methods):
+            return True
+    return False
+
+
+def _wrap_maker(name: str, attribute: str, make: Any) -> None:
+    original = getattr(JAXTrainer, name)
+
+    @functools.wraps(original)
+    def made(self: Any, force: bool = False) -> Any:
+        strategy = strategy_of(self)
+        if strategy is None:
+            return original(self, force=force)
+        function = getattr(self, attribute)
+        if force or not isinstance(function, TrainOrTestFunction | PredictFunction):
+            setattr(self, attribute, make(self, strategy))
+        return getattr(self, attribute)
+
+    setattr(JAXTrainer, name, made)
+
+
+def _keep_state_in_variables() -> None:
+    original = getattr(JAXTrainer, GET_JAX_STATE)
+
+    def state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if strategy_of(self) is None:
+            return original(self, *args, **kwargs)
+        return ()
+
+    setattr(JAXTrainer, GET_JAX_STATE, state)
+
+
+def _hand_out_host_batches() -> None:
+    original = getattr(JAXEpochIterator, GET_ITERATOR)
+
+    def batches(self: Any) -> Any:
+        if not has_strategy():
+            return original(self)
+        return HostBatches(self.data_adapter.get_jax_iterator(), self.steps_per_epoch)
+
+    setattr(JAXEpochIterator, GET_ITERATOR, batches)
+
+
+def _share_additional_losses() -> None:
+    original = getattr(JAXTrainer, AGGREGATE_ADDITIONAL_LOSS)
+
+    def aggregate(self: Any, loss: Any) -> Any:
+        total: Any = original(self, loss)
+        context = get_replica_context()
+        if context is None or current_mode() is not StepMode.SHARE:
+            return total
+        return total / context.num_replicas_in_sync
+
+    setattr(JAXTrainer, AGGREGATE_ADDITIONAL_LOSS, aggregate)
+
+
+def compile(model: Any, *, distribute: Any = None, **arguments: Any) -> None:
+    """Moves a model to a strategy and compiles it.
+
+    This is `model.compile(distribute=...)` of TensorFlow 1.11.
+
+    Args:
+        model: a Keras model of no strategy, or of this one.
+        distribute: the strategy; None compiles where the model is.
+        **arguments: of `keras.Model.compile`.
+
+    Raises:
+        ValueError: the model belongs to another strategy.
+
+    Example:
+        >>> model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        >>> sg.compile(model, distribute=sg.MirroredStrategy(["cpu:0", "cpu:1"]), loss="mse")
+        >>> model.distribute_strategy.num_replicas_in_sync
+        2
+
+    Source: TF 1.11 keras/engine/training.py, Model.compile.
+    """
+    if distribute is None:
+        model.compile(**arguments)
+        return
+    for variable in [*model.variables, *_variables_of(arguments)]:
+        home = home_of(variable)
+        if home is None:
+            DistributedVariable.adopt(variable, distribute)
+        elif home.strategy is not distribute:
+            raise _foreign(variable, home, distribute)
+    with distribute.scope():
+        model.compile(**arguments)
+
+
+def _variables_of(arguments: dict[str, Any]) -> list[Any]:
+    """The variables of optimizer and metric objects among the arguments of `compile`."""
+    owners = [
+        leaf
+        for leaf in jax.tree.leaves(arguments)
+        if isinstance(leaf, keras.optimizers.Optimizer | keras.metrics.Metric)
+    ]
+    return [variable for owner in owners for variable in owner.variables]

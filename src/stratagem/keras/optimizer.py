@@ -1,0 +1,140 @@
+"""Optimizers over replicas: gradients are summed once, then clipped and applied on every copy.
+
+`apply` and `stateless_apply` of `keras.optimizers.Optimizer` and `LossScaleOptimizer` are replaced
+(Keras 3.12 to 3.15). The update itself runs in update context, where assignments are direct.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from stratagem.context import get_replica_context, get_strategy, in_cross_replica_context, stack
+from stratagem.execution import current_scope
+from stratagem.keras.private import trainable_variables as built_variables
+from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+from stratagem.values import Mirrored
+from stratagem.variables import home_of
+
+__all__ = ["install", "sum_gradients"]
+
+
+def install() -> None:
+    """Makes optimizers sum over replicas. Done once, on import."""
+    for cls in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        _wrap_apply(cls)
+        _wrap_stateless_apply(cls)
+
+
+def _wrap_apply(cls: Any) -> None:
+    original = cls.apply
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        context = get_replica_context()
+        if context is None or current_scope() is None:
+            grads = _check_outside_replica(grads, trainable_variables)
+            return original(self, grads, trainable_variables)
+        variables = None if trainable_variables is None else list(trainable_variables)
+        _check_owners(variables or [], context.strategy)
+        if not self.built and variables is not None:
+            with keras.name_scope(self.name):
+                self.build(variables)
+        summed = sum_gradients(grads)
+        with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+            if isinstance(self, keras.optimizers.LossScaleOptimizer):
+                return _apply_with_loss_scale(self, summed, variables)
+            return original(self, summed, variables)
+
+    cls.apply = apply
+
+
+def _wrap_stateless_apply(cls: Any) -> None:
+    original = cls.stateless_apply
+
+    def stateless_apply(
+        self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
+        context = get_replica_context()
+        if context is None or current_scope() is None:
+            return original(self, optimizer_variables, grads, trainable_variables)
+        summed = sum_gradients(list(grads))
+        with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+            return original(self, optimizer_variables, summed, trainable_variables)
+
+    cls.stateless_apply = stateless_apply
+
+
+def sum_gradients(grads: list[Any]) -> list[Any]:
+    """Combines the gradients of all replicas. Call in replica context.
+
+    Args:
+        grads: this replica's gradients; None stays None.
+
+    Returns:
+        Their sums over replicas; in MEAN mode their average by true examples.
+    """
+    context = get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return grads
+    if current_mode() is StepMode.MEAN:
+        grads = [
+            None if grad is None else grad * example_fraction(context, grad.dtype) for grad in grads
+        ]
+    present = [grad for grad in grads if grad is not None]
+    summed = iter([context.communicator.all_reduce(ReduceOp.SUM, grad) for grad in present])
+    return [None if grad is None else next(summed) for grad in grads]
+
+
+def _apply_with_loss_scale(optimizer: Any, grads: list[Any], variables: list[Any] | None) -> None:
+    """Keras's stateful form assigns inside a conditional, which a traced step cannot do."""
+    targets = built_variables(optimizer) if variables is None else variables
+    new_values, new_state = optimizer.stateless_apply(
+        [variable.value for variable in optimizer.variables],
+        grads,
+        [variable.value for variable in targets],
+    )
+    for variable, value in zip(
+        [*targets, *optimizer.variables], [*new_values, *new_state], strict=True
+    ):
+        variable.assign(value)
+
+
+def _check_owners(variables: list[Any], strategy: Any) -> None:
+    for variable in variables:
+        if (
+            strategy.topology.devices is not None
+            and not strategy.extended.variable_created_in_scope(variable)
+        ):
+            home = home_of(variable)
+            raise ValueError(
+                explain(
+                    f"{strategy} was asked to train variable {variable.path!r}, which was created "
+                    f"{'under ' + str(home.strategy) if home else 'outside its scope'}.",
+                    expected="variables that were created in the scope of the strategy that "
+                    "trains them.",
+                    fix="build the model in `with strategy.scope():`.",
+                )
+            )
+
+
+def _check_outside_replica(grads: list[Any], variables: Any) -> list[Any]:
+    """Outside replica functions only gradients that are the same everywhere can be applied."""
+    homes = [home_of(variable) for variable in variables or ()]
+    distributed = any(home is not None and home.strategy.num_replicas_in_sync > 1 for home in homes)
+    are_mirrored = all(grad is None or isinstance(grad, Mirrored) for grad in grads)
+    is_outside = in_cross_replica_context() and current_scope() is None
+    if distributed and is_outside and not are_mirrored:
+        raise RuntimeError(
+            explain(
+                f"optimizer.apply was called in cross-replica context of {get_strategy()}.",
+                expected="replica context, or gradients that are Mirrored.",
+                fix="call it in the function given to strategy.run, or reduce the gradients "
+                "with "
+                "strategy.extended.reduce_to first.",
+            )
+        )
+    return [grad.value if isinstance(grad, Mirrored) else grad for grad in grads]

@@ -1,0 +1,36 @@
+"""Random numbers that differ between replicas and follow from the seed.
+
+`keras.random.SeedGenerator.next` is replaced (Keras 3.12 to 3.15): in a replica function it mixes
+the replica's id into the seed that it hands out. Replica 0 draws what one device would.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+
+from stratagem.context import get_replica_context
+
+__all__ = ["install"]
+
+# An odd number far from small multiples of itself modulo 2**32 (the golden ratio), so that the
+# seeds of replicas are not those of later steps.
+_SEED_STRIDE = 0x9E3779B9
+
+
+def install() -> None:
+    """Makes seed generators differ by replica. Done once, on import."""
+    original = keras.random.SeedGenerator.next
+
+    def next_seed(self: Any, ordered: bool = True) -> Any:
+        seed = original(self, ordered)
+        context = get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return seed
+        replica_id = jnp.asarray(context.replica_id_in_sync_group, jnp.uint32)
+        offset = (replica_id * jnp.uint32(_SEED_STRIDE)).astype(seed.dtype)
+        return seed.at[0].add(offset)
+
+    keras.random.SeedGenerator.next = next_seed

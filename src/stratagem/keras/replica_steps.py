@@ -1,0 +1,218 @@
+"""What one replica does in a step of `fit`, `evaluate` and `predict`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from stratagem.context import ReplicaContext, get_replica_context
+from stratagem.execution import value_and_grad
+from stratagem.keras.losses import true_rows
+from stratagem.keras.private import (
+    flatten_layers,
+    loss_tracker,
+    output_loss_trackers,
+    takes_training,
+    total_loss,
+    unpack_x_y_sample_weight,
+)
+from stratagem.keras.step_mode import (
+    StepMode,
+    example_fraction,
+    record_loss,
+    replica_context,
+    step_mode,
+)
+
+__all__ = ["ReplicaSteps"]
+
+# From this version on Keras divides an activity regulariser's loss by the rows of its output.
+_REGULARIZER_PER_ROW_SINCE = (3, 14)
+
+
+class ReplicaSteps:
+    """The replica functions of one model.
+
+    Args:
+        model: a compiled Keras model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def _overrides(self, *names: str) -> bool:
+        return any(
+            getattr(type(self._model), name) is not getattr(keras.Model, name) for name in names
+        )
+
+    @contextlib.contextmanager
+    def _counted_over_replicas(self, step: str) -> Generator[None]:
+        mode = StepMode.MEAN if self._overrides(step, "compute_loss") else StepMode.SHARE
+        trackers = output_loss_trackers(self._model)
+        if self._overrides(step):  # Keras hands it the loss and the padded number of rows
+            trackers.append(loss_tracker(self._model))
+        with step_mode(mode, trackers), _regularizers_of_true_rows(self._model):
+            yield
+
+    def train(self, data: Any) -> Any:
+        """One training step on this replica's part of a batch.
+
+        Args:
+            data: `(x,)`, `(x, y)` or `(x, y, sample_weight)`, local arrays.
+
+        Returns:
+            What the model's own `train_step` returned as logs, averaged over replicas; None for
+            Keras's.
+        """
+        with self._counted_over_replicas("train_step"):
+            if self._overrides("train_step"):
+                return self._own_step("train_step", data, with_optimizer=True)
+            self._train(*unpack_x_y_sample_weight(data))
+            return None
+
+    def test(self, data: Any) -> Any:
+        """One evaluation step on this replica's part of a batch.
+
+        Args:
+            data: as for `train`.
+
+        Returns:
+            As of `train`.
+        """
+        with self._counted_over_replicas("test_step"):
+            if self._overrides("test_step"):
+                return self._own_step("test_step", data, with_optimizer=False)
+            x, y, sample_weight = unpack_x_y_sample_weight(data)
+            y_pred = self._call(x, training=False)
+            loss = total_loss(self._model, x, y, y_pred, sample_weight, training=False)
+            self._update_metrics(loss, x, y, y_pred, sample_weight)
+            return None
+
+    def predict(self, data: Any) -> Any:
+        """One prediction step on this replica's part of a batch.
+
+        Args:
+            data: as for `train`.
+
+        Returns:
+            The model's outputs for it.
+        """
+        if not self._overrides("predict_step"):
+            return self._call(unpack_x_y_sample_weight(data)[0], training=False)
+        model = self._model
+        state = [_values(model.trainable_variables), _values(model.non_trainable_variables)]
+        outputs, non_trainable = model.predict_step(tuple(state), data)
+        _assign(model.non_trainable_variables, non_trainable)
+        return outputs
+
+    def _call(self, x: Any, *, training: bool) -> Any:
+        kwargs = {"training": training} if takes_training(self._model) else {}
+        return self._model(x, **kwargs)
+
+    def _train(self, x: Any, y: Any, sample_weight: Any) -> None:
+        model = self._model
+
+        def scaled_loss() -> Any:
+            y_pred = self._call(x, training=True)
+            loss = total_loss(model, x, y, y_pred, sample_weight, training=True)
+            return model.optimizer.scale_loss(loss), (loss, y_pred)
+
+        (_, (loss, y_pred)), grads = value_and_grad(
+            scaled_loss, model.trainable_variables, has_aux=True
+        )
+        # Keras hands the optimizer zeros, not None, for what the loss does not reach.
+        filled = [
+            jnp.zeros(variable.shape, variable.dtype) if grad is None else grad
+            for grad, variable in zip(grads, model.trainable_variables, strict=True)
+        ]
+        if filled:
+            model.optimizer.apply(filled, model.trainable_variables)
+        self._update_metrics(loss, x, y, y_pred, sample_weight)
+
+    def _update_metrics(self, loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
+        context = get_replica_context()
+        assert context is not None
+        if (tracker := loss_tracker(self._model)) is not None:
+            record_loss(tracker, loss, context)
+        self._model.compute_metrics(x, y, y_pred, sample_weight)
+
+    def _own_step(self, step: str, data: Any, *, with_optimizer: bool) -> Any:
+        """Runs the model's own stateless step with this replica's values as the state."""
+        model = self._model
+        groups = [model.trainable_variables, model.non_trainable_variables]
+        if with_optimizer:
+            groups.append(model.optimizer.variables)
+        groups.append(model.metrics_variables)
+        logs, state = getattr(model, step)(tuple(_values(group) for group in groups), data)
+        for group, values in zip(groups, state, strict=True):
+            _assign(group, values)
+        context = get_replica_context()
+        assert context is not None
+        return jax.tree.map(lambda leaf: _average(leaf, context), logs)
+
+
+def _values(variables: list[Any]) -> list[Any]:
+    return [variable.value for variable in variables]
+
+
+def _assign(variables: list[Any], values: Any) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        if value is not variable.value:
+            variable.assign(value)
+
+
+def _average(leaf: Any, context: ReplicaContext) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    value = leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype("float32")
+    return context.all_reduce("sum", value * example_fraction(context, value.dtype))
+
+
+@contextlib.contextmanager
+def _regularizers_of_true_rows(model: Any) -> Generator[None]:
+    """Lets activity regularisers count over replicas while a step runs.
+
+    Eager replicas take turns within a step: the last one to leave puts the regulariser back.
+    """
+    layers = [layer for layer in flatten_layers(model) if layer.activity_regularizer is not None]
+    if replica_context() is None:
+        layers = []
+    for layer in layers:
+        if not isinstance(layer.activity_regularizer, _TrueRowsRegularizer):
+            layer.activity_regularizer = _TrueRowsRegularizer(layer.activity_regularizer)
+        layer.activity_regularizer.num_users += 1
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.activity_regularizer.num_users -= 1
+            if not layer.activity_regularizer.num_users:
+                layer.activity_regularizer = layer.activity_regularizer.original
+
+
+def _keras_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in keras.__version__.split(".")[:2])
+
+
+class _TrueRowsRegularizer:
+    """An activity regulariser whose losses, averaged over replicas, are that of one device."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.num_users = 0
+
+    def __call__(self, output: Any) -> Any:
+        context = replica_context()
+        assert context is not None
+        count, batch = context.num_replicas_in_sync, context.batch
+        loss = self.original(true_rows(output, context))
+        if _keras_version() < _REGULARIZER_PER_ROW_SINCE:
+            return loss * count
+        if not batch.is_padded or not context.global_num_examples:
+            return loss
+        return loss * (count * (batch.size or 0) / context.global_num_examples)

@@ -1,0 +1,28 @@
+"""Replaces what must be replaced of Keras, once, when this package is imported."""
+
+import keras
+
+from stratagem import environment
+
+# Before the modules below: on another backend they would fail with errors that explain nothing.
+environment.require_jax_backend(keras.config.backend())
+
+from stratagem import strategies  # noqa: E402 - the default strategy fills its slot on import
+from stratagem.keras import (  # noqa: E402
+    batch_normalization,
+    losses,
+    metrics,
+    model,
+    optimizer,
+    random,
+    variable,
+)
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Installs every replacement."""
+    assert strategies.DefaultStrategy
+    for part in (variable, random, metrics, losses, batch_normalization, optimizer, model):
+        part.install()

@@ -1,0 +1,243 @@
+"""What Keras's `fit`, `evaluate` and `predict` call for each group of steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stratagem import config
+from stratagem.execution import CompiledExecution
+from stratagem.keras.batches import HostBatch, place, split_lengths, take_batch
+from stratagem.keras.metric_logs import MetricLogs
+from stratagem.keras.replica_steps import ReplicaSteps
+from stratagem.values import PerReplica, regroup
+
+__all__ = ["HostBatches", "PredictFunction", "TrainOrTestFunction", "logs_wanted"]
+
+
+class _LogsWanted(threading.local):
+    """Whether anybody looks at the logs of single batches."""
+
+    value = True
+
+
+logs_wanted = _LogsWanted()
+
+
+class HostBatches:
+    """The batches of a data source, before anything moves them to a device.
+
+    Args:
+        batches: the source.
+        steps_per_epoch: how many batches an epoch takes of it; None for all.
+    """
+
+    def __init__(self, batches: Iterable[Any], steps_per_epoch: int | None) -> None:
+        self._batches = iter(batches)
+        self.steps_per_epoch = steps_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+
+class _StepFunction:
+    """Runs groups of steps from Keras's iterator, loading one group ahead of the devices.
+
+    Args:
+        model: the Keras model.
+        strategy: its strategy.
+        step: the replica function of one batch.
+    """
+
+    def __init__(self, model: Any, strategy: Any, step: Callable[[Any], Any]) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._step = step
+        self._execution = CompiledExecution(strategy)
+        self._source: Any = None
+        self._ahead: list[tuple[list[HostBatch], Any]] | Exception | None = None
+        self._num_groups = 0
+
+    def run_next(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
+        """Runs the next group of steps.
+
+        Args:
+            iterator: Keras's iterator over host batches.
+
+        Returns:
+            For each run of equal batches in the group these batches and their result.
+
+        Raises:
+            StopIteration: the data has ended.
+        """
+        if self._source is not iterator:
+            self._source, self._ahead, self._num_groups = iterator, None, 0
+        group = self._load(iterator) if self._ahead is None else self._ahead
+        self._ahead = None
+        if isinstance(group, Exception):
+            raise group
+        if not group:
+            raise StopIteration
+        results = [(batches, self._run(batches, arguments)) for batches, arguments in group]
+        self._num_groups += 1
+        if self._may_load_ahead(iterator):
+            self._ahead = self._load_ahead(iterator)
+        return results
+
+    def _may_load_ahead(self, iterator: Iterator[Any]) -> bool:
+        """Whether the next group is surely asked for: beyond an epoch somebody else may read on."""
+        if self._is_eager() or not isinstance(iterator, HostBatches):
+            return False
+        if iterator.steps_per_epoch is None:
+            return True
+        groups_per_epoch = -(-iterator.steps_per_epoch // self._model.steps_per_execution)
+        return self._num_groups % groups_per_epoch != 0
+
+    def _load_ahead(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]] | Exception:
+        """Puts the next group on its way while the devices compute."""
+        try:
+            return self._load(iterator)
+        except Exception as error:  # noqa: BLE001 - raised when that group is asked for
+            return error
+
+    def _is_eager(self) -> bool:
+        return bool(self._model.run_eagerly) or config.runs_eagerly()
+
+    def _load(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
+        batches: list[HostBatch] = []
+        for _ in range(self._model.steps_per_execution):
+            try:
+                batches.append(take_batch(next(iterator)))
+            except StopIteration:
+                break
+        groups: list[list[HostBatch]] = []
+        for batch in batches:
+            if groups and groups[-1][0].signature == batch.signature:
+                groups[-1].append(batch)
+            else:
+                groups.append([batch])
+        if self._is_eager():
+            return [([batch], None) for group in groups for batch in group]
+        return [(group, place(group, self._strategy.topology)) for group in groups]
+
+    def _run(self, batches: list[HostBatch], arguments: Any) -> Any:
+        if arguments is None:
+            return self._run_eagerly(batches[0])
+        program = self._execution.program(self._step, arguments)
+        if len(batches) == 1:
+            return program.run(arguments)
+        return program.run_many(arguments.split, arguments.shared)
+
+    def _run_eagerly(self, batch: HostBatch) -> Any:
+        count = self._strategy.num_replicas_in_sync
+        size, _ = split_lengths(batch.num_examples, count)
+        arrays = [
+            [array[index * size : (index + 1) * size] for array in batch.arrays]
+            for index in range(count)
+        ]
+        parts = [self._rebuild(batch, part) for part in arrays]
+        data = regroup(parts, self._strategy.topology)
+        was_eager = config.runs_eagerly()
+        config.run_eagerly(True)
+        try:
+            return self._strategy.run(self._step, args=(data,))
+        finally:
+            config.run_eagerly(was_eager)
+
+    def _rebuild(self, batch: HostBatch, arrays: list[Any]) -> Any:
+        remaining = iter(arrays)
+        leaves = [jnp.asarray(next(remaining)) if is_array else None for is_array in batch.is_array]
+        return jax.tree.unflatten(batch.structure, leaves)
+
+
+class TrainOrTestFunction(_StepFunction):
+    """A model's `train_function` or `test_function`.
+
+    Args:
+        model: the Keras model.
+        strategy: its strategy.
+        training: which of the two.
+    """
+
+    def __init__(self, model: Any, strategy: Any, *, training: bool) -> None:
+        steps = ReplicaSteps(model)
+        super().__init__(model, strategy, steps.train if training else steps.test)
+        self._num_states = 4 if training else 3
+        self._metric_logs = MetricLogs(model, strategy)
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Runs a group of steps. The state stays in the variables: what is returned is empty."""
+        batches, result = self.run_next(iterator)[-1]
+        if result is not None:
+            logs = jax.tree.map(
+                lambda leaf: _last(leaf, len(batches)), result, is_leaf=_is_distributed
+            )
+            # What a step of the model's own calls by a metric's name is that metric's result, of
+            # this replica: here it is of all.
+            current = self._metric_logs.current()
+            logs = {name: current.get(name, value) for name, value in dict(logs).items()}
+        elif logs_wanted.value:
+            logs = self._metric_logs.current()
+        else:
+            logs = self._metric_logs.placeholder()
+        return logs, tuple([] for _ in range(self._num_states))
+
+
+class PredictFunction(_StepFunction):
+    """A model's `predict_function`.
+
+    Args:
+        model: the Keras model.
+        strategy: its strategy.
+    """
+
+    def __init__(self, model: Any, strategy: Any) -> None:
+        super().__init__(model, strategy, ReplicaSteps(model).predict)
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Runs a group of steps and returns their outputs, true rows only."""
+        runs = self.run_next(iterator)
+        outputs = [
+            jax.tree.map(lambda leaf, b=batches: _join(leaf, b), result, is_leaf=_is_distributed)
+            for batches, result in runs
+        ]
+        if len(outputs) > 1:
+            outputs = [jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)]
+        return outputs[0], ([], [])
+
+
+def _is_distributed(leaf: Any) -> bool:
+    return isinstance(leaf, PerReplica)
+
+
+def _last(leaf: Any, num_steps: int) -> Any:
+    """A log value after the last step, as of one replica: it is the same on all."""
+    if isinstance(leaf, PerReplica):
+        leaf = leaf.stacked
+        return leaf[-1, 0] if num_steps > 1 else leaf[0]
+    return leaf[-1] if num_steps > 1 and isinstance(leaf, jax.Array) else leaf
+
+
+def _join(leaf: Any, batches: list[HostBatch]) -> Any:
+    """Rows of all steps and replicas in the order of the data."""
+    num_steps, num_examples = len(batches), batches[0].num_examples
+    stacked = leaf.stacked if isinstance(leaf, PerReplica) else leaf
+    if stacked is None:  # parts of eager replicas
+        return np.concatenate([np.asarray(part) for part in leaf.components])
+    array = np.asarray(stacked) if num_steps > 1 or isinstance(leaf, PerReplica) else stacked
+    if num_steps > 1:
+        rows = array.reshape(
+            (num_steps, -1, *array.shape[(3 if isinstance(leaf, PerReplica) else 2) :])
+        )
+        return rows[:, :num_examples].reshape((-1, *rows.shape[2:]))
+    if isinstance(leaf, PerReplica):
+        array = array.reshape((-1, *array.shape[2:]))
+    return array[:num_examples]

@@ -1,0 +1,108 @@
+"""How a training step of `fit` turns the losses of replicas into the loss of one device.
+
+SHARE: each replica's loss is its share of the loss of the whole batch, so that the shares add up to
+it and their gradients to its gradient. Exact for masks and weights, because every divisor counts
+all replicas.
+
+MEAN: each replica's loss is the mean over its own examples; gradients are averaged by the number of
+true examples. For models with a `train_step` or `compute_loss` of their own, whose code knows only
+means.
+
+In a step of the user's own (`strategy.run`) neither holds: losses are what the user makes of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import threading
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from stratagem.context import ReplicaContext, get_replica_context
+
+__all__ = [
+    "StepMode",
+    "current_mode",
+    "example_fraction",
+    "is_loss_tracker",
+    "record_loss",
+    "replica_context",
+    "step_mode",
+]
+
+
+class StepMode(enum.Enum):
+    """Which of the rules above holds."""
+
+    OWN = "own"
+    SHARE = "share"
+    MEAN = "mean"
+
+
+class _Current(threading.local):
+    mode: StepMode = StepMode.OWN
+    loss_trackers: frozenset[int] = frozenset()
+
+
+_current = _Current()
+
+
+@contextlib.contextmanager
+def step_mode(mode: StepMode, loss_trackers: Sequence[Any] = ()) -> Generator[None]:
+    """Sets the rule for the length of a `with` block.
+
+    Args:
+        mode: the rule.
+        loss_trackers: the metrics to which Keras itself hands losses, one an output.
+    """
+    previous = _current.mode, _current.loss_trackers
+    _current.mode = mode
+    _current.loss_trackers = frozenset(id(tracker) for tracker in loss_trackers)
+    try:
+        yield
+    finally:
+        _current.mode, _current.loss_trackers = previous
+
+
+def is_loss_tracker(metric: Any) -> bool:
+    """Tells whether Keras hands losses to a metric in this step."""
+    return id(metric) in _current.loss_trackers
+
+
+def record_loss(tracker: Any, loss: Any, context: ReplicaContext) -> None:
+    """Adds a step's loss to the metric that reports it, so that its result is that of one device.
+
+    Args:
+        tracker: a `keras.metrics.Mean`.
+        loss: this replica's share of the loss of the batch, or the mean over its own examples.
+        context: the replica.
+    """
+    examples = jnp.asarray(context.num_examples, tracker.dtype)
+    weight = context.global_num_examples if _current.mode is StepMode.SHARE else examples
+    tracker.total.assign_add(jnp.asarray(loss, tracker.dtype) * jnp.asarray(weight, tracker.dtype))
+    tracker.count.assign_add(examples)
+
+
+def current_mode() -> StepMode:
+    """Returns the rule that holds in this thread."""
+    return _current.mode
+
+
+def replica_context() -> ReplicaContext | None:
+    """Returns the context of a replica that has company or a padded batch; else None."""
+    context = get_replica_context()
+    if context is None or (context.num_replicas_in_sync == 1 and not context.batch.is_padded):
+        return None
+    return context
+
+
+def example_fraction(context: ReplicaContext, dtype: Any) -> Any:
+    """Returns which part of the step's true examples this replica holds, in a floating dtype."""
+    if not context.batch.is_padded or not context.global_num_examples:
+        return jnp.asarray(1.0 / context.num_replicas_in_sync, dtype)
+    return jnp.asarray(context.num_examples, dtype) / jnp.asarray(
+        context.global_num_examples, dtype
+    )

@@ -1,0 +1,403 @@
+"""Keras variables that live by a strategy's policy.
+
+`keras.Variable.__new__` is replaced (Keras 3.12 to 3.15): in a scope it makes a
+`DistributedVariable`, so that layers, metrics, optimizers and users get one without knowing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.context import (
+    ReplicaContext,
+    get_replica_context,
+    get_strategy,
+    in_update_context,
+    stack,
+)
+from stratagem.execution import current_scope
+from stratagem.execution.tracing import foreign_variable
+from stratagem.keras.private import get_stateless_scope
+from stratagem.messages import explain
+from stratagem.options import ReduceOp, VariableAggregation, VariableSynchronization
+from stratagem.values import Mirrored, PerReplica
+from stratagem.variables import (
+    Home,
+    VariableKind,
+    aggregate_components,
+    choose_kind,
+    parse_aggregation,
+    parse_synchronization,
+    spread_over_components,
+)
+
+__all__ = ["DistributedVariable", "Variable", "annotated_variables", "install"]
+
+
+class Annotations(threading.local):
+    """What variables created now are annotated with, whatever their creator says."""
+
+    current: tuple[str, str] | None = None
+
+
+_annotations = Annotations()
+
+
+@contextlib.contextmanager
+def annotated_variables(*, synchronization: str, aggregation: str) -> Generator[None]:
+    """Annotates the variables that are created in a `with` block; `add_weight` cannot be told.
+
+    Args:
+        synchronization: one of Keras's strings.
+        aggregation: one of Keras's strings.
+    """
+    previous, _annotations.current = _annotations.current, (synchronization, aggregation)
+    try:
+        yield
+    finally:
+        _annotations.current = previous
+
+
+class DistributedVariable(keras.Variable):
+    """A Keras variable that was created in a strategy's scope.
+
+    Made by `keras.Variable` itself; takes its arguments.
+
+    Raises:
+        ValueError: annotations that make no sense with several replicas.
+    """
+
+    storage: Any = None
+    _home: Home
+
+    def __init__(
+        self,
+        initializer: Any,
+        shape: Any = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        autocast: bool = True,
+        aggregation: Any = "none",
+        synchronization: Any = "auto",
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not callable(initializer) and not isinstance(initializer, str):
+            initializer, shape, dtype = _as_initializer(initializer, dtype)
+        if _annotations.current is not None:
+            synchronization, aggregation = _annotations.current
+        strategy = get_strategy()
+        parsed = parse_aggregation(aggregation)
+        parsed_synchronization = parse_synchronization(synchronization)
+        kind = choose_kind(
+            parsed_synchronization,
+            parsed,
+            dtype=keras.backend.standardize_dtype(dtype) if dtype else keras.config.floatx(),
+            num_replicas=strategy.num_replicas_in_sync,
+            name=name or type(self).__name__,
+        )
+        self._home = Home(strategy, kind, parsed)
+        super().__init__(
+            initializer,
+            shape=shape,
+            dtype=dtype,
+            trainable=trainable,
+            autocast=autocast,
+            aggregation=parsed.name.lower(),
+            synchronization=parsed_synchronization.name.lower(),
+            name=name or "variable",
+            **kwargs,
+        )
+        strategy.variables.add(self, self._home)
+
+    @property
+    def _value(self) -> Any:
+        return self.storage
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        self.storage = value
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy that the variable belongs to."""
+        return self._home.strategy
+
+    @property
+    def value(self) -> Any:
+        """This replica's value in a replica function, else the value that all copies stand for."""
+        scope = get_stateless_scope()
+        value = scope.get_current_value(self) if scope is not None else None
+        if value is None and (replica_scope := current_scope()) is not None:
+            value = replica_scope.get_current_value(self)
+        if value is None:
+            value = self._global_value()
+        return self._maybe_autocast(value)
+
+    def _require_own_replica(self) -> None:
+        """Raises in a replica function of another strategy: it would bypass the copies."""
+        frame = stack.current_frame()
+        if frame is None or frame.kind is not stack.FrameKind.REPLICA:
+            return
+        if frame.strategy is not self._home.strategy:
+            raise foreign_variable(self, self._home.strategy, frame.strategy)
+
+    def _global_value(self) -> Any:
+        self._require_own_replica()
+        if self.storage is None:
+            return self._initializer(self._shape, dtype=self._dtype)
+        if self._home.kind is VariableKind.ON_READ:
+            value = aggregate_components(self.storage, self._home.aggregation, self.path)
+            if isinstance(value, Tracer):  # read while Keras infers shapes
+                return value
+            return value.addressable_data(0)
+        return self.storage.addressable_data(0)
+
+    def _direct_assign(self, value: Any) -> None:
+        self._require_own_replica()
+        topology = self._home.strategy.topology
+        if self._home.kind is VariableKind.ON_READ:
+            spread = spread_over_components(value, self._home.aggregation, topology.num_replicas)
+            self.storage = jax.device_put(spread, topology.stacked)
+        else:
+            self.storage = topology.replicate(value)
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        value = self._convert_to_tensor(initializer(self._shape, dtype=self._dtype))
+        if self._home.kind is VariableKind.ON_READ:  # each component starts with the whole value
+            topology = self._home.strategy.topology
+            stacked = np.broadcast_to(np.asarray(value), (topology.num_replicas, *value.shape))
+            self.storage = jax.device_put(stacked, topology.stacked)
+        else:
+            self._direct_assign(value)
+
+    def assign(self, value: Any) -> Any:
+        """Sets the value, by the variable's aggregation in a replica function."""
+        value = self._contribution(value)
+        context = self._aggregating_context()
+        if context is None:
+            return super().assign(value)
+        if self._home.aggregation is VariableAggregation.NONE:
+            result = super().assign(value)
+            scope = current_scope()
+            if scope is not None and id(self) in scope.writes:
+                scope.mark_unproven(self)
+            return result
+        return super().assign(self._aggregate(value, context))
+
+    def assign_add(self, value: Any) -> Any:
+        """Adds a value; in a replica function the replicas' values are aggregated first."""
+        return self._assign_delta(value, sign=1)
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtracts a value; in a replica function the replicas' values are aggregated first."""
+        return self._assign_delta(value, sign=-1)
+
+    def _assign_delta(self, value: Any, *, sign: int) -> Any:
+        value = self._contribution(value)
+        context = self._aggregating_context()
+        if context is not None and self._home.aggregation is not VariableAggregation.NONE:
+            delta = self._aggregate(value, context)
+            return super().assign(self + delta if sign > 0 else self - delta)
+        if self._is_whole_on_read():
+            return self._assign_delta_to_components(value, sign)
+        return self.assign(self + value if sign > 0 else self - value)
+
+    def _is_whole_on_read(self) -> bool:
+        """Whether this is an ON_READ variable seen from outside the replicas."""
+        return self._home.kind is VariableKind.ON_READ and get_stateless_scope() is None
+
+    def _assign_delta_to_components(self, value: Any, sign: int) -> Any:
+        if self._home.aggregation is VariableAggregation.SUM:
+            method = "assign_add" if sign > 0 else "assign_sub"
+            raise ValueError(
+                explain(
+                    f"{method} was called in cross-replica context on {self.path!r}, an ON_READ "
+                    "variable "
+                    "with aggregation SUM.",
+                    expected="assign, or a call in a replica function: here nobody knows which "
+                    "component "
+                    "the value is meant for.",
+                    fix="use assign(variable + value), or call it in the function given to "
+                    "strategy.run.",
+                )
+            )
+        self.storage = self.storage + sign * jnp.asarray(np.asarray(value), self._dtype)
+        return self.value
+
+    def _contribution(self, value: Any) -> Any:
+        """Takes a distributed value apart, where that is allowed."""
+        if isinstance(value, Mirrored):
+            return value.value
+        if not isinstance(value, PerReplica):
+            return value
+        if value.local is not None or (get_replica_context() is not None and current_scope()):
+            raise TypeError(
+                explain(
+                    f"A PerReplica was assigned to {self.path!r} in a replica function.",
+                    expected="this replica's part.",
+                    fix="pass the PerReplica through `args` of strategy.run.",
+                )
+            )
+        if self._home.aggregation is VariableAggregation.NONE:
+            raise TypeError(
+                explain(
+                    f"A PerReplica was assigned to {self.path!r}, whose aggregation is NONE.",
+                    expected="a plain value, or a variable with an aggregation.",
+                    fix='reduce the value first, or create the variable with aggregation="sum" '
+                    'or "mean".',
+                )
+            )
+        if self._home.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return value.components[0]
+        op = ReduceOp.from_variable_aggregation(self._home.aggregation)
+        return self._home.strategy.reduce(op, value, axis=None)
+
+    def _aggregating_context(self) -> ReplicaContext | None:
+        """The replica context in which an assignment is combined with those of other replicas."""
+        if self._home.kind is not VariableKind.MIRRORED or in_update_context():
+            return None
+        context = get_replica_context()
+        return None if context is None or context.strategy is not self._home.strategy else context
+
+    def _aggregate(self, value: Any, context: ReplicaContext) -> Any:
+        aggregation = self._home.aggregation
+        is_number = isinstance(value, int | float | complex) and not isinstance(value, np.generic)
+        if aggregation is VariableAggregation.SUM and is_number:
+            raise ValueError(
+                explain(
+                    f"A replica function assigned the Python number {value!r} to {self.path!r}, "
+                    "whose "
+                    "aggregation is SUM.",
+                    expected="an array, which counts once a replica.",
+                    fix="pass an array (jax.numpy.asarray), or divide by num_replicas_in_sync "
+                    "if the number "
+                    "is meant once.",
+                )
+            )
+        value = self._convert_to_tensor(value, dtype=self._dtype)
+        if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            is_first = context.replica_id_in_sync_group == 0
+            value = jnp.where(is_first, value, jnp.zeros_like(value))
+            return context.communicator.all_reduce(ReduceOp.SUM, value)
+        op = ReduceOp.from_variable_aggregation(aggregation)
+        return context.communicator.all_reduce(op, value)
+
+    def initialize(self) -> None:
+        """Gives a variable that was created in a step its initial value."""
+        self._deferred_initialize()
+
+    @staticmethod
+    def adopt(variable: keras.Variable, strategy: Any) -> None:
+        """Moves a variable of no strategy to one, in place.
+
+        Args:
+            variable: a plain Keras variable with a value.
+            strategy: its new strategy.
+        """
+        value = variable.value
+        aggregation = parse_aggregation(variable.aggregation)
+        synchronization = parse_synchronization(variable.synchronization)
+        kind = choose_kind(
+            synchronization,
+            aggregation,
+            dtype=variable.dtype,
+            num_replicas=strategy.num_replicas_in_sync,
+            name=variable.path,
+        )
+        variable.__dict__.pop("_value", None)
+        variable.__class__ = DistributedVariable
+        variable._home = Home(strategy, kind, aggregation)
+        strategy.variables.add(variable, variable._home)
+        variable._direct_assign(value)
+
+    def assign_to_first_component(self, value: Any) -> None:
+        """Stores a whole value of an ON_READ variable with aggregation SUM, without dividing it."""
+        if self._home.kind is VariableKind.ON_READ:
+            topology = self._home.strategy.topology
+            stacked = np.zeros((topology.num_replicas, *self.shape), self._dtype)
+            stacked[0] = np.asarray(value)
+            self.storage = jax.device_put(stacked, topology.stacked)
+        else:
+            self.assign(value)
+
+
+def _as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
+    """Turns an initial value into what Keras can also call later, outside a trace."""
+    if isinstance(value, keras.Variable):
+        value = value.value
+    array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
+
+    def initializer(shape: Any, dtype: Any = None) -> Any:
+        return jnp.asarray(array, dtype)
+
+    return initializer, array.shape, keras.backend.standardize_dtype(array.dtype)
+
+
+def Variable(  # noqa: N802 - tf.Variable's name
+    initial_value: Any,
+    trainable: bool | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    synchronization: Any = VariableSynchronization.AUTO,
+    aggregation: Any = VariableAggregation.NONE,
+) -> keras.Variable:
+    """Makes a Keras variable with `tf.Variable`'s argument order. Call anywhere.
+
+    In a replica function it is created on the first call and is the same variable afterwards, if
+    the function keeps it.
+
+    Args:
+        initial_value: array, number, or a function without arguments that returns one.
+        trainable: None for True, or for False with synchronization ON_READ.
+        name: name of the variable.
+        dtype: dtype; None for that of the value.
+        synchronization: when the copies are brought together.
+        aggregation: how the replicas' contributions are combined.
+
+    Returns:
+        A variable of the current strategy.
+
+    Raises:
+        ValueError: annotations that make no sense with several replicas.
+
+    Example:
+        >>> sg.Variable(10.0, aggregation=sg.VariableAggregation.SUM).aggregation
+        'sum'
+
+    Source: TF 2.21 variables.py, Variable.
+    """
+    parsed = parse_synchronization(synchronization)
+    if trainable is None:
+        trainable = parsed is not VariableSynchronization.ON_READ
+    value = initial_value() if callable(initial_value) else initial_value
+    initializer, shape, dtype = _as_initializer(value, dtype)
+    return keras.Variable(
+        initializer,
+        shape=shape,
+        dtype=dtype,
+        trainable=trainable,
+        name=name,
+        synchronization=parsed.name.lower(),
+        aggregation=parse_aggregation(aggregation).name.lower(),
+    )
+
+
+def install() -> None:
+    """Makes `keras.Variable` create distributed variables in scopes. Done once, on import."""
+
+    def create(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls is keras.Variable and get_strategy().topology.devices is not None:
+            return object.__new__(DistributedVariable)
+        return object.__new__(cls)
+
+    keras.Variable.__new__ = staticmethod(create)

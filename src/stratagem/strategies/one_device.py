@@ -1,0 +1,36 @@
+"""Everything on one device, under the interface of the others."""
+
+from __future__ import annotations
+
+from typing import final
+
+from stratagem.strategies.strategy import Strategy
+from stratagem.topology import Topology, find_devices
+from stratagem.topology.devices import DeviceLike
+
+__all__ = ["OneDeviceStrategy"]
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """Puts variables and computation on one device.
+
+    For code that opens a scope and should run undistributed, and for trying a program before it is
+    spread over devices.
+
+    Args:
+        device: a name such as `"gpu:0"`, an index, or a `jax.Device`.
+
+    Raises:
+        ValueError: no such device.
+        TypeError: a device of another type.
+
+    Example:
+        >>> sg.OneDeviceStrategy("cpu:0").num_replicas_in_sync
+        1
+
+    Source: TF 2.21 one_device_strategy.py, OneDeviceStrategy.
+    """
+
+    def __init__(self, device: DeviceLike) -> None:
+        super().__init__(Topology(find_devices([device])))

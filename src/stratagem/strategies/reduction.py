@@ -1,0 +1,197 @@
+"""reduce and gather over the parts of a value, outside a step and inside merge_call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.context import stack
+from stratagem.context.replica import check_axis, check_equal_shapes
+from stratagem.errors import InvalidArgumentError
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+from stratagem.values import Mirrored, PerReplica
+
+__all__ = ["gather", "parse_axes", "reduce"]
+
+
+def parse_axes(axis: Any) -> tuple[int, ...] | None:
+    """Returns the array axes to reduce over.
+
+    Args:
+        axis: None, an int, or a tuple or list of ints.
+
+    Returns:
+        A tuple of ints; None for the replicas only.
+
+    Raises:
+        TypeError: another type.
+    """
+    if axis is None:
+        return None
+    axes = tuple(axis) if isinstance(axis, tuple | list) else (axis,)
+    if any(not isinstance(one, int) or isinstance(one, bool) for one in axes):
+        raise TypeError(
+            explain(
+                f"reduce received axis={axis!r}.",
+                expected="None, an int, or a tuple or list of ints.",
+                fix="pass axis=None to reduce over replicas only, or axis=0 for the examples as "
+                "well.",
+            )
+        )
+    return axes
+
+
+def reduce(op: ReduceOp, value: Any, axes: tuple[int, ...] | None, *, num_replicas: int) -> Any:
+    """Reduces one leaf over replicas and, if asked, over array axes.
+
+    Args:
+        op: SUM or MEAN.
+        value: `PerReplica`, `Mirrored`, array or number.
+        axes: array axes of one component to reduce over as well.
+        num_replicas: number of replicas.
+
+    Returns:
+        An array.
+
+    Raises:
+        ValueError: a plain value where several replicas are asked to add theirs; a bad axis.
+        InvalidArgumentError: parts of unequal shapes.
+    """
+    if isinstance(value, PerReplica):
+        if value.local is not None:
+            return _reduce_local(op, value.local, axes)
+        if axes is None and value.lengths is None and value.stacked is not None:
+            return _one_copy(_combine(op, value.stacked))
+        return _reduce_parts(op, list(value.components), axes)
+    plain = value.value if isinstance(value, Mirrored) else value
+    if num_replicas > 1 and op is ReduceOp.SUM:
+        raise ValueError(
+            explain(
+                f"reduce received a plain value {plain!r} to SUM over {num_replicas} replicas.",
+                expected="a PerReplica, as `run` returns it: of a plain value nobody knows "
+                "whether it is "
+                "one contribution or one a replica.",
+                fix='pass what `run` returned; or use "mean", which leaves a plain value as it is.',
+            )
+        )
+    return jnp.asarray(plain) if axes is None else _reduce_parts(op, [plain], axes)
+
+
+def _combine(op: ReduceOp, stacked: Any) -> Any:
+    return (
+        jnp.mean(stacked, axis=0)
+        if op is ReduceOp.MEAN
+        else jnp.sum(stacked, axis=0, dtype=_sum_dtype(stacked))
+    )
+
+
+def _sum_dtype(value: Any) -> Any:
+    return jnp.int32 if value.dtype == bool else value.dtype
+
+
+def _one_copy(value: Any) -> Any:
+    """Takes one device's copy of a result that is the same on all: an ordinary array."""
+    if isinstance(value, Tracer) or len(value.sharding.device_set) == 1:
+        return value
+    return (
+        value.addressable_data(0) if value.is_fully_replicated else jnp.asarray(np.asarray(value))
+    )
+
+
+def _reduce_parts(op: ReduceOp, parts: list[Any], axes: tuple[int, ...] | None) -> Any:
+    arrays = [jnp.asarray(_movable(part)) for part in parts]
+    if axes is None:
+        check_equal_shapes([part.shape for part in arrays], "reduce with axis=None")
+        return _combine(op, jnp.stack(arrays))
+    sums: list[Any] = []
+    count = 0
+    for part in arrays:
+        over = tuple(check_axis(axis, part.ndim, "reduce") for axis in axes)
+        sums.append(jnp.sum(part, axis=over, dtype=_sum_dtype(part)))
+        count += int(np.prod([part.shape[axis] for axis in over]))
+    check_equal_shapes([part.shape for part in sums], f"reduce with axis={axes}")
+    total = jnp.sum(jnp.stack(sums), axis=0, dtype=sums[0].dtype)
+    return total / count if op is ReduceOp.MEAN else total
+
+
+def _reduce_local(op: ReduceOp, local: Any, axes: tuple[int, ...] | None) -> Any:
+    """The same while a step is traced: this replica's part is an array, the others are reached."""
+    context = _merge_context()
+    local = jnp.asarray(local)
+    batch = context.batch
+    padded = batch.is_padded and local.ndim > 0 and local.shape[0] == batch.size
+    if axes is None:
+        if padded and len(set(batch.lengths)) > 1:
+            raise InvalidArgumentError(
+                explain(
+                    f"reduce with axis=None received parts of {batch.lengths} rows.",
+                    expected="as many rows on every replica.",
+                    fix="reduce over axis 0 as well (axis=0), which counts true rows.",
+                )
+            )
+        return context.communicator.all_reduce(op, local)
+    over = tuple(check_axis(axis, local.ndim, "reduce") for axis in axes)
+    count: Any = int(np.prod([local.shape[axis] for axis in over])) * context.num_replicas_in_sync
+    if padded and 0 in over:
+        mask = context.example_mask.reshape((-1,) + (1,) * (local.ndim - 1))
+        local = jnp.where(mask, local, 0)
+        count = count // (batch.size * context.num_replicas_in_sync) * context.global_num_examples
+    total = context.communicator.all_reduce(
+        ReduceOp.SUM, jnp.sum(local, axis=over, dtype=_sum_dtype(local))
+    )
+    return total / count if op is ReduceOp.MEAN else total
+
+
+def _merge_context() -> Any:
+    frame = stack.current_frame()
+    if frame is None or frame.replica is None:
+        raise ValueError(
+            explain(
+                "A PerReplica of a compiled step was used outside merge_call.",
+                expected="use in the function given to merge_call.",
+                fix="return the value from the replica function and reduce what `run` returns.",
+            )
+        )
+    return frame.replica
+
+
+def gather(value: Any, axis: Any) -> Any:
+    """Concatenates the parts of one leaf in replica order, true rows only.
+
+    Args:
+        value: `PerReplica`, `Mirrored`, array or number.
+        axis: array axis of one component.
+
+    Returns:
+        An array; a plain value as it is.
+
+    Raises:
+        ValueError: rank 0 or bad axis.
+        InvalidArgumentError: parts whose other sizes differ.
+    """
+    if not isinstance(value, PerReplica):
+        return value.value if isinstance(value, Mirrored) else value
+    if value.local is not None:
+        context = _merge_context()
+        local = jnp.asarray(value.local)
+        axis = check_axis(axis, local.ndim, "gather")
+        padded = axis == 0 and context.batch.is_padded and local.shape[0] == context.batch.size
+        return context.communicator.all_gather(
+            local, axis, context.batch.lengths if padded else None
+        )
+    parts = [_movable(part) for part in value.components]
+    axes = [check_axis(axis, part.ndim, "gather") for part in parts]
+    check_equal_shapes(
+        [part.shape[:one] + part.shape[one + 1 :] for part, one in zip(parts, axes, strict=True)],
+        f"gather along axis {axis} (which is left out here)",
+    )
+    return jnp.concatenate(parts, axis=axes[0])
+
+
+def _movable(part: Any) -> Any:
+    """Takes a part off its device, so that parts of several devices can be combined."""
+    return part if isinstance(part, Tracer) else np.asarray(part)

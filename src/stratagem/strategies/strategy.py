@@ -1,0 +1,340 @@
+"""Strategy: one object that decides how training is spread over devices."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem import config
+from stratagem.context import stack
+from stratagem.execution import CompiledExecution, run_eagerly
+from stratagem.messages import explain
+from stratagem.options import ReduceOp, RunOptions
+from stratagem.strategies import reduction
+from stratagem.strategies.extended import StrategyExtended
+from stratagem.topology import Topology
+from stratagem.values import PerReplica, regroup
+from stratagem.values.distributed import DistributedValues
+from stratagem.variables import VariableRegistry
+
+__all__ = ["Strategy", "ValueContext"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueContext:
+    """What `distribute_values_from_function` tells the function about the replica.
+
+    Args:
+        replica_id_in_sync_group: 0 ... n-1.
+        num_replicas_in_sync: n.
+
+    Source: TF 2.21 distribute_lib.py, ValueContext.
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+
+class Strategy:
+    """Decides how training is spread over devices.
+
+    A strategy has a topology (which devices), a variable policy, an execution and cross-device ops;
+    a concrete one only chooses them.
+
+    Args:
+        topology: the devices of the replicas.
+
+    Raises:
+        TypeError: `topology` is no Topology.
+
+    Source: TF 2.21 distribute_lib.py, Strategy.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        if not isinstance(topology, Topology):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                explain(
+                    f"topology={topology!r} is of type {type(topology).__name__}.",
+                    expected="a stratagem.topology.Topology.",
+                    fix="make one from devices: Topology(find_devices([...])).",
+                )
+            )
+        self.topology = topology
+        self.variables = VariableRegistry()
+        self.compiled = CompiledExecution(self)
+        self._extended = StrategyExtended(self)
+
+    def __repr__(self) -> str:
+        devices = ", ".join(str(device) for device in self.topology.devices or ())
+        return f"{type(self).__name__}({devices})"
+
+    def __copy__(self) -> Strategy:
+        raise RuntimeError(
+            explain(
+                f"{self} was given to copy.copy.",
+                expected="copy.deepcopy: a shallow copy would share its variables with the "
+                "original.",
+                fix="use copy.deepcopy for a new strategy on the same devices, or the strategy "
+                "itself.",
+            )
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
+        Strategy.__init__(copied, self.topology)
+        return copied
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas whose gradients are summed."""
+        return self.topology.num_replicas
+
+    @property
+    def cluster_resolver(self) -> None:
+        """The cluster that the strategy was made from; None in a single process."""
+        return None
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """What authors of libraries need beyond the methods here."""
+        return self._extended
+
+    @contextlib.contextmanager
+    def scope(self) -> Generator[Strategy]:
+        """Makes this strategy current and creates variables by its policy.
+
+        Call in cross-replica context.
+
+        Yields:
+            The strategy.
+
+        Raises:
+            RuntimeError: in a replica function or in another strategy's scope; or left out of
+                order.
+
+        Example:
+            >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+            ...     model = keras.Sequential([keras.layers.Dense(1)])
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.scope.
+        """
+        stack.push_scope(self)
+        try:
+            yield self
+        finally:
+            stack.pop_scope(self)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Calls a function once a replica, as one compiled program. Call in cross-replica context.
+
+        Arrays and Python numbers are traced; strings, bools and other objects are part of the
+        program. A second call with the same function, structure, shapes and dtypes traces nothing.
+
+        Args:
+            fn: the replica function; called in replica context.
+            args: tuple or list of positional arguments, pytrees; of a `PerReplica` each replica
+                gets its component, everything else goes to all.
+            kwargs: keyword arguments, likewise.
+            options: hints for TPUs.
+
+        Returns:
+            What `fn` returns, each array as a `PerReplica` (plain with one replica), other objects
+            as they are.
+
+        Raises:
+            RuntimeError: in replica context, or in another strategy's scope.
+            TypeError: `fn` cannot be called, or `options` is of another type.
+            ValueError: `args` is no tuple or list.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
+            PerReplica[0 | 1]
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.run.
+        """
+        stack.require_cross_replica(
+            self, "run", instead="call the function itself; it is in a replica."
+        )
+        self._check_run_arguments(fn, args, options)
+        frame = stack.current_frame()
+        opened = contextlib.nullcontext() if frame is not None else self._opened()
+        with opened:
+            if config.runs_eagerly():
+                return run_eagerly(self, fn, args, kwargs or {})
+            return self.compiled.run(fn, args, kwargs or {})
+
+    def _opened(self) -> contextlib.AbstractContextManager[Any]:
+        return stack.push(stack.FrameKind.SCOPE, self)
+
+    def _check_run_arguments(self, fn: Any, args: Any, options: Any) -> None:
+        if not callable(fn):
+            raise TypeError(
+                explain(
+                    f"run received fn={fn!r} of type {type(fn).__name__}.",
+                    expected="a function.",
+                    fix="pass the function itself and its arguments in `args`.",
+                )
+            )
+        if not isinstance(args, tuple | list):
+            raise ValueError(
+                explain(
+                    f"run received args of type {type(args).__name__}.",
+                    expected="a tuple or list of positional arguments.",
+                    fix="write args=(value,) with a comma.",
+                )
+            )
+        if options is not None and not isinstance(options, RunOptions):
+            raise TypeError(
+                explain(
+                    f"run received options={options!r} of type {type(options).__name__}.",
+                    expected="sg.RunOptions or None.",
+                    fix="leave `options` out.",
+                )
+            )
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+        """Combines the parts of a value over replicas. Call in cross-replica context.
+
+        Args:
+            reduce_op: "sum" or "mean".
+            value: pytree with `PerReplica` leaves.
+            axis: None to reduce over replicas only; an int or several to reduce over those axes of
+                a component as well, where MEAN divides by the true number of elements.
+
+        Returns:
+            The pytree with ordinary arrays; SUM keeps the dtype, MEAN of integers is a float.
+
+        Raises:
+            ValueError: unknown op, axis out of range, or a plain value to SUM over several
+            replicas. TypeError: axis of another type.
+            InvalidArgumentError: parts of unequal shapes with `axis=None`.
+            RuntimeError: in replica context; use `all_reduce` or `merge_call`.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> ids = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
+            >>> strategy.reduce("sum", ids, axis=None)
+            Array(1, dtype=int32)
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.reduce.
+        """
+        stack.require_cross_replica(
+            self, "reduce", instead="use ReplicaContext.all_reduce, or call it in merge_call."
+        )
+        op = ReduceOp.parse(reduce_op)
+        axes = reduction.parse_axes(axis)
+        count = self.num_replicas_in_sync
+        return _map(lambda leaf: reduction.reduce(op, leaf, axes, num_replicas=count), value)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenates the parts of a value in replica order. Call in cross-replica context.
+
+        Args:
+            value: pytree with `PerReplica` leaves, each part of shape (..., n_i, ...).
+            axis: -rank <= axis < rank of a part.
+
+        Returns:
+            The pytree with ordinary arrays, size sum(n_i) at `axis`, true rows only; plain values
+            as they are.
+
+        Raises:
+            ValueError: rank 0, or axis out of range.
+            InvalidArgumentError: parts whose ranks or other sizes differ.
+            RuntimeError: in replica context; use `all_gather`.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> value = strategy.distribute_values_from_function(lambda _: jax.numpy.ones(2))
+            >>> strategy.gather(value, axis=0).shape
+            (4,)
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.gather.
+        """
+        stack.require_cross_replica(self, "gather", instead="use ReplicaContext.all_gather.")
+        return _map(lambda leaf: reduction.gather(leaf, axis), value)
+
+    concat = gather
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the parts of a value that this process holds. Call in cross-replica context.
+
+        Args:
+            value: a `PerReplica`, or anything else.
+
+        Returns:
+            Tuple of its components, true rows only; `(value,)` for what is not distributed.
+
+        Raises:
+            RuntimeError: in replica context.
+
+        Example:
+            >>> sg.get_strategy().local_results(7)
+            (7,)
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.experimental_local_results.
+        """
+        stack.require_cross_replica(
+            self, "local_results", instead="use the value: it is this replica's."
+        )
+        if isinstance(value, PerReplica):
+            return value.components
+        if isinstance(value, DistributedValues):
+            return (value,) * self.num_replicas_in_sync
+        return (value,)
+
+    experimental_local_results = local_results
+
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Makes a value whose parts a function computes. Call in cross-replica context.
+
+        Args:
+            value_fn: called once a replica with a `ValueContext`; returns a pytree.
+
+        Returns:
+            The pytree with `PerReplica` leaves; plain with one replica.
+
+        Raises:
+            ValueError: the pytrees differ in structure.
+            RuntimeError: in replica context.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> strategy.distribute_values_from_function(lambda c: 10 * c.replica_id_in_sync_group)
+            PerReplica[0 | 10]
+
+        Source: TF 2.21 distribute_lib.py, experimental_distribute_values_from_function.
+        """
+        stack.require_cross_replica(
+            self,
+            "distribute_values_from_function",
+            instead="compute the value in the replica function.",
+        )
+        count = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(index, count)) for index in range(count)]
+        if count > 1:  # so that equal numbers make a PerReplica too, whatever their values are
+            values = jax.tree.map(_number_as_array, values)
+        return regroup(values, self.topology)
+
+    experimental_distribute_values_from_function = distribute_values_from_function
+
+
+def _map(fn: Callable[[Any], Any], value: Any) -> Any:
+    return jax.tree.map(fn, value, is_leaf=lambda leaf: isinstance(leaf, DistributedValues))
+
+
+def _number_as_array(leaf: Any) -> Any:
+    is_number = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
+    return np.asarray(leaf) if is_number else leaf

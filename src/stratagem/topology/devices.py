@@ -1,0 +1,209 @@
+"""Devices by name, by index or as they are, and virtual CPU devices where there is one CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+
+from stratagem import environment
+from stratagem.messages import explain
+
+__all__ = ["DeviceLike", "find_devices", "local_devices"]
+
+DeviceLike: TypeAlias = str | int | jax.Device
+
+_NAME = re.compile(
+    r"/?(?:job:(?P<job>\w+)/)?(?:replica:(?P<replica>\d+)/)?(?:task:(?P<task>\d+)/)?(?:device:)?"
+    r"(?P<platform>[a-zA-Z]+)(?::(?P<index>\d+))?"
+)
+_PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
+
+
+def local_devices() -> tuple[jax.Device, ...]:
+    """Returns every local accelerator or, where there is none, every local CPU device.
+
+    Returns:
+        Devices of this process, in JAX's order.
+    """
+    _size_thread_pool()
+    return tuple(jax.local_devices())
+
+
+def _size_thread_pool() -> None:
+    """Sizes XLA:CPU's pool for the virtual devices that will be; too late once JAX has started."""
+    num_devices = _num_cpu_devices()
+    if num_devices > 1:
+        environment.size_cpu_thread_pool(num_devices)
+
+
+def _num_cpu_devices() -> int:
+    """How many CPU devices the program or its environment has asked JAX for."""
+    settings: Any = jax.config
+    asked = int(settings.jax_num_cpu_devices)
+    return asked if asked > 0 else environment.num_forced_cpu_devices()
+
+
+def find_devices(specs: Sequence[DeviceLike]) -> tuple[jax.Device, ...]:
+    """Returns the devices that names, indices or `jax.Device` objects stand for.
+
+    Names are TensorFlow's and JAX's: `"GPU:0"`, `"/cpu:1"`, `"/device:TPU:3"`; an index counts
+    `local_devices()`. CPU devices that do not exist yet are made, if JAX has not started.
+
+    Args:
+        specs: the devices, each of one of these kinds.
+
+    Returns:
+        As many devices, in the order given.
+
+    Raises:
+        ValueError: empty, duplicate, unknown or remote device.
+        TypeError: a spec of another type.
+
+    Example:
+        >>> find_devices(["cpu:0", "cpu:1"])
+        (CpuDevice(id=0), CpuDevice(id=1))
+
+    Source: TF 2.21 mirrored_strategy.py, _infer_num_gpus_per_worker and device canonicalisation.
+    """
+    if not specs:
+        raise ValueError(
+            explain(
+                "devices=[] names no device.",
+                expected="at least one device, or None for every local one.",
+                fix='leave the argument out, or pass for example ["cpu:0", "cpu:1"].',
+            )
+        )
+    parsed = [_parse(spec) for spec in specs]
+    cpu_indices = [place[1] for place in parsed if isinstance(place, tuple) and place[0] == "cpu"]
+    if cpu_indices:
+        _make_virtual_cpu_devices(max(cpu_indices) + 1)
+    devices = tuple(_look_up(place) for place in parsed)
+    _check_distinct(devices)
+    _check_local(devices)
+    return devices
+
+
+def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
+    """Returns (platform, index), an index into the local devices, or the device itself."""
+    if isinstance(spec, jax.Device):
+        return spec
+    if isinstance(spec, int) and not isinstance(spec, bool):
+        return spec
+    if not isinstance(spec, str):
+        raise TypeError(
+            explain(
+                f"device {spec!r} is of type {type(spec).__name__}.",
+                expected='a name such as "gpu:0", an index, or a jax.Device.',
+                fix="pass one of these; jax.devices() lists what there is.",
+            )
+        )
+    match = _NAME.fullmatch(spec)
+    platform = _PLATFORMS.get(match["platform"].lower()) if match else None
+    if match is None or platform is None:
+        # Listing what there is would start JAX, and then a corrected list of names could no more
+        # have its virtual CPU devices made.
+        raise ValueError(
+            explain(
+                f"{spec!r} is not a device name.",
+                expected='a platform (cpu, gpu, tpu) and an index, such as "gpu:0" or "/cpu:1".',
+                fix="correct the name; the command `stratagem devices` lists what there is.",
+            )
+        )
+    is_local = match["job"] in (None, "localhost") and not int(match["replica"] or 0)
+    if not is_local or int(match["task"] or 0):
+        raise _remote([spec])
+    return platform, int(match["index"] or 0)
+
+
+def _look_up(place: tuple[str, int] | int | jax.Device) -> jax.Device:
+    if isinstance(place, jax.Device):
+        return place
+    if isinstance(place, int):
+        name, platform, index, devices = f"number {place}", "", place, local_devices()
+    else:
+        platform, index = place
+        name, devices = f"{platform}:{index}", _platform_devices(platform)
+    if not 0 <= index < len(devices):
+        raise ValueError(
+            explain(
+                f"device {name} does not exist.",
+                expected=f"one of {_names(_all_local_devices())}.",
+                fix=_fix_for_missing(platform, index),
+            )
+        )
+    return devices[index]
+
+
+def _fix_for_missing(platform: str, index: int) -> str:
+    if platform == "cpu" and _platform_devices("cpu"):
+        return (
+            "JAX has started, so no virtual CPU device can be added; make the strategy before the "
+            f'first JAX computation, or call jax.config.update("jax_num_cpu_devices", {index + 1}) '
+            "at the top of the program."
+        )
+    return "name a device that exists, or leave `devices` out to use all local ones."
+
+
+def _platform_devices(platform: str) -> tuple[jax.Device, ...]:
+    try:
+        return tuple(jax.local_devices(backend=platform))
+    except RuntimeError:  # JAX has no such platform on this machine
+        return ()
+
+
+def _all_local_devices() -> tuple[jax.Device, ...]:
+    accelerators = local_devices()
+    cpus = _platform_devices("cpu")
+    return accelerators + tuple(device for device in cpus if device not in accelerators)
+
+
+def _names(devices: Sequence[jax.Device]) -> str:
+    counts: dict[str, int] = {}
+    names: list[str] = []
+    for device in devices:
+        index = counts.get(device.platform, 0)
+        counts[device.platform] = index + 1
+        names.append(f"{device.platform}:{index}")
+    return ", ".join(names)
+
+
+def _make_virtual_cpu_devices(num_devices: int) -> None:
+    """Asks JAX for CPU devices; does nothing when its backends have started already."""
+    if num_devices > _num_cpu_devices():
+        try:
+            jax.config.update("jax_num_cpu_devices", num_devices)
+        except RuntimeError:  # JAX has started: the look-up that follows says what to do
+            return
+    _size_thread_pool()
+
+
+def _check_distinct(devices: Sequence[jax.Device]) -> None:
+    repeated = sorted({str(device) for device in devices if devices.count(device) > 1})
+    if repeated:
+        raise ValueError(
+            explain(
+                f"devices names {', '.join(repeated)} more than once.",
+                expected="each device at most once: a device holds one replica.",
+                fix="remove the repetition.",
+            )
+        )
+
+
+def _check_local(devices: Sequence[jax.Device]) -> None:
+    process_index = jax.process_index()
+    remote = [str(device) for device in devices if device.process_index != process_index]
+    if remote:
+        raise _remote(remote)
+
+
+def _remote(names: Sequence[str]) -> ValueError:
+    return ValueError(
+        explain(
+            f"devices names {', '.join(names)} of another process.",
+            expected="devices of this process.",
+            fix="choose from jax.local_devices().",
+        )
+    )

@@ -1,0 +1,166 @@
+"""PerReplica and Mirrored: small frozen pytrees."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.messages import explain
+
+__all__ = ["DistributedValues", "Mirrored", "PerReplica"]
+
+
+class DistributedValues:
+    """Marks what stands for one value a replica.
+
+    Source: TF 2.21 distribute.py (types), DistributedValues.
+    """
+
+    __slots__ = ()
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class PerReplica(DistributedValues):
+    """One value a replica.
+
+    Comes from `Strategy.run` and `distribute_values_from_function`. It has three forms, of which a
+    value has exactly one: `stacked` outside a step, `local` inside `merge_call` of a compiled step,
+    `objects` for what is no array or whose shapes differ beyond the leading size.
+
+    Args:
+        stacked: array of shape (num_replicas, ...), the replica axis first, sharded over it.
+        lengths: true leading sizes, one a replica, where the components are padded; else None.
+        objects: the components as they are, in replica order.
+        local: this replica's traced value inside a compiled step.
+
+    Source: TF 2.21 values.py, PerReplica.
+    """
+
+    stacked: Any = None
+    lengths: tuple[int, ...] | None = None
+    objects: tuple[Any, ...] | None = None
+    local: Any = None
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any, Any], Any]:
+        """Tells JAX the arrays of this value; `lengths` is static."""
+        return (self.stacked, self.objects, self.local), self.lengths
+
+    @classmethod
+    def tree_unflatten(cls, lengths: Any, children: Any) -> PerReplica:
+        """Makes a value from what `tree_flatten` returned."""
+        stacked, objects, local = children
+        return cls(stacked=stacked, lengths=lengths, objects=objects, local=local)
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        """The components of all replicas of this process, true rows only, in replica order."""
+        if self.objects is not None:
+            return self.objects
+        if self.stacked is None:
+            raise ValueError(
+                explain(
+                    "This PerReplica belongs to a compiled step, where only one replica's part is.",
+                    expected="a value outside the step.",
+                    fix="use strategy.reduce or all_gather inside merge_call.",
+                )
+            )
+        parts = _parts(self.stacked)
+        if self.lengths is None:
+            return parts
+        return tuple(part[:length] for part, length in zip(parts, self.lengths, strict=True))
+
+    def __repr__(self) -> str:
+        if self.local is not None:
+            return f"PerReplica(local={self.local!r})"
+        if self.objects is None and not isinstance(self.stacked, jax.Array | np.ndarray):
+            return f"PerReplica(stacked={self.stacked!r})"  # JAX fills pytrees with anything
+        return "PerReplica[" + " | ".join(str(part) for part in self.components) + "]"
+
+    def _refuse(self, use: str) -> NoReturn:
+        raise ValueError(
+            explain(
+                f"A PerReplica was used as {use}, but it holds one value a replica.",
+                expected="a plain value.",
+                fix="use strategy.local_results, strategy.reduce or strategy.gather first, or pass "
+                "it to strategy.run, whose function sees one component.",
+            )
+        )
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        self._refuse("an array")
+
+    def __jax_array__(self) -> jax.Array:
+        self._refuse("an array")
+
+    def __bool__(self) -> bool:
+        self._refuse("a truth value")
+
+    def __format__(self, format_spec: str) -> str:
+        return self._refuse("a number") if format_spec else repr(self)
+
+    def _refuse_as_number(self, *_: object) -> NoReturn:
+        self._refuse("a number")
+
+    def _refuse_as_array(self, *_: object) -> NoReturn:
+        self._refuse("an array")
+
+    __float__ = __int__ = __complex__ = __index__ = __round__ = _refuse_as_number
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_as_number
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refuse_as_number
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __pos__ = __abs__ = _refuse_as_number
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse_as_number
+    __matmul__ = __rmatmul__ = __getitem__ = __iter__ = __len__ = _refuse_as_array
+
+
+def _parts(stacked: Any) -> tuple[Any, ...]:
+    """Splits the replica axis, without moving data where the array is sharded over it."""
+    if isinstance(stacked, jax.Array) and not isinstance(stacked, Tracer):
+        shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        if [shard.index[0].start or 0 for shard in shards] == list(range(stacked.shape[0])):
+            return tuple(shard.data[0] for shard in shards)
+    return tuple(stacked[index] for index in range(stacked.shape[0]))
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mirrored(DistributedValues):
+    """The same value on every replica.
+
+    Comes from `extended.reduce_to` and is taken by `extended.update`. Works as an array anywhere.
+
+    Args:
+        value: the value, as of one copy.
+
+    Source: TF 2.21 values.py, Mirrored.
+    """
+
+    value: Any
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        """Tells JAX the array of this value."""
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> Mirrored:
+        """Makes a value from what `tree_flatten` returned."""
+        return cls(children[0])
+
+    def __jax_array__(self) -> jax.Array:
+        return jax.numpy.asarray(self.value)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        return np.array(self.value, dtype=dtype, copy=copy)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)

@@ -1,0 +1,71 @@
+"""From the components of an ON_READ variable to its value, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.options import VariableAggregation
+
+__all__ = ["aggregate_components", "spread_over_components"]
+
+
+def aggregate_components(stacked: Any, aggregation: VariableAggregation, name: str) -> Any:
+    """Returns the value that the components of a variable stand for.
+
+    Args:
+        stacked: array of shape (num_replicas, ...).
+        aggregation: SUM, MEAN or ONLY_FIRST_REPLICA.
+        name: the variable's name, for the message.
+
+    Returns:
+        Array without the replica axis, of the same dtype.
+
+    Raises:
+        ValueError: aggregation NONE.
+
+    Source: TF 2.21 values.py, SyncOnReadVariable._get_cross_replica.
+    """
+    if aggregation is VariableAggregation.SUM:
+        return jnp.sum(stacked, axis=0, dtype=stacked.dtype)
+    if aggregation is VariableAggregation.MEAN:
+        return jnp.mean(stacked, axis=0)
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return stacked[0]
+    raise ValueError(
+        explain(
+            f"Variable {name!r} is ON_READ with aggregation NONE and was read in cross-replica "
+            "context.",
+            expected="an aggregation that makes one value of its components.",
+            fix='create it with aggregation="sum", "mean" or "only_first_replica", or read it in a '
+            "replica function.",
+        )
+    )
+
+
+def spread_over_components(value: Any, aggregation: VariableAggregation, num_replicas: int) -> Any:
+    """Returns components that stand for a value.
+
+    Args:
+        value: array without the replica axis.
+        aggregation: with SUM each component becomes the value over n (of an integer, the first also
+            gets the remainder, so that nothing is lost); else each becomes the value.
+        num_replicas: n.
+
+    Returns:
+        NumPy array of shape (num_replicas, ...).
+
+    Source: TF 2.21 values_util.py, on_read_assign_cross_replica.
+    """
+    value = np.asarray(value)
+    stacked = np.broadcast_to(value, (num_replicas, *value.shape)).copy()
+    if aggregation is not VariableAggregation.SUM or value.dtype == bool:
+        return stacked
+    if np.issubdtype(value.dtype, np.integer):
+        stacked[:] = value // num_replicas
+        stacked[0] += value % num_replicas
+        return stacked
+    return (stacked / num_replicas).astype(value.dtype)

@@ -1,0 +1,132 @@
+"""Which kind a variable is, decided from its annotations: a pure function.
+
+=====================  ==============  =========================
+strategy               AUTO, ON_WRITE  ON_READ
+=====================  ==============  =========================
+one replica            PLAIN           PLAIN
+several replicas       MIRRORED        ON_READ, a part a replica
+=====================  ==============  =========================
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, TypeVar
+
+from stratagem.messages import explain
+from stratagem.options import VariableAggregation, VariableSynchronization
+
+__all__ = ["VariableKind", "choose_kind", "parse_aggregation", "parse_synchronization"]
+
+_E = TypeVar("_E", bound=enum.IntEnum)
+
+
+class VariableKind(enum.Enum):
+    """How a variable is stored.
+
+    PLAIN is one array on one device; MIRRORED one array with a copy on every device; ON_READ one
+    array of shape (num_replicas, ...), a component on each device.
+    """
+
+    PLAIN = "plain"
+    MIRRORED = "mirrored"
+    ON_READ = "on_read"
+
+
+def _parse(value: Any, kind: type[_E], argument: str) -> _E:
+    if value is None:
+        return kind["NONE"]
+    if isinstance(value, str) and value.upper() in kind.__members__:
+        return kind[value.upper()]
+    is_other = isinstance(value, bool) or (
+        isinstance(value, enum.Enum) and not isinstance(value, kind)
+    )
+    if isinstance(value, int) and not is_other and value in list(kind):
+        return kind(value)
+    names = ", ".join(f'"{name.lower()}"' for name in kind.__members__)
+    raise ValueError(
+        explain(
+            f"{argument}={value!r} is not known.",
+            expected=f"a {kind.__name__}, or one of {names}.",
+            fix="pass one of these.",
+        )
+    )
+
+
+def parse_synchronization(value: Any) -> VariableSynchronization:
+    """Returns the member that a value or one of Keras's strings stands for.
+
+    Args:
+        value: member, int, string in any case, or None for NONE.
+
+    Returns:
+        The member.
+
+    Raises:
+        ValueError: not known.
+    """
+    return _parse(value, VariableSynchronization, "synchronization")
+
+
+def parse_aggregation(value: Any) -> VariableAggregation:
+    """Returns the member that a value or one of Keras's strings stands for.
+
+    Args:
+        value: member, int, string in any case, or None for NONE.
+
+    Returns:
+        The member.
+
+    Raises:
+        ValueError: not known.
+    """
+    return _parse(value, VariableAggregation, "aggregation")
+
+
+def choose_kind(
+    synchronization: VariableSynchronization,
+    aggregation: VariableAggregation,
+    *,
+    dtype: str,
+    num_replicas: int,
+    name: str,
+) -> VariableKind:
+    """Decides how a variable is stored.
+
+    Args:
+        synchronization: when its copies are brought together.
+        aggregation: how contributions are combined.
+        dtype: its dtype, as Keras names it.
+        num_replicas: replicas of the strategy that it is created under.
+        name: its name, for the message.
+
+    Returns:
+        The kind.
+
+    Raises:
+        ValueError: annotations that make no sense with several replicas.
+
+    Source: TF 2.21 distribute_lib.py, creator_with_resource_vars; values_util.py.
+    """
+    if num_replicas == 1:
+        return VariableKind.PLAIN
+    if synchronization is VariableSynchronization.NONE:
+        raise ValueError(
+            explain(
+                f"Variable {name!r} has synchronization NONE under a strategy of {num_replicas} "
+                "replicas.",
+                expected="AUTO, ON_WRITE or ON_READ: without it the copies would drift apart.",
+                fix='leave `synchronization` out, or pass "on_read" for a value of each replica.',
+            )
+        )
+    is_fractional = dtype.startswith(("float", "bfloat", "complex"))
+    if aggregation is VariableAggregation.MEAN and not is_fractional:
+        raise ValueError(
+            explain(
+                f"Variable {name!r} has aggregation MEAN and dtype {dtype}.",
+                expected="a floating-point dtype: the mean of integers is no integer.",
+                fix='choose a float dtype, or aggregation "sum" or "only_first_replica".',
+            )
+        )
+    on_read = synchronization is VariableSynchronization.ON_READ
+    return VariableKind.ON_READ if on_read else VariableKind.MIRRORED

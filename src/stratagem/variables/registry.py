@@ -1,0 +1,119 @@
+"""Which strategy a variable belongs to, and every variable that a strategy has.
+
+Keras variables compare element by element and so cannot be keys; they are found by identity, and
+forgotten when they are collected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any, Protocol
+
+from stratagem.options import VariableAggregation
+from stratagem.variables.kind import VariableKind
+
+__all__ = ["Home", "StoredVariable", "VariableRegistry", "home_of"]
+
+
+class StoredVariable(Protocol):
+    """A Keras variable that was created in a strategy's scope.
+
+    Attributes:
+        storage: the whole array, as its kind stores it; None until it is initialised.
+    """
+
+    storage: Any
+
+    @property
+    def path(self) -> str:
+        """The variable's path in its model."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one copy or component."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The variable's dtype."""
+        ...
+
+    def initialize(self) -> None:
+        """Gives a variable that was created in a step its initial value."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """Where a variable belongs.
+
+    Args:
+        strategy: the strategy in whose scope it was created.
+        kind: how it is stored.
+        aggregation: how contributions to it are combined.
+    """
+
+    strategy: Any
+    kind: VariableKind
+    aggregation: VariableAggregation
+
+
+_homes: dict[int, tuple[weakref.ref[Any], Home]] = {}
+
+
+def home_of(variable: Any) -> Home | None:
+    """Returns where a variable belongs.
+
+    Args:
+        variable: any object.
+
+    Returns:
+        Its home; None for what was created outside every scope.
+    """
+    entry = _homes.get(id(variable))
+    return entry[1] if entry is not None and entry[0]() is variable else None
+
+
+class VariableRegistry:
+    """The variables of one strategy, in the order of their creation."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[Any]] = {}
+
+    def add(self, variable: Any, home: Home) -> None:
+        """Notes a new variable.
+
+        Args:
+            variable: the variable.
+            home: where it belongs.
+        """
+        key = id(variable)
+        registry = weakref.ref(self)  # a plain reference would be a cycle: self holds the callback
+
+        def forget(_: Any) -> None:
+            _homes.pop(key, None)
+            remaining = registry()
+            if remaining is not None:
+                remaining._references.pop(key, None)
+
+        reference = weakref.ref(variable, forget)
+        self._references[key] = reference
+        _homes[key] = (reference, home)
+
+    def live(self) -> list[StoredVariable]:
+        """Returns the variables that exist and have a value, oldest first."""
+        variables = [reference() for reference in list(self._references.values())]
+        return [
+            variable
+            for variable in variables
+            if variable is not None and variable.storage is not None
+        ]
+
+    def uninitialized(self) -> list[StoredVariable]:
+        """Returns the variables that were created in a step and still have no value."""
+        variables = [reference() for reference in list(self._references.values())]
+        return [
+            variable for variable in variables if variable is not None and variable.storage is None
+        ]

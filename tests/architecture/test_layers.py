@@ -1,0 +1,244 @@
+"""Imports run downward only, siblings stay apart, and nothing below the line loads JAX.
+
+A name imported under `TYPE_CHECKING` loads nothing, so the order of the layers does not bind it;
+which foreign libraries a room may name does.
+"""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.architecture.source_tree import Import, Module, assert_none, from_text, package
+
+# From the top to the bottom. Rooms in one layer never import each other, except in the last one.
+LAYERS = (
+    ("cli", "compat"),
+    ("estimator",),
+    ("keras",),
+    ("coordinator", "checkpoint"),
+    ("strategies",),
+    ("execution",),
+    ("variables", "input"),
+    ("context",),
+    ("collectives",),
+    ("values",),
+    ("topology",),
+    # no JAX below this line
+    ("cluster", "launch"),
+    ("config", "errors", "options", "environment", "messages"),
+)
+NO_JAX_BELOW = LAYERS.index(("topology",))
+DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}
+BOTTOM = len(LAYERS) - 1
+
+# What only these rooms may import. `keras.private` is the one place for Keras's private names.
+ALLOWED_ROOMS = {
+    "keras": {"variables", "execution", "keras", "estimator"},
+    "ray": {"coordinator", "launch"},
+    "orbax": {"checkpoint"},
+}
+LOADS_JAX = {"jax", "jaxlib", "keras", "optax", "flax", "orbax", "grain"}
+PRIVATE_KERAS_ROOM = "stratagem.keras.private"
+# Packages that an installation may lack: those of pyproject.toml's extras, and what users bring.
+OPTIONAL = {
+    "grain",
+    "kubernetes",
+    "matplotlib",
+    "orbax",
+    "ray",
+    "tensorboard",
+    "tensorflow",
+    "torch",
+}
+
+
+def our_room(imported: Import) -> str | None:
+    """The room that an import reaches into; "" for the package's root; None for other packages."""
+    parts = imported.full_name.split(".")
+    if parts[0] != "stratagem":
+        return None
+    if len(parts) > 1 and parts[1] in DEPTH:
+        return parts[1]
+    return "" if len(parts) == 1 or imported.module == "stratagem" else parts[1]
+
+
+def upward_or_sideways(module: Module) -> list[str]:
+    if module.room == "":
+        return []
+    if module.room not in DEPTH:
+        return [f"{module.at(1)}: room {module.room!r} is not in the table of layers"]
+    violations = []
+    for imported in module.imports:
+        room = our_room(imported)
+        if room is None or room == module.room or imported.for_types_only:
+            continue
+        where = f"{module.at(imported.line)}: {module.room} imports {imported.full_name}"
+        if room not in DEPTH:
+            violations.append(f"{where}, which is in no room")
+        elif DEPTH[room] < DEPTH[module.room]:
+            violations.append(f"{where}, which is above it")
+        elif DEPTH[room] == DEPTH[module.room] != BOTTOM:
+            violations.append(f"{where}, which is its sibling")
+    return violations
+
+
+def jax_below_the_line(module: Module) -> list[str]:
+    if module.room and DEPTH.get(module.room, 0) <= NO_JAX_BELOW:
+        return []
+    loaded = [
+        imported
+        for imported in module.imports
+        if not imported.for_types_only and imported.module.split(".")[0] in LOADS_JAX
+    ]
+    violations = [f"{module.at(imported.line)}: imports {imported.module}" for imported in loaded]
+    if module.room == "":
+        violations += [
+            f"{module.at(imported.line)}: the root loads {imported.full_name}, which loads JAX"
+            for imported in module.imports
+            if not imported.for_types_only
+            and DEPTH.get(our_room(imported) or "", BOTTOM) <= NO_JAX_BELOW
+        ]
+    return violations
+
+
+def foreign_in_the_wrong_room(module: Module) -> list[str]:
+    violations = []
+    for imported in module.imports:
+        top = imported.module.split(".")[0]
+        allowed = ALLOWED_ROOMS.get(top)
+        if allowed is not None and module.room not in allowed:
+            violations.append(
+                f"{module.at(imported.line)}: only {sorted(allowed)} may import {top}"
+            )
+    return violations
+
+
+def private_foreign_names(module: Module) -> list[str]:
+    """Names with a leading underscore, and `keras.src`, of any package but ours."""
+    if module.name == PRIVATE_KERAS_ROOM:
+        return []
+    used = [(imported.line, imported.full_name) for imported in module.imports]
+    packages = {name.split(".")[0] for _, name in used}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            if name.split(".")[0] in packages and name.replace(".", "").isidentifier():
+                used.append((node.lineno, name))
+    return sorted(
+        f"{module.at(line)}: {name} is private"
+        for line, name in set(used)
+        if not name.startswith(("stratagem", "__future__", "."))
+        and (
+            name.startswith("keras.src")
+            or any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
+        )
+    )
+
+
+def imports_inside_functions(module: Module) -> list[str]:
+    return [
+        f"{module.at(imported.line)}: {imported.full_name} is imported inside a function"
+        for imported in module.imports
+        if imported.in_function and imported.module.split(".")[0] not in OPTIONAL
+    ]
+
+
+def relative_imports(module: Module) -> list[str]:
+    return [
+        f"{module.at(imported.line)}: {imported.full_name} is relative"
+        for imported in module.imports
+        if imported.module.startswith(".")
+    ]
+
+
+def cycles(modules: list[Module]) -> list[str]:
+    """Modules that import each other at run time; a package counts as its `__init__`."""
+    names = {module.name for module in modules}
+    needs = {module.name: _needed_modules(module, names) for module in modules}
+    while True:
+        leaves = {name for name, needed in needs.items() if not needed & needs.keys()}
+        if not leaves:
+            return sorted(needs)
+        needs = {name: needed for name, needed in needs.items() if name not in leaves}
+
+
+def _needed_modules(module: Module, names: set[str]) -> set[str]:
+    """`from a import b` needs `a.b` where that is a module, and `a` where b is a name in it."""
+    needed = set()
+    for imported in module.imports:
+        if not imported.for_types_only:
+            is_module = imported.full_name in names
+            needed.add(imported.full_name if is_module else imported.module)
+    return needed & names
+
+
+RULES = (
+    upward_or_sideways,
+    jax_below_the_line,
+    foreign_in_the_wrong_room,
+    private_foreign_names,
+    imports_inside_functions,
+    relative_imports,
+)
+
+# Rule, module, text: each must be found.
+BAD = [
+    (upward_or_sideways, "stratagem.values.x", "from stratagem.context import stack"),
+    (upward_or_sideways, "stratagem.values.x", "import stratagem.keras.model"),
+    (upward_or_sideways, "stratagem.values.x", "import stratagem"),
+    (upward_or_sideways, "stratagem.variables.x", "from stratagem.input import dataset"),
+    (upward_or_sideways, "stratagem.cluster.x", "if True:\n    from stratagem import launch"),
+    (upward_or_sideways, "stratagem.extras.x", ""),
+    (jax_below_the_line, "stratagem.cluster.x", "import jax.numpy as jnp"),
+    (jax_below_the_line, "stratagem.options", "def f():\n    import keras"),
+    (jax_below_the_line, "stratagem", "from stratagem.strategies import mirrored"),
+    (foreign_in_the_wrong_room, "stratagem.values.x", "from keras import ops"),
+    (foreign_in_the_wrong_room, "stratagem.values.x", "import ray"),
+    (private_foreign_names, "stratagem.values.x", "from jax._src import core"),
+    (private_foreign_names, "stratagem.values.x", "import jax\njax._src.core.Tracer"),
+    (private_foreign_names, "stratagem.keras.x", "from keras.src import backend"),
+    (imports_inside_functions, "stratagem.values.x", "def f():\n    if 1:\n        import json"),
+    (relative_imports, "stratagem.values.x", "from . import regrouping"),
+]
+
+GOOD = """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+import jax
+from stratagem.errors import InvalidArgumentError
+from stratagem.topology import mesh
+from stratagem.values import distributed
+if TYPE_CHECKING:
+    from stratagem.strategies.strategy import Strategy
+def plot():
+    import matplotlib.pyplot
+"""
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_package_keeps_the_rule(rule) -> None:
+    assert_none([violation for module in package() for violation in rule(module)])
+
+
+@pytest.mark.parametrize(("rule", "name", "text"), BAD)
+def test_rule_finds_a_violation(rule, name, text) -> None:
+    assert rule(from_text(text, name))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_accepts_a_module_that_keeps_it(rule) -> None:
+    assert rule(from_text(GOOD, "stratagem.values.x")) == []
+
+
+def test_package_has_no_import_cycle() -> None:
+    assert_none(cycles(package()))
+
+
+def test_import_cycle_is_found() -> None:
+    first = from_text("from stratagem.values import b", "stratagem.values.a")
+    second = from_text("from stratagem.values.c import f", "stratagem.values.b")
+    third = from_text("import stratagem.values.a", "stratagem.values.c")
+    assert cycles([first, second, third]) == [module.name for module in (first, second, third)]
+    assert cycles([first, second]) == []

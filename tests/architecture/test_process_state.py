@@ -1,0 +1,68 @@
+"""The fixture around every test sees what a test leaves behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+
+import keras
+
+import stratagem
+from tests.process_state import ProcessState
+
+
+def test_nothing_left_is_no_change() -> None:
+    before = ProcessState.now()
+    with stratagem.OneDeviceStrategy("cpu:0").scope():
+        keras.Variable(0.0)
+    assert before.changes() == []
+
+
+def test_environment_variable_left_is_found(monkeypatch) -> None:
+    monkeypatch.delenv("STRATAGEM_OLD", raising=False)
+    before = ProcessState.now()
+    monkeypatch.setenv("STRATAGEM_OLD", "1")
+    (change,) = before.changes()
+    assert "STRATAGEM_OLD" in change
+    assert "STRATAGEM_OLD" in os.environ
+
+
+def test_thread_left_is_found_and_a_daemon_is_not(monkeypatch) -> None:
+    monkeypatch.setattr("tests.process_state._JOIN_TIMEOUT_S", 0.01)
+    before, end = ProcessState.now(), threading.Event()
+    threads = [
+        threading.Thread(target=end.wait, name="left"),
+        threading.Thread(target=end.wait, name="background", daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        assert before.changes() == ["thread 'left' still runs"]
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_child_process_left_is_found() -> None:
+    before, context = ProcessState.now(), multiprocessing.get_context("spawn")
+    end = context.Event()
+    child = context.Process(target=end.wait)
+    child.start()
+    try:
+        assert before.changes() == [f"child process {child.pid} still runs"]
+    finally:
+        end.set()
+        child.join()
+        child.close()
+
+
+def test_open_scope_and_settings_left_are_found() -> None:
+    before = ProcessState.now()
+    with stratagem.OneDeviceStrategy("cpu:0").scope():
+        stratagem.config.run_eagerly(True)
+        changes = " ".join(before.changes())
+        stratagem.config.run_eagerly(False)
+    assert "'a strategy is current' was False and is True" in changes
+    assert "'runs eagerly' was False and is True" in changes

@@ -1,0 +1,54 @@
+"""`stratagem devices` names every local device, and the replicas that each strategy would have."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import pytest
+from click.testing import CliRunner
+
+from stratagem.cli import main
+from stratagem.cli.devices import device_names, memory_text
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeDevice:
+    platform: str = "gpu"
+    stats: dict[str, int] | None = None
+
+    def memory_stats(self) -> dict[str, int] | None:
+        return self.stats
+
+
+@pytest.fixture
+def lines() -> list[list[str]]:
+    """The cells of each line that is a row of a table."""
+    result = CliRunner().invoke(main, ["devices"], env={"COLUMNS": "200"}, catch_exceptions=False)
+    assert result.exit_code == 0
+    rows = [line for line in result.output.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
+
+
+def test_every_local_device_has_a_row(lines) -> None:
+    rows = {cells[0]: cells[1] for cells in lines}
+    for index, device in enumerate(jax.local_devices()):
+        assert rows[f"{device.platform}:{index}"] == device.device_kind
+
+
+def test_strategies_show_their_replicas_and_devices(lines) -> None:
+    rows = {cells[0]: cells[1:] for cells in lines}
+    names = [f"{device.platform}:{index}" for index, device in enumerate(jax.local_devices())]
+    assert rows["MirroredStrategy()"] == [str(jax.local_device_count()), ", ".join(names)]
+    assert rows[f'OneDeviceStrategy("{names[0]}")'] == ["1", names[0]]
+    assert rows["none (default)"][0] == "1"
+
+
+def test_names_count_within_a_platform() -> None:
+    devices = [FakeDevice("gpu"), FakeDevice("gpu"), FakeDevice("cpu")]
+    assert device_names(devices) == ["gpu:0", "gpu:1", "cpu:0"]
+
+
+def test_memory_is_shown_where_the_platform_counts_it() -> None:
+    assert memory_text(FakeDevice(stats={"bytes_limit": 3 * 2**29})) == "1.5 GiB"
+    assert memory_text(FakeDevice(stats=None)) == "-"

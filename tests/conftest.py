@@ -1,0 +1,74 @@
+"""What every test finds: 8 virtual CPU devices, Keras on JAX, strict types; and what it must leave.
+
+The settings stand above the imports because JAX and Keras read them once, when they are loaded or
+when the backend starts.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["KERAS_BACKEND"] = "jax"
+# The size of XLA:CPU's thread pool: with fewer than about four threads a device, collectives
+# between virtual devices can wait for each other for ever (JAX up to 0.11.2).
+os.environ["NPROC"] = "32"
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import keras  # noqa: F401 - sets environment variables of its own, once, before any test
+import numpy as np
+import pytest
+
+from tests.process_state import ProcessState
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# What runs on the oldest and the newest versions too: what depends on JAX's and Keras's insides.
+_COMPATIBILITY_FILES = (
+    "contract/test_aggregation.py",
+    "contract/test_merge_call.py",
+    "contract/test_reduce_and_gather.py",
+)
+
+# Relative tolerance of one operation's result. A GPU multiplies float32 matrices in TF32.
+_RELATIVE_TOLERANCE = {
+    "cpu": {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2},
+    "gpu": {"float64": 1e-10, "float32": 2e-3, "float16": 5e-3, "bfloat16": 2e-2},
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks whole files: what is promised there is promised on every version."""
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).as_posix() in _COMPATIBILITY_FILES:
+            item.add_marker(pytest.mark.compatibility)
+
+
+@pytest.fixture(autouse=True)
+def unchanged_process() -> Iterator[None]:
+    """Fails a test that leaves a variable, a thread, a process, a strategy or a setting behind."""
+    before = ProcessState.now()
+    yield
+    left = before.changes()
+    if left:
+        pytest.fail("the test left the process changed: " + "; ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def tolerance() -> Callable[[object], dict[str, float]]:
+    """The one table of tolerances: `assert_allclose(got, wanted, **tolerance("float32"))`.
+
+    Integers and booleans must be equal. Where a test runs many operations one after the other, it
+    multiplies: `tolerance(dtype)["rtol"] * 10`, and says why.
+    """
+    table = _RELATIVE_TOLERANCE["cpu" if jax.default_backend() == "cpu" else "gpu"]
+
+    def of_dtype(dtype: object) -> dict[str, float]:
+        name = np.dtype(dtype).name
+        return {"rtol": table.get(name, 0.0), "atol": table.get(name, 0.0) / 10}
+
+    return of_dtype

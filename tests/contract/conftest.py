@@ -1,0 +1,42 @@
+"""Every test here runs on every row of `rows.py`, and what runs replica functions in both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import stratagem as sg
+from tests.contract.rows import ROWS
+
+
+@pytest.fixture(params=ROWS)
+def strategy(request: pytest.FixtureRequest) -> sg.Strategy:
+    """Each strategy in turn."""
+    return ROWS[request.param].make()
+
+
+@pytest.fixture(params=[name for name, row in ROWS.items() if row.num_replicas > 1])
+def distributing(request: pytest.FixtureRequest) -> sg.Strategy:
+    """Each strategy that has several replicas, for rules that one replica is exempt from."""
+    return ROWS[request.param].make()
+
+
+@pytest.fixture(params=[name for name, row in ROWS.items() if row.num_replicas == 1])
+def sole(request: pytest.FixtureRequest) -> sg.Strategy:
+    """Each strategy that has one replica."""
+    return ROWS[request.param].make()
+
+
+@pytest.fixture
+def foreign() -> sg.Strategy:
+    """A strategy that is none of those under test."""
+    return sg.OneDeviceStrategy("cpu:7")
+
+
+@pytest.fixture(params=["compiled", "eager"])
+def execution(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways to run a replica function; they give the same numbers."""
+    sg.config.run_eagerly(request.param == "eager")
+    yield request.param
+    sg.config.run_eagerly(False)

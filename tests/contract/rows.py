@@ -1,0 +1,33 @@
+"""The strategies that keep the contract. Whoever adds a strategy adds its row here, and no test."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import stratagem as sg
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One strategy under contract.
+
+    `make` returns a new one, except that of the default strategy there is only one.
+    """
+
+    make: Callable[[], sg.Strategy]
+    num_replicas: int
+
+
+def _mirrored(num_replicas: int) -> Row:
+    names = [f"cpu:{index}" for index in range(num_replicas)]
+    return Row(lambda: sg.MirroredStrategy(names), num_replicas)
+
+
+ROWS = {
+    "default": Row(sg.get_strategy, 1),
+    "one_device": Row(lambda: sg.OneDeviceStrategy("cpu:0"), 1),
+    "mirrored_1": _mirrored(1),
+    "mirrored_2": _mirrored(2),
+    "mirrored_8": _mirrored(8),
+}

@@ -1,0 +1,5 @@
+"""Both ways to run a replica function, as in the contract suite."""
+
+from tests.contract.conftest import execution
+
+__all__ = ["execution"]

@@ -1,0 +1,131 @@
+"""value_and_grad against jax.grad of the same function written without variables."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.execution import ReplicaScope
+
+
+@pytest.fixture
+def model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)]
+    )
+
+
+def test_gradients_of_a_model_are_those_of_jax(model, tolerance) -> None:
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
+
+    def pure(weights):
+        kernel, bias, last, shift = weights
+        return jnp.mean((jnp.tanh(x @ kernel + bias) @ last + shift) ** 2)
+
+    start = [jnp.asarray(variable.value) for variable in model.trainable_variables]
+    expected_value, expected = jax.value_and_grad(pure)(start)
+    value, gradients = sg.value_and_grad(
+        lambda: keras.ops.mean(model(x) ** 2), model.trainable_variables
+    )
+    np.testing.assert_allclose(value, expected_value, **tolerance("float32"))
+    assert len(gradients) == len(expected)
+    for got, wanted in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, **tolerance("float32"))
+
+
+def test_gradients_under_an_outer_jit_are_the_same(model) -> None:
+    x = np.ones((2, 3), "float32")
+
+    def loss():
+        return keras.ops.sum(model(x))
+
+    _, outside = sg.value_and_grad(loss, model.trainable_variables)
+    _, inside = jax.jit(lambda: sg.value_and_grad(loss, model.trainable_variables))()
+    for first, second in zip(outside, inside, strict=True):
+        np.testing.assert_allclose(first, second, rtol=1e-6)
+
+
+def test_no_variables_give_no_gradients() -> None:
+    value, gradients = sg.value_and_grad(lambda: jnp.float32(2.0), [])
+    assert (float(value), gradients) == (2.0, [])
+    assert sg.value_and_grad(lambda: jnp.float32(2.0), {}, has_aux=False)[1] == {}
+
+
+def test_python_number_as_value_depends_on_nothing() -> None:
+    value, gradients = sg.value_and_grad(lambda: 2.0, [keras.Variable(1.0)])
+    assert float(value) == 2.0
+    assert gradients == [None]
+
+
+def test_the_same_variable_twice_has_the_same_gradient_twice() -> None:
+    variable = keras.Variable(3.0)
+    _, gradients = sg.value_and_grad(lambda: variable * variable, [variable, variable])
+    assert [float(gradient) for gradient in gradients] == [6.0, 6.0]
+
+
+def test_function_runs_once() -> None:
+    calls = []
+    variable = keras.Variable(3.0)
+    sg.value_and_grad(lambda: (calls.append(1), variable * 2.0)[1], [variable])
+    assert calls == [1]
+
+
+def test_assignment_to_a_differentiated_variable_is_kept() -> None:
+    variable = keras.Variable(3.0)
+
+    def loss():
+        value = variable * variable
+        variable.assign(10.0)
+        return value
+
+    value, (gradient,) = sg.value_and_grad(loss, [variable])
+    assert (float(value), float(gradient), float(variable.value)) == (9.0, 6.0, 10.0)
+
+
+def test_failed_function_assigns_nothing() -> None:
+    variable, counter = keras.Variable(3.0), keras.Variable(0.0)
+
+    def loss():
+        counter.assign_add(1.0)
+        return variable * jnp.ones(2)
+
+    with pytest.raises(ValueError, match=r"returned a value of shape \(2,\)"):
+        sg.value_and_grad(loss, [variable])
+    assert float(counter.value) == 0.0
+
+
+def test_writes_and_doubts_reach_the_scope_around() -> None:
+    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        weight, total = sg.Variable(3.0), sg.Variable(1.0, aggregation="sum")
+    plain = keras.Variable(1.0)
+
+    def loss():
+        total.assign(jnp.float32(5.0))
+        plain.assign(2.0)
+        return weight * total
+
+    scope = ReplicaScope(lambda variable: jnp.float32(4.0) if variable is weight else None)
+    with scope:
+        value, (gradient,) = sg.value_and_grad(loss, [weight])
+        assert float(total.value) == 5.0
+    assert (float(value), float(gradient)) == (20.0, 5.0)
+    assert list(scope.writes.values()) == [total, plain]
+    assert list(scope.unproven.values()) == [plain]
+    assert float(plain.value) == 1.0
+
+
+def test_stochastic_layer_moves_its_seed_once(model) -> None:
+    dropout = keras.layers.Dropout(0.5, seed=1)
+    kernel = keras.Variable(np.ones((8,), "float32"))
+    before = np.asarray(dropout.seed_generator.state.value)
+    _, (gradient,) = sg.value_and_grad(
+        lambda: keras.ops.sum(dropout(kernel, training=True)), [kernel]
+    )
+    after = np.asarray(dropout.seed_generator.state.value)
+    assert not np.array_equal(before, after)
+    assert set(np.unique(gradient)) == {0.0, 2.0}

@@ -1,0 +1,214 @@
+"""Steps whose replicas hold different numbers of examples: only true ones count."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.errors import InvalidArgumentError
+
+ROWS = {
+    "short_last": ([0.0, 1.0], [2.0, 3.0], [4.0]),
+    "empty_last": ([0.0, 1.0], [2.0, 3.0], []),
+    "one_and_none": ([7.0], [], []),
+    "empty_first": ([], [2.0], [3.0, 4.0]),
+}
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    return sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
+
+
+@pytest.fixture(params=ROWS)
+def rows(request):
+    return [np.array(part, "float32") for part in ROWS[request.param]]
+
+
+def split(strategy, parts):
+    return strategy.distribute_values_from_function(
+        lambda context: jnp.asarray(parts[context.replica_id_in_sync_group], "float32")
+    )
+
+
+def parts_of(strategy, value):
+    return [np.asarray(part) for part in strategy.local_results(value)]
+
+
+def in_five_rows(value):
+    """Makes the leading size another one than that of the batch, so that nothing is cut off."""
+    return jnp.broadcast_to(value, (5, *value.shape))
+
+
+def context():
+    return sg.get_replica_context()
+
+
+def test_context_counts_true_examples(strategy, execution, rows) -> None:
+    totals = []
+
+    def step(_):
+        totals.append(context().global_num_examples)
+        return jnp.asarray(context().num_examples), jnp.sum(context().example_mask)
+
+    counts, masked = strategy.run(step, args=(split(strategy, rows),))
+    lengths = [len(part) for part in rows]
+    assert [int(count) for count in parts_of(strategy, counts)] == lengths
+    assert [int(count) for count in parts_of(strategy, masked)] == lengths
+    assert set(totals) == {sum(lengths)}
+
+
+def test_mask_says_which_rows_are_true(strategy, rows) -> None:
+    """Compiled: all replicas have the padded size, and the first rows are the true ones."""
+    size = max(len(part) for part in rows)
+    shapes = []
+
+    def step(x):
+        shapes.append(x.shape)
+        return in_five_rows(context().example_mask)
+
+    mask = strategy.run(step, args=(split(strategy, rows),))
+    assert shapes == [(size,)]
+    for got, part in zip(parts_of(strategy, mask), rows, strict=True):
+        np.testing.assert_array_equal(got[0], np.arange(size) < len(part))
+
+
+def test_eager_replicas_see_true_shapes(strategy, rows) -> None:
+    shapes = []
+    sg.config.run_eagerly(True)
+    try:
+        strategy.run(
+            lambda x: shapes.append((x.shape, context().example_mask.shape)),
+            args=(split(strategy, rows),),
+        )
+    finally:
+        sg.config.run_eagerly(False)
+    assert shapes == [((len(part),), (len(part),)) for part in rows]
+
+
+def test_padding_repeats_a_true_example(strategy, rows) -> None:
+    values = strategy.run(in_five_rows, args=(split(strategy, rows),))
+    true = np.concatenate(rows)
+    for part in parts_of(strategy, values):
+        assert set(part.ravel()) <= set(true)
+
+
+def test_results_by_example_are_cut_and_others_are_not(strategy, execution, rows) -> None:
+    def step(x):
+        return {
+            "rows": x * 2.0,
+            "matrix": jnp.stack([x, -x], axis=1),
+            "scalar": jnp.float32(3.0),
+            "fixed": jnp.arange(5.0),
+            "second_axis": jnp.ones((4, 2)),
+        }
+
+    got = strategy.run(step, args=(split(strategy, rows),))
+    for part, scaled, matrix in zip(
+        rows, parts_of(strategy, got["rows"]), parts_of(strategy, got["matrix"]), strict=True
+    ):
+        np.testing.assert_array_equal(scaled, part * 2.0)
+        np.testing.assert_array_equal(matrix, np.stack([part, -part], axis=1))
+    assert [part.shape for part in parts_of(strategy, got["fixed"])] == [(5,)] * 3
+    assert [part.shape for part in parts_of(strategy, got["second_axis"])] == [(4, 2)] * 3
+    assert [float(part) for part in parts_of(strategy, got["scalar"])] == [3.0] * 3
+
+
+def test_reduce_and_gather_of_results_count_true_rows(strategy, execution, rows) -> None:
+    true = np.concatenate(rows)
+    got = strategy.run(lambda x: x + 1.0, args=(split(strategy, rows),))
+    np.testing.assert_allclose(strategy.reduce("sum", got, axis=0), (true + 1).sum())
+    np.testing.assert_allclose(strategy.reduce("mean", got, axis=0), (true + 1).mean())
+    np.testing.assert_array_equal(strategy.gather(got, axis=0), true + 1)
+    with pytest.raises(InvalidArgumentError, match="reduce with axis=None received parts"):
+        strategy.reduce("sum", got, axis=None)
+
+
+def test_collectives_inside_count_true_rows(strategy, execution, rows) -> None:
+    true = np.concatenate(rows)
+
+    def merge(s, v):
+        return {
+            "sum": s.reduce("sum", v, axis=0),
+            "mean": s.reduce("mean", v, axis=0),
+            "gathered": in_five_rows(s.gather(v, axis=0)),
+        }
+
+    def step(x):
+        inside = context().merge_call(merge, args=(x,))
+        return {**inside, "again": in_five_rows(context().all_gather(x * 2.0, axis=0))}
+
+    got = strategy.run(step, args=(split(strategy, rows),))
+    expected = {
+        "sum": true.sum(),
+        "mean": true.mean(),
+        "gathered": np.tile(true, (5, 1)),
+        "again": np.tile(true * 2, (5, 1)),
+    }
+    for name, numbers in expected.items():
+        for part in parts_of(strategy, got[name]):
+            np.testing.assert_allclose(part, numbers, rtol=1e-6, err_msg=name)
+
+
+def test_reduction_over_replicas_only_is_refused_inside_too(strategy, execution, rows) -> None:
+    with pytest.raises(InvalidArgumentError, match="reduce with axis=None received parts"):
+        strategy.run(
+            lambda x: context().merge_call(lambda s, v: s.reduce("sum", v, axis=None), args=(x,)),
+            args=(split(strategy, rows),),
+        )
+
+
+def test_masked_mean_of_ones_own_is_that_of_the_whole_batch(strategy, execution, rows) -> None:
+    def step(x):
+        total = jnp.sum(jnp.where(context().example_mask, x, 0.0))
+        return context().all_reduce("sum", total) / context().global_num_examples
+
+    got = strategy.run(step, args=(split(strategy, rows),))
+    for part in parts_of(strategy, got):
+        np.testing.assert_allclose(part, np.concatenate(rows).mean(), rtol=1e-6)
+
+
+def test_gradient_of_a_gather_ignores_padding(strategy, execution, rows) -> None:
+    with strategy.scope():
+        weight = sg.Variable(2.0)
+
+    def step(x):
+        def loss():
+            return jnp.sum(context().all_gather(weight * x, axis=0) ** 2)
+
+        return sg.value_and_grad(loss, [weight])
+
+    value, (gradient,) = strategy.run(step, args=(split(strategy, rows),))
+    squares = (np.concatenate(rows) ** 2).sum()
+    for part in parts_of(strategy, value):
+        np.testing.assert_allclose(part, 4 * squares, rtol=1e-6)
+    local = [float(part) for part in parts_of(strategy, gradient)]
+    np.testing.assert_allclose(local, [3 * 4 * (part**2).sum() for part in rows], rtol=1e-6)
+
+
+def test_each_division_of_the_rows_is_its_own_program(strategy) -> None:
+    calls = []
+
+    def step(x):
+        calls.append(x.shape)
+        return x
+
+    for name in ("short_last", "empty_last", "short_last"):
+        value = strategy.run(step, args=(split(strategy, ROWS[name]),))
+        assert [list(part) for part in parts_of(strategy, value)] == list(map(list, ROWS[name]))
+    assert len(calls) == 2
+
+
+def test_one_replica_with_a_padded_argument_sees_true_rows_of_its_results() -> None:
+    """Nothing is padded with one replica: what it is given is its own."""
+    strategy = sg.MirroredStrategy(["cpu:0"])
+    facts = []
+
+    def step(x):
+        facts.append((context().num_examples, context().global_num_examples))
+        return x
+
+    assert strategy.run(step, args=(jnp.arange(3.0),)).shape == (3,)
+    assert facts == [(3, 3)]

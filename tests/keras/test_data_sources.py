@@ -1,0 +1,210 @@
+"""What `fit`, `evaluate` and `predict` take as data; each kind gives what arrays give in Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+from tests.keras.replicas import values_of
+from tests.parity.comparison import Scope, differences, mirrored, plain_keras, regression
+
+_X, _Y = regression(10)
+_LEFT, _RIGHT = _X[:, :2], _X[:, 2:]
+_WEIGHTS = np.linspace(0.2, 2.0, 10, dtype="float32")
+_BATCH_SIZE = 4
+
+
+def _two_inputs(scope: Scope) -> Any:
+    """A model of two named inputs, which can be given as a list, a tuple or a dict."""
+    with scope():
+        left, right = keras.Input((2,), name="left"), keras.Input((1,), name="right")
+        joined = keras.layers.Concatenate()([left, right])
+        outputs = keras.layers.Dense(1, kernel_initializer="ones")(joined)
+        model = keras.Model([left, right], outputs)
+        model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse", weighted_metrics=["mae"])
+    return model
+
+
+def _job(model: Any, make: Callable[[], Any]) -> dict[str, Any]:
+    """Trains, evaluates and predicts; a new source for each, as generators end."""
+    steps = len(_slices())  # a generator that ends before it has to would be warned about
+    history = model.fit(make(), shuffle=False, verbose=0, steps_per_epoch=steps)
+    evaluated = model.evaluate(make(), verbose=0, return_dict=True, steps=steps)
+    return (
+        {f"fit {key}": value for key, value in history.history.items()}
+        | {f"evaluate {key}": value for key, value in evaluated.items()}
+        | {"predict": model.predict(make(), verbose=0, steps=steps)}
+        | {f"weight {index}": value for index, value in enumerate(values_of(model.weights))}
+    )
+
+
+def _slices() -> list[slice]:
+    return [slice(start, start + _BATCH_SIZE) for start in range(0, len(_X), _BATCH_SIZE)]
+
+
+class _Batches(keras.utils.PyDataset):
+    def __init__(self, make: Callable[[slice], Any], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(_slices())
+
+    def __getitem__(self, index: int) -> Any:
+        return self._make(_slices()[index])
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, np.ndarray]:
+    """Plain Keras on arrays, without weights."""
+    return plain_keras(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y))
+
+
+def _array_job(scope: Scope, x: Any, y: Any, sample_weight: Any = None) -> dict[str, Any]:
+    model = _two_inputs(scope)
+    weighted = {"sample_weight": sample_weight, "batch_size": _BATCH_SIZE}
+    history = model.fit(x, y, shuffle=False, verbose=0, **weighted)
+    evaluated = model.evaluate(x, y, verbose=0, return_dict=True, **weighted)
+    return (
+        {f"fit {key}": value for key, value in history.history.items()}
+        | {f"evaluate {key}": value for key, value in evaluated.items()}
+        | {"predict": model.predict(x, batch_size=_BATCH_SIZE, verbose=0)}
+        | {f"weight {index}": value for index, value in enumerate(values_of(model.weights))}
+    )
+
+
+def _under_two(job: Callable[[Scope], dict[str, Any]]) -> dict[str, np.ndarray]:
+    return plain_keras(lambda _: job(mirrored(2).scope))
+
+
+_ARRAYS = {
+    "list": [_LEFT, _RIGHT],
+    "dict": {"left": _LEFT, "right": _RIGHT},
+    "jax": [jnp.asarray(_LEFT), jnp.asarray(_RIGHT)],
+}
+
+
+@pytest.mark.parametrize("name", _ARRAYS)
+def test_arrays(name: str, expected: dict[str, np.ndarray]) -> None:
+    measured = _under_two(lambda scope: _array_job(scope, _ARRAYS[name], _Y))
+    assert differences(measured, expected) == []
+
+
+def test_arrays_of_double_precision_are_made_single(expected: dict[str, np.ndarray]) -> None:
+    x = [_LEFT.astype("float64"), _RIGHT.astype("float64")]
+    measured = _under_two(lambda scope: _array_job(scope, x, _Y.astype("float64")))
+    assert differences(measured, expected) == []
+
+
+def _make_py_dataset() -> Any:
+    return _Batches(lambda rows: ({"left": _LEFT[rows], "right": _RIGHT[rows]}, _Y[rows], None))
+
+
+def _make_generator() -> Any:
+    return (((_LEFT[rows], _RIGHT[rows]), _Y[rows]) for rows in _slices())
+
+
+def _make_generator_of_jax_arrays() -> Any:
+    for rows in _slices():
+        yield {"left": jnp.asarray(_LEFT[rows]), "right": jnp.asarray(_RIGHT[rows])}, _Y[rows], None
+
+
+_SOURCES = {
+    "py_dataset": _make_py_dataset,
+    "generator": _make_generator,
+    "generator_of_jax_arrays": _make_generator_of_jax_arrays,
+}
+
+
+@pytest.mark.parametrize("name", _SOURCES)
+def test_source_of_batches(name: str, expected: dict[str, np.ndarray]) -> None:
+    measured = _under_two(lambda scope: _job(_two_inputs(scope), _SOURCES[name]))
+    assert differences(measured, expected) == []
+
+
+def test_source_read_by_threads() -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        def make() -> Any:
+            return _Batches(lambda rows: ((_LEFT[rows], _RIGHT[rows]), _Y[rows]), workers=2)
+
+        return _job(_two_inputs(scope), make)
+
+    assert differences(_under_two(job), plain_keras(job)) == []
+
+
+def test_weights_come_as_an_array_or_with_the_batches() -> None:
+    weighted = plain_keras(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y, _WEIGHTS))
+    measured = _under_two(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y, _WEIGHTS))
+    assert differences(measured, weighted) == []
+
+    def make() -> Any:
+        return _Batches(lambda rows: ((_LEFT[rows], _RIGHT[rows]), _Y[rows], _WEIGHTS[rows]))
+
+    measured = _under_two(lambda scope: _job(_two_inputs(scope), make))
+    assert differences(measured, weighted) == []
+
+
+def test_torch_data_loader(expected: dict[str, np.ndarray]) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    class Examples(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(_X)
+
+        def __getitem__(self, index: int) -> Any:
+            return (_LEFT[index], _RIGHT[index]), _Y[index]
+
+    def make() -> Any:
+        return torch.utils.data.DataLoader(Examples(), batch_size=_BATCH_SIZE)
+
+    measured = _under_two(lambda scope: _job(_two_inputs(scope), make))
+    assert differences(measured, expected) == []
+
+
+def test_tensorflow_dataset(expected: dict[str, np.ndarray]) -> None:
+    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+    def make() -> Any:
+        examples = ((_LEFT, _RIGHT), _Y)
+        return tensorflow.data.Dataset.from_tensor_slices(examples).batch(_BATCH_SIZE)
+
+    measured = _under_two(lambda scope: _job(_two_inputs(scope), make))
+    assert differences(measured, expected) == []
+
+
+def test_predict_takes_inputs_alone_in_every_form(expected: dict[str, np.ndarray]) -> None:
+    model = _two_inputs(mirrored(3).scope)
+    for value, name in zip(model.weights, ("weight 0", "weight 1"), strict=True):
+        value.assign(expected[name])
+    forms = [
+        [_LEFT, _RIGHT],
+        _Batches(lambda rows: ((_LEFT[rows], _RIGHT[rows]),)),
+        (((_LEFT[rows], _RIGHT[rows]),) for rows in _slices()),
+    ]
+    for form in forms:
+        steps = None if isinstance(form, list) else len(_slices())
+        predicted = model.predict(form, verbose=0, steps=steps)
+        np.testing.assert_allclose(predicted, expected["predict"], rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_of_predict_keep_their_structure_dtype_and_order() -> None:
+    with mirrored(3).scope():
+        inputs = keras.Input((3,))
+        model = keras.Model(
+            inputs,
+            {
+                "half": keras.layers.Rescaling(0.5, dtype="float16")(inputs),
+                "pair": [keras.layers.Flatten()(inputs), keras.ops.argmax(inputs, axis=-1)],
+            },
+        )
+    predicted = model.predict(_X, batch_size=4, verbose=0)
+    assert isinstance(predicted["pair"], list)
+    assert predicted["half"].dtype == "float16"
+    np.testing.assert_allclose(predicted["half"], (_X * 0.5), rtol=2e-3, atol=1e-3)
+    np.testing.assert_array_equal(predicted["pair"][0], _X)
+    np.testing.assert_array_equal(predicted["pair"][1], _X.argmax(-1))

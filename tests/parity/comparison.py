@@ -1,0 +1,164 @@
+"""Runs one piece of training with plain Keras and under a strategy, and compares all that came out.
+
+A job is a function of a scope: a context manager to make the model in, which for plain Keras does
+nothing. It returns what it measured, by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import numpy as np
+
+import stratagem as sg
+from tests.parity.tensorflow.cases import initial_weights
+
+Scope = Callable[[], AbstractContextManager[Any]]
+Job = Callable[[Scope], Mapping[str, Any]]
+
+# Three replicas share a batch of five as 2, 2 and 1; plain Keras compiles one shape only.
+NUM_EXAMPLES = 10
+BATCH_SIZE = 5
+# Of a few steps in float32; one device and several add up in another order.
+TOLERANCE = 1e-5
+
+
+def mirrored(num_replicas: int) -> Any:
+    return sg.MirroredStrategy([f"cpu:{index}" for index in range(num_replicas)])
+
+
+def carried_out(job: Job, scope: Scope) -> dict[str, np.ndarray]:
+    """Carries a job out in a scope, from the same seed and with the same names each time."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(7)
+    return {key: np.asarray(value) for key, value in job(scope).items()}
+
+
+def plain_keras(job: Job) -> dict[str, np.ndarray]:
+    return carried_out(job, contextlib.nullcontext)
+
+
+def differences(
+    measured: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    tolerance: float = TOLERANCE,
+) -> list[str]:
+    """Says what differs, one line a quantity; nan equals nan."""
+    lines = [f"{key}: only one of both has it" for key in measured.keys() ^ expected.keys()]
+    for key in measured.keys() & expected.keys():
+        one, other = measured[key], expected[key]
+        if one.shape != other.shape:
+            lines.append(f"{key}: shape {one.shape}, expected {other.shape}")
+            continue
+        one, other = one.astype("float64"), other.astype("float64")
+        if not np.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True):
+            distance = np.max(np.abs(one - other))
+            lines.append(f"{key}: {one.ravel()[:4]}, expected {other.ravel()[:4]} ({distance:.1e})")
+    return sorted(lines)
+
+
+def assert_like_plain_keras(
+    job: Job, replicas: Sequence[int] = (3,), tolerance: float = TOLERANCE
+) -> dict[str, np.ndarray]:
+    """Carries a job out with plain Keras and with each number of replicas; all must agree.
+
+    Args:
+        job: what to carry out.
+        replicas: numbers of replicas.
+        tolerance: relative and absolute.
+
+    Returns:
+        What plain Keras measured.
+    """
+    expected = plain_keras(job)
+    assert expected
+    wrong = {}
+    for num_replicas in replicas:
+        measured = carried_out(job, mirrored(num_replicas).scope)
+        wrong[f"{num_replicas} replicas"] = differences(measured, expected, tolerance)
+    assert not any(wrong.values()), wrong
+    return expected
+
+
+def with_known_weights(model: Any) -> Any:
+    """Gives a built model weights that depend on nothing but its shapes."""
+    model.set_weights(initial_weights(model))
+    return model
+
+
+def state_of(model: Any) -> dict[str, Any]:
+    """All weights of a model and its optimizer, by position and name."""
+    variables = [*model.weights, *(model.optimizer.variables if model.optimizer else ())]
+    return {
+        f"variable {index} {variable.name}": np.asarray(variable.value)
+        for index, variable in enumerate(variables)
+    }
+
+
+def fitted(model: Any, *data: Any, **fit_arguments: Any) -> dict[str, Any]:
+    """Trains without shuffling; returns the history of each metric and the state after it."""
+    arguments = {"shuffle": False, "epochs": 2, "verbose": 0} | fit_arguments
+    history = model.fit(*data, **_batched(data, arguments))
+    return {f"fit {key}": value for key, value in history.history.items()} | state_of(model)
+
+
+def evaluated(model: Any, *data: Any, **arguments: Any) -> dict[str, Any]:
+    """Returns each metric of `evaluate`."""
+    logs = model.evaluate(*data, verbose=0, return_dict=True, **_batched(data, arguments))
+    return {f"evaluate {key}": value for key, value in logs.items()}
+
+
+def _batched(data: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Adds the batch size, for data that are not in batches already."""
+    is_array = isinstance(data[0], np.ndarray | dict)
+    return {"batch_size": BATCH_SIZE} | arguments if is_array else arguments
+
+
+def regression(
+    num_examples: int = NUM_EXAMPLES, num_features: int = 3
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws features, shape (examples, features), and targets, shape (examples, 1)."""
+    random = np.random.RandomState(11)
+    x = random.standard_normal((num_examples, num_features)).astype("float32")
+    y = x.sum(axis=1, keepdims=True) + random.standard_normal((num_examples, 1))
+    return x, y.astype("float32")
+
+
+def classification(num_examples: int = NUM_EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
+    """Draws features, shape (examples, 3), and labels 0 to 2, shape (examples,)."""
+    random = np.random.RandomState(12)
+    x = random.standard_normal((num_examples, 3)).astype("float32")
+    return x, random.randint(0, 3, num_examples).astype("int32")
+
+
+def example_weights(num_examples: int) -> np.ndarray:
+    """Draws a positive weight an example, one of them zero."""
+    weights = np.random.RandomState(13).uniform(0.2, 2.0, num_examples).astype("float32")
+    weights[1] = 0.0
+    return weights
+
+
+def small_regressor(**dense_arguments: Any) -> Any:
+    """A two-layer network for `regression`, with known weights, not compiled."""
+    layers = keras.layers
+    return with_known_weights(
+        keras.Sequential(
+            [
+                keras.Input((3,)),
+                layers.Dense(4, "tanh", **dense_arguments),
+                layers.Dense(1),
+            ]
+        )
+    )
+
+
+def small_classifier() -> Any:
+    """A two-layer network for `classification`, with known weights, not compiled."""
+    layers = keras.layers
+    return with_known_weights(
+        keras.Sequential([keras.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(3, "softmax")])
+    )

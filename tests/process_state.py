@@ -1,0 +1,83 @@
+"""What one test could leave behind for the next one, as a value that can be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import sys
+import threading
+from typing import Any
+
+import stratagem
+
+# pytest's own, set anew for each phase of a test.
+_FOREIGN_VARIABLES = ("PYTEST_CURRENT_TEST",)
+_JOIN_TIMEOUT_S = 2.0
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _FOREIGN_VARIABLES}
+
+
+def _settings() -> dict[str, Any]:
+    """Keras is looked at only where a test has loaded it; until then it is as it starts."""
+    keras = sys.modules.get("keras")
+    loaded = keras is not None and hasattr(keras, "distribution")
+    return {
+        "a strategy is current": stratagem.has_strategy(),
+        "current strategy": id(stratagem.get_strategy()),
+        "runs eagerly": stratagem.config.runs_eagerly(),
+        "Keras distribution": keras.distribution.distribution() if loaded else None,
+        "Keras dtype policy": keras.config.dtype_policy().name if loaded else "float32",
+        "Keras floatx": keras.config.floatx() if loaded else "float32",
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessState:
+    """Environment, threads, child processes and library settings at one moment."""
+
+    environment: dict[str, str]
+    threads: frozenset[threading.Thread]
+    processes: frozenset[int | None]
+    settings: dict[str, Any]
+
+    @classmethod
+    def now(cls) -> ProcessState:
+        return cls(
+            environment=_environment(),
+            # Keras's callbacks leave a pool's thread behind when fit raises; it ends with the pool.
+            threads=frozenset(
+                thread
+                for thread in threading.enumerate()
+                if not thread.name.startswith("ThreadPoolExecutor")
+            ),
+            processes=frozenset(child.pid for child in multiprocessing.active_children()),
+            settings=_settings(),
+        )
+
+    def changes(self) -> list[str]:
+        """Says what differs now; a thread that is about to end gets a moment to do so."""
+        for thread in set(threading.enumerate()) - self.threads:
+            if not thread.daemon and not thread.name.startswith("ThreadPoolExecutor"):
+                thread.join(_JOIN_TIMEOUT_S)
+        after = ProcessState.now()
+        threads = sorted(
+            thread.name for thread in after.threads - self.threads if not thread.daemon
+        )
+        processes = sorted(str(pid) for pid in after.processes - self.processes)
+        return [
+            *_differences("environment variable", self.environment, after.environment),
+            *(f"thread {name!r} still runs" for name in threads),
+            *(f"child process {pid} still runs" for pid in processes),
+            *_differences("setting", self.settings, after.settings),
+        ]
+
+
+def _differences(noun: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [
+        f"{noun} {name!r} was {before.get(name)!r} and is {after.get(name)!r}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]

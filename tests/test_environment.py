@@ -1,0 +1,134 @@
+"""Settings from environment variables, and what is written into the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+
+import pytest
+
+from stratagem import environment
+
+
+def keras_on(backend: str) -> types.SimpleNamespace:
+    return types.SimpleNamespace(config=types.SimpleNamespace(backend=lambda: backend))
+
+
+def test_every_variable_is_named_after_the_library_and_explained() -> None:
+    for setting, variable in environment.VARIABLES.items():
+        assert variable.name == f"STRATAGEM_{setting.upper()}"
+        assert variable.meaning.endswith(".")
+        assert variable.parse(str(variable.default)) == variable.default
+
+
+def test_setting_has_its_default_where_nothing_is_set(monkeypatch) -> None:
+    for variable in environment.VARIABLES.values():
+        monkeypatch.delenv(variable.name, raising=False)
+    assert environment.read("run_eagerly") is False
+    assert environment.read("program_cache_size") == 256
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((text, True) for text in ("1", "true", "True", "YES", "on")),
+        *((text, False) for text in ("0", "false", "No", "OFF", "")),
+    ],
+)
+def test_truth_value_is_read_in_any_usual_form(monkeypatch, text, expected) -> None:
+    monkeypatch.setenv("STRATAGEM_RUN_EAGERLY", text)
+    assert environment.read("run_eagerly") is expected
+
+
+@pytest.mark.parametrize("text", ["2", "maybe", " 1"])
+def test_other_text_is_no_truth_value(monkeypatch, text) -> None:
+    monkeypatch.setenv("STRATAGEM_RUN_EAGERLY", text)
+    with pytest.raises(
+        ValueError,
+        match=f"Environment variable STRATAGEM_RUN_EAGERLY: '{text}' is not a truth value",
+    ):
+        environment.read("run_eagerly")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1", 1), ("1000", 1000)])
+def test_count_is_read(monkeypatch, text, expected) -> None:
+    monkeypatch.setenv("STRATAGEM_PROGRAM_CACHE_SIZE", text)
+    assert environment.read("program_cache_size") == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "2.5", "many"])
+def test_other_text_is_no_count(monkeypatch, text) -> None:
+    monkeypatch.setenv("STRATAGEM_PROGRAM_CACHE_SIZE", text)
+    with pytest.raises(
+        ValueError, match=rf"STRATAGEM_PROGRAM_CACHE_SIZE: '{text}' is not a count(?s:.)*at least 1"
+    ):
+        environment.read("program_cache_size")
+
+
+@pytest.mark.parametrize("chosen", [None, ""])
+def test_jax_is_selected_where_no_backend_is_chosen(monkeypatch, chosen) -> None:
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    monkeypatch.setenv("KERAS_BACKEND", "")
+    if chosen is None:
+        monkeypatch.delenv("KERAS_BACKEND")
+    environment.select_keras_backend()
+    assert os.environ["KERAS_BACKEND"] == "jax"
+
+
+def test_chosen_backend_is_left_alone(monkeypatch) -> None:
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    environment.select_keras_backend()
+    assert os.environ["KERAS_BACKEND"] == "torch"
+
+
+def test_keras_that_is_loaded_with_jax_is_fine(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "keras", keras_on("jax"))
+    environment.select_keras_backend()
+    environment.require_jax_backend("jax")
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_keras_that_is_loaded_with_another_backend_is_refused(monkeypatch, backend) -> None:
+    words = f"Keras runs on the '{backend}' backend(?s:.)*`import stratagem` before `import keras`"
+    monkeypatch.setitem(sys.modules, "keras", keras_on(backend))
+    with pytest.raises(ImportError, match=words):
+        environment.select_keras_backend()
+    with pytest.raises(ImportError, match=words):
+        environment.require_jax_backend(backend)
+
+
+def test_keras_that_is_being_loaded_is_left_alone(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "keras", types.ModuleType("keras"))
+    environment.select_keras_backend()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (None, 1),
+        ("--xla_dump_to=here", 1),
+        ("--xla_force_host_platform_device_count=8", 8),
+        ("--xla_a=1 --xla_force_host_platform_device_count=2 --xla_b", 2),
+        (" ".join(f"--xla_force_host_platform_device_count={n}" for n in (4, 16)), 16),
+    ],
+)
+def test_cpu_devices_that_xla_flags_ask_for_are_counted(monkeypatch, flags, expected) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    if flags is not None:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+    assert environment.num_forced_cpu_devices() == expected
+
+
+def test_thread_pool_has_four_threads_a_device(monkeypatch) -> None:
+    monkeypatch.setenv("NPROC", "")
+    monkeypatch.delenv("NPROC")
+    environment.size_cpu_thread_pool(3)
+    assert os.environ["NPROC"] == "12"
+
+
+def test_thread_pool_that_the_user_has_sized_stays(monkeypatch) -> None:
+    monkeypatch.setenv("NPROC", "5")
+    environment.size_cpu_thread_pool(3)
+    assert os.environ["NPROC"] == "5"
