@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.context import ReplicaContext, get_replica_context
-from stratagem.execution import value_and_grad
+from stratagem.execution import current_scope, value_and_grad
 from stratagem.keras.losses import true_rows
 from stratagem.keras.private import (
     flatten_layers,
@@ -88,7 +88,8 @@ class ReplicaSteps:
             if self._overrides("test_step"):
                 return self._own_step("test_step", data, with_optimizer=False)
             x, y, sample_weight = unpack_x_y_sample_weight(data)
-            y_pred = self._call(x, training=False)
+            with _trainable_as_before(self._model):
+                y_pred = self._call(x, training=False)
             loss = total_loss(self._model, x, y, y_pred, sample_weight, training=False)
             self._update_metrics(loss, x, y, y_pred, sample_weight)
             return None
@@ -102,9 +103,10 @@ class ReplicaSteps:
         Returns:
             The model's outputs for it.
         """
-        if not self._overrides("predict_step"):
-            return self._call(unpack_x_y_sample_weight(data)[0], training=False)
         model = self._model
+        if not self._overrides("predict_step"):
+            with _trainable_as_before(model):
+                return self._call(unpack_x_y_sample_weight(data)[0], training=False)
         state = [_values(model.trainable_variables), _values(model.non_trainable_variables)]
         outputs, non_trainable = model.predict_step(tuple(state), data)
         _assign(model.non_trainable_variables, non_trainable)
@@ -122,9 +124,10 @@ class ReplicaSteps:
             loss = total_loss(model, x, y, y_pred, sample_weight, training=True)
             return model.optimizer.scale_loss(loss), (loss, y_pred)
 
-        (_, (loss, y_pred)), grads = value_and_grad(
-            scaled_loss, model.trainable_variables, has_aux=True
-        )
+        with _trainable_as_before(model):
+            (_, (loss, y_pred)), grads = value_and_grad(
+                scaled_loss, model.trainable_variables, has_aux=True
+            )
         # Keras hands the optimizer zeros, not None, for what the loss does not reach.
         filled = [
             jnp.zeros(variable.shape, variable.dtype) if grad is None else grad
@@ -154,6 +157,22 @@ class ReplicaSteps:
         context = get_replica_context()
         assert context is not None
         return jax.tree.map(lambda leaf: _average(leaf, context), logs)
+
+
+@contextlib.contextmanager
+def _trainable_as_before(model: Any) -> Generator[None]:
+    """Drops what the layers assign to trainable variables, as the state of Keras's own steps does.
+
+    `keras.layers.SpectralNormalization` assigns the kernel of the layer that it wraps.
+    """
+    variables = model.trainable_variables
+    before = _values(variables)
+    yield
+    scope = current_scope()
+    assert scope is not None
+    for variable, value in zip(variables, before, strict=True):
+        if id(variable) in scope.writes:
+            scope.add_update((variable, value))
 
 
 def _values(variables: list[Any]) -> list[Any]:
