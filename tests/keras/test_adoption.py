@@ -99,3 +99,23 @@ def test_model_of_another_strategy_cannot_be_moved() -> None:
         model = small_regressor()
     with pytest.raises(ValueError, match=r"was created under MirroredStrategy.*is to run under"):
         sg.compile(model, distribute=mirrored(3), optimizer="sgd", loss="mse")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", {"class_name": "SGD", "config": {}}])
+def test_model_of_a_strategy_may_be_compiled_by_names_outside_its_scope(optimizer: Any) -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = regression()
+        with scope():
+            model = small_regressor()
+        model.compile(optimizer=optimizer, loss="mse", metrics=["mae"])
+        return fitted(model, x, y, batch_size=4)
+
+    assert_like_plain_keras(job, replicas=(2,))
+
+
+def test_optimizer_object_made_outside_is_told_of() -> None:
+    with mirrored(2).scope():
+        model = small_regressor()
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    with pytest.raises(ValueError, match="was created outside the scope of a strategy"):
+        model.fit(*regression(), verbose=0)

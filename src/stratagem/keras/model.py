@@ -1,9 +1,9 @@
 """Keras models under a strategy: fit, evaluate and predict, inside and outside its scope.
 
-Of Keras's JAX trainer (3.12 to 3.15) are replaced: `fit`, `evaluate`, `predict` and their
+Of Keras's JAX trainer (3.12 to 3.15) are replaced: `compile`, `fit`, `evaluate`, `predict` and their
 `_on_batch` forms, which open the scope of the model's strategy; `make_train_function` and its kin,
 which hand out ours; `_get_jax_state`, because the state stays in the variables; and
-`_aggregate_additional_loss`, where a regularisation loss is divided among the replicas.
+`_aggregate_additional_loss`, where each replica takes its share of the losses of layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stratagem.keras.step_functions import (
     TrainOrTestFunction,
     logs_wanted,
 )
-from stratagem.keras.step_mode import StepMode, current_mode
+from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
 from stratagem.keras.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.variables import home_of
@@ -101,6 +101,7 @@ def install() -> None:
         _wrap_entry_point(name)
     for name, (attribute, make) in _MAKERS.items():
         _wrap_maker(name, attribute, make)
+    _compile_in_scope()
     _keep_state_in_variables()
     _hand_out_host_batches()
     _share_additional_losses()
@@ -171,6 +172,27 @@ def _wrap_maker(name: str, attribute: str, make: Any) -> None:
     setattr(JAXTrainer, name, made)
 
 
+def _compile_in_scope() -> None:
+    """Lets a model that was made in a scope be compiled outside of it with names, as `fit` can be.
+
+    An optimizer given by name makes variables when the model is compiled.
+    """
+    # Where it is defined: Keras asks whether a model overrides it by comparing with that class.
+    owner = next(cls for cls in JAXTrainer.__mro__ if "compile" in vars(cls))
+    original = owner.compile
+
+    @functools.wraps(original)
+    def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        homes = [home_of(variable) for variable in self.variables]
+        strategy = next((home.strategy for home in homes if home is not None), None)
+        if strategy is None or has_strategy():
+            return original(self, *args, **kwargs)
+        with strategy.scope():
+            return original(self, *args, **kwargs)
+
+    owner.compile = compiled
+
+
 def _keep_state_in_variables() -> None:
     original = getattr(JAXTrainer, GET_JAX_STATE)
 
@@ -201,7 +223,7 @@ def _share_additional_losses() -> None:
         context = get_replica_context()
         if context is None or current_mode() is not StepMode.SHARE:
             return total
-        return total / context.num_replicas_in_sync
+        return total * example_fraction(context, total.dtype)
 
     setattr(JAXTrainer, AGGREGATE_ADDITIONAL_LOSS, aggregate)
 

@@ -219,7 +219,7 @@ def _keras_version() -> tuple[int, ...]:
 
 
 class _TrueRowsRegularizer:
-    """An activity regulariser whose losses, averaged over replicas, are that of one device."""
+    """An activity regulariser whose losses, averaged by true examples, are that of one device."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -228,10 +228,12 @@ class _TrueRowsRegularizer:
     def __call__(self, output: Any) -> Any:
         context = replica_context()
         assert context is not None
-        count, batch = context.num_replicas_in_sync, context.batch
         loss = self.original(true_rows(output, context))
         if _keras_version() < _REGULARIZER_PER_ROW_SINCE:
-            return loss * count
-        if not batch.is_padded or not context.global_num_examples:
+            fraction = example_fraction(context, loss.dtype)
+            return loss / jnp.where(fraction == 0, 1, fraction)  # no rows, no loss
+        if not context.batch.is_padded or not context.global_num_examples:
             return loss
-        return loss * (count * (batch.size or 0) / context.global_num_examples)
+        # Keras divides by the padded rows.
+        num_examples = jnp.maximum(jnp.asarray(context.num_examples, loss.dtype), 1)
+        return loss * ((context.batch.size or 0) / num_examples)
