@@ -6,16 +6,18 @@ of each metric class once, when its first object is made; subclassing `Metric` i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
+from collections.abc import Generator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.context import ReplicaContext, has_strategy
+from stratagem.context import ReplicaContext, get_replica_context, has_strategy
 from stratagem.keras.losses import row_mask
 from stratagem.keras.private import get_keras_mask, get_stateless_scope, own_variables
 from stratagem.keras.step_mode import (
@@ -27,15 +29,16 @@ from stratagem.keras.step_mode import (
     replica_context,
 )
 from stratagem.keras.variable import DistributedVariable
-from stratagem.variables import VariableKind, home_of
+from stratagem.variables import VariableKind, aggregate_components, home_of
 
-__all__ = ["install"]
+__all__ = ["install", "results_of_all_replicas"]
 
 _wrapped_classes: set[type] = {keras.metrics.Metric}
 
 
 class _Active(threading.local):
     is_updating = False
+    reports_all = False
 
 
 _active = _Active()
@@ -56,9 +59,49 @@ def install() -> None:
 
 def _wrap_class(cls: type) -> None:
     _wrapped_classes.add(cls)
-    update_state = cls.__dict__.get("update_state")
+    update_state, result = cls.__dict__.get("update_state"), cls.__dict__.get("result")
     if inspect.isfunction(update_state):
         cls.update_state = _wrap_update_state(update_state)
+    if inspect.isfunction(result):
+        cls.result = _wrap_result(result)
+
+
+@contextlib.contextmanager
+def results_of_all_replicas() -> Generator[None]:
+    """Lets metrics that are asked in a replica answer for all, at the price of collectives.
+
+    For what a model's own `compute_metrics` makes of results; else each replica answers for itself.
+    """
+    previous, _active.reports_all = _active.reports_all, True
+    try:
+        yield
+    finally:
+        _active.reports_all = previous
+
+
+def _wrap_result(result: Any) -> Any:
+    @functools.wraps(result)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        context = get_replica_context() if _active.reports_all else None
+        if context is None or context.num_replicas_in_sync == 1:
+            return result(self, *args, **kwargs)
+        mapping = [(variable, _of_all_replicas(variable, context)) for variable in self.variables]
+        _active.reports_all = False  # the mapping holds for inner metrics too
+        try:
+            with keras.StatelessScope(mapping):
+                return result(self, *args, **kwargs)
+        finally:
+            _active.reports_all = True
+
+    return wrapped
+
+
+def _of_all_replicas(variable: Any, context: ReplicaContext) -> Any:
+    home = home_of(variable)
+    if home is None or home.kind is not VariableKind.ON_READ:
+        return variable.value
+    stacked = context.communicator.all_gather(jnp.expand_dims(variable.value, 0), 0, None)
+    return aggregate_components(stacked, home.aggregation, variable.path)
 
 
 def _wrap_update_state(update_state: Any) -> Any:

@@ -1,8 +1,8 @@
 """Keras models under a strategy: fit, evaluate and predict, inside and outside its scope.
 
-Of Keras's JAX trainer (3.12 to 3.15) are replaced: `compile`, `fit`, `evaluate`, `predict` and their
-`_on_batch` forms, which open the scope of the model's strategy; `make_train_function` and its kin,
-which hand out ours; `_get_jax_state`, because the state stays in the variables; and
+Of Keras's JAX trainer (3.12 to 3.15) are replaced: `compile`, `fit`, `evaluate`, `predict` and
+their `_on_batch` forms, which open the scope of the model's strategy; `make_train_function` and its
+kin, which hand out ours; `_get_jax_state`, because the state stays in the variables; and
 `_aggregate_additional_loss`, where each replica takes its share of the losses of layers.
 """
 

@@ -13,6 +13,7 @@ import keras
 from stratagem.context import ReplicaContext, get_replica_context
 from stratagem.execution import current_scope, value_and_grad
 from stratagem.keras.losses import true_rows
+from stratagem.keras.metrics import results_of_all_replicas
 from stratagem.keras.private import (
     flatten_layers,
     loss_tracker,
@@ -66,14 +67,13 @@ class ReplicaSteps:
             data: `(x,)`, `(x, y)` or `(x, y, sample_weight)`, local arrays.
 
         Returns:
-            What the model's own `train_step` returned as logs, averaged over replicas; None for
-            Keras's.
+            What the model's own `train_step` or `compute_metrics` returned as logs, averaged over
+            replicas; None for Keras's.
         """
         with self._counted_over_replicas("train_step"):
             if self._overrides("train_step"):
                 return self._own_step("train_step", data, with_optimizer=True)
-            self._train(*unpack_x_y_sample_weight(data))
-            return None
+            return self._train(*unpack_x_y_sample_weight(data))
 
     def test(self, data: Any) -> Any:
         """One evaluation step on this replica's part of a batch.
@@ -91,8 +91,7 @@ class ReplicaSteps:
             with _trainable_as_before(self._model):
                 y_pred = self._call(x, training=False)
             loss = total_loss(self._model, x, y, y_pred, sample_weight, training=False)
-            self._update_metrics(loss, x, y, y_pred, sample_weight)
-            return None
+            return self._update_metrics(loss, x, y, y_pred, sample_weight)
 
     def predict(self, data: Any) -> Any:
         """One prediction step on this replica's part of a batch.
@@ -116,7 +115,7 @@ class ReplicaSteps:
         kwargs = {"training": training} if takes_training(self._model) else {}
         return self._model(x, **kwargs)
 
-    def _train(self, x: Any, y: Any, sample_weight: Any) -> None:
+    def _train(self, x: Any, y: Any, sample_weight: Any) -> Any:
         model = self._model
 
         def scaled_loss() -> Any:
@@ -135,14 +134,20 @@ class ReplicaSteps:
         ]
         if filled:
             model.optimizer.apply(filled, model.trainable_variables)
-        self._update_metrics(loss, x, y, y_pred, sample_weight)
+        return self._update_metrics(loss, x, y, y_pred, sample_weight)
 
-    def _update_metrics(self, loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
+    def _update_metrics(self, loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+        """Returns what the model's own `compute_metrics` reports; None for Keras's."""
         context = get_replica_context()
         assert context is not None
         if (tracker := loss_tracker(self._model)) is not None:
             record_loss(tracker, loss, context)
-        self._model.compute_metrics(x, y, y_pred, sample_weight)
+        if not self._overrides("compute_metrics"):
+            self._model.compute_metrics(x, y, y_pred, sample_weight)
+            return None
+        with results_of_all_replicas():
+            logs = self._model.compute_metrics(x, y, y_pred, sample_weight)
+        return jax.tree.map(lambda leaf: _average(leaf, context), logs)
 
     def _own_step(self, step: str, data: Any, *, with_optimizer: bool) -> Any:
         """Runs the model's own stateless step with this replica's values as the state."""
