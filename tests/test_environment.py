@@ -132,3 +132,12 @@ def test_thread_pool_that_the_user_has_sized_stays(monkeypatch) -> None:
     monkeypatch.setenv("NPROC", "5")
     environment.size_cpu_thread_pool(3)
     assert os.environ["NPROC"] == "5"
+
+
+def test_choice_of_another_backend_is_refused_before_keras_is_loaded(monkeypatch) -> None:
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    with pytest.raises(ImportError, match=r"KERAS_BACKEND is 'torch'\.(?s:.)*unset KERAS_BACKEND"):
+        environment.require_jax_choice()
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    environment.require_jax_choice()

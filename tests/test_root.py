@@ -69,6 +69,24 @@ except ImportError as error:
     ]
 
 
+def test_choice_of_another_backend_is_told_before_keras_fails_for_want_of_it(folder) -> None:
+    program = """
+import sys
+import stratagem
+try:
+    stratagem.MirroredStrategy
+except ImportError as error:
+    print(error)
+print('keras' in sys.modules)
+"""
+    assert run_fresh(program, folder=folder, KERAS_BACKEND="torch") == [
+        "KERAS_BACKEND is 'torch'.",
+        "Expected 'jax', or no choice at all: stratagem then makes it.",
+        "Fix: unset KERAS_BACKEND, or set KERAS_BACKEND=jax.",
+        "False",
+    ]
+
+
 def test_names_that_need_no_jax_load_none() -> None:
     program = f"""
 import sys

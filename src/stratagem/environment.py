@@ -139,6 +139,23 @@ def require_jax_backend(backend: str) -> None:
         )
 
 
+def require_jax_choice() -> None:
+    """Raises where Keras, not loaded yet, is going to be loaded with another backend.
+
+    Raises:
+        ImportError: `KERAS_BACKEND` names one. Keras would fail where that one is not installed.
+    """
+    chosen = os.environ.get("KERAS_BACKEND")
+    if chosen and chosen != "jax" and "keras" not in sys.modules:
+        raise ImportError(
+            explain(
+                f"KERAS_BACKEND is {chosen!r}.",
+                expected="'jax', or no choice at all: stratagem then makes it.",
+                fix="unset KERAS_BACKEND, or set KERAS_BACKEND=jax.",
+            )
+        )
+
+
 def num_forced_cpu_devices() -> int:
     """Returns how many CPU devices `XLA_FLAGS` asks for.
 

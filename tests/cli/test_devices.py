@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import jax
 import pytest
@@ -52,3 +53,10 @@ def test_names_count_within_a_platform() -> None:
 def test_memory_is_shown_where_the_platform_counts_it() -> None:
     assert memory_text(FakeDevice(stats={"bytes_limit": 3 * 2**29})) == "1.5 GiB"
     assert memory_text(FakeDevice(stats=None)) == "-"
+
+
+def test_another_backend_is_told_of_in_one_message(monkeypatch) -> None:
+    monkeypatch.delitem(sys.modules, "keras")
+    result = CliRunner().invoke(main, ["devices"], env={"KERAS_BACKEND": "torch"})
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: KERAS_BACKEND is 'torch'.")

@@ -10,6 +10,8 @@ import importlib
 
 import click
 
+from stratagem import environment
+
 __all__ = ["main"]
 
 
@@ -22,4 +24,8 @@ def main() -> None:
 @main.command()
 def devices() -> None:
     """Show the local devices and what each strategy makes of them."""
+    try:
+        environment.require_jax_choice()
+    except ImportError as error:
+        raise click.ClickException(str(error)) from error
     importlib.import_module("stratagem.cli.devices").show()

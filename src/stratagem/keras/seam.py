@@ -1,10 +1,12 @@
 """Replaces what must be replaced of Keras, once, when this package is imported."""
 
-import keras
-
 from stratagem import environment
 
-# Before the modules below: on another backend they would fail with errors that explain nothing.
+# Both before what follows: on another backend that would fail with errors that explain nothing.
+environment.require_jax_choice()
+
+import keras  # noqa: E402
+
 environment.require_jax_backend(keras.config.backend())
 
 from stratagem import strategies  # noqa: E402 - the default strategy fills its slot on import
