@@ -16,6 +16,7 @@ from stratagem.keras import (  # noqa: E402
     metrics,
     model,
     optimizer,
+    pooling,
     random,
     variable,
 )
@@ -26,5 +27,6 @@ __all__ = ["install"]
 def install() -> None:
     """Installs every replacement."""
     assert strategies.DefaultStrategy
-    for part in (variable, random, metrics, losses, batch_normalization, optimizer, model):
+    parts = (variable, random, metrics, losses, batch_normalization, pooling, optimizer, model)
+    for part in parts:
         part.install()

@@ -1,0 +1,136 @@
+"""Max pooling on CPU whose gradient does not take most of a step.
+
+XLA:CPU computes the gradient of a maximum over windows by select-and-scatter, an element at a time:
+half the time of a small convolutional network. Where windows lie side by side, the same gradient,
+bit for bit, is a comparison and a copy. `call` of `keras.layers.MaxPooling1D` to `3D` is replaced
+(Keras 3.12 to 3.15) in replica functions on CPU devices; everything else goes to Keras.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from stratagem.context import get_replica_context
+
+__all__ = ["install", "max_of_windows"]
+
+
+def install() -> None:
+    """Makes max-pooling layers fast on CPU. Done once, on import."""
+    for cls in (keras.layers.MaxPooling1D, keras.layers.MaxPooling2D, keras.layers.MaxPooling3D):
+        _wrap_call(cls)
+
+
+def _wrap_call(cls: Any) -> None:
+    original = cls.call
+
+    @functools.wraps(original)
+    def call(self: Any, inputs: Any) -> Any:
+        if _runs_on_cpu() and _fits(self, inputs):
+            return max_of_windows(inputs, tuple(self.pool_size))
+        return original(self, inputs)
+
+    cls.call = call
+
+
+def _runs_on_cpu() -> bool:
+    context = get_replica_context()
+    devices = None if context is None else context.strategy.topology.devices
+    return devices is not None and devices[0].platform == "cpu"
+
+
+def _fits(layer: Any, inputs: Any) -> bool:
+    """Whether the windows lie side by side, each of them whole or left out."""
+    window, shape = tuple(layer.pool_size), inputs.shape[1:-1]
+    is_whole = all(size % extent == 0 for size, extent in zip(shape, window, strict=True))
+    return (
+        isinstance(inputs, jax.Array)
+        and jnp.issubdtype(inputs.dtype, jnp.floating)
+        and tuple(layer.strides) == window
+        and layer.data_format == "channels_last"
+        and (is_whole or layer.padding == "valid")
+        and all(size >= extent for size, extent in zip(shape, window, strict=True))
+    )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def max_of_windows(inputs: Any, window: Sequence[int]) -> Any:
+    """Returns the maximum of each window, of windows side by side. Call anywhere.
+
+    Args:
+        inputs: floating array of shape (batch, *spatial, channels).
+        window: size of the windows in each spatial dimension; what is left over at an end is left
+            out.
+
+    Returns:
+        Array of shape (batch, *(size // window), channels). Its derivative goes to the first
+        maximum of a window, as that of `jax.lax.reduce_window`.
+
+    Example:
+        >>> max_of_windows(jax.numpy.array([[[1.0], [5.0], [2.0], [3.0]]]), (2,)).ravel()
+        Array([5., 3.], dtype=float32)
+
+    Source: JAX, jax.lax.reduce_window and its gradient.
+    """
+    extents = (1, *window, 1)
+    lowest = jnp.asarray(-jnp.inf, inputs.dtype)
+    return jax.lax.reduce_window(inputs, lowest, jax.lax.max, extents, extents, "VALID")
+
+
+@max_of_windows.defjvp
+def _max_of_windows_jvp(window: Sequence[int], primals: Any, tangents: Any) -> tuple[Any, Any]:
+    (inputs,), (tangent,) = primals, tangents
+    outputs = max_of_windows(inputs, window)
+    place = _place_of_first(inputs, outputs, window)
+    whole = tuple(size * extent for size, extent in zip(outputs.shape[1:-1], window, strict=True))
+    split: list[int] = [inputs.shape[0]]
+    for size, extent in zip(outputs.shape[1:-1], window, strict=True):
+        split += [size, extent]
+    split.append(inputs.shape[-1])
+    within = tuple(range(2, 2 * len(window) + 1, 2))  # the axes of places in a window
+    places = jnp.arange(math.prod(window), dtype=place.dtype).reshape(window)
+    is_first = jnp.expand_dims(place, within) == jnp.expand_dims(
+        places, (0, *range(1, 2 * len(window), 2), 2 * len(window) + 1)
+    )
+    tangent = jax.lax.slice(
+        tangent, (0,) * inputs.ndim, (inputs.shape[0], *whole, inputs.shape[-1])
+    )
+    chosen = jnp.where(is_first, tangent.reshape(split), jnp.zeros((), tangent.dtype))
+    return outputs, jnp.sum(chosen, axis=within)
+
+
+def _place_of_first(inputs: Any, outputs: Any, window: Sequence[int]) -> Any:
+    """Returns which place of its window holds the first maximum, counted row by row."""
+    count = math.prod(window)
+    dtype = jnp.int8 if count <= 127 else jnp.int32
+    place = jnp.full(outputs.shape, count - 1, dtype)
+    # Backwards, so that the first place to hold the maximum is the last to be written.
+    for index in reversed(range(count - 1)):
+        offsets = _offsets(index, window)
+        starts = (0, *offsets, 0)
+        limits = (
+            inputs.shape[0],
+            *(
+                offset + (size - 1) * extent + 1
+                for offset, size, extent in zip(offsets, outputs.shape[1:-1], window, strict=True)
+            ),
+            inputs.shape[-1],
+        )
+        here = jax.lax.slice(inputs, starts, limits, (1, *window, 1))
+        place = jnp.where(here == outputs, jnp.asarray(index, dtype), place)
+    return place
+
+
+def _offsets(index: int, window: Sequence[int]) -> tuple[int, ...]:
+    offsets: list[int] = []
+    for extent in reversed(window):
+        index, offset = divmod(index, extent)
+        offsets.append(offset)
+    return tuple(reversed(offsets))
