@@ -47,6 +47,30 @@ def test_all_reduce_gives_every_replica_the_sum_and_the_mean(tolerance) -> None:
             )
 
 
+def test_packed_reduction_gives_what_single_ones_give_in_fewer_messages() -> None:
+    large = np.arange(3 * 20_000, dtype=np.float32).reshape(3, 100, 200)
+    parts = [*PARTS.values(), np.ones((3, 2, 1), np.float32), large]
+
+    def both(parts):
+        packed = device.all_reduce_packed(ReduceOp.MEAN, parts, AXIS)
+        return packed, [device.all_reduce(ReduceOp.MEAN, part, AXIS) for part in parts]
+
+    packed, single = on_replicas(both, parts)
+    for got, expected in zip(packed, single, strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+
+    def messages(parts):
+        reduce = lambda parts: device.all_reduce_packed(ReduceOp.SUM, parts, AXIS)  # noqa: E731
+        program = jax.make_jaxpr(reduce, axis_env=[(AXIS, 3)])(parts)
+        return sum(equation.primitive.name.startswith("psum") for equation in program.eqns)
+
+    of_one = [part[0] for part in parts]
+    dtypes = {part.dtype for part in of_one}
+    assert messages(of_one) == len(dtypes) + 1
+    assert messages(of_one[:1]) == 1
+
+
 @pytest.mark.parametrize(("op", "expected"), [("SUM", 14.0), ("MEAN", 14.0 / 3.0)])
 def test_gradient_of_all_reduce_is_the_same_reduction_of_the_incoming_ones(op, expected) -> None:
     """Incoming [2. | 5. | 7.]."""

@@ -113,3 +113,7 @@ def test_devices_that_are_no_tuple_are_refused() -> None:
 def test_empty_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="leaves no device to compute on"):
         Topology(())
+
+
+def test_platform_is_that_of_the_devices() -> None:
+    assert Topology(None).platform == Topology(tuple(jax.local_devices()[:2])).platform == "cpu"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,6 +29,10 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def all_reduce(self, op: ReduceOp, value: Any) -> Any:
         """Returns the sum or mean of `value` over replicas; every replica must call it."""
+
+    def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
+        """Returns the sum or mean of each value over replicas, in as few messages as is fast."""
+        return [self.all_reduce(op, value) for value in values]
 
     @abc.abstractmethod
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
@@ -70,11 +75,14 @@ class MeshCommunicator(Communicator):
     Args:
         axis_name: the mesh axis of the replicas.
         num_replicas: its size.
+        packs_small: whether many small arrays travel as one, which pays where a message has a price
+            of its own and nobody combines them later.
     """
 
-    def __init__(self, axis_name: str, num_replicas: int) -> None:
+    def __init__(self, axis_name: str, num_replicas: int, *, packs_small: bool = False) -> None:
         self._axis_name = axis_name
         self._num_replicas = num_replicas
+        self._packs_small = packs_small
 
     @property
     def num_replicas(self) -> int:
@@ -84,6 +92,12 @@ class MeshCommunicator(Communicator):
     def all_reduce(self, op: ReduceOp, value: Any) -> Any:
         """Combines over the mesh axis."""
         return device.all_reduce(op, value, self._axis_name)
+
+    def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
+        """Combines over the mesh axis, small arrays together if this communicator packs."""
+        if self._packs_small:
+            return device.all_reduce_packed(op, values, self._axis_name)
+        return super().all_reduce_many(op, values)
 
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Concatenates over the mesh axis."""

@@ -130,7 +130,11 @@ class _Recorder:
     def _context(self, several: bool) -> ReplicaContext:
         if not several:
             return ReplicaContext(self._strategy, 0, SoleCommunicator(), self._arguments.batch)
-        communicator = MeshCommunicator(REPLICA_AXIS, self._topology.num_replicas)
+        communicator = MeshCommunicator(
+            REPLICA_AXIS,
+            self._topology.num_replicas,
+            packs_small=self._topology.platform == "cpu",  # elsewhere the compiler combines
+        )
         replica_id = jax.lax.axis_index(REPLICA_AXIS)
         return ReplicaContext(self._strategy, replica_id, communicator, self._arguments.batch)
 

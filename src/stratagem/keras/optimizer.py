@@ -85,7 +85,7 @@ def sum_gradients(grads: list[Any]) -> list[Any]:
             None if grad is None else grad * example_fraction(context, grad.dtype) for grad in grads
         ]
     present = [grad for grad in grads if grad is not None]
-    summed = iter([context.communicator.all_reduce(ReduceOp.SUM, grad) for grad in present])
+    summed = iter(context.communicator.all_reduce_many(ReduceOp.SUM, present))
     return [None if grad is None else next(summed) for grad in grads]
 
 

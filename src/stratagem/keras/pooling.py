@@ -42,8 +42,9 @@ def _wrap_call(cls: Any) -> None:
 
 def _runs_on_cpu() -> bool:
     context = get_replica_context()
-    devices = None if context is None else context.strategy.topology.devices
-    return devices is not None and devices[0].platform == "cpu"
+    topology = None if context is None else context.strategy.topology
+    # The default strategy, which has no devices of its own, leaves Keras as it is.
+    return topology is not None and topology.devices is not None and topology.platform == "cpu"
 
 
 def _fits(layer: Any, inputs: Any) -> bool:

@@ -55,6 +55,11 @@ class Topology:
         """Number of replicas, at least 1."""
         return len(self.devices) if self.devices else 1
 
+    @property
+    def platform(self) -> str:
+        """What JAX calls the kind of the devices: "cpu", "gpu", "tpu"."""
+        return str((self.devices or jax.local_devices()[:1])[0].platform)
+
     @functools.cached_property
     def mesh(self) -> Mesh:
         """Mesh with the one axis `"replica"`."""
