@@ -102,7 +102,7 @@ def test_convolutional_model_with_pooling_trains_as_one_device_does(
 ) -> None:
     def job(scope: Scope) -> dict[str, Any]:
         draw = np.random.default_rng(3)
-        x, y = draw.normal(size=(10, 9, 8, 1)).astype("float32"), np.arange(10) % 3
+        x, y = draw.normal(size=(10, 9, 8, 1)).astype("float32"), np.arange(10, dtype="int32") % 3
         with scope():
             model = keras.Sequential(
                 [
