@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,13 @@ def test_every_variable_is_named_after_the_library_and_explained() -> None:
         assert variable.name == f"STRATAGEM_{setting.upper()}"
         assert variable.meaning.endswith(".")
         assert variable.parse(str(variable.default)) == variable.default
+
+
+def test_every_variable_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "environment.md").read_text()
+    for variable in environment.VARIABLES.values():
+        default = int(variable.default)
+        assert f"| `{variable.name}` | `{default}` | {variable.meaning} |" in page
 
 
 def test_setting_has_its_default_where_nothing_is_set(monkeypatch) -> None:
