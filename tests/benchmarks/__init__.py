@@ -1,1 +1,1 @@
-"""The benchmarks: that they measure what they say. The figures themselves come from `make bench`."""
+"""The benchmarks: that they measure what they say; the figures come from `make bench`."""

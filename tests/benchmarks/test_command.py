@@ -88,7 +88,7 @@ def test_nothing_measured_draws_nothing(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["nonsense"], "no benchmark nonsense"), (["--devices", "1,x"], "'x' is no place to run")],
+    [(["nonsense"], "No benchmark nonsense"), (["--devices", "1,x"], "'x' is no place to run")],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], words: str) -> None:
     result = CliRunner().invoke(command.main, arguments)

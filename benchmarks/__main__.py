@@ -1,0 +1,195 @@
+"""Runs benchmarks: `make bench`, or `python -m benchmarks [NAME ...]`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import fit_overhead, fit_peers, run_overhead
+from benchmarks.cases import Case, Environments, Place, Side
+from benchmarks.machine import describe_machine, load_warning
+from benchmarks.plot import draw_ratios
+from benchmarks.report import make_rows, make_table, versions_by_environment, write_json
+from benchmarks.runner import Effort, Measurement, measure
+from benchmarks.worker_process import WorkerError, WorkerProcess
+from benchmarks.workers.protocol import WorkerOptions
+
+__all__ = ["find_accelerator", "main", "run_benchmark"]
+
+BENCHMARKS: dict[str, Callable[[Sequence[Place], Environments], list[Case]]] = {
+    "run_overhead": run_overhead.make_cases,
+    "fit_overhead": fit_overhead.make_cases,
+    "fit_peers": fit_peers.make_cases,
+}
+_WIDTH_OF_A_FILE = 120
+_QUICK = Effort(num_rounds=2, round_s=0.2)
+
+
+class _Places(click.ParamType):
+    name = "places"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> list[Place]:
+        try:
+            return [Place.parse(text) for text in value.split(",")]
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--rounds", "num_rounds", type=click.IntRange(1), help="7 if not given; at least 5.")
+@click.option("--quick", is_flag=True, help="Two short rounds: to see that it runs.")
+@click.option(
+    "--devices",
+    "places",
+    type=_Places(),
+    help="Numbers of CPU devices, or gpu: 1,2 and, where there is one, gpu if not given.",
+)
+@click.option("--only", default="", help="Cases whose name contains this.")
+@click.option(
+    "--peers",
+    type=click.Path(path_type=Path),
+    default=Environments.peers,
+    help="Interpreter that has the other frameworks; what `make peers` makes if not given.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("runs", "bench"),
+    help="Folder of the results.",
+)
+def main(
+    names: tuple[str, ...],
+    num_rounds: int | None,
+    quick: bool,
+    places: list[Place] | None,
+    only: str,
+    peers: Path,
+    output: Path,
+) -> None:
+    """Measures how fast Stratagem is. Without a NAME all: run_overhead, fit_overhead, fit_peers."""
+    unknown = sorted(set(names) - set(BENCHMARKS))
+    if unknown:
+        raise click.UsageError(
+            f"No benchmark {', '.join(unknown)}: there is {', '.join(BENCHMARKS)}."
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH_OF_A_FILE)
+    warning = load_warning(os.getloadavg()[0])
+    if warning:
+        console.print(f"[bold yellow]{warning}[/]")
+    effort = _QUICK if quick else Effort()
+    if num_rounds is not None:
+        effort = dataclasses.replace(effort, num_rounds=num_rounds)
+    environments = Environments(peers=peers)
+    accelerator = find_accelerator(environments, effort)
+    if places is None:
+        places = [Place("cpu", 1), Place("cpu", 2), *([Place("gpu", 1)] if accelerator else [])]
+    failed = False
+    for name in names or BENCHMARKS:
+        cases = [case for case in BENCHMARKS[name](places, environments) if only in case.name]
+        results = run_benchmark(name, cases, environments, effort, accelerator, console)
+        failed = failed or bool(results["failures"])
+        write_json(output / f"{name}.json", results)
+        if results["rows"]:
+            machine = results["machine"]
+            measured_on = f"{machine['cpu']}, {machine['cores']} cores" + (
+                f", {accelerator}" if accelerator else ""
+            )
+            draw_ratios(output / f"{name}.png", name, results["rows"], measured_on)
+        console.print(f"Results and plot: {output / name}.json, .png", soft_wrap=True)
+    if failed:
+        raise SystemExit(1)
+
+
+def find_accelerator(environments: Environments, effort: Effort) -> str | None:
+    """Asks a process of its own which GPU there is, so that this one keeps its hands off it."""
+    side = Side(name="probe", module="benchmarks.workers.probe", options=WorkerOptions(workload=""))
+    command, variables = environments.command(side), environments.variables(side)
+    with WorkerProcess(side.name, command, variables) as worker:
+        return worker.read_answer(effort.start_limit_s)["device_kind"] or None
+
+
+def run_benchmark(
+    name: str,
+    cases: Sequence[Case],
+    environments: Environments,
+    effort: Effort,
+    accelerator: str | None,
+    console: Console,
+) -> dict[str, Any]:
+    """Measures cases, prints their table and returns what is written to the file."""
+    rows: list[dict[str, Any]] = []
+    measurements: list[Measurement] = []
+    failures: list[dict[str, str]] = []
+    machine = describe_machine(accelerator)
+    possible, skipped = _leave_out_impossible(cases, environments)
+    with Progress(
+        TextColumn(name),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("", total=len(possible))
+        for case in possible:
+            try:
+                measured = measure(
+                    case, environments, effort, lambda text: bar.update(task, description=text)
+                )
+            except WorkerError as error:
+                failures.append({"case": case.name, "error": str(error)})
+            else:
+                measurements += measured
+                rows += make_rows(case, measured)
+            bar.advance(task)
+    console.print(make_table(name, rows))
+    for left_out in skipped:
+        console.print(
+            f"Skipped: {left_out['case']}, {left_out['reference_name']}: {left_out['reason']}.",
+            markup=False,
+        )
+    for failure in failures:
+        console.print(f"Failed: {failure['case']}\n{failure['error']}", style="red", markup=False)
+    return {
+        "benchmark": name,
+        "versions": versions_by_environment(measurements),
+        "machine": machine,
+        "rounds": effort.num_rounds,
+        "rows": rows,
+        "skipped": skipped,
+        "failures": failures,
+    }
+
+
+def _leave_out_impossible(
+    cases: Sequence[Case], environments: Environments
+) -> tuple[list[Case], list[dict[str, str]]]:
+    possible: list[Case] = []
+    skipped: list[dict[str, str]] = []
+    for case in cases:
+        references = []
+        for side in case.references:
+            reason = environments.why_not(side)
+            if reason is None:
+                references.append(side)
+            else:
+                skipped.append({"case": case.name, "reference_name": side.name, "reason": reason})
+        if references:
+            possible.append(dataclasses.replace(case, references=tuple(references)))
+    return possible, skipped
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What a benchmark compares: sides, cases, and the places where they run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.workers.protocol import WorkerOptions
+from benchmarks.workloads import WORKLOADS
+
+__all__ = ["Case", "Environments", "Place", "Side", "in_peers", "jax_side"]
+
+_PEERS = Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"
+
+# What a shell may have set and one side would follow and another not.
+_OWN_VARIABLES = (
+    "KERAS_BACKEND",
+    "NPROC",
+    "OMP_NUM_THREADS",
+    "XLA_FLAGS",
+    "JAX_NUM_CPU_DEVICES",
+    "STRATAGEM_RUN_EAGERLY",
+)
+
+# As many as stratagem.environment.size_cpu_thread_pool gives XLA:CPU: with a smaller pool JAX
+# deadlocks in collectives between virtual CPU devices, and with another one the pools and not the
+# frameworks would be compared.
+_POOL_THREADS_PER_DEVICE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Devices of one kind in one machine."""
+
+    platform: str
+    num_devices: int
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Reads "2" or "cpu:2" (that many CPU devices) and "gpu"."""
+        platform, _, count = text.strip().rpartition(":")
+        if not platform:
+            platform, count = ("cpu", count) if count.isdecimal() else (count, "1")
+        if platform not in ("cpu", "gpu") or not count.isdecimal() or not int(count):
+            raise ValueError(
+                f"{text!r} is no place to run. Expected: a number of CPU devices, or gpu. "
+                'For example "1,2,gpu".'
+            )
+        return cls(platform, int(count))
+
+    def __str__(self) -> str:
+        return f"{self.num_devices} {self.platform.upper()}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the things that are compared: a worker and what it is started with.
+
+    Args:
+        name: in tables.
+        module: the worker's program.
+        options: what it trains.
+        variables: of its environment, beside those of the shell.
+        environment: "ours" or "peers": which installed packages it needs.
+    """
+
+    name: str
+    module: str
+    options: WorkerOptions
+    variables: dict[str, str] = dataclasses.field(default_factory=dict)
+    environment: str = "ours"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """Ours beside one or more references, on the same work."""
+
+    name: str
+    ours: Side
+    references: tuple[Side, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Environments:
+    """The interpreters that sides run in.
+
+    Args:
+        ours: the one with Stratagem.
+        peers: the one with the other frameworks.
+    """
+
+    ours: Path = Path(sys.executable)
+    peers: Path = _PEERS
+
+    def why_not(self, side: Side) -> str | None:
+        """Says why a side cannot run here; None if it can."""
+        if side.environment == "ours" or self.peers.is_file():
+            return None
+        return f"{self.peers.parent.parent.name} is not there, `make peers` makes it"
+
+    def command(self, side: Side) -> list[str]:
+        interpreter = self.ours if side.environment == "ours" else self.peers
+        options = json.dumps(dataclasses.asdict(side.options))
+        return [str(interpreter), "-m", side.module, options]
+
+    def variables(self, side: Side) -> dict[str, str]:
+        shell = {name: text for name, text in os.environ.items() if name not in _OWN_VARIABLES}
+        return {**shell, **side.variables}
+
+
+def jax_side(
+    name: str, module: str, workload: str, place: Place, steps_per_call: int = 1, **options: Any
+) -> Side:
+    """A side on JAX.
+
+    Args:
+        name: in tables.
+        module: in `benchmarks.workers`.
+        workload: key of `WORKLOADS`.
+        place: where it trains.
+        steps_per_call: `steps_per_execution`.
+        **options: others of `WorkerOptions`.
+    """
+    assert workload in WORKLOADS
+    variables = {"KERAS_BACKEND": "jax"}
+    if place.platform == "cpu":
+        variables["JAX_PLATFORMS"] = "cpu"
+        if place.num_devices > 1:
+            variables["NPROC"] = str(_POOL_THREADS_PER_DEVICE * place.num_devices)
+    else:
+        # All sides of a case hold memory of the same device at the same time.
+        variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    return Side(
+        name=name,
+        module=f"benchmarks.workers.{module}",
+        options=WorkerOptions(
+            workload=workload,
+            platform=place.platform,
+            num_devices=place.num_devices,
+            steps_per_call=steps_per_call,
+            **options,
+        ),
+        variables=variables,
+    )
+
+
+def in_peers(side: Side, environments: Environments) -> Side:
+    """Moves a side that could run in both to the environment of the peers, if there is one.
+
+    Not on a GPU: JAX of the peers has only the CPU.
+    """
+    if side.options.platform != "cpu" or not environments.peers.is_file():
+        return side
+    return dataclasses.replace(side, environment="peers")

@@ -1,0 +1,92 @@
+"""`fit` beside Keras on JAX without us, Keras on TensorFlow, and PyTorch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from benchmarks.cases import Case, Environments, Place, Side, in_peers, jax_side
+from benchmarks.workers.protocol import WorkerOptions
+from benchmarks.workloads import WORKLOADS
+
+__all__ = ["make_cases"]
+
+
+def make_cases(places: Sequence[Place], environments: Environments) -> list[Case]:
+    """Returns a case for each model and place, and for the MLP one with a step a call as well."""
+    cases: list[Case] = []
+    for place in places:
+        many = _many_steps_case("mlp", place, environments)
+        cases += [many, _one_step_case("mlp", place, environments)]
+        for workload in ("cnn", "transformer", "resnet50"):
+            if workload != "resnet50" or place.platform == "gpu":
+                cases.append(_many_steps_case(workload, place, environments))
+    return cases
+
+
+def _many_steps_case(workload: str, place: Place, environments: Environments) -> Case:
+    steps = WORKLOADS[workload].steps_per_call(place.platform)
+    references = [
+        _keras(workload, place, 1, environments),
+        _keras(workload, place, steps, environments),
+    ]
+    if place.platform == "cpu":  # TensorFlow and PyTorch of the peers have only the CPU
+        references += [_tensorflow(workload, place, steps), _torch(workload, place)]
+    return _case(workload, place, steps, references)
+
+
+def _one_step_case(workload: str, place: Place, environments: Environments) -> Case:
+    return _case(workload, place, 1, [_keras(workload, place, 1, environments)])
+
+
+def _case(workload: str, place: Place, steps: int, references: Sequence[Side]) -> Case:
+    return Case(
+        name=f"{WORKLOADS[workload].title}, {place}, {steps} a call",
+        ours=jax_side("fit", "stratagem_fit", workload, place, steps),
+        references=tuple(references),
+    )
+
+
+def _keras(workload: str, place: Place, steps: int, environments: Environments) -> Side:
+    """With one step a call and with as many as we: whichever is faster is the one to beat."""
+    name = "Keras DataParallel" if place.num_devices > 1 else "Keras on JAX"
+    side = jax_side(f"{name}, {steps} a call", "keras_fit", workload, place, steps)
+    return in_peers(side, environments)
+
+
+def _tensorflow(workload: str, place: Place, steps: int) -> Side:
+    several = place.num_devices > 1
+    # Keras 3.15.1 with more fails under MirroredStrategy: "You must feed a value for placeholder".
+    steps = 1 if several else steps
+    return Side(
+        name="TF MirroredStrategy" if several else f"Keras on TensorFlow, {steps} a call",
+        module="benchmarks.workers.tensorflow_fit",
+        options=_options(workload, place, steps),
+        variables={
+            "KERAS_BACKEND": "tensorflow",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        },
+        environment="peers",
+    )
+
+
+def _torch(workload: str, place: Place) -> Side:
+    # Each rank gets its share of the cores: with more, threads of the ranks wait for one another.
+    threads_per_rank = max(1, (os.cpu_count() or 1) // place.num_devices)
+    return Side(
+        name="PyTorch DDP" if place.num_devices > 1 else "PyTorch",
+        module="benchmarks.workers.torch_ddp",
+        options=_options(workload, place, 1),
+        variables={"OMP_NUM_THREADS": str(threads_per_rank)},
+        environment="peers",
+    )
+
+
+def _options(workload: str, place: Place, steps: int) -> WorkerOptions:
+    return WorkerOptions(
+        workload=workload,
+        platform=place.platform,
+        num_devices=place.num_devices,
+        steps_per_call=steps,
+    )

@@ -1,0 +1,96 @@
+"""A worker's half of the conversation with the benchmark that started it.
+
+The options come as JSON on the command line. The worker says it is ready; then each line on stdin
+asks for a number of epochs, and each answer tells how long they took. The end of stdin ends it.
+This module is imported first and imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["ANSWER_PREFIX", "Training", "WorkerOptions", "serve"]
+
+# Lines without it are noise, for example of a sitecustomize that ran before this module.
+ANSWER_PREFIX = "benchmark-answer "
+
+_DISTRIBUTIONS = ("stratagem", "keras", "jax", "jaxlib", "tensorflow", "torch", "numpy")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """What a worker trains, and where.
+
+    Args:
+        workload: key of `benchmarks.workloads.WORKLOADS`.
+        platform: "cpu" or "gpu".
+        num_devices: devices of that platform.
+        steps_per_call: `steps_per_execution`.
+        data_on_device: whether the data lies on the device before the first step.
+        steps_per_epoch: None for as many as the workload says.
+    """
+
+    workload: str
+    platform: str = "cpu"
+    num_devices: int = 1
+    steps_per_call: int = 1
+    data_on_device: bool = False
+    steps_per_epoch: int | None = None
+
+    @property
+    def device_names(self) -> list[str]:
+        return [f"{self.platform}:{index}" for index in range(self.num_devices)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A prepared model.
+
+    Args:
+        run_epochs: trains for so many epochs, waits for the devices and returns the last loss.
+        steps_per_epoch: steps in each.
+        device_kind: what the devices are.
+    """
+
+    run_epochs: Callable[[int], float]
+    steps_per_epoch: int
+    device_kind: str = "CPU"
+
+
+def serve(prepare: Callable[[WorkerOptions], Training]) -> None:
+    """Answers until stdin ends. Whatever goes wrong ends the process: stderr tells the rest."""
+    # Libraries print to stdout whenever they like: it becomes stderr, and answers have their own.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    training = prepare(WorkerOptions(**json.loads(sys.argv[1])))
+    _answer(answers, {"versions": _versions(), "device_kind": training.device_kind})
+    for line in sys.stdin:
+        num_epochs = json.loads(line)["epochs"]
+        start_s = time.perf_counter()
+        loss = training.run_epochs(num_epochs)
+        seconds = time.perf_counter() - start_s
+        num_steps = num_epochs * training.steps_per_epoch
+        _answer(answers, {"seconds": seconds, "steps": num_steps, "loss": float(loss)})
+
+
+def _answer(answers: Any, message: dict[str, Any]) -> None:
+    answers.write(ANSWER_PREFIX + json.dumps(message) + "\n")
+    answers.flush()
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
