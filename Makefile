@@ -34,6 +34,7 @@ MAIN := .venv/.complete
 OLDEST := .venv-oldest/.complete
 NEWEST := .venv-newest/.complete
 PEERS := .venv-peers/.complete
+TPU := .venv-tpu/.complete
 
 COMPATIBILITY := -m "compatibility and not slow"
 
@@ -66,6 +67,14 @@ $(OLDEST): requirements/oldest.lock pyproject.toml
 $(NEWEST): requirements/dev.lock pyproject.toml
 	$(call environment,.venv-newest,$(NEWEST_PYTHON),requirements/dev.lock)
 
+$(TPU): requirements/dev.lock requirements/tpu.txt pyproject.toml
+	$(call environment,.venv-tpu,$(PYTHON),requirements/dev.lock)
+	@if command -v uv >/dev/null; then \
+		uv pip install --quiet --python .venv-tpu/bin/python -r requirements/tpu.txt; \
+	else \
+		.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/tpu.txt; \
+	fi
+
 # torch comes first and by pip: a CPU build on the local disk is seen by pip only, and the build
 # that a resolver would choose in its place brings several GB of CUDA.
 $(PEERS): requirements/peers.txt
@@ -83,6 +92,10 @@ test: lint types compatibility $(MAIN) ## all that CI runs; pytest's own summary
 .PHONY: test-slow
 test-slow: $(MAIN) ## the tests that take minutes
 	.venv/bin/python -m pytest -m slow
+
+.PHONY: test-tpu
+test-tpu: $(TPU) ## the training step compiled for eight TPU chips; needs no TPU
+	.venv-tpu/bin/python -m pytest tests/programs
 
 .PHONY: lint
 lint: $(MAIN) ## ruff (rules and format) and codespell
@@ -138,5 +151,5 @@ lock: ## renews the locks; needs uv
 
 .PHONY: clean
 clean: ## removes the environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-oldest .venv-newest .venv-peers build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
