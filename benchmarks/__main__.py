@@ -44,7 +44,12 @@ class _Places(click.ParamType):
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--rounds", "num_rounds", type=click.IntRange(1), help="7 if not given; at least 5.")
+@click.option(
+    "--rounds",
+    "num_rounds",
+    type=click.IntRange(1),
+    help="7 if not given; fewer than 5 are for trying out.",
+)
 @click.option("--quick", is_flag=True, help="Two short rounds: to see that it runs.")
 @click.option(
     "--devices",
