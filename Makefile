@@ -83,6 +83,7 @@ $(PEERS): requirements/peers.txt
 	test -x .venv-peers/bin/python || "$(OLDEST_PYTHON)" -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/peers.txt
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 .PHONY: test
@@ -96,6 +97,10 @@ test-slow: $(MAIN) ## the tests that take minutes
 .PHONY: test-tpu
 test-tpu: $(TPU) ## the training step compiled for eight TPU chips; needs no TPU
 	.venv-tpu/bin/python -m pytest tests/programs
+
+.PHONY: test-peers
+test-peers: $(PEERS) ## the tests of datasets of TensorFlow, PyTorch and Hugging Face
+	.venv-peers/bin/python -m pytest tests/input/sources tests/keras/test_data_sources.py
 
 .PHONY: lint
 lint: $(MAIN) ## ruff (rules and format) and codespell

@@ -59,13 +59,11 @@ class ProcessState:
 
     def changes(self) -> list[str]:
         """Says what differs now; a thread that is about to end gets a moment to do so."""
-        for thread in set(threading.enumerate()) - self.threads:
-            if not thread.daemon and not thread.name.startswith("ThreadPoolExecutor"):
+        for thread in ProcessState.now().threads - self.threads:
+            if _counts(thread):
                 thread.join(_JOIN_TIMEOUT_S)
         after = ProcessState.now()
-        threads = sorted(
-            thread.name for thread in after.threads - self.threads if not thread.daemon
-        )
+        threads = sorted(thread.name for thread in after.threads - self.threads if _counts(thread))
         processes = sorted(str(pid) for pid in after.processes - self.processes)
         return [
             *_differences("environment variable", self.environment, after.environment),
@@ -73,6 +71,11 @@ class ProcessState:
             *(f"child process {pid} still runs" for pid in processes),
             *_differences("setting", self.settings, after.settings),
         ]
+
+
+def _counts(thread: threading.Thread) -> bool:
+    """Other libraries leave daemon threads behind; ours shall not."""
+    return not thread.daemon or thread.name.startswith("stratagem")
 
 
 def _differences(noun: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -6,7 +6,16 @@ import dataclasses
 
 import pytest
 
-from stratagem.options import ReduceOp, RunOptions, VariableAggregation, VariableSynchronization
+from stratagem.options import (
+    AutoShardPolicy,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    ReduceOp,
+    RunOptions,
+    VariableAggregation,
+    VariableSynchronization,
+)
 
 
 def test_members_have_tensorflow_s_numbers() -> None:
@@ -70,3 +79,64 @@ def test_run_options_have_tensorflow_s_fields_and_cannot_be_changed() -> None:
     }
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field"):
         RunOptions().experimental_xla_options = 1
+
+
+def test_auto_shard_policies_have_tensorflow_s_numbers() -> None:
+    assert {policy.name: policy.value for policy in AutoShardPolicy} == {
+        "OFF": -1,
+        "AUTO": 0,
+        "FILE": 1,
+        "DATA": 2,
+        "HINT": 3,
+    }
+
+
+def test_input_context_divides_the_global_batch() -> None:
+    context = InputContext(2, 1, 4)
+    assert context.get_per_replica_batch_size(12) == 3
+    assert (context.num_input_pipelines, context.input_pipeline_id) == (2, 1)
+    assert context.num_replicas_in_sync == 4
+
+
+@pytest.mark.parametrize(("size", "nearest"), [(13, "12 or 16"), (3, "4")])
+def test_batch_that_does_not_divide_names_the_nearest(size, nearest) -> None:
+    with pytest.raises(ValueError, match=rf"={size} is not a multiple of 4(?s:.)*take {nearest};"):
+        InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(size)
+
+
+def test_input_options_have_tensorflow_s_defaults_and_short_names() -> None:
+    options = InputOptions()
+    assert dataclasses.asdict(options) == {
+        "experimental_fetch_to_device": True,
+        "experimental_replication_mode": InputReplicationMode.PER_WORKER,
+        "experimental_place_dataset_on_device": False,
+        "experimental_per_replica_buffer_size": 1,
+    }
+    assert options.fetch_to_device
+    assert options.replication_mode is InputReplicationMode.PER_WORKER
+    assert not options.place_dataset_on_device
+    assert options.per_replica_buffer_size == 1
+    short = InputOptions(
+        fetch_to_device=False,
+        replication_mode=InputReplicationMode.PER_REPLICA,
+        place_dataset_on_device=True,
+        per_replica_buffer_size=0,
+    )
+    assert short == InputOptions(False, InputReplicationMode.PER_REPLICA, True, 0)
+    assert short != options
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"prefetch": 2}, TypeError, r"InputOptions received prefetch=2.\nExpected names among"),
+        ({"replication_mode": "PER_REPLICA"}, TypeError, "experimental_replication_mode='PER_REPL"),
+        ({"per_replica_buffer_size": 1.5}, TypeError, "_buffer_size=1.5 is no int"),
+        ({"per_replica_buffer_size": True}, TypeError, "_buffer_size=True is no int"),
+        ({"per_replica_buffer_size": -1}, ValueError, "_buffer_size=-1 is negative"),
+        ({"place_dataset_on_device": True}, ValueError, "was given with experimental_fetch"),
+    ],
+)
+def test_input_options_that_cannot_be_are_refused(wrong, error, message) -> None:
+    with pytest.raises(error, match=message):
+        InputOptions(**wrong)

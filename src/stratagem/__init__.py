@@ -14,6 +14,7 @@ from stratagem import environment as _environment
 if TYPE_CHECKING:
     from stratagem import config as config
     from stratagem import errors as errors
+    from stratagem import input as input
     from stratagem.context import ReplicaContext as ReplicaContext
     from stratagem.context import experimental_set_strategy as experimental_set_strategy
     from stratagem.context import get_replica_context as get_replica_context
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
     from stratagem.context import in_cross_replica_context as in_cross_replica_context
     from stratagem.context import set_strategy as set_strategy
     from stratagem.execution import value_and_grad as value_and_grad
+    from stratagem.input import DistributedDataset as DistributedDataset
+    from stratagem.input import DistributedIterator as DistributedIterator
     from stratagem.keras import Variable as Variable
     from stratagem.keras import compile as compile
     from stratagem.keras import compute_average_loss as compute_average_loss
     from stratagem.keras import scale_regularization_loss as scale_regularization_loss
+    from stratagem.options import AutoShardPolicy as AutoShardPolicy
+    from stratagem.options import InputContext as InputContext
+    from stratagem.options import InputOptions as InputOptions
+    from stratagem.options import InputReplicationMode as InputReplicationMode
     from stratagem.options import ReduceOp as ReduceOp
     from stratagem.options import RunOptions as RunOptions
     from stratagem.options import VariableAggregation as VariableAggregation
@@ -45,7 +52,13 @@ __version__ = "0.1.0"
 
 # Where each public name lives: (module, name there). A module itself has no name.
 _PUBLIC: dict[str, tuple[str, str | None]] = {
+    "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
+    "DistributedDataset": ("stratagem.input", "DistributedDataset"),
+    "DistributedIterator": ("stratagem.input", "DistributedIterator"),
     "DistributedValues": ("stratagem.values", "DistributedValues"),
+    "InputContext": ("stratagem.options", "InputContext"),
+    "InputOptions": ("stratagem.options", "InputOptions"),
+    "InputReplicationMode": ("stratagem.options", "InputReplicationMode"),
     "Mirrored": ("stratagem.values", "Mirrored"),
     "MirroredStrategy": ("stratagem.strategies", "MirroredStrategy"),
     "OneDeviceStrategy": ("stratagem.strategies", "OneDeviceStrategy"),
@@ -68,6 +81,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "get_strategy": ("stratagem.context", "get_strategy"),
     "has_strategy": ("stratagem.context", "has_strategy"),
     "in_cross_replica_context": ("stratagem.context", "in_cross_replica_context"),
+    "input": ("stratagem.input", None),
     "regroup": ("stratagem.values", "regroup"),
     "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
     "select_replica": ("stratagem.values", "select_replica"),
@@ -76,7 +90,13 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
 }
 
 __all__ = [
+    "AutoShardPolicy",
+    "DistributedDataset",
+    "DistributedIterator",
     "DistributedValues",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
     "OneDeviceStrategy",
@@ -99,6 +119,7 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "input",
     "regroup",
     "scale_regularization_loss",
     "select_replica",

@@ -1,4 +1,4 @@
-"""Choices that a caller hands over as values: reductions, and how variables are kept and combined.
+"""Choices that a caller hands over as values: reductions, how variables are kept, how data is read.
 
 Nothing here imports JAX.
 """
@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Any
 
 from stratagem.messages import explain
 
 __all__ = [
+    "AutoShardPolicy",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "ReduceOp",
     "RunOptions",
     "VariableAggregation",
@@ -124,3 +129,193 @@ class RunOptions:
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
     experimental_xla_options: object | None = None
+
+
+class AutoShardPolicy(enum.IntEnum):
+    """How several workers that read one dataset share it.
+
+    OFF: every worker sees all data. AUTO: FILE if there are enough files, else DATA. FILE: each
+    worker reads its own files. DATA: each worker reads everything and keeps its part of each batch.
+    HINT: the dataset's own placeholder shard is filled in.
+
+    Source: TF 2.21 data/ops/options.py, AutoShardPolicy.
+    """
+
+    OFF = -1
+    AUTO = 0
+    FILE = 1
+    DATA = 2
+    HINT = 3
+
+
+class InputReplicationMode(enum.Enum):
+    """How often the function of `distribute_datasets_from_function` is called.
+
+    Source: TF 2.21 distribute_lib.py, InputReplicationMode.
+    """
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputContext:
+    """What a function that makes a dataset is told about its place.
+
+    Args:
+        num_input_pipelines: how many datasets are made in all.
+        input_pipeline_id: which of them this one is, from 0.
+        num_replicas_in_sync: replicas of all workers.
+
+    Example:
+        >>> sg.InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(12)
+        3
+
+    Source: TF 2.21 distribute_lib.py, InputContext.
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Returns the batch size of one replica.
+
+        Args:
+            global_batch_size: examples of all replicas in a step.
+
+        Returns:
+            `global_batch_size / num_replicas_in_sync`.
+
+        Raises:
+            ValueError: it does not divide.
+        """
+        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
+        if rest:
+            nearest = [n * self.num_replicas_in_sync for n in (size, size + 1) if n]
+            raise ValueError(
+                explain(
+                    f"global_batch_size={global_batch_size} is not a multiple of "
+                    f"{self.num_replicas_in_sync} replicas.",
+                    expected="a batch size that all replicas share evenly.",
+                    fix=f"take {' or '.join(map(str, nearest))}; or distribute_dataset, which "
+                    "splits any size.",
+                )
+            )
+        return size
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class InputOptions:
+    """How distributed datasets reach the devices.
+
+    The names work without `experimental_` as well.
+
+    Args:
+        experimental_fetch_to_device: move batches to the devices; False keeps them on the host.
+        experimental_replication_mode: PER_REPLICA is for `distribute_datasets_from_function`.
+        experimental_place_dataset_on_device: accepted with PER_REPLICA and without fetching, as in
+            TensorFlow; batches are then read when they are asked for.
+        experimental_per_replica_buffer_size: batches loaded ahead; 0 reads in the caller's thread.
+
+    Raises:
+        TypeError: an unknown name, or a mode or a size of another type.
+        ValueError: a negative buffer size, or a dataset on a device without PER_REPLICA or together
+            with fetching.
+
+    Source: TF 2.21 distribute_lib.py, InputOptions.
+    """
+
+    experimental_fetch_to_device: bool
+    experimental_replication_mode: InputReplicationMode
+    experimental_place_dataset_on_device: bool
+    experimental_per_replica_buffer_size: int
+
+    def __init__(
+        self,
+        experimental_fetch_to_device: bool = True,
+        experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        experimental_place_dataset_on_device: bool = False,
+        experimental_per_replica_buffer_size: int = 1,
+        **short_names: Any,
+    ) -> None:
+        values: dict[str, Any] = {
+            "experimental_fetch_to_device": experimental_fetch_to_device,
+            "experimental_replication_mode": experimental_replication_mode,
+            "experimental_place_dataset_on_device": experimental_place_dataset_on_device,
+            "experimental_per_replica_buffer_size": experimental_per_replica_buffer_size,
+        }
+        for name, value in short_names.items():
+            if (full_name := f"experimental_{name}") not in values:
+                raise TypeError(
+                    explain(
+                        f"InputOptions received {name}={value!r}.",
+                        expected=f"names among {[name[13:] for name in values]}, with or without "
+                        '"experimental_".',
+                        fix="correct the name.",
+                    )
+                )
+            values[full_name] = value
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        if not isinstance(self.experimental_replication_mode, InputReplicationMode):
+            raise TypeError(
+                explain(
+                    f"experimental_replication_mode={self.experimental_replication_mode!r}.",
+                    expected="an sg.InputReplicationMode.",
+                    fix="pass sg.InputReplicationMode.PER_WORKER or PER_REPLICA.",
+                )
+            )
+        size = self.experimental_per_replica_buffer_size
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(
+                explain(
+                    f"experimental_per_replica_buffer_size={size!r} is no int.",
+                    expected="a number of batches.",
+                    fix="pass 0 or more.",
+                )
+            )
+        if size < 0:
+            raise ValueError(
+                explain(
+                    f"experimental_per_replica_buffer_size={size} is negative.",
+                    expected="a number of batches.",
+                    fix="pass 0 to load nothing ahead, else 1 or more.",
+                )
+            )
+        on_device = self.experimental_place_dataset_on_device
+        per_replica = self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
+        if on_device and (self.experimental_fetch_to_device or not per_replica):
+            raise ValueError(
+                explain(
+                    "experimental_place_dataset_on_device=True was given with "
+                    f"experimental_fetch_to_device={self.experimental_fetch_to_device} and "
+                    f"{self.experimental_replication_mode}.",
+                    expected="fetch False and PER_REPLICA beside it.",
+                    fix="leave experimental_place_dataset_on_device out: batches reach the "
+                    "devices ahead of time without it.",
+                )
+            )
+
+    @property
+    def fetch_to_device(self) -> bool:
+        """The short name."""
+        return self.experimental_fetch_to_device
+
+    @property
+    def replication_mode(self) -> InputReplicationMode:
+        """The short name."""
+        return self.experimental_replication_mode
+
+    @property
+    def place_dataset_on_device(self) -> bool:
+        """The short name."""
+        return self.experimental_place_dataset_on_device
+
+    @property
+    def per_replica_buffer_size(self) -> int:
+        """The short name."""
+        return self.experimental_per_replica_buffer_size

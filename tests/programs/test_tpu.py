@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.keras.batches import place, take_batch
+from stratagem.execution import batch_arguments
+from stratagem.input.batches import place, take_batch
 from stratagem.keras.replica_steps import ReplicaSteps
 from stratagem.topology import Topology
 from tests.parity.comparison import mirrored
@@ -47,9 +48,11 @@ def _program(chips: Topology) -> tuple[Any, str]:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
         model.optimizer.build(model.trainable_variables)
-    batch = take_batch((np.ones((128, 784), "float32"), np.zeros(128, "int32")))
+    batch = take_batch(
+        (np.ones((128, 784), "float32"), np.zeros(128, "int32")), strategy.num_replicas_in_sync
+    )
     model.train_on_batch(*[np.asarray(array) for array in batch.arrays])  # builds the metrics
-    arguments = place([batch], strategy.topology)
+    arguments = batch_arguments(place([batch], strategy.topology))
     lowered = strategy.compiled.lower(ReplicaSteps(model).train, arguments, chips)
     return model, lowered.compile().as_text()
 

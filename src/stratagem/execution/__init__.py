@@ -1,8 +1,10 @@
 """How a replica function becomes a program."""
 
+from stratagem.execution.arguments import batch_arguments
 from stratagem.execution.eager import run_eagerly
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.execution.gradient import value_and_grad
+from stratagem.execution.multistep import run_steps
 from stratagem.execution.program import Program
 from stratagem.execution.spmd import CompiledExecution
 
@@ -10,7 +12,9 @@ __all__ = [
     "CompiledExecution",
     "Program",
     "ReplicaScope",
+    "batch_arguments",
     "current_scope",
     "run_eagerly",
+    "run_steps",
     "value_and_grad",
 ]

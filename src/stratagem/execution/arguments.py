@@ -9,11 +9,12 @@ import jax
 import numpy as np
 
 from stratagem.context import ReplicaBatch
+from stratagem.input.batches import PlacedBatches
 from stratagem.messages import explain
 from stratagem.values import Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
 
-__all__ = ["Arguments", "Leaf", "Static", "flatten_arguments"]
+__all__ = ["Arguments", "Leaf", "Static", "batch_arguments", "flatten_arguments"]
 
 
 class Static:
@@ -106,7 +107,8 @@ def _array_leaf(value: Any, *, split: bool, lengths: tuple[int, ...] | None = No
     if isinstance(value, jax.Array):
         return Leaf(split, value.shape, value.dtype, bool(value.aval.weak_type), lengths)
     if isinstance(value, np.ndarray):
-        return Leaf(split, value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+        dtype = jax.dtypes.canonicalize_dtype(value.dtype)
+        return Leaf(split, value.shape, dtype, lengths=lengths)
     number = jax.numpy.asarray(value)
     return Leaf(split, (), number.dtype, not isinstance(value, np.generic))
 
@@ -146,6 +148,40 @@ def flatten_arguments(args: Any, kwargs: Any, *, num_replicas: int) -> Arguments
         else:
             leaves.append(Leaf(split=False, static=Static(value)))
     return Arguments(structure, tuple(leaves), split, shared, _find_batch(leaves))
+
+
+def batch_arguments(placed: PlacedBatches) -> Arguments:
+    """Returns the arguments of a function of one batch.
+
+    Args:
+        placed: one batch or several; with several, the split arrays have steps on axis 0.
+
+    Returns:
+        The flattened arguments, whose leaves describe one batch.
+    """
+    leaves: list[Leaf] = []
+    remaining = iter(placed.arrays)
+    for is_present in placed.is_array:
+        if is_present:
+            array = next(remaining)
+            leaves.append(
+                Leaf(
+                    split=True,
+                    shape=placed.step_shape(array),
+                    dtype=array.dtype,
+                    lengths=placed.lengths,
+                )
+            )
+        else:
+            leaves.append(Leaf(split=False, static=Static(None)))
+    batch = jax.tree.unflatten(placed.structure, [0] * len(placed.is_array))
+    return Arguments(
+        structure=jax.tree.structure(((batch,), {})),
+        leaves=tuple(leaves),
+        split=placed.arrays,
+        shared=[],
+        batch=ReplicaBatch(size=placed.size, lengths=placed.lengths),
+    )
 
 
 def _find_batch(leaves: list[Leaf]) -> ReplicaBatch:

@@ -58,7 +58,7 @@ class Program:
             shared: arrays that are the same in every step.
 
         Returns:
-            The result with steps on the leading axis of each leaf.
+            The result with steps on the leading axis of each component.
         """
         if self._many is None:
             self._many = self._compile(many=True)
@@ -135,7 +135,7 @@ class Program:
                     copied,
                     copied,
                 ),
-                out_specs=(written, steps if many else stacked),
+                out_specs=(written, stacked),
                 check_vma=False,
             )
         return jax.jit(function, donate_argnums=0)
@@ -174,7 +174,10 @@ class Program:
         def step(carry: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
             return self._one_step(carry, read_only, parts, shared, constants)
 
-        return jax.lax.scan(step, written, split, unroll=self._unroll_steps())
+        written, results = jax.lax.scan(step, written, split, unroll=self._unroll_steps())
+        if self._topology.num_replicas > 1:  # the replica axis first, as in every PerReplica
+            results = [jnp.swapaxes(result, 0, 1) for result in results]
+        return written, results
 
     def _unroll_steps(self) -> bool:
         """Whether to write many steps out one after the other instead of looping over them.

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem import config
-from stratagem.execution import CompiledExecution
-from stratagem.keras.batches import HostBatch, place, split_lengths, take_batch
+from stratagem.execution import CompiledExecution, batch_arguments
+from stratagem.input.batches import HostBatch, place, take_batch
 from stratagem.keras.metric_logs import MetricLogs
 from stratagem.keras.replica_steps import ReplicaSteps
 from stratagem.values import PerReplica, regroup
@@ -112,10 +112,11 @@ class _StepFunction:
         return bool(self._model.run_eagerly) or config.runs_eagerly()
 
     def _load(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
+        count = self._strategy.num_replicas_in_sync
         batches: list[HostBatch] = []
         for _ in range(self._model.steps_per_execution):
             try:
-                batches.append(take_batch(next(iterator)))
+                batches.append(take_batch(next(iterator), count))
             except StopIteration:
                 break
         groups: list[list[HostBatch]] = []
@@ -126,7 +127,8 @@ class _StepFunction:
                 groups.append([batch])
         if self._is_eager():
             return [([batch], None) for group in groups for batch in group]
-        return [(group, place(group, self._strategy.topology)) for group in groups]
+        topology = self._strategy.topology
+        return [(group, batch_arguments(place(group, topology))) for group in groups]
 
     def _run(self, batches: list[HostBatch], arguments: Any) -> Any:
         if arguments is None:
@@ -137,25 +139,14 @@ class _StepFunction:
         return program.run_many(arguments.split, arguments.shared)
 
     def _run_eagerly(self, batch: HostBatch) -> Any:
-        count = self._strategy.num_replicas_in_sync
-        size, _ = split_lengths(batch.num_examples, count)
-        arrays = [
-            [array[index * size : (index + 1) * size] for array in batch.arrays]
-            for index in range(count)
-        ]
-        parts = [self._rebuild(batch, part) for part in arrays]
-        data = regroup(parts, self._strategy.topology)
+        parts = batch.parts(self._strategy.num_replicas_in_sync)
+        data = regroup(jax.tree.map(jnp.asarray, parts), self._strategy.topology)
         was_eager = config.runs_eagerly()
         config.run_eagerly(True)
         try:
             return self._strategy.run(self._step, args=(data,))
         finally:
             config.run_eagerly(was_eager)
-
-    def _rebuild(self, batch: HostBatch, arrays: list[Any]) -> Any:
-        remaining = iter(arrays)
-        leaves = [jnp.asarray(next(remaining)) if is_array else None for is_array in batch.is_array]
-        return jax.tree.unflatten(batch.structure, leaves)
 
 
 class TrainOrTestFunction(_StepFunction):
@@ -222,7 +213,7 @@ def _last(leaf: Any, num_steps: int) -> Any:
     """A log value after the last step, as of one replica: it is the same on all."""
     if isinstance(leaf, PerReplica):
         leaf = leaf.stacked
-        return leaf[-1, 0] if num_steps > 1 else leaf[0]
+        return leaf[0, -1] if num_steps > 1 else leaf[0]
     return leaf[-1] if num_steps > 1 and isinstance(leaf, jax.Array) else leaf
 
 
@@ -234,9 +225,10 @@ def _join(leaf: Any, batches: list[HostBatch]) -> Any:
         return np.concatenate([np.asarray(part) for part in leaf.components])
     array = np.asarray(stacked) if num_steps > 1 or isinstance(leaf, PerReplica) else stacked
     if num_steps > 1:
-        rows = array.reshape(
-            (num_steps, -1, *array.shape[(3 if isinstance(leaf, PerReplica) else 2) :])
-        )
+        if isinstance(leaf, PerReplica):  # replicas are on axis 0, steps on axis 1
+            array = np.swapaxes(array, 0, 1)
+            array = array.reshape((num_steps, -1, *array.shape[3:]))
+        rows = array
         return rows[:, :num_examples].reshape((-1, *rows.shape[2:]))
     if isinstance(leaf, PerReplica):
         array = array.reshape((-1, *array.shape[2:]))

@@ -12,10 +12,11 @@ import numpy as np
 
 from stratagem import config
 from stratagem.context import stack
-from stratagem.execution import CompiledExecution, run_eagerly
+from stratagem.execution import CompiledExecution, run_eagerly, run_steps
+from stratagem.input import DistributedDataset, DistributedIterator
 from stratagem.messages import explain
-from stratagem.options import ReduceOp, RunOptions
-from stratagem.strategies import reduction
+from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions
+from stratagem.strategies import datasets, reduction
 from stratagem.strategies.extended import StrategyExtended
 from stratagem.topology import Topology
 from stratagem.values import PerReplica, regroup
@@ -204,6 +205,133 @@ class Strategy:
                     fix="leave `options` out.",
                 )
             )
+
+    def run_steps(
+        self,
+        fn: Callable[[Any], Any],
+        iterator: DistributedIterator,
+        num_steps: int,
+        *,
+        reduce: ReduceOp | str | None = None,
+    ) -> Any:
+        """Calls a function on the next batches, once a replica and batch, in one call of the host.
+
+        The batches are stacked, moved once and looped over on the devices. Call in cross-replica
+        context.
+
+        Args:
+            fn: the replica function of one batch, as in `run(fn, args=(batch,))`.
+            iterator: of a dataset that this strategy distributed.
+            num_steps: how many batches at most; fewer where the data ends.
+            reduce: "sum" or "mean" of each result over the replicas, step by step; None leaves the
+                results of replicas apart.
+
+        Returns:
+            What `fn` returned, with the steps on axis 0: each array as a `PerReplica` whose
+            components have shape (steps, ...); plain with `reduce`, and with one replica.
+
+        Raises:
+            StopIteration: the data has ended before the first step.
+            TypeError: an argument of another type. ValueError: fewer than 1 step, or an iterator of
+                another strategy. RuntimeError: in replica context, or in another strategy's scope.
+            InvalidArgumentError: steps return arrays of different shapes.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> dataset = strategy.distribute_dataset([np.arange(4), np.arange(4)])
+            >>> strategy.run_steps(jax.numpy.sum, iter(dataset), 2, reduce="sum")
+            Array([6, 6], dtype=int32)
+
+        Source: TF 1.x contrib tpu_strategy.py, steps_per_run.
+        """
+        stack.require_cross_replica(self, "run_steps", instead="call the function in a lax.scan.")
+        datasets.check_steps(self, fn, iterator, num_steps)
+        op = None if reduce is None else ReduceOp.parse(reduce)
+        opened = contextlib.nullcontext() if stack.current_frame() is not None else self._opened()
+        with opened:
+            return run_steps(
+                self, fn, iterator, num_steps, reduce_op=op, eagerly=config.runs_eagerly()
+            )
+
+    def distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Splits the batches of a dataset over the replicas. Call in cross-replica context.
+
+        Each replica takes the next ceil(B / n) examples of a batch until they are used up; short
+        parts are padded inside a step, and padding counts nowhere. The next batch is moved to the
+        devices while a step runs.
+
+        Args:
+            dataset: of batches of the global batch size: `sg.input.Dataset`, Grain, tf.data, a
+                torch `DataLoader`, Hugging Face, a Keras `PyDataset`, a generator, a list.
+            options: how batches reach the devices.
+
+        Returns:
+            The dataset, to be iterated once an epoch.
+
+        Raises:
+            NotImplementedError: PER_REPLICA. TypeError: no dataset, or options of another type.
+            ValueError: arrays, which are not batched.
+            RuntimeError: in replica context.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> dataset = strategy.distribute_dataset([np.arange(4), np.arange(3)])
+            >>> for batch in dataset:
+            ...     print(strategy.run(jax.numpy.sum, args=(batch,)))
+            PerReplica[1 | 5]
+            PerReplica[1 | 4]
+
+        Source: TF 2.21 distribute_lib.py, experimental_distribute_dataset.
+        """
+        stack.require_cross_replica(
+            self, "distribute_dataset", instead="pass a batch to run; make the dataset outside."
+        )
+        return datasets.from_dataset(self, dataset, options)
+
+    experimental_distribute_dataset = distribute_dataset
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Makes a distributed dataset of per-replica batches. Call in cross-replica context.
+
+        Nothing is split or repeated: consecutive batches go to consecutive replicas.
+
+        Args:
+            dataset_fn: called once with an `InputContext`, with PER_REPLICA once a replica;
+                returns a dataset batched by the per-replica size.
+            options: how batches reach the devices.
+
+        Returns:
+            The dataset, to be iterated once an epoch.
+
+        Raises:
+            TypeError: `dataset_fn` cannot be called or returns no dataset, or options of another
+                type.
+            RuntimeError: in replica context.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> dataset = strategy.distribute_datasets_from_function(
+            ...     lambda context: sg.input.Dataset(np.arange(5), batch_size=2)
+            ... )
+            >>> for batch in dataset:
+            ...     print(batch)
+            PerReplica[[0 1] | [2 3]]
+            PerReplica[[4] | []]
+
+        Source: TF 2.21 distribute_lib.py, distribute_datasets_from_function.
+        """
+        stack.require_cross_replica(
+            self,
+            "distribute_datasets_from_function",
+            instead="pass a batch to run; make the dataset outside.",
+        )
+        return datasets.from_function(self, dataset_fn, options)
+
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Combines the parts of a value over replicas. Call in cross-replica context.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.keras.batches import place, split_lengths, take_batch
+from stratagem.input.batches import join_parts, place, take_batch
+from stratagem.input.splitting import split_lengths
 from tests.parity.comparison import mirrored, small_regressor
 
 _NONE: list[int] = []
@@ -31,12 +35,10 @@ def test_batches_are_split_by_the_rule(
     for index, parts in enumerate(batches):
         start = index * batch_size
         rows = np.arange(start, min(start + batch_size, num_examples), dtype="int32")
-        arguments = place([take_batch((rows,))], topology)
-        placed = np.asarray(arguments.split[0])
-        lengths = arguments.batch.lengths or (placed.shape[1],) * len(parts)
-        true_rows = [part[:n].tolist() for part, n in zip(placed, lengths, strict=True)]
-        assert true_rows == parts
-        assert arguments.batch.size == placed.shape[1] == -(-len(rows) // len(parts))
+        placed = place([take_batch((rows,), len(parts))], topology)
+        (value,) = placed.value()
+        assert [part.tolist() for part in value.components] == parts
+        assert placed.size == value.stacked.shape[1] == -(-len(rows) // len(parts))
 
 
 @given(st.integers(1, 200), st.integers(1, 12))
@@ -52,32 +54,76 @@ def test_split_shares_every_example_out_in_order(num_examples: int, num_replicas
 
 def test_padding_repeats_the_last_example_of_the_batch() -> None:
     rows = np.arange(10, dtype="float32").reshape(5, 2)
-    arguments = place([take_batch({"x": rows, "w": None})], mirrored(4).topology)
-    (placed,) = (np.asarray(array) for array in arguments.split)
-    assert placed.shape == (4, 2, 2)
-    assert arguments.batch.lengths == (2, 2, 1, 0)
-    np.testing.assert_array_equal(placed.reshape(8, 2)[5:], [rows[4]] * 3)
+    placed = place([take_batch({"x": rows, "w": None}, 4)], mirrored(4).topology)
+    (array,) = (np.asarray(array) for array in placed.arrays)
+    assert array.shape == (4, 2, 2)
+    assert placed.lengths == (2, 2, 1, 0)
+    np.testing.assert_array_equal(array.reshape(8, 2)[5:], [rows[4]] * 3)
+    assert placed.value()["w"] is None
 
 
 def test_each_part_lies_on_the_device_of_its_replica() -> None:
     strategy = mirrored(2)
-    (placed,) = place([take_batch((np.arange(4),))], strategy.topology).split
+    (placed,) = place([take_batch((np.arange(4),), 2)], strategy.topology).arrays
     where = {shard.device.id: np.asarray(shard.data).ravel() for shard in placed.addressable_shards}
     np.testing.assert_array_equal(where[0], [0, 1])
     np.testing.assert_array_equal(where[1], [2, 3])
 
 
 def test_several_batches_are_stacked_with_steps_first() -> None:
-    batches = [take_batch((np.arange(start, start + 3, dtype="int32"),)) for start in (0, 10)]
-    arguments = place(batches, mirrored(2).topology)
-    placed = np.asarray(arguments.split[0])
-    assert placed.tolist() == [[[0, 1], [2, 2]], [[10, 11], [12, 12]]]
-    assert arguments.batch.lengths == (2, 1)
+    batches = [take_batch((np.arange(start, start + 3, dtype="int32"),), 2) for start in (0, 10)]
+    placed = place(batches, mirrored(2).topology)
+    assert np.asarray(placed.arrays[0]).tolist() == [[[0, 1], [2, 2]], [[10, 11], [12, 12]]]
+    assert placed.lengths == (2, 1)
+    assert placed.step_shape(placed.arrays[0]) == (2, 2)
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_arrays_of_a_device_are_split_as_those_of_the_host(num_steps: int) -> None:
+    rows = np.arange(10, dtype="float32").reshape(5, 2)
+    on_host = [take_batch((rows + step,), 3) for step in range(num_steps)]
+    # On an accelerator take_batch leaves them where they are.
+    on_device = [
+        dataclasses.replace(batch, arrays=[jnp.asarray(array) for array in batch.arrays])
+        for batch in on_host
+    ]
+    topology = mirrored(3).topology
+    expected, placed = (place(batches, topology) for batches in (on_host, on_device))
+    np.testing.assert_array_equal(placed.arrays[0], expected.arrays[0])
+    assert placed.arrays[0].sharding == expected.arrays[0].sharding
+
+
+def test_parts_of_replicas_are_padded_to_the_longest() -> None:
+    batch = join_parts([np.arange(1.0), None, np.arange(3.0)])
+    placed = place([batch], mirrored(3).topology)
+    assert [part.tolist() for part in placed.value().components] == [[0], [], [0, 1, 2]]
+    assert batch.num_examples == 4
+    assert batch.signature != join_parts([None, np.arange(1.0), np.arange(3.0)]).signature
+
+
+def test_parts_of_different_kinds_are_refused() -> None:
+    with pytest.raises(ValueError, match="Replicas received batches of the kinds"):
+        join_parts([np.zeros((2, 3)), np.zeros((2, 4))])
+
+
+def test_uint8_stays_uint8_and_text_stays_on_the_host() -> None:
+    data = {"image": np.zeros((3, 2), np.uint8), "name": np.array(["a", "b", "c"])}
+    value = place([take_batch(data, 2)], mirrored(2).topology).value()
+    assert value["image"].stacked.dtype == np.uint8
+    assert [part.tolist() for part in value["name"].components] == [["a", "b"], ["c"]]
+
+
+def test_batches_may_stay_on_the_host() -> None:
+    placed = place([take_batch(np.arange(3), 2)], mirrored(2).topology, to_device=False)
+    assert isinstance(placed.value().stacked, np.ndarray)
+    assert [part.tolist() for part in placed.value().components] == [[0, 1], [2]]
 
 
 def test_batches_of_one_program_have_equal_signatures() -> None:
     def signature(*shape: int, dtype: str = "float32", weight: bool = False) -> object:
-        return take_batch((np.zeros(shape, dtype), np.ones(shape[0]) if weight else None)).signature
+        return take_batch(
+            (np.zeros(shape, dtype), np.ones(shape[0]) if weight else None), 2
+        ).signature
 
     assert signature(4, 2) == signature(4, 2)
     others = [signature(3, 2), signature(4, 3), signature(4, 2, dtype="int32")]
@@ -95,7 +141,7 @@ _NOT_BATCHED = {
 @pytest.mark.parametrize("name", _NOT_BATCHED)
 def test_data_that_is_not_batched_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="Expected batched arrays, all with the same leading size"):
-        take_batch(_NOT_BATCHED[name])
+        take_batch(_NOT_BATCHED[name], 2)
 
 
 def test_fit_of_batches_with_unequal_sizes_says_that_they_are_not_batched() -> None:

@@ -1,0 +1,144 @@
+"""Many steps in one call: batches are stacked, moved once and looped over on the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from stratagem.context import get_replica_context
+from stratagem.errors import InvalidArgumentError
+from stratagem.execution.arguments import batch_arguments
+from stratagem.execution.eager import run_eagerly
+from stratagem.input import DistributedIterator
+from stratagem.input.batches import PlacedBatches
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+from stratagem.values import PerReplica
+
+__all__ = ["run_steps"]
+
+
+def run_steps(
+    strategy: Any,
+    fn: Callable[[Any], Any],
+    iterator: DistributedIterator,
+    num_steps: int,
+    *,
+    reduce_op: ReduceOp | None,
+    eagerly: bool,
+) -> Any:
+    """Runs a replica function on the next batches of an iterator.
+
+    Args:
+        strategy: the strategy whose replicas run it.
+        fn: the replica function of one batch.
+        iterator: over a dataset of the same strategy.
+        num_steps: how many batches at most.
+        reduce_op: how results are combined over replicas in each step; None leaves them apart.
+        eagerly: one step after the other, op by op.
+
+    Returns:
+        The results of the steps, stacked on the leading axis of each component.
+
+    Raises:
+        StopIteration: the data has ended before the first step.
+        InvalidArgumentError: results of steps that cannot be stacked.
+    """
+    function = fn if reduce_op is None else _Reduced(fn, reduce_op)
+    results: list[Any] = []
+    if eagerly:
+        first = next(iterator)  # StopIteration where the data has ended
+        for batch in itertools.chain([first], itertools.islice(iterator, num_steps - 1)):
+            result = run_eagerly(strategy, function, (batch,), {})
+            results.append(jax.tree.map(_with_step_axis, result, is_leaf=_is_per_replica))
+    else:
+        for placed in iterator.take(num_steps):
+            results.append(_run_compiled(strategy, function, placed))
+    joined = jax.tree.map(_join, *results, is_leaf=_is_per_replica)
+    if reduce_op is None:
+        return joined
+    return jax.tree.map(_of_any_replica, joined, is_leaf=_is_per_replica)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reduced:
+    """A replica function whose results are reduced over the replicas.
+
+    Equal ones are one program: this is why it is no closure.
+    """
+
+    fn: Callable[[Any], Any]
+    op: ReduceOp
+
+    def __call__(self, batch: Any) -> Any:
+        context = get_replica_context()
+        assert context is not None
+        return context.all_reduce(self.op, self.fn(batch))
+
+
+def _run_compiled(strategy: Any, fn: Callable[[Any], Any], placed: PlacedBatches) -> Any:
+    arguments = batch_arguments(placed)
+    program = strategy.compiled.program(fn, arguments)
+    if placed.num_steps == 1:
+        result = program.run(arguments)
+        return jax.tree.map(_with_step_axis, result, is_leaf=_is_per_replica)
+    result = program.run_many(arguments.split, arguments.shared)
+    return jax.tree.map(_true_rows, result, is_leaf=_is_per_replica)
+
+
+def _is_per_replica(leaf: Any) -> bool:
+    return isinstance(leaf, PerReplica)
+
+
+def _with_step_axis(leaf: Any) -> Any:
+    if isinstance(leaf, PerReplica):
+        if leaf.stacked is not None and leaf.lengths is None:
+            return PerReplica(stacked=leaf.stacked[:, None])
+        return PerReplica(objects=tuple(jnp.asarray(part)[None] for part in leaf.components))
+    return leaf[None] if isinstance(leaf, jax.Array) else leaf
+
+
+def _true_rows(leaf: Any) -> Any:
+    """Cuts the rows of padded parts, which are on axis 1 where steps are on axis 0."""
+    if not isinstance(leaf, PerReplica) or leaf.lengths is None:
+        return leaf
+    whole = PerReplica(stacked=leaf.stacked).components
+    return PerReplica(
+        objects=tuple(part[:, :n] for part, n in zip(whole, leaf.lengths, strict=True))
+    )
+
+
+def _join(*leaves: Any) -> Any:
+    """Puts the steps of several runs one after the other."""
+    if len(leaves) == 1 or not isinstance(leaves[0], PerReplica | jax.Array):
+        return leaves[0]
+    if not isinstance(leaves[0], PerReplica):
+        return _concatenate(leaves, axis=0)
+    if all(leaf.stacked is not None for leaf in leaves):
+        return PerReplica(stacked=_concatenate([leaf.stacked for leaf in leaves], axis=1))
+    columns = zip(*(leaf.components for leaf in leaves), strict=True)
+    return PerReplica(objects=tuple(_concatenate(column, axis=0) for column in columns))
+
+
+def _concatenate(parts: Any, *, axis: int) -> Any:
+    parts = list(parts)
+    shapes = [part.shape[:axis] + part.shape[axis + 1 :] for part in parts]
+    if len(set(shapes)) > 1:
+        raise InvalidArgumentError(
+            explain(
+                f"A step function returned arrays of the shapes {shapes} in different steps.",
+                expected="results of one shape, because run_steps stacks them.",
+                fix="return sums or means, not rows; or drop the short batch; or call "
+                "strategy.run for each batch.",
+            )
+        )
+    return jnp.concatenate(parts, axis=axis)
+
+
+def _of_any_replica(leaf: Any) -> Any:
+    return leaf.components[0] if isinstance(leaf, PerReplica) else leaf

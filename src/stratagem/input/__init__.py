@@ -1,0 +1,17 @@
+"""Distributed datasets: sources, splitting, padding, loading ahead."""
+
+from stratagem.input.dataset import Dataset
+from stratagem.input.distributed import DistributedDataset
+from stratagem.input.iterator import DistributedIterator, OptionalBatch
+from stratagem.input.sources import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from stratagem.input.splitting import batch_sizes_for_worker
+
+__all__ = [
+    "Dataset",
+    "DistributedDataset",
+    "DistributedIterator",
+    "INFINITE_CARDINALITY",
+    "OptionalBatch",
+    "UNKNOWN_CARDINALITY",
+    "batch_sizes_for_worker",
+]

@@ -1,0 +1,252 @@
+"""Batches split over replicas: one per-replica size, true lengths beside, steps stacked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stratagem.input.splitting import split_lengths
+from stratagem.messages import explain
+from stratagem.topology import Topology
+from stratagem.values import PerReplica
+from stratagem.values.regrouping import is_array
+
+__all__ = ["HostBatch", "PlacedBatches", "join_parts", "place", "take_batch"]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostBatch:
+    """One batch of all replicas before it moves to the devices, and how it is split.
+
+    Args:
+        structure: pytree structure of the batch, None leaves included.
+        arrays: its arrays, each of shape (rows, ...); rows may be fewer than replicas * size.
+        is_array: for each leaf whether it is an array (else None).
+        num_examples: true rows of all replicas.
+        size: rows of a replica, padding included.
+        lengths: true rows of each replica; None if all have `size`.
+        signature: what makes two batches run in one program: structure, shapes and dtypes.
+    """
+
+    structure: Any
+    arrays: list[Any]
+    is_array: tuple[bool, ...]
+    num_examples: int
+    size: int
+    lengths: tuple[int, ...] | None
+    signature: Any
+
+    def parts(self, num_replicas: int) -> list[Any]:
+        """Returns the batch of each replica, true rows only.
+
+        Args:
+            num_replicas: n.
+
+        Returns:
+            n pytrees of arrays on the host.
+        """
+        lengths = self.lengths or (self.size,) * num_replicas
+        return [
+            self._rebuild([array[i * self.size :][:length] for array in self.arrays])
+            for i, length in enumerate(lengths)
+        ]
+
+    def _rebuild(self, arrays: list[Any]) -> Any:
+        return _unflatten(self.structure, self.is_array, arrays)
+
+
+def _unflatten(structure: Any, is_array: tuple[bool, ...], arrays: Sequence[Any]) -> Any:
+    remaining = iter(arrays)
+    leaves = [next(remaining) if present else None for present in is_array]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def take_batch(data: Any, num_replicas: int) -> HostBatch:
+    """Looks at a batch as a data source yields it.
+
+    Args:
+        data: pytree of arrays of shape (B, ...) and None; of whatever NumPy can read.
+        num_replicas: how many replicas share it.
+
+    Returns:
+        The batch. Arrays that lie on an accelerator stay there.
+
+    Raises:
+        ValueError: an array without a batch axis, or leaves of different leading sizes.
+    """
+    leaves, structure = jax.tree.flatten(data, is_leaf=lambda leaf: leaf is None)
+    arrays = [_array(leaf) for leaf in leaves if leaf is not None]
+    sizes = {array.shape[0] if array.ndim else None for array in arrays}
+    if len(sizes) != 1 or None in sizes:
+        raise ValueError(
+            explain(
+                f"A batch has arrays of the shapes {[array.shape for array in arrays]}.",
+                expected="batched arrays, all with the same leading size.",
+                fix="batch the data: dataset.batch(n), or yield arrays with a leading batch axis.",
+            )
+        )
+    num_examples = arrays[0].shape[0]
+    size, lengths = split_lengths(num_examples, num_replicas)
+    is_present = tuple(leaf is not None for leaf in leaves)
+    shapes = tuple((array.shape, array.dtype) for array in arrays)
+    signature = (structure, is_present, shapes)
+    return HostBatch(structure, arrays, is_present, num_examples, size, lengths, signature)
+
+
+def _array(leaf: Any) -> Any:
+    """An array on the host, except that what is on an accelerator already stays there."""
+    if isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu":
+        return leaf
+    return np.asarray(leaf)
+
+
+def join_parts(parts: Sequence[Any]) -> HostBatch:
+    """Makes one batch of what each replica has of its own.
+
+    Args:
+        parts: one pytree of arrays of shape (n_i, ...) a replica, of one structure; None for a
+            replica that has no more data. Not all are None.
+
+    Returns:
+        The batch, of which replica i has part i.
+
+    Raises:
+        ValueError: parts of different structures, dtypes or trailing shapes.
+    """
+    batches = [None if part is None else take_batch(part, 1) for part in parts]
+    first = next(batch for batch in batches if batch is not None)
+    for batch in batches:
+        if batch is not None and _kinds(batch) != _kinds(first):
+            raise ValueError(
+                explain(
+                    f"Replicas received batches of the kinds {_kinds(first)} and {_kinds(batch)}.",
+                    expected="one structure, dtypes and shapes that differ in the batch axis only.",
+                    fix="let dataset_fn make the same kind of batches for every replica.",
+                )
+            )
+    counts = tuple(0 if batch is None else batch.num_examples for batch in batches)
+    size = max(counts)
+    arrays = [
+        _concatenate(
+            [_padded((first if batch is None else batch).arrays[index], size) for batch in batches]
+        )
+        for index in range(len(first.arrays))
+    ]
+    lengths = None if set(counts) == {size} else counts
+    shapes = tuple((array.shape, array.dtype) for array in arrays)
+    signature = (first.structure, first.is_array, shapes, lengths)
+    return HostBatch(first.structure, arrays, first.is_array, sum(counts), size, lengths, signature)
+
+
+def _kinds(batch: HostBatch) -> Any:
+    kinds = [f"{array.dtype}{['n', *array.shape[1:]]}" for array in batch.arrays]
+    return _unflatten(batch.structure, batch.is_array, kinds)
+
+
+def _concatenate(arrays: list[Any]) -> Any:
+    if any(isinstance(array, jax.Array) for array in arrays):
+        return jnp.concatenate(arrays)
+    return np.concatenate(arrays)
+
+
+def _padded(array: Any, num_rows: int) -> Any:
+    """Repeats the last example up to a number of rows: true data, so that nothing overflows."""
+    if array.shape[0] >= num_rows:
+        return array[:num_rows]
+    xp = jnp if isinstance(array, jax.Array) else np
+    row = array[-1:] if array.shape[0] else xp.zeros((1, *array.shape[1:]), array.dtype)
+    return xp.concatenate([array, xp.repeat(row, num_rows - array.shape[0], axis=0)])
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedBatches:
+    """Batches of one signature on the devices.
+
+    Args:
+        structure: pytree structure of a batch, None leaves included.
+        is_array: for each leaf whether it is an array (else None).
+        arrays: of shape (n, size, ...), with several steps (steps, n, size, ...); without the n
+            where there is one replica. What is not made of numbers stays with the host.
+        num_replicas: n.
+        num_steps: how many batches.
+        size: rows of a replica, padding included.
+        lengths: true rows of each replica; None if all have `size`.
+        signature: of the batches.
+    """
+
+    structure: Any
+    is_array: tuple[bool, ...]
+    arrays: list[Any]
+    num_replicas: int
+    num_steps: int
+    size: int
+    lengths: tuple[int, ...] | None
+    signature: Any
+
+    def value(self) -> Any:
+        """Returns the one batch as a replica function takes it.
+
+        Returns:
+            The pytree with `PerReplica` leaves; with plain ones where there is one replica.
+        """
+        assert self.num_steps == 1
+        return _unflatten(self.structure, self.is_array, [self._leaf(a) for a in self.arrays])
+
+    def _leaf(self, array: Any) -> Any:
+        if self.num_replicas == 1:
+            return array
+        if is_array(array):
+            return PerReplica(stacked=array, lengths=self.lengths)
+        lengths = self.lengths or (self.size,) * self.num_replicas
+        return PerReplica(objects=tuple(p[:n] for p, n in zip(array, lengths, strict=True)))
+
+    def step_shape(self, array: Any) -> tuple[int, ...]:
+        """Returns the shape of one batch of an array."""
+        return array.shape[1:] if self.num_steps > 1 else array.shape
+
+
+def place(batches: list[HostBatch], topology: Topology, *, to_device: bool = True) -> PlacedBatches:
+    """Moves batches of one signature to the devices, in one transfer an array.
+
+    Args:
+        batches: one or more.
+        topology: the devices.
+        to_device: False leaves them on the host, split.
+
+    Returns:
+        The batches.
+    """
+    first = batches[0]
+    count, size = topology.num_replicas, first.size
+    placed: list[Any] = []
+    for index in range(len(first.arrays)):
+        parts = [_padded(batch.arrays[index], size * count) for batch in batches]
+        xp = jnp if isinstance(parts[0], jax.Array) else np
+        joined = parts[0] if len(parts) == 1 else xp.stack(parts)
+        rows = (count, size) if count > 1 else (size,)
+        steps = () if len(parts) == 1 else (len(parts),)
+        joined = joined.reshape((*steps, *rows, *first.arrays[index].shape[1:]))
+        if to_device and is_array(joined):
+            joined = _put(joined, topology, many=len(parts) > 1)
+        placed.append(joined)
+    return PlacedBatches(
+        first.structure,
+        first.is_array,
+        placed,
+        count,
+        len(batches),
+        size,
+        first.lengths,
+        first.signature,
+    )
+
+
+def _put(array: Any, topology: Topology, *, many: bool) -> jax.Array:
+    if topology.num_replicas == 1:
+        return topology.replicate(array)
+    return jax.device_put(array, topology.stacked_steps if many else topology.stacked)

@@ -1,0 +1,211 @@
+"""Distributed datasets: batches of all replicas, split, padded and moved ahead of time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from stratagem.input.batches import HostBatch, join_parts, take_batch
+from stratagem.input.iterator import DistributedIterator, require_outside_replicas
+from stratagem.input.loader import Loader
+from stratagem.input.sources import INFINITE_CARDINALITY, Reader, Source
+from stratagem.messages import explain
+from stratagem.options import InputOptions
+
+__all__ = ["DistributedDataset"]
+
+
+class DistributedDataset:
+    """A dataset whose batches are split over the replicas of a strategy.
+
+    Made by `Strategy.distribute_dataset` and `distribute_datasets_from_function`. It can be
+    iterated again and again; each time is an epoch. Use in cross-replica context.
+
+    Args:
+        strategy: whose replicas share the batches.
+        source: of global batches; or of batches of one replica, which replicas take in turn; or,
+            as a list, one source a replica.
+        is_global: whether the batches of the source are of all replicas.
+        options: how batches reach the devices.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> dataset = strategy.distribute_dataset([np.arange(4), np.arange(3)])
+        >>> for batch in dataset:
+        ...     print(batch)
+        PerReplica[[0 1] | [2 3]]
+        PerReplica[[0 1] | [2]]
+
+    Source: TF 2.21 input_lib.py, DistributedDataset.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        source: Source | list[Source],
+        *,
+        is_global: bool,
+        options: InputOptions,
+    ) -> None:
+        self._strategy = strategy
+        self._source = source
+        self._is_global = is_global
+        self._options = options
+        self._epoch = -1  # of the iterator that was made last
+
+    def __iter__(self) -> DistributedIterator:
+        require_outside_replicas("A distributed dataset was iterated")
+        self._epoch += 1
+        return DistributedIterator(self, self._epoch)
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy whose replicas share the batches."""
+        return self._strategy
+
+    @property
+    def options(self) -> InputOptions:
+        """How batches reach the devices."""
+        return self._options
+
+    @property
+    def cardinality(self) -> int:
+        """Steps of an epoch; -1 if it has no end, -2 if that is not known."""
+        if isinstance(self._source, list):
+            counts = [source.cardinality for source in self._source]
+            return min(counts) if min(counts) < 0 else max(counts)
+        count = self._source.cardinality
+        if self._is_global or count < 0:
+            return count
+        return -(-count // self._strategy.num_replicas_in_sync)
+
+    def __len__(self) -> int:
+        count = self.cardinality
+        if count < 0:
+            known = "has no end" if count == INFINITE_CARDINALITY else "is not known"
+            raise TypeError(
+                explain(
+                    f"len() of a distributed dataset whose length {known}.",
+                    expected="a source that tells how many batches it has.",
+                    fix="count steps yourself, or ask .cardinality, which is negative then.",
+                )
+            )
+        return count
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of the parts: pytree of `jax.ShapeDtypeStruct`, batch axis None.
+
+        The first batch may be read to find out.
+        """
+        source = self._source[0] if isinstance(self._source, list) else self._source
+        spec = source.element_spec()
+        return jax.tree.map(_as_on_devices, spec) if self._options.fetch_to_device else spec
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Folds a function over the batches of an epoch.
+
+        Args:
+            initial_state: what `reduce_func` is first called with.
+            reduce_func: given the state and a batch, returns the next state.
+
+        Returns:
+            The last state.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> dataset = strategy.distribute_dataset([np.arange(4), np.arange(3)])
+            >>> dataset.reduce(0, lambda n, batch: n + int(strategy.reduce("sum", batch, axis=0)))
+            9
+
+        Source: TF 2.21 input_lib.py, DistributedDataset.reduce.
+        """
+        state = initial_state
+        for batch in self:
+            state = reduce_func(state, batch)
+        return state
+
+    def make_loader(self, epoch: int, state: Any) -> Loader:
+        """Opens the source.
+
+        Args:
+            epoch: from 0.
+            state: of an iterator, to go on from; None for the beginning.
+
+        Returns:
+            What reads it and moves its batches.
+        """
+        count = self._strategy.num_replicas_in_sync
+        sources = self._source if isinstance(self._source, list) else [self._source]
+        readers = [source.open(epoch) for source in sources]
+        reader = readers[0] if len(readers) == 1 else _ParallelReader(readers)
+        if state is not None:
+            reader.restore(state["source"])
+            for _ in range(state["then_read"]):
+                next(reader)
+        if self._is_global:
+            read = functools.partial(_split, num_replicas=count)
+        elif len(readers) == 1:
+            read = functools.partial(_in_turn, num_replicas=count)
+        else:
+            read = _together
+        to_device = self._options.fetch_to_device
+        return Loader(reader, read, self._strategy.topology, to_device=to_device)
+
+    def go_to_epoch(self, epoch: int) -> None:
+        """Says which epoch an iterator that was restored is in: the next one follows it.
+
+        Args:
+            epoch: from 0.
+        """
+        self._epoch = epoch
+
+
+def _as_on_devices(spec: Any) -> Any:
+    return jax.ShapeDtypeStruct(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
+
+
+def _split(reader: Reader, num_replicas: int) -> HostBatch:
+    """One batch for all replicas."""
+    return take_batch(next(reader), num_replicas)
+
+
+def _together(reader: Reader) -> HostBatch:
+    """One batch of each replica's own reader."""
+    return join_parts(next(reader))
+
+
+def _in_turn(reader: Reader, num_replicas: int) -> HostBatch:
+    """One batch a replica; the last replicas have none when the data ends."""
+    parts = [next(reader)]
+    while len(parts) < num_replicas:
+        parts.append(next(reader, None))
+    return join_parts(parts)
+
+
+class _ParallelReader(Reader):
+    """One reader a replica; those that have ended give None until all have."""
+
+    def __init__(self, readers: list[Reader]) -> None:
+        self._readers = readers
+        self.has_cheap_state = all(reader.has_cheap_state for reader in readers)
+
+    def read(self) -> Any:
+        parts = [next(reader, None) for reader in self._readers]
+        if all(part is None for part in parts):
+            raise StopIteration
+        return parts
+
+    def state(self) -> Any:
+        return [reader.state() for reader in self._readers]
+
+    def restore(self, state: Any) -> None:
+        for reader, part in zip(self._readers, state, strict=True):
+            reader.restore(part)
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()

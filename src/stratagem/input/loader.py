@@ -1,0 +1,161 @@
+"""From a source to batches on the devices, in groups, with the position beside each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from stratagem.input.batches import HostBatch, PlacedBatches, place
+from stratagem.input.sources import Reader
+from stratagem.topology import Topology
+
+__all__ = ["Group", "Loader"]
+
+# A state that costs something to ask for is asked for once in so many batches; whoever goes on
+# from there reads the batches since then again.
+_BATCHES_A_SNAPSHOT = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Batches of one signature that moved to the devices together.
+
+    Args:
+        placed: the batches.
+        positions: after each of them, where to go on reading; None where the source cannot tell.
+    """
+
+    placed: PlacedBatches
+    positions: list[Any]
+
+    def split(self, num_steps: int) -> tuple[Group, Group]:
+        """Returns the first steps and the others.
+
+        Args:
+            num_steps: 0 < num_steps < the steps of this group.
+
+        Returns:
+            Two groups.
+        """
+        return self._slice(0, num_steps), self._slice(num_steps, self.placed.num_steps)
+
+    def _slice(self, start: int, stop: int) -> Group:
+        rows = start if stop - start == 1 else slice(start, stop)
+        arrays = [array[rows] for array in self.placed.arrays]
+        placed = dataclasses.replace(self.placed, arrays=arrays, num_steps=stop - start)
+        return Group(placed, self.positions[start:stop])
+
+    @staticmethod
+    def join(groups: list[Group], topology: Topology) -> Group:
+        """Returns one group of several that follow one another, of one signature.
+
+        Args:
+            groups: at least one.
+            topology: the devices.
+
+        Returns:
+            The group.
+        """
+        if len(groups) == 1:
+            return groups[0]
+        columns = zip(*(group._stepped_arrays() for group in groups), strict=True)
+        arrays = [jnp.concatenate(list(column)) for column in columns]
+        if topology.num_replicas > 1:
+            arrays = jax.device_put(arrays, topology.stacked_steps)
+        num_steps = sum(group.placed.num_steps for group in groups)
+        placed = dataclasses.replace(groups[0].placed, arrays=arrays, num_steps=num_steps)
+        return Group(placed, [position for group in groups for position in group.positions])
+
+    def _stepped_arrays(self) -> list[Any]:
+        arrays = self.placed.arrays
+        return arrays if self.placed.num_steps > 1 else [array[None] for array in arrays]
+
+
+class Loader:
+    """Reads groups of batches and moves them.
+
+    Args:
+        reader: of the source.
+        read: given the reader, returns the next batch of all replicas.
+        topology: the devices.
+        to_device: False leaves the batches on the host.
+
+    `group_size` is how many batches a group has; `position` is where reading began.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        read: Callable[[Reader], HostBatch],
+        topology: Topology,
+        *,
+        to_device: bool,
+    ) -> None:
+        self.reader = reader
+        self._read = read
+        self._topology = topology
+        self._to_device = to_device
+        self._ahead: tuple[HostBatch, Any] | None = None
+        self._positions = _Positions(reader)
+        self.position = self._positions.current()
+        self.group_size = 1
+
+    def load(self) -> Group:
+        """Returns the next group: as many batches as asked for, fewer where the shapes change.
+
+        Raises:
+            StopIteration: the data has ended.
+        """
+        taken = [self._next()]
+        while len(taken) < self.group_size:
+            try:
+                following = self._next()
+            except StopIteration:
+                break
+            if following[0].signature != taken[0][0].signature:
+                self._ahead = following
+                break
+            taken.append(following)
+        batches = [batch for batch, _ in taken]
+        placed = place(batches, self._topology, to_device=self._to_device)
+        return Group(placed, [position for _, position in taken])
+
+    def _next(self) -> tuple[HostBatch, Any]:
+        if self._ahead is not None:
+            taken, self._ahead = self._ahead, None
+            return taken
+        batch = self._read(self.reader)
+        return batch, self._positions.current()
+
+
+class _Positions:
+    """Where a reader stands, asked for not more often than is cheap."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._interval = 1 if reader.has_cheap_state else _BATCHES_A_SNAPSHOT
+        self._snapshot: Any = None
+        self._is_stateless = False
+        self._snapshot_read = 0
+        self._take()
+
+    def _take(self) -> None:
+        try:
+            self._snapshot = self._reader.state()
+            self._snapshot_read = self._reader.num_read
+        except NotImplementedError:
+            self._is_stateless = True
+
+    def current(self) -> Any:
+        if self._is_stateless:
+            return None
+        if self._reader.num_read - self._snapshot_read >= self._interval:
+            self._take()
+        return {
+            "source": self._snapshot,
+            "then_read": self._reader.num_read - self._snapshot_read,
+        }

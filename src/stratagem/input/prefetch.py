@@ -1,0 +1,139 @@
+"""A bounded buffer that a thread fills, and that leaves no thread behind."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Prefetcher"]
+
+# How long the end of the process waits for a source that is in the middle of a batch.
+_EXIT_WAIT_S = 5.0
+
+
+class Prefetcher:
+    """Calls a function ahead of the one who takes its results, in a thread of its own.
+
+    The thread starts with the first `take`, ends with the first error of `load`, `StopIteration`
+    among them, and when the prefetcher is closed or no longer referred to.
+
+    Args:
+        load: returns the next item.
+        buffer_size: how many items wait at most; 0 calls `load` in the thread that takes.
+    """
+
+    def __init__(self, load: Callable[[], Any], buffer_size: int) -> None:
+        self._load = load
+        self._buffer = _Buffer(buffer_size) if buffer_size else None
+        self._thread: threading.Thread | None = None
+        self._has_ended = False
+
+    def take(self) -> Any:
+        """Returns the next item, waiting for it.
+
+        Raises:
+            StopIteration: there is none. Any other error of `load` comes out unchanged, once: as
+                with a generator, nothing comes after it.
+        """
+        if self._has_ended:
+            raise StopIteration
+        try:
+            if self._buffer is None:
+                return self._load()
+            if self._thread is None:
+                self._thread = self._start(self._buffer)
+            return self._buffer.take()
+        except Exception:
+            # The error itself is not kept: it refers to the frames of whoever sees it.
+            self._has_ended = True
+            raise
+
+    def _start(self, buffer: _Buffer) -> threading.Thread:
+        # The thread refers to the buffer and not to us: when nobody wants more, it ends.
+        thread = threading.Thread(
+            target=_fill, args=(buffer, self._load), name="stratagem-prefetch", daemon=True
+        )
+        weakref.finalize(self, buffer.close).atexit = False
+        _running[thread] = buffer
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        """Ends the thread, waiting for the item that it is loading. May be called again."""
+        if self._buffer is not None:
+            self._buffer.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._has_ended = True
+
+
+class _Buffer:
+    """Items between two threads."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._items: collections.deque[Any] = collections.deque()
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._is_closed = False
+
+    def wait_for_room(self) -> bool:
+        """Returns False if no more items are wanted."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(self._items) < self._size)
+            return not self._is_closed
+
+    def put(self, item: Any) -> None:
+        with self._changed:
+            if not self._is_closed:
+                self._items.append(item)
+            self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def take(self) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._error or self._is_closed)
+            if self._items:
+                item = self._items.popleft()
+                self._changed.notify_all()
+                return item
+            error, self._error = self._error, None
+            try:
+                raise error or StopIteration
+            finally:
+                del error  # it refers to this frame, and this frame to all that called it
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._items.clear()
+            self._changed.notify_all()
+
+
+def _fill(buffer: _Buffer, load: Callable[[], Any]) -> None:
+    try:
+        while buffer.wait_for_room():
+            buffer.put(load())
+    except Exception as error:  # noqa: BLE001 - raised in the thread that takes
+        buffer.fail(error)
+
+
+_running: weakref.WeakKeyDictionary[threading.Thread, _Buffer] = weakref.WeakKeyDictionary()
+
+
+def _end_all() -> None:
+    """A daemon thread that is inside JAX when the interpreter goes away would crash the process."""
+    for thread, buffer in list(_running.items()):
+        buffer.close()
+        thread.join(_EXIT_WAIT_S)
+
+
+atexit.register(_end_all)

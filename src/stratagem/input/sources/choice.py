@@ -1,0 +1,156 @@
+"""Which adapter reads which kind of dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.input.sources.arrays import ArraySource, RowSource
+from stratagem.input.sources.iterables import IterableSource, OneShotSource
+from stratagem.input.sources.libraries import (
+    GrainMapSource,
+    TensorFlowSource,
+    TorchLoaderSource,
+    is_of,
+)
+from stratagem.input.sources.sequences import PyDatasetSource, SequenceSource
+from stratagem.input.sources.source import Source
+from stratagem.messages import explain
+
+__all__ = ["as_source", "batched_source"]
+
+
+def as_source(dataset: Any) -> Source:
+    """Returns the source that reads a dataset of batches.
+
+    Args:
+        dataset: a Source; a tf.data, Grain or Hugging Face dataset; a torch DataLoader; a Keras
+            PyDataset; a list of batches; or any other iterable of batches.
+
+    Returns:
+        The source.
+
+    Raises:
+        TypeError: no such thing.
+        ValueError: arrays, which are not batched.
+    """
+    if isinstance(dataset, Source):
+        return dataset
+    if callable(getattr(dataset, "as_source", None)):  # an sg.input.Dataset
+        return dataset.as_source()
+    if _is_arrays(dataset):
+        raise ValueError(
+            explain(
+                f"{_kind(dataset)} of arrays was given as a dataset.",
+                expected="a dataset of batches.",
+                fix="batch it: sg.input.Dataset(arrays, batch_size=64, shuffle=True).",
+            )
+        )
+    for fits, make in _ADAPTERS:
+        if fits(dataset):
+            return make(dataset)
+    raise TypeError(
+        explain(
+            f"{dataset!r} of type {type(dataset).__name__} was given as a dataset.",
+            expected="an iterable of batches: sg.input.Dataset, Grain, tf.data, a torch "
+            "DataLoader, Hugging Face, Keras PyDataset, a generator or a list.",
+            fix="pass one of these.",
+        )
+    )
+
+
+# The first that fits is taken; an object of a library is often an iterable too.
+_ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Source]], ...] = (
+    (lambda d: is_of(d, "grain", "MapDataset"), GrainMapSource),
+    (lambda d: is_of(d, "tensorflow", "DatasetV2"), TensorFlowSource),
+    (
+        lambda d: is_of(d, "torch", "DataLoader") and not hasattr(d, "state_dict"),
+        TorchLoaderSource,
+    ),
+    (lambda d: is_of(d, "datasets", "Dataset"), lambda d: SequenceSource(d.with_format("numpy"))),
+    (
+        lambda d: is_of(d, "datasets", "IterableDataset"),
+        lambda d: IterableSource(d.with_format("numpy")),
+    ),
+    (
+        lambda d: all(hasattr(d, name) for name in ("num_batches", "__getitem__", "on_epoch_end")),
+        PyDatasetSource,
+    ),
+    (lambda d: isinstance(d, list), SequenceSource),
+    (lambda d: isinstance(d, Iterator), OneShotSource),
+    (lambda d: isinstance(d, Iterable), IterableSource),
+)
+
+
+def batched_source(
+    examples: Any, *, batch_size: int, shuffle: bool, seed: int, drop_remainder: bool
+) -> Source:
+    """Returns a source that batches examples.
+
+    Args:
+        examples: a pytree of arrays with the examples on axis 0; a Grain or Hugging Face dataset;
+            or anything with a length that gives an example for each number.
+        batch_size: examples of a batch.
+        shuffle: a new order in each epoch.
+        seed: of the order.
+        drop_remainder: leave out a last batch that is short.
+
+    Returns:
+        The source.
+
+    Raises:
+        TypeError: examples that cannot be asked for by number.
+    """
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "shuffle": shuffle,
+        "seed": seed,
+        "drop_remainder": drop_remainder,
+    }
+    if _is_arrays(examples):
+        return ArraySource(examples, **options)
+    if is_of(examples, "grain", "MapDataset"):
+        dataset = examples.shuffle(seed) if shuffle else examples
+        return GrainMapSource(dataset.batch(batch_size, drop_remainder=drop_remainder))
+    if is_of(examples, "datasets", "Dataset"):
+        formatted = examples.with_format("numpy")
+        return RowSource(lambda rows: formatted[rows], len(examples), **options)
+    if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
+        return RowSource(lambda rows: _stacked(examples, rows), len(examples), **options)
+    raise TypeError(
+        explain(
+            f"batch_size={batch_size} was given with {_kind(examples)}, whose examples have no "
+            "numbers.",
+            expected="arrays, a Grain MapDataset, a Hugging Face Dataset, or an object with "
+            "len() and [].",
+            fix="batch it with its own library and leave batch_size out.",
+        )
+    )
+
+
+def _kind(value: Any) -> str:
+    return f"an object of type {type(value).__name__}"
+
+
+def _is_arrays(value: Any) -> bool:
+    """Whether a value is an array or a pytree of arrays. A list is one of batches or examples."""
+    if isinstance(value, dict):
+        return True
+    if not isinstance(value, tuple):
+        return isinstance(value, np.ndarray | jax.Array)
+    leaves = jax.tree.leaves(value, is_leaf=_is_no_nest)
+    return bool(leaves) and all(
+        isinstance(leaf, np.ndarray | np.generic | jax.Array) for leaf in leaves
+    )
+
+
+def _stacked(examples: Any, rows: Any) -> Any:
+    numbers = range(*rows.indices(len(examples))) if isinstance(rows, slice) else rows.tolist()
+    return jax.tree.map(lambda *parts: np.stack(parts), *[examples[number] for number in numbers])
+
+
+def _is_no_nest(value: Any) -> bool:
+    return not isinstance(value, dict | tuple | list)

@@ -1,0 +1,135 @@
+"""Anything that can be iterated: generators, iterators that keep a state, iterable objects."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.input.sources.source import (
+    UNKNOWN_CARDINALITY,
+    Reader,
+    Source,
+    spec_of,
+    stateless_reader,
+)
+
+__all__ = ["IterableSource", "OneShotSource"]
+
+# How iterators of other libraries are asked for their state, and how they take it.
+_STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
+
+
+class IterableSource(Source):
+    """An object that gives a new iterator over batches each time.
+
+    Args:
+        batches: the object.
+    """
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches where the object has a length; else unknown."""
+        try:
+            return len(self._batches)  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            return UNKNOWN_CARDINALITY
+
+    def open(self, epoch: int) -> Reader:
+        """Begins to read from the beginning.
+
+        Args:
+            epoch: has no influence.
+
+        Returns:
+            The reader.
+        """
+        return _IteratorReader(iter(self._batches), self._batches)
+
+
+class OneShotSource(Source):
+    """An iterator, a generator among them: what was read is gone, and the next epoch goes on.
+
+    Args:
+        batches: the iterator.
+    """
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._iterator = batches
+        self._batches = batches
+
+    def element_spec(self) -> Any:
+        """Looks at the first batch, which stays the first to be read.
+
+        Returns:
+            Pytree of `jax.ShapeDtypeStruct`; None where there is no data at all.
+        """
+        for first in self._batches:
+            self._batches = itertools.chain([_copied(first)], self._batches)
+            return spec_of(first)
+        return None
+
+    def open(self, epoch: int) -> Reader:
+        """Goes on reading.
+
+        Args:
+            epoch: has no influence.
+
+        Returns:
+            The reader.
+        """
+        return _IteratorReader(self._batches, self._iterator)
+
+
+class _IteratorReader(Reader):
+    """Reads an iterator.
+
+    Args:
+        iterator: over batches.
+        origin: what it was made of; has the state where the iterator has none.
+    """
+
+    has_cheap_state = False
+
+    def __init__(self, iterator: Iterator[Any], origin: Any) -> None:
+        self._iterator = iterator
+        self._origin = origin
+
+    def read(self) -> Any:
+        return _copied(next(self._iterator))
+
+    def state(self) -> Any:
+        owner, names = self._stateful()
+        return getattr(owner, names[0])()
+
+    def restore(self, state: Any) -> None:
+        owner, names = self._stateful()
+        getattr(owner, names[1])(state)
+        if owner is not self._iterator and owner is self._origin:
+            self._iterator = iter(self._origin)
+
+    def _stateful(self) -> tuple[Any, tuple[str, str]]:
+        for owner in (self._iterator, self._origin):
+            for names in _STATE_METHODS:
+                if all(callable(getattr(owner, name, None)) for name in names):
+                    return owner, names
+        raise stateless_reader(
+            f"an object of type {type(self._origin).__name__}",
+            fix="give it get_state() and set_state(state), or take one of these sources.",
+        )
+
+    def close(self) -> None:
+        close = getattr(self._iterator, "close", None)  # of a generator: runs its `finally`
+        if callable(close) and self._iterator is not self._origin:
+            close()
+
+
+def _copied(batch: Any) -> Any:
+    """Keeps a batch apart from its source, which may fill the same arrays again."""
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)

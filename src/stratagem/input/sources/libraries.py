@@ -1,0 +1,238 @@
+"""Datasets of Grain, tf.data, PyTorch and Hugging Face, each by what it tells of itself.
+
+None of them is imported here: whoever hands over such a dataset has loaded its library.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import pathlib
+import tempfile
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.input.sources.source import (
+    UNKNOWN_CARDINALITY,
+    Reader,
+    Source,
+    stateless_reader,
+)
+
+__all__ = ["GrainMapSource", "TensorFlowSource", "TorchLoaderSource", "is_of"]
+
+
+def is_of(dataset: Any, package: str, *names: str) -> bool:
+    """Tells whether an object is of a class of a package that may not be installed.
+
+    Args:
+        dataset: the object.
+        package: name of the package on the top level.
+        *names: names of classes; one of them is enough.
+
+    Returns:
+        True if it is.
+    """
+    return any(
+        cls.__module__.split(".")[0] == package and cls.__name__ in names
+        for cls in type(dataset).__mro__
+    )
+
+
+class GrainMapSource(Source):
+    """A `grain.MapDataset` of batches.
+
+    Args:
+        dataset: the dataset; what it shuffles is shuffled anew in each epoch.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches."""
+        return len(self._dataset)
+
+    def open(self, epoch: int) -> Reader:
+        """Begins to read an epoch.
+
+        Args:
+            epoch: from 0.
+
+        Returns:
+            The reader.
+        """
+        size = len(self._dataset)
+        # Repeating is how Grain seeds the shuffles of each epoch anew.
+        dataset = self._dataset.repeat(epoch + 1)[size * epoch :] if epoch else self._dataset
+        return _GrainReader(iter(dataset.to_iter_dataset()))
+
+
+class _GrainReader(Reader):
+    has_cheap_state = False
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def read(self) -> Any:
+        return next(self._iterator)
+
+    def state(self) -> Any:
+        return self._iterator.get_state()
+
+    def restore(self, state: Any) -> None:
+        self._iterator.set_state(state)
+
+
+class TensorFlowSource(Source):
+    """A `tf.data.Dataset` of batches.
+
+    Args:
+        dataset: the dataset.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches; TensorFlow's numbers for infinite and unknown are ours."""
+        return int(self._dataset.cardinality())
+
+    def element_spec(self) -> Any:
+        """Returns the shapes and dtypes of a batch, the batch axis None, reading nothing.
+
+        Returns:
+            Pytree of `jax.ShapeDtypeStruct`.
+        """
+
+        def spec(leaf: Any) -> Any:
+            shape: Any = (None, *leaf.shape.as_list()[1:])
+            return jax.ShapeDtypeStruct(shape, leaf.dtype.as_numpy_dtype)
+
+        return jax.tree.map(spec, self._dataset.element_spec)
+
+    def open(self, epoch: int) -> Reader:
+        """Begins to read from the beginning.
+
+        Args:
+            epoch: has no influence: the dataset shuffles by itself.
+
+        Returns:
+            The reader.
+        """
+        return _TensorFlowReader(self._dataset)
+
+
+class _TensorFlowReader(Reader):
+    """Reads as NumPy.
+
+    Its state is that of TensorFlow's iterator at the beginning, and a number: there it is small,
+    later it holds whole buffers of examples.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._tf = importlib.import_module("tensorflow")
+        self._iterator = iter(dataset)
+        self._beginning: dict[str, str] | None = None
+
+    def read(self) -> Any:
+        if self._beginning is None:
+            self._beginning = self._save()
+        return jax.tree.map(np.asarray, next(self._iterator))
+
+    def _save(self) -> dict[str, str]:
+        with tempfile.TemporaryDirectory() as folder:
+            self._tf.train.Checkpoint(iterator=self._iterator).write(f"{folder}/iterator")
+            return {
+                file.name: base64.b64encode(file.read_bytes()).decode()
+                for file in pathlib.Path(folder).iterdir()
+            }
+
+    def state(self) -> Any:
+        if self._beginning is None:
+            self._beginning = self._save()
+        return {"num_read": self.num_read, "beginning": self._beginning}
+
+    def restore(self, state: Any) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in state["beginning"].items():
+                pathlib.Path(folder, name).write_bytes(base64.b64decode(text))
+            self._tf.train.Checkpoint(iterator=self._iterator).read(f"{folder}/iterator")
+        self._beginning = state["beginning"]
+        super().restore(state)
+
+
+class TorchLoaderSource(Source):
+    """A `torch.utils.data.DataLoader`.
+
+    Args:
+        loader: the loader.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches; unknown of an iterable-style dataset without a length."""
+        try:
+            return len(self._loader)
+        except TypeError:
+            return UNKNOWN_CARDINALITY
+
+    def open(self, epoch: int) -> Reader:
+        """Begins to read from the beginning.
+
+        Args:
+            epoch: has no influence: the loader shuffles by itself.
+
+        Returns:
+            The reader.
+        """
+        return _TorchReader(self._loader)
+
+
+class _TorchReader(Reader):
+    """Reads a loader.
+
+    It goes on from the middle by reading what comes before once more, in the order that the
+    generator of the loader gives.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._beginning = self._generator_state()
+        self._iterator = iter(loader)
+
+    def _generator_state(self) -> str | None:
+        generator = self._loader.generator
+        if generator is None:
+            return None
+        return base64.b64encode(np.asarray(generator.get_state()).tobytes()).decode()
+
+    def read(self) -> Any:
+        return jax.tree.map(np.asarray, next(self._iterator))
+
+    def state(self) -> Any:
+        if self._beginning is None and not is_of(
+            self._loader.sampler, "torch", "SequentialSampler"
+        ):
+            raise stateless_reader(
+                "a torch DataLoader that draws its order from PyTorch's global random state",
+                fix="give it a generator: DataLoader(..., generator=torch.Generator()); or take "
+                "torchdata's StatefulDataLoader.",
+            )
+        return {"num_read": self.num_read, "generator": self._beginning}
+
+    def restore(self, state: Any) -> None:
+        if state["generator"] is not None:
+            torch = importlib.import_module("torch")
+            raw = np.frombuffer(base64.b64decode(state["generator"]), np.uint8).copy()
+            self._loader.generator.set_state(torch.from_numpy(raw))
+            self._iterator = iter(self._loader)
+            self._beginning = state["generator"]
+        super().restore(state)

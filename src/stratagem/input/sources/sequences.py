@@ -1,0 +1,161 @@
+"""Batches that can be asked for by number: a list of batches, a Keras PyDataset."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
+
+from stratagem.input.sources.source import INFINITE_CARDINALITY, Reader, Source
+
+__all__ = ["PyDatasetSource", "SequenceSource"]
+
+
+class SequenceSource(Source):
+    """A list or tuple of batches.
+
+    Args:
+        batches: pytrees of arrays.
+    """
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = batches
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches."""
+        return len(self._batches)
+
+    def open(self, epoch: int) -> Reader:
+        """Begins to read from the beginning.
+
+        Args:
+            epoch: has no influence.
+
+        Returns:
+            The reader.
+        """
+        return _ByNumber(iter(range(len(self._batches))), self._batches.__getitem__)
+
+
+class _ByNumber(Reader):
+    """Reads batches by their numbers, so that going on from the middle reads nothing twice."""
+
+    def __init__(self, numbers: Iterator[int], get: Any) -> None:
+        self._numbers = numbers
+        self._get = get
+
+    def read(self) -> Any:
+        return self._get(next(self._numbers))
+
+    def restore(self, state: Any) -> None:
+        for _ in range(state["num_read"]):
+            next(self._numbers)
+        self.num_read = state["num_read"]
+
+
+class PyDatasetSource(Source):
+    """A `keras.utils.PyDataset`, with its workers.
+
+    Args:
+        dataset: has `num_batches`, `__getitem__`, `on_epoch_begin` and `on_epoch_end`.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches; infinite where the dataset says None."""
+        count = self._dataset.num_batches
+        return INFINITE_CARDINALITY if count is None else int(count)
+
+    def open(self, epoch: int) -> Reader:
+        """Tells the dataset that an epoch begins and reads from batch 0.
+
+        Args:
+            epoch: has no influence: a PyDataset shuffles in `on_epoch_end`, if at all.
+
+        Returns:
+            The reader.
+        """
+        return _PyDatasetReader(self._dataset)
+
+
+_worker_dataset: Any = None  # in a worker process: the dataset that it was made for
+
+
+def _set_worker_dataset(dataset: Any) -> None:
+    global _worker_dataset
+    _worker_dataset = dataset
+
+
+def _get_from_worker_dataset(number: int) -> Any:
+    return _worker_dataset[number]
+
+
+class _PyDatasetReader(Reader):
+    """Reads in order what the workers compute ahead."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._executor: Executor | None = None
+        self._futures: list[Future[Any]] = []
+        self._next_number = 0
+        dataset.on_epoch_begin()
+
+    def restore(self, state: Any) -> None:
+        self._next_number = self.num_read = state["num_read"]
+
+    def read(self) -> Any:
+        if self._executor is None and self._dataset.workers > 1:
+            self._executor = self._start_workers()
+        if self._executor is None:
+            number = self._take_number()
+            if number is None:
+                self._end()
+            return self._dataset[number]
+        while len(self._futures) < max(self._dataset.max_queue_size, self._dataset.workers):
+            number = self._take_number()
+            if number is None:
+                break
+            self._futures.append(self._submit(number))
+        if not self._futures:
+            self._end()
+        return self._futures.pop(0).result()
+
+    def _take_number(self) -> int | None:
+        count = self._dataset.num_batches
+        if count is not None and self._next_number >= count:
+            return None
+        self._next_number += 1
+        return self._next_number - 1
+
+    def _start_workers(self) -> Executor:
+        dataset = self._dataset
+        if dataset.use_multiprocessing:
+            return ProcessPoolExecutor(
+                dataset.workers,
+                mp_context=multiprocessing.get_context("spawn"),  # JAX does not survive a fork
+                initializer=_set_worker_dataset,
+                initargs=(dataset,),
+            )
+        return ThreadPoolExecutor(dataset.workers, thread_name_prefix="stratagem-pydataset")
+
+    def _submit(self, number: int) -> Future[Any]:
+        assert self._executor is not None
+        if isinstance(self._executor, ProcessPoolExecutor):
+            return self._executor.submit(_get_from_worker_dataset, number)
+        return self._executor.submit(self._dataset.__getitem__, number)
+
+    def _end(self) -> None:
+        self._dataset.on_epoch_end()
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = None
+        self._futures = []

@@ -1,0 +1,144 @@
+"""What a source of batches is: something that can be read from its beginning, epoch by epoch."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.messages import explain
+
+__all__ = [
+    "INFINITE_CARDINALITY",
+    "Reader",
+    "Source",
+    "UNKNOWN_CARDINALITY",
+    "spec_of",
+    "stateless_reader",
+]
+
+INFINITE_CARDINALITY = -1
+UNKNOWN_CARDINALITY = -2
+
+
+class Reader(abc.ABC):
+    """Reads a source once, from its beginning to its end, in one thread at a time.
+
+    `num_read` batches were read so far, those passed over included. `has_cheap_state` tells whether
+    the state may be asked for after every batch.
+    """
+
+    num_read: int = 0
+    has_cheap_state: bool = True
+
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> Any:
+        batch = self.read()
+        self.num_read += 1
+        return batch
+
+    @abc.abstractmethod
+    def read(self) -> Any:
+        """Returns the next batch, a pytree of arrays.
+
+        Raises:
+            StopIteration: there is none.
+        """
+
+    def state(self) -> Any:
+        """Returns what makes another reader of the same source go on after the last batch read.
+
+        Returns:
+            Dicts, lists, texts and numbers only, so that it can be written as JSON.
+
+        Raises:
+            NotImplementedError: this kind of source cannot go on from the middle.
+        """
+        return {"num_read": self.num_read}
+
+    def restore(self, state: Any) -> None:
+        """Goes to where another reader was. By default it reads what comes before once more.
+
+        Args:
+            state: what `state` returned.
+        """
+        for _ in range(state["num_read"]):
+            next(self)
+
+    def close(self) -> None:  # noqa: B027 - most readers hold nothing
+        """Gives back what the reader holds: processes, threads, files."""
+
+
+class Source(abc.ABC):
+    """A dataset of batches."""
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches, or `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
+        return UNKNOWN_CARDINALITY
+
+    @abc.abstractmethod
+    def open(self, epoch: int) -> Reader:
+        """Begins to read from the beginning.
+
+        Args:
+            epoch: from 0; a source that shuffles by itself does so anew in each.
+
+        Returns:
+            The reader.
+        """
+
+    def element_spec(self) -> Any:
+        """Returns the shapes and dtypes of a batch, the batch axis None. May read one batch.
+
+        Returns:
+            Pytree of `jax.ShapeDtypeStruct`; None where there is no data at all.
+        """
+        reader = self.open(0)
+        try:
+            return spec_of(next(reader, None))
+        finally:
+            reader.close()
+
+
+def spec_of(batch: Any) -> Any:
+    """Returns the shapes and dtypes of a batch, the batch axis None.
+
+    Args:
+        batch: pytree of arrays.
+
+    Returns:
+        Pytree of `jax.ShapeDtypeStruct`.
+    """
+
+    def spec(leaf: Any) -> Any:
+        array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
+        shape: Any = (None, *tuple(array.shape)[1:])
+        return jax.ShapeDtypeStruct(shape, np.asarray(array[:0]).dtype if shape else array.dtype)
+
+    return jax.tree.map(spec, batch)
+
+
+def stateless_reader(kind: str, *, fix: str) -> NotImplementedError:
+    """Returns the error for a source whose position cannot be saved.
+
+    Args:
+        kind: what the source is.
+        fix: what else could be used.
+
+    Returns:
+        The error, to be raised.
+    """
+    return NotImplementedError(
+        explain(
+            f"The state of reading {kind} was asked for.",
+            expected="a source that can go on from the middle: sg.input.Dataset of arrays or "
+            "files, Grain, tf.data, PyDataset, a list of batches, or an iterator with get_state "
+            "and set_state.",
+            fix=fix,
+        )
+    )

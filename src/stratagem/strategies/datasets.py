@@ -1,0 +1,161 @@
+"""Distributed datasets of a strategy: what may be asked for, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stratagem.input import DistributedDataset, DistributedIterator
+from stratagem.input.sources import as_source
+from stratagem.messages import explain
+from stratagem.options import InputContext, InputOptions, InputReplicationMode
+
+__all__ = ["check_steps", "from_dataset", "from_function"]
+
+
+def from_dataset(strategy: Any, dataset: Any, options: Any) -> DistributedDataset:
+    """Returns a dataset of global batches that a strategy splits.
+
+    Args:
+        strategy: the strategy.
+        dataset: of batches.
+        options: an `InputOptions`, or None.
+
+    Returns:
+        The distributed dataset.
+
+    Raises:
+        NotImplementedError: PER_REPLICA, for which there would be nothing to split.
+        TypeError: no dataset, or options of another type.
+    """
+    options = _check_options(options)
+    if options.replication_mode is InputReplicationMode.PER_REPLICA:
+        raise NotImplementedError(
+            explain(
+                "distribute_dataset received InputReplicationMode.PER_REPLICA.",
+                expected="PER_WORKER: the strategy splits the batches of one dataset.",
+                fix="call distribute_datasets_from_function, which makes a dataset a replica.",
+            )
+        )
+    if isinstance(dataset, DistributedDataset):
+        raise TypeError(
+            explain(
+                "distribute_dataset received a dataset that is distributed.",
+                expected="a dataset of batches.",
+                fix="iterate it as it is.",
+            )
+        )
+    return DistributedDataset(strategy, as_source(dataset), is_global=True, options=options)
+
+
+def from_function(
+    strategy: Any, dataset_fn: Callable[[InputContext], Any], options: Any
+) -> DistributedDataset:
+    """Returns a dataset of per-replica batches that a function makes.
+
+    Args:
+        strategy: the strategy.
+        dataset_fn: called once, or with PER_REPLICA once a replica.
+        options: an `InputOptions`, or None.
+
+    Returns:
+        The distributed dataset.
+
+    Raises:
+        TypeError: `dataset_fn` cannot be called or returns no dataset, or options of another type.
+    """
+    options = _check_options(options)
+    if not callable(dataset_fn):
+        raise TypeError(
+            explain(
+                f"distribute_datasets_from_function received {dataset_fn!r} of type "
+                f"{type(dataset_fn).__name__}.",
+                expected="a function of an sg.InputContext that returns a dataset.",
+                fix="pass the function; a dataset itself goes to distribute_dataset.",
+            )
+        )
+    count = strategy.num_replicas_in_sync
+    if options.replication_mode is InputReplicationMode.PER_WORKER:
+        made = dataset_fn(InputContext(num_replicas_in_sync=count))
+        return DistributedDataset(strategy, _made_source(made), is_global=False, options=options)
+    sources = [_made_source(dataset_fn(InputContext(count, i, count))) for i in range(count)]
+    return DistributedDataset(strategy, sources, is_global=False, options=options)
+
+
+def _made_source(made: Any) -> Any:
+    if made is None:
+        raise TypeError(
+            explain(
+                "dataset_fn returned None.",
+                expected="a dataset, batched by the per-replica size.",
+                fix="return the dataset.",
+            )
+        )
+    return as_source(made)
+
+
+def _check_options(options: Any) -> InputOptions:
+    if options is not None and not isinstance(options, InputOptions):
+        raise TypeError(
+            explain(
+                f"options={options!r} is of type {type(options).__name__}.",
+                expected="sg.InputOptions or None.",
+                fix="leave `options` out.",
+            )
+        )
+    return options or InputOptions()
+
+
+def check_steps(strategy: Any, fn: Any, iterator: Any, num_steps: Any) -> None:
+    """Checks what `run_steps` is called with.
+
+    Args:
+        strategy: the strategy.
+        fn: the replica function.
+        iterator: of a dataset that this strategy distributed.
+        num_steps: how many steps.
+
+    Raises:
+        TypeError: one of another type.
+        ValueError: fewer than 1 step, or another strategy's dataset.
+    """
+    if not callable(fn):
+        raise TypeError(
+            explain(
+                f"run_steps received fn={fn!r} of type {type(fn).__name__}.",
+                expected="a function of one batch.",
+                fix="pass the function itself.",
+            )
+        )
+    if not isinstance(iterator, DistributedIterator):
+        raise TypeError(
+            explain(
+                f"run_steps received iterator={iterator!r} of type {type(iterator).__name__}.",
+                expected="an iterator of a distributed dataset.",
+                fix="pass iter(strategy.distribute_dataset(dataset)).",
+            )
+        )
+    if not isinstance(num_steps, int) or isinstance(num_steps, bool):
+        raise TypeError(
+            explain(
+                f"run_steps received num_steps={num_steps!r} of type {type(num_steps).__name__}.",
+                expected="an int.",
+                fix="pass the number of batches.",
+            )
+        )
+    if num_steps < 1:
+        raise ValueError(
+            explain(
+                f"run_steps received num_steps={num_steps}.",
+                expected="1 or more.",
+                fix="pass the number of batches.",
+            )
+        )
+    if iterator.strategy is not strategy:
+        raise ValueError(
+            explain(
+                f"run_steps of {strategy} received an iterator of {iterator.strategy}.",
+                expected="a dataset that this strategy distributed.",
+                fix="call distribute_dataset of the strategy that runs the steps.",
+            )
+        )

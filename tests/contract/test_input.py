@@ -1,0 +1,185 @@
+"""Distributed datasets and many steps a call, on every strategy, compiled and eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stratagem as sg
+
+_X = np.random.default_rng(0).normal(size=(23, 3)).astype("float32")
+_Y = np.random.default_rng(1).normal(size=(23, 1)).astype("float32")
+_BATCH_SIZE = 5
+
+
+def _dataset(strategy: sg.Strategy, **options: Any) -> sg.DistributedDataset:
+    return strategy.distribute_dataset(
+        sg.input.Dataset((_X, _Y), batch_size=_BATCH_SIZE), sg.InputOptions(**options)
+    )
+
+
+def _global_batches() -> list[tuple[Any, Any]]:
+    rows = range(0, len(_X), _BATCH_SIZE)
+    return [(_X[i : i + _BATCH_SIZE], _Y[i : i + _BATCH_SIZE]) for i in rows]
+
+
+def _rows(strategy: sg.Strategy, value: Any) -> Any:
+    return np.concatenate([np.asarray(part) for part in strategy.local_results(value)])
+
+
+def test_parts_of_all_replicas_are_the_batch(strategy: sg.Strategy) -> None:
+    batches = list(_dataset(strategy))
+    for (x, y), (whole_x, whole_y) in zip(batches, _global_batches(), strict=True):
+        np.testing.assert_array_equal(_rows(strategy, x), whole_x)
+        np.testing.assert_array_equal(strategy.gather(y, axis=0), whole_y)
+
+
+@pytest.mark.usefixtures("execution")
+def test_replica_function_sees_true_rows_only(strategy: sg.Strategy) -> None:
+    @jax.jit
+    def masked_total(x: Any, mask: Any) -> Any:
+        return jnp.sum(jnp.where(mask[:, None], x, 0))
+
+    def step(batch: Any) -> Any:
+        context = sg.get_replica_context()
+        counted = jnp.asarray(context.num_examples, "int32")
+        return masked_total(batch[0], context.example_mask), counted
+
+    for batch, (whole, _) in zip(_dataset(strategy), _global_batches(), strict=True):
+        total, counted = strategy.run(step, args=(batch,))
+        np.testing.assert_allclose(_total(strategy, total), whole.sum(), rtol=1e-5)
+        assert _total(strategy, counted) == len(whole)
+
+
+def _total(strategy: sg.Strategy, value: Any) -> Any:
+    return sum(np.asarray(part) for part in strategy.local_results(value))
+
+
+class _Regression:
+    """A loop of a user's own: least squares by gradient descent."""
+
+    def __init__(self, strategy: sg.Strategy) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            self.weights = sg.Variable(np.zeros((3, 1), "float32"), aggregation="sum")
+            self.num_seen = sg.Variable(
+                np.zeros((), "float32"), synchronization="on_read", aggregation="sum"
+            )
+
+    def step(self, batch: Any) -> Any:
+        x, y = batch
+        context = sg.get_replica_context()
+
+        def loss() -> Any:
+            errors = jnp.square(x @ self.weights.value - y).mean(axis=-1)
+            return sg.compute_average_loss(errors)
+
+        value, (grad,) = sg.value_and_grad(loss, [self.weights])
+        self.weights.assign_sub(0.1 * grad)
+        self.num_seen.assign_add(jnp.asarray(context.num_examples, "float32"))
+        return value
+
+    @staticmethod
+    def by_hand() -> tuple[list[float], Any]:
+        weights, losses = np.zeros((3, 1), "float32"), []
+        for x, y in _global_batches():
+            error = x @ weights - y
+            losses.append(float(np.mean(error**2)))
+            weights = weights - 0.1 * 2 * x.T @ error / len(x)
+        return losses, weights
+
+
+@pytest.mark.usefixtures("execution")
+def test_loop_over_uneven_batches_gives_the_numbers_of_one_device(strategy: sg.Strategy) -> None:
+    regression = _Regression(strategy)
+    losses = [
+        _total(strategy, strategy.run(regression.step, args=(batch,)))
+        for batch in _dataset(strategy)
+    ]
+    expected, weights = _Regression.by_hand()
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    np.testing.assert_allclose(regression.weights.value, weights, rtol=1e-4, atol=1e-6)
+    assert float(regression.num_seen.value) == len(_X)
+
+
+@pytest.mark.usefixtures("execution")
+@pytest.mark.parametrize(
+    ("group", "reduce", "buffer_size"), [(1, "sum", 1), (2, None, 0), (3, "sum", 2), (20, None, 2)]
+)
+def test_many_steps_a_call_are_as_many_calls(
+    strategy: sg.Strategy, reduce: str | None, group: int, buffer_size: int
+) -> None:
+    regression = _Regression(strategy)
+    iterator = iter(_dataset(strategy, per_replica_buffer_size=buffer_size))
+    losses: list[float] = []
+    while True:
+        try:
+            results = strategy.run_steps(regression.step, iterator, group, reduce=reduce)
+        except StopIteration:
+            break
+        losses += np.atleast_1d(_total(strategy, results)).tolist()
+    expected, weights = _Regression.by_hand()
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    np.testing.assert_allclose(regression.weights.value, weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("execution")
+def test_size_of_groups_may_change_between_calls(strategy: sg.Strategy) -> None:
+    iterator = iter(_dataset(strategy, per_replica_buffer_size=2))
+    x, _ = next(iterator)
+    totals = [_total(strategy, strategy.run(jnp.sum, args=(x,)))]
+    for group in (2, 1, 4):
+        results = strategy.run_steps(_sum_of_true_rows, iterator, group)
+        totals += np.atleast_1d(_total(strategy, results)).tolist()
+    totals[0] = _X[:_BATCH_SIZE].sum()  # whose padding was not masked
+    np.testing.assert_allclose(totals, [x.sum() for x, _ in _global_batches()], rtol=1e-4)
+    with pytest.raises(StopIteration):
+        strategy.run_steps(_sum_of_true_rows, iterator, 1)
+
+
+def _sum_of_true_rows(batch: Any) -> Any:
+    mask = sg.get_replica_context().example_mask
+    return jnp.sum(jnp.where(mask[:, None], batch[0], 0))
+
+
+@pytest.mark.usefixtures("execution")
+def test_rows_of_many_steps_are_true_rows(strategy: sg.Strategy) -> None:
+    iterator = iter(_dataset(strategy))
+    rows = strategy.run_steps(lambda batch: 2 * batch[0], iterator, 4)
+    parts = [np.asarray(part) for part in strategy.local_results(rows)]
+    np.testing.assert_allclose(
+        np.concatenate(parts, axis=1), 2 * _X[:20].reshape(4, _BATCH_SIZE, 3), rtol=1e-6
+    )
+
+
+@pytest.mark.usefixtures("execution")
+def test_results_of_steps_that_cannot_be_stacked_are_refused(strategy: sg.Strategy) -> None:
+    iterator = iter(_dataset(strategy))
+    with pytest.raises(sg.errors.InvalidArgumentError, match=r"arrays of the shapes(?s:.)*sums or"):
+        strategy.run_steps(lambda batch: batch[0], iterator, 10)
+
+
+@pytest.mark.usefixtures("execution")
+def test_objects_of_steps_come_back_as_they_are(strategy: sg.Strategy) -> None:
+    iterator = iter(_dataset(strategy))
+    assert strategy.run_steps(lambda _: ("text", None), iterator, 3) == ("text", None)
+    assert strategy.run_steps(lambda _: ("text", None), iterator, 3) == ("text", None)
+
+
+def test_program_of_many_steps_is_traced_once(strategy: sg.Strategy) -> None:
+    num_traces = 0
+
+    def step(batch: Any) -> Any:
+        nonlocal num_traces
+        num_traces += 1
+        return batch[0].sum()
+
+    for _ in range(2):
+        iterator = iter(_dataset(strategy))
+        strategy.run_steps(step, iterator, 2, reduce="mean")
+        strategy.run_steps(step, iterator, 2, reduce="mean")
+    assert num_traces == 1

@@ -1,0 +1,209 @@
+"""Each source reads its batches in order, epoch by epoch, and goes on from the middle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grain
+import keras
+import numpy as np
+import pytest
+
+from stratagem.input.sources import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Source,
+    as_source,
+    batched_source,
+)
+
+
+class _Batches(keras.utils.PyDataset):
+    """Batches of two, in another order after each epoch."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.calls: list[str] = []
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> np.ndarray[Any, Any]:
+        return np.arange(2 * index, 2 * index + 2)
+
+    def on_epoch_begin(self) -> None:
+        self.calls.append("begin")
+
+    def on_epoch_end(self) -> None:
+        self.calls.append("end")
+
+
+class _Endless(_Batches):
+    @property
+    def num_batches(self) -> None:
+        return None
+
+
+class _Resumable:
+    """An iterator as other libraries write them."""
+
+    def __init__(self, names: tuple[str, str]) -> None:
+        self._next = 0
+        setattr(self, names[0], lambda: {"next": self._next})
+        setattr(self, names[1], self._go_to)
+
+    def _go_to(self, state: dict[str, int]) -> None:
+        self._next = state["next"]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._next == 80:
+            raise StopIteration
+        self._next += 1
+        return np.full(2, self._next)
+
+
+class _LoaderWithState:
+    """An iterable whose state is in itself, as torchdata's StatefulDataLoader and Hugging Face."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._next < 6:
+            self._next += 1
+            yield np.full(2, self._next)
+        self._next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._next = state["next"]
+
+
+def _grain(*, shuffle: bool) -> Source:
+    dataset = grain.MapDataset.source(np.arange(10))
+    return as_source((dataset.shuffle(3) if shuffle else dataset).batch(3))
+
+
+_OPTIONS = {"batch_size": 3, "seed": 1, "drop_remainder": False}
+_RESUMABLE: dict[str, Callable[[], Source]] = {
+    "arrays": lambda: batched_source((np.arange(10), np.ones(10)), shuffle=False, **_OPTIONS),
+    "arrays, shuffled": lambda: batched_source(np.arange(10), shuffle=True, **_OPTIONS),
+    "list": lambda: as_source([np.arange(3), np.arange(2), np.arange(1)]),
+    "PyDataset": lambda: as_source(_Batches()),
+    "PyDataset, threads": lambda: as_source(_Batches(workers=2, max_queue_size=3)),
+    "grain.MapDataset": lambda: _grain(shuffle=False),
+    "grain.MapDataset, shuffled": lambda: _grain(shuffle=True),
+    "grain.MapDataset, batched here": lambda: batched_source(
+        grain.MapDataset.source(np.arange(10)), shuffle=True, **_OPTIONS
+    ),
+    "grain.IterDataset": lambda: as_source(
+        grain.MapDataset.source(np.arange(200)).shuffle(1).to_iter_dataset().batch(4)
+    ),
+    "get_state": lambda: as_source(_Resumable(("get_state", "set_state"))),
+    "state_dict": lambda: as_source(_Resumable(("state_dict", "load_state_dict"))),
+    "state_dict of the iterable": lambda: as_source(_LoaderWithState()),
+}
+
+
+def _values(batches: Any) -> list[Any]:
+    return [
+        [leaf.tolist() for leaf in (batch if isinstance(batch, tuple) else (batch,))]
+        for batch in batches
+    ]
+
+
+@pytest.mark.parametrize("name", _RESUMABLE)
+def test_reader_goes_on_where_another_one_was(name: str) -> None:
+    expected = _values(_RESUMABLE[name]().open(2))
+    assert len(expected) >= 3
+    for num_read in (0, 1, len(expected) - 1, len(expected)):
+        first = _RESUMABLE[name]().open(2)
+        assert _values(next(first) for _ in range(num_read)) == expected[:num_read]
+        state = json.loads(json.dumps(first.state()))
+        first.close()
+        again = _RESUMABLE[name]().open(2)
+        again.restore(state)
+        assert _values(again) == expected[num_read:]
+        again.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["arrays, shuffled", "grain.MapDataset, shuffled", "grain.MapDataset, batched here"]
+)
+def test_each_epoch_has_an_order_of_its_own(name: str) -> None:
+    source = _RESUMABLE[name]()
+    orders = [[n for batch in source.open(epoch) for n in batch.tolist()] for epoch in range(3)]
+    assert all(sorted(order) == list(range(10)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    again = _RESUMABLE[name]()
+    assert [n for batch in again.open(1) for n in batch.tolist()] == orders[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("arrays", 4),
+        ("list", 3),
+        ("PyDataset", 4),
+        ("grain.MapDataset", 4),
+        ("grain.IterDataset", UNKNOWN_CARDINALITY),
+        ("state_dict", UNKNOWN_CARDINALITY),
+    ],
+)
+def test_cardinality_is_told_where_it_is_known(name: str, expected: int) -> None:
+    assert _RESUMABLE[name]().cardinality == expected
+
+
+def test_endless_pydataset_has_no_end() -> None:
+    source = as_source(_Endless())
+    assert source.cardinality == INFINITE_CARDINALITY
+    reader = source.open(0)
+    assert [next(reader)[0] for _ in range(6)] == [0, 2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 3}], ids=["alone", "threads"])
+def test_pydataset_is_told_of_each_epoch(options: dict[str, Any]) -> None:
+    dataset = _Batches(**options)
+    source = as_source(dataset)
+    for epoch in range(2):
+        assert _values(source.open(epoch)) == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
+    assert dataset.calls == ["begin", "end"] * 2
+
+
+def test_pydataset_may_have_processes() -> None:
+    source = as_source(_Batches(workers=2, use_multiprocessing=True))
+    assert _values(source.open(0)) == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
+
+
+def test_batches_are_kept_apart_from_a_generator_that_fills_one_array() -> None:
+    def batches() -> Iterator[Any]:
+        buffer = np.zeros(2)
+        for number in range(3):
+            buffer[:] = number
+            yield buffer
+
+    read = list(as_source(batches()).open(0))
+    assert _values(read) == [[[0, 0]], [[1, 1]], [[2, 2]]]
+
+
+def test_iterable_begins_anew_in_each_epoch() -> None:
+    class Batches:
+        def __iter__(self) -> Iterator[Any]:
+            return iter([np.zeros(1), np.ones(1)])
+
+    source = as_source(Batches())
+    assert _values(source.open(0)) == _values(source.open(1)) == [[[0]], [[1]]]
+    with pytest.raises(NotImplementedError, match="The state of reading an object of type Batches"):
+        source.open(0).state()
+
+
+def test_spec_of_no_data_is_none() -> None:
+    assert as_source([]).element_spec() is None
+    assert as_source(iter([])).element_spec() is None

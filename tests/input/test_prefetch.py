@@ -1,0 +1,165 @@
+"""What is loaded ahead, how much of it, and that no thread stays."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from stratagem.input.prefetch import Prefetcher
+
+# How long a test waits for a thread before it fails.
+_LIMIT_S = 10.0
+
+
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "stratagem-prefetch"]
+
+
+def _counter(last: int) -> Callable[[], int]:
+    numbers = iter(range(last))
+    return lambda: next(numbers)
+
+
+@pytest.mark.parametrize("buffer_size", [0, 1, 3])
+def test_items_come_in_order_and_end(buffer_size: int) -> None:
+    prefetcher = Prefetcher(_counter(20), buffer_size)
+    assert [prefetcher.take() for _ in range(20)] == list(range(20))
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            prefetcher.take()
+
+
+def test_buffer_is_filled_and_not_beyond() -> None:
+    loaded = itertools.count()
+    has_loaded = threading.Semaphore(0)
+
+    def load() -> int:
+        number = next(loaded)
+        has_loaded.release()
+        return number
+
+    prefetcher = Prefetcher(load, 2)
+    assert prefetcher.take() == 0
+    for _ in range(3):
+        assert has_loaded.acquire(timeout=_LIMIT_S)
+    assert not has_loaded.acquire(timeout=0.05), "more than two items wait"
+    assert prefetcher.take() == 1
+    assert has_loaded.acquire(timeout=_LIMIT_S)
+    prefetcher.close()
+
+
+def test_nothing_is_loaded_before_it_is_asked_for() -> None:
+    def load() -> int:
+        raise AssertionError("was called")
+
+    Prefetcher(load, 2).close()
+    assert not _threads()
+
+
+@pytest.mark.parametrize("buffer_size", [0, 1])
+def test_error_comes_out_after_what_was_loaded_before(buffer_size: int) -> None:
+    error = OSError("disk")
+    numbers = iter(range(2))
+
+    def load() -> int:
+        for number in numbers:
+            return number
+        raise error
+
+    prefetcher = Prefetcher(load, buffer_size)
+    assert [prefetcher.take(), prefetcher.take()] == [0, 1]
+    with pytest.raises(OSError, match="disk") as raised:
+        prefetcher.take()
+    assert raised.value is error
+    with pytest.raises(StopIteration):
+        prefetcher.take()
+    for thread in _threads():
+        thread.join(_LIMIT_S)
+    assert not _threads()
+
+
+def test_thread_ends_when_nobody_refers_to_the_prefetcher() -> None:
+    prefetcher = Prefetcher(itertools.count().__next__, 1)
+    prefetcher.take()
+    (thread,) = _threads()
+    gone = weakref.ref(prefetcher)
+    del prefetcher
+    assert gone() is None
+    thread.join(_LIMIT_S)
+    assert not thread.is_alive()
+
+
+def test_error_keeps_nothing_of_whoever_sees_it_alive() -> None:
+    prefetcher = Prefetcher(_counter(1), 1)
+    mine = threading.Event()  # stands for anything in this frame
+    gone = weakref.ref(mine)
+
+    def read(_: object) -> None:
+        prefetcher.take()
+        with contextlib.suppress(StopIteration):
+            prefetcher.take()
+
+    gc.disable()
+    try:
+        read(mine)
+        del mine
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_thread_in_the_middle_of_a_slow_source_ends_after_it() -> None:
+    may_go_on, is_loading = threading.Event(), threading.Event()
+    numbers = itertools.count()
+
+    def load() -> int:
+        number = next(numbers)
+        if number:
+            is_loading.set()
+            may_go_on.wait(_LIMIT_S)
+        return number
+
+    prefetcher = Prefetcher(load, 1)
+    assert prefetcher.take() == 0
+    assert is_loading.wait(_LIMIT_S)
+    (thread,) = _threads()
+    del prefetcher
+    assert thread.is_alive()
+    may_go_on.set()
+    thread.join(_LIMIT_S)
+    assert not thread.is_alive()
+    assert next(numbers) == 2, "it loaded on"
+
+
+def test_closed_prefetcher_gives_nothing_more_and_may_be_closed_again() -> None:
+    prefetcher = Prefetcher(itertools.count().__next__, 2)
+    prefetcher.take()
+    prefetcher.close()
+    prefetcher.close()
+    assert not _threads()
+    with pytest.raises(StopIteration):
+        prefetcher.take()
+
+
+def test_process_ends_while_a_source_is_read() -> None:
+    program = (
+        "import itertools, stratagem as sg, numpy as np\n"
+        "strategy = sg.MirroredStrategy(['cpu:0', 'cpu:1'])\n"
+        "data = strategy.distribute_dataset(np.full(8, i) for i in itertools.count())\n"
+        "iterator = iter(data)\n"
+        "print(next(iterator))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "PerReplica[[0 0 0 0] | [0 0 0 0]]"
+    assert not run.stderr
