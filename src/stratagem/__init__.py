@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stratagem.context import has_strategy as has_strategy
     from stratagem.context import in_cross_replica_context as in_cross_replica_context
     from stratagem.context import set_strategy as set_strategy
+    from stratagem.execution import function as function
     from stratagem.execution import value_and_grad as value_and_grad
     from stratagem.input import DistributedDataset as DistributedDataset
     from stratagem.input import DistributedIterator as DistributedIterator
@@ -77,6 +78,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "config": ("stratagem.config", None),
     "errors": ("stratagem.errors", None),
     "experimental_set_strategy": ("stratagem.context", "experimental_set_strategy"),
+    "function": ("stratagem.execution", "function"),
     "get_replica_context": ("stratagem.context", "get_replica_context"),
     "get_strategy": ("stratagem.context", "get_strategy"),
     "has_strategy": ("stratagem.context", "has_strategy"),
@@ -115,6 +117,7 @@ __all__ = [
     "config",
     "errors",
     "experimental_set_strategy",
+    "function",
     "get_replica_context",
     "get_strategy",
     "has_strategy",

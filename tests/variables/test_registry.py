@@ -18,6 +18,10 @@ class Stored:
     def __init__(self, storage: Any = None) -> None:
         self.storage = storage
 
+    @property
+    def has_value(self) -> bool:
+        return self.storage is not None
+
     __hash__ = None
 
     def __eq__(self, other: object) -> Any:

@@ -1,6 +1,7 @@
 """How a replica function becomes a program."""
 
 from stratagem.execution.arguments import batch_arguments
+from stratagem.execution.compiled_function import Function, function
 from stratagem.execution.eager import run_eagerly
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.execution.gradient import value_and_grad
@@ -10,10 +11,12 @@ from stratagem.execution.spmd import CompiledExecution
 
 __all__ = [
     "CompiledExecution",
+    "Function",
     "Program",
     "ReplicaScope",
     "batch_arguments",
     "current_scope",
+    "function",
     "run_eagerly",
     "run_steps",
     "value_and_grad",

@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
+from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.sameness import contains_primitive
 from stratagem.execution.tracing import Trace
@@ -102,7 +103,8 @@ class Program:
                     self._topology.replicate(value) for value in self.trace.constants
                 ]
         new_values, results = function(written, read_only, split, shared, self._constants)
-        if new_values and isinstance(new_values[0], Tracer):
+        is_lost = bool(new_values) and isinstance(new_values[0], Tracer)
+        if is_lost and current_function_trace() is None:
             raise _assigned_under_jit(self.trace.written[0])
         for place, value in zip(self._written, new_values, strict=True):
             place.store(value)
@@ -222,6 +224,8 @@ class _Place:
     def store(self, value: Any) -> None:
         if self._is_stored:
             self._variable.storage = value
+        elif (trace := current_function_trace()) is not None:
+            trace.store(self._variable, value)
         else:
             # A variable of no strategy stays an ordinary array that is bound to no device.
             self._variable.assign(jax.device_get(value))
@@ -234,6 +238,6 @@ def _assigned_under_jit(variable: Any) -> RuntimeError:
             expected="no assignment to Keras variables in a function under jax.jit: it would be "
             "lost.",
             fix="call strategy.run outside jax.jit (it compiles by itself), or pass the state "
-            "as pytrees.",
+            "as pytrees; to hold `run` and `reduce` in one program, use sg.function.",
         )
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem import config
+from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.arguments import Arguments, Static, flatten_arguments
 from stratagem.execution.program import Program
 from stratagem.execution.tracing import trace_replica_function
@@ -37,6 +38,8 @@ class CompiledExecution:
         Returns:
             The regrouped result.
         """
+        if (function_trace := current_function_trace()) is not None:
+            function_trace.note_strategy(self._strategy)
         arguments = flatten_arguments(
             args, kwargs, num_replicas=self._strategy.num_replicas_in_sync
         )

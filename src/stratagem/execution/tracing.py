@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from stratagem.collectives import MeshCommunicator, SoleCommunicator
 from stratagem.context import ReplicaContext, stack
+from stratagem.context.function_trace import NeedsInitialization, current_function_trace
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.sameness import differing_outputs
@@ -28,6 +29,7 @@ __all__ = [
     "disagreement",
     "foreign_variable",
     "initialize_created_variables",
+    "is_uninitialized",
     "trace_replica_function",
 ]
 
@@ -208,6 +210,10 @@ def trace_replica_function(
             return _finish(recorder, strategy, arguments, closed)
         if created and has_created:
             raise created_again(created[0])
+        if current_function_trace() is not None and (
+            created or any(is_uninitialized(v) for v in recorder.missed.values())
+        ):
+            raise NeedsInitialization
         has_created = bool(created)
         initialize_created_variables(strategy)
         foreign = [*foreign, *recorder.missed.values()]
@@ -224,6 +230,18 @@ def initialize_created_variables(strategy: Any) -> None:
         pass
     for variable in strategy.variables.uninitialized():  # created in the thread of a replica
         variable.initialize()
+
+
+def is_uninitialized(variable: Any) -> bool:
+    """Tells whether a Keras variable was created in a trace and has no value yet.
+
+    Args:
+        variable: the variable.
+
+    Returns:
+        True if so.
+    """
+    return getattr(variable, "_value", None) is None
 
 
 def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -> Any:

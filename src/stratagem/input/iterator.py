@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from stratagem.context import stack
+from stratagem.context.function_trace import current_function_trace
 from stratagem.errors import OutOfRangeError
 from stratagem.input.batches import PlacedBatches
 from stratagem.input.loader import Group
@@ -76,7 +77,6 @@ class DistributedIterator:
         return self
 
     def __next__(self) -> Any:
-        require_outside_replicas("next() of a distributed iterator was called")
         return self.take(1)[0].value()
 
     def get_next(self) -> Any:
@@ -125,6 +125,7 @@ class DistributedIterator:
         Raises:
             StopIteration: the data has ended before the first.
         """
+        require_outside_replicas("Batches of a distributed iterator were taken")
         self._loader.group_size = num_steps
         runs: list[list[Group]] = []
         missing = num_steps
@@ -199,6 +200,15 @@ def require_outside_replicas(what: str) -> None:
     Raises:
         ValueError: a replica function is running.
     """
+    if current_function_trace() is not None:
+        raise ValueError(
+            explain(
+                f"{what} in an sg.function.",
+                expected="data that is handed over: what is read while a function is traced would "
+                "be read once and for all.",
+                fix="take it outside: step(next(iterator)); or call strategy.run_steps for many.",
+            )
+        )
     frame = stack.current_frame()
     if frame is not None and frame.kind is stack.FrameKind.REPLICA:
         raise ValueError(

@@ -18,7 +18,7 @@ from stratagem.keras import (  # noqa: E402
     optimizer,
     pooling,
     random,
-    variable,
+    variable_creation,
 )
 
 __all__ = ["install"]
@@ -27,6 +27,6 @@ __all__ = ["install"]
 def install() -> None:
     """Installs every replacement."""
     assert strategies.DefaultStrategy
-    parts = (variable, random, metrics, losses, batch_normalization, pooling, optimizer, model)
-    for part in parts:
+    parts = (variable_creation, random, metrics, losses, batch_normalization, pooling, optimizer)
+    for part in (*parts, model):
         part.install()

@@ -1,14 +1,10 @@
 """Keras variables that live by a strategy's policy.
 
-`keras.Variable.__new__` is replaced (Keras 3.12 to 3.15): in a scope it makes a
-`DistributedVariable`, so that layers, metrics, optimizers and users get one without knowing.
+Tested on Keras 3.12 to 3.15.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -24,11 +20,13 @@ from stratagem.context import (
     in_update_context,
     stack,
 )
+from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
 from stratagem.execution.tracing import foreign_variable
+from stratagem.keras.annotations import current_annotations
 from stratagem.keras.private import get_stateless_scope
 from stratagem.messages import explain
-from stratagem.options import ReduceOp, VariableAggregation, VariableSynchronization
+from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.values import Mirrored, PerReplica
 from stratagem.variables import (
     Home,
@@ -40,31 +38,7 @@ from stratagem.variables import (
     spread_over_components,
 )
 
-__all__ = ["DistributedVariable", "Variable", "annotated_variables", "install"]
-
-
-class Annotations(threading.local):
-    """What variables created now are annotated with, whatever their creator says."""
-
-    current: tuple[str, str] | None = None
-
-
-_annotations = Annotations()
-
-
-@contextlib.contextmanager
-def annotated_variables(*, synchronization: str, aggregation: str) -> Generator[None]:
-    """Annotates the variables that are created in a `with` block; `add_weight` cannot be told.
-
-    Args:
-        synchronization: one of Keras's strings.
-        aggregation: one of Keras's strings.
-    """
-    previous, _annotations.current = _annotations.current, (synchronization, aggregation)
-    try:
-        yield
-    finally:
-        _annotations.current = previous
+__all__ = ["DistributedVariable", "as_initializer"]
 
 
 class DistributedVariable(keras.Variable):
@@ -76,7 +50,7 @@ class DistributedVariable(keras.Variable):
         ValueError: annotations that make no sense with several replicas.
     """
 
-    storage: Any = None
+    _stored: Any = None
     _home: Home
 
     def __init__(
@@ -92,9 +66,9 @@ class DistributedVariable(keras.Variable):
         **kwargs: Any,
     ) -> None:
         if not callable(initializer) and not isinstance(initializer, str):
-            initializer, shape, dtype = _as_initializer(initializer, dtype)
-        if _annotations.current is not None:
-            synchronization, aggregation = _annotations.current
+            initializer, shape, dtype = as_initializer(initializer, dtype)
+        if (annotations := current_annotations()) is not None:
+            synchronization, aggregation = annotations
         strategy = get_strategy()
         parsed = parse_aggregation(aggregation)
         parsed_synchronization = parse_synchronization(synchronization)
@@ -118,6 +92,25 @@ class DistributedVariable(keras.Variable):
             **kwargs,
         )
         strategy.variables.add(self, self._home)
+
+    @property
+    def storage(self) -> Any:
+        """The whole array, as its kind stores it; None until it is initialised."""
+        trace = current_function_trace()
+        return self._stored if trace is None else trace.load(self, self._stored)
+
+    @storage.setter
+    def storage(self, value: Any) -> None:
+        trace = current_function_trace()
+        if trace is None:
+            self._stored = value
+        else:
+            trace.store(self, value)
+
+    @property
+    def has_value(self) -> bool:
+        """Whether it is initialised."""
+        return self._stored is not None
 
     @property
     def _value(self) -> Any:
@@ -160,7 +153,12 @@ class DistributedVariable(keras.Variable):
             if isinstance(value, Tracer):  # read while Keras infers shapes
                 return value
             return value.addressable_data(0)
-        return self.storage.addressable_data(0)
+        value = self.storage
+        return value if isinstance(value, Tracer) else value.addressable_data(0)
+
+    def store_whole(self, value: Any) -> None:
+        """Sets the value that all copies stand for; of an ON_READ variable all components."""
+        self._direct_assign(value)
 
     def _direct_assign(self, value: Any) -> None:
         self._require_own_replica()
@@ -214,7 +212,11 @@ class DistributedVariable(keras.Variable):
 
     def _is_whole_on_read(self) -> bool:
         """Whether this is an ON_READ variable seen from outside the replicas."""
-        return self._home.kind is VariableKind.ON_READ and get_stateless_scope() is None
+        if self._home.kind is not VariableKind.ON_READ:
+            return False
+        return get_stateless_scope() is None or (
+            current_function_trace() is not None and current_scope() is None
+        )
 
     def _assign_delta_to_components(self, value: Any, sign: int) -> Any:
         if self._home.aggregation is VariableAggregation.SUM:
@@ -231,7 +233,9 @@ class DistributedVariable(keras.Variable):
                     "strategy.run.",
                 )
             )
-        self.storage = self.storage + sign * jnp.asarray(np.asarray(value), self._dtype)
+        if not isinstance(value, Tracer):
+            value = np.asarray(value)
+        self.storage = self.storage + sign * jnp.asarray(value, self._dtype)
         return self.value
 
     def _contribution(self, value: Any) -> Any:
@@ -331,8 +335,16 @@ class DistributedVariable(keras.Variable):
             self.assign(value)
 
 
-def _as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
-    """Turns an initial value into what Keras can also call later, outside a trace."""
+def as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
+    """Turns an initial value into what Keras can also call later, outside a trace.
+
+    Args:
+        value: array, number or variable.
+        dtype: dtype; None for that of the value.
+
+    Returns:
+        The initializer, the shape and the dtype.
+    """
     if isinstance(value, keras.Variable):
         value = value.value
     array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
@@ -341,63 +353,3 @@ def _as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
         return jnp.asarray(array, dtype)
 
     return initializer, array.shape, keras.backend.standardize_dtype(array.dtype)
-
-
-def Variable(  # noqa: N802 - tf.Variable's name
-    initial_value: Any,
-    trainable: bool | None = None,
-    name: str | None = None,
-    dtype: Any = None,
-    synchronization: Any = VariableSynchronization.AUTO,
-    aggregation: Any = VariableAggregation.NONE,
-) -> keras.Variable:
-    """Makes a Keras variable with `tf.Variable`'s argument order. Call anywhere.
-
-    In a replica function it is created on the first call and is the same variable afterwards, if
-    the function keeps it.
-
-    Args:
-        initial_value: array, number, or a function without arguments that returns one.
-        trainable: None for True, or for False with synchronization ON_READ.
-        name: name of the variable.
-        dtype: dtype; None for that of the value.
-        synchronization: when the copies are brought together.
-        aggregation: how the replicas' contributions are combined.
-
-    Returns:
-        A variable of the current strategy.
-
-    Raises:
-        ValueError: annotations that make no sense with several replicas.
-
-    Example:
-        >>> sg.Variable(10.0, aggregation=sg.VariableAggregation.SUM).aggregation
-        'sum'
-
-    Source: TF 2.21 variables.py, Variable.
-    """
-    parsed = parse_synchronization(synchronization)
-    if trainable is None:
-        trainable = parsed is not VariableSynchronization.ON_READ
-    value = initial_value() if callable(initial_value) else initial_value
-    initializer, shape, dtype = _as_initializer(value, dtype)
-    return keras.Variable(
-        initializer,
-        shape=shape,
-        dtype=dtype,
-        trainable=trainable,
-        name=name,
-        synchronization=parsed.name.lower(),
-        aggregation=parse_aggregation(aggregation).name.lower(),
-    )
-
-
-def install() -> None:
-    """Makes `keras.Variable` create distributed variables in scopes. Done once, on import."""
-
-    def create(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls is keras.Variable and get_strategy().topology.devices is not None:
-            return object.__new__(DistributedVariable)
-        return object.__new__(cls)
-
-    keras.Variable.__new__ = staticmethod(create)

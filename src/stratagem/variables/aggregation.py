@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
@@ -56,16 +57,17 @@ def spread_over_components(value: Any, aggregation: VariableAggregation, num_rep
         num_replicas: n.
 
     Returns:
-        NumPy array of shape (num_replicas, ...).
+        Array of shape (num_replicas, ...): of NumPy, in a trace of JAX.
 
     Source: TF 2.21 values_util.py, on_read_assign_cross_replica.
     """
-    value = np.asarray(value)
-    stacked = np.broadcast_to(value, (num_replicas, *value.shape)).copy()
+    xp: Any = jnp if isinstance(value, Tracer) else np
+    value = xp.asarray(value)
+    shape = (num_replicas, *value.shape)
     if aggregation is not VariableAggregation.SUM or value.dtype == bool:
-        return stacked
-    if np.issubdtype(value.dtype, np.integer):
-        stacked[:] = value // num_replicas
-        stacked[0] += value % num_replicas
-        return stacked
-    return (stacked / num_replicas).astype(value.dtype)
+        return xp.array(xp.broadcast_to(value, shape))
+    if xp.issubdtype(value.dtype, xp.integer):
+        quotient, rest = value // num_replicas, value % num_replicas
+        is_first = (xp.arange(num_replicas) == 0).reshape((-1,) + (1,) * value.ndim)
+        return xp.where(is_first, quotient + rest, quotient)
+    return xp.array(xp.broadcast_to(value / num_replicas, shape), value.dtype)

@@ -26,6 +26,11 @@ class StoredVariable(Protocol):
     storage: Any
 
     @property
+    def has_value(self) -> bool:
+        """Whether it is initialised."""
+        ...
+
+    @property
     def path(self) -> str:
         """The variable's path in its model."""
         ...
@@ -105,15 +110,11 @@ class VariableRegistry:
     def live(self) -> list[StoredVariable]:
         """Returns the variables that exist and have a value, oldest first."""
         variables = [reference() for reference in list(self._references.values())]
-        return [
-            variable
-            for variable in variables
-            if variable is not None and variable.storage is not None
-        ]
+        return [variable for variable in variables if variable is not None and variable.has_value]
 
     def uninitialized(self) -> list[StoredVariable]:
         """Returns the variables that were created in a step and still have no value."""
         variables = [reference() for reference in list(self._references.values())]
         return [
-            variable for variable in variables if variable is not None and variable.storage is None
+            variable for variable in variables if variable is not None and not variable.has_value
         ]

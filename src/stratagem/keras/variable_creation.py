@@ -1,0 +1,90 @@
+"""How variables come to be: `keras.Variable` in a scope, and `sg.Variable`.
+
+`keras.Variable.__new__` is replaced (Keras 3.12 to 3.15): in a scope it makes a
+`DistributedVariable`, so that layers, metrics, optimizers and users get one without knowing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from stratagem.context import get_strategy
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution import current_scope
+from stratagem.keras.variable import DistributedVariable, as_initializer
+from stratagem.messages import explain
+from stratagem.options import VariableAggregation, VariableSynchronization
+from stratagem.variables import parse_aggregation, parse_synchronization
+
+__all__ = ["Variable", "install"]
+
+
+def Variable(  # noqa: N802 - tf.Variable's name
+    initial_value: Any,
+    trainable: bool | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    synchronization: Any = VariableSynchronization.AUTO,
+    aggregation: Any = VariableAggregation.NONE,
+) -> keras.Variable:
+    """Makes a Keras variable with `tf.Variable`'s argument order. Call anywhere.
+
+    In a replica function it is created on the first call and is the same variable afterwards, if
+    the function keeps it.
+
+    Args:
+        initial_value: array, number, or a function without arguments that returns one.
+        trainable: None for True, or for False with synchronization ON_READ.
+        name: name of the variable.
+        dtype: dtype; None for that of the value.
+        synchronization: when the copies are brought together.
+        aggregation: how the replicas' contributions are combined.
+
+    Returns:
+        A variable of the current strategy.
+
+    Raises:
+        ValueError: annotations that make no sense with several replicas.
+
+    Example:
+        >>> sg.Variable(10.0, aggregation=sg.VariableAggregation.SUM).aggregation
+        'sum'
+
+    Source: TF 2.21 variables.py, Variable.
+    """
+    parsed = parse_synchronization(synchronization)
+    if trainable is None:
+        trainable = parsed is not VariableSynchronization.ON_READ
+    value = initial_value() if callable(initial_value) else initial_value
+    initializer, shape, dtype = as_initializer(value, dtype)
+    return keras.Variable(
+        initializer,
+        shape=shape,
+        dtype=dtype,
+        trainable=trainable,
+        name=name,
+        synchronization=parsed.name.lower(),
+        aggregation=parse_aggregation(aggregation).name.lower(),
+    )
+
+
+def install() -> None:
+    """Makes `keras.Variable` create distributed variables in scopes. Done once, on import."""
+
+    def create(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if current_function_trace() is not None and current_scope() is None:
+            raise ValueError(
+                explain(
+                    "A variable was created in an sg.function, in cross-replica context.",
+                    expected="variables that are there before it is called, or that a replica "
+                    "function creates on its first call.",
+                    fix="create models, optimizers and metrics outside the function.",
+                )
+            )
+        if cls is keras.Variable and get_strategy().topology.devices is not None:
+            return object.__new__(DistributedVariable)
+        return object.__new__(cls)
+
+    keras.Variable.__new__ = staticmethod(create)
