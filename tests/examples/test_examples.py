@@ -59,13 +59,15 @@ def _train(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 
 def test_examples_each_promise_their_last_line() -> None:
     names = sorted(path.name for path in _EXAMPLES.glob("*.py"))
-    assert len(names) >= 4
+    assert len(names) >= 5
     for number, name in enumerate(names, start=1):
         assert name.startswith(f"{number:02d}_")
         assert _promised(name)
 
 
-@pytest.mark.parametrize("name", ["02_custom_loop.py", "03_jax_only.py", "04_merge_call.py"])
+@pytest.mark.parametrize(
+    "name", ["02_custom_loop.py", "03_jax_only.py", "04_merge_call.py", "05_gan.py"]
+)
 def test_example_ends_with_the_promised_line(name: str) -> None:
     _assert_same(_run(name), _promised(name))
 
