@@ -32,16 +32,7 @@ def main():
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                layers.Input((8, 8, 1)),
-                layers.Conv2D(16, 3, activation="relu"),
-                layers.MaxPooling2D(),
-                layers.Flatten(),
-                layers.Dense(64, activation="relu"),
-                layers.Dense(10),
-            ]
-        )
+        model = build_model()
         optimizer = keras.optimizers.Adam(3e-3)
         test_accuracy = keras.metrics.SparseCategoricalAccuracy()
     per_example_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
@@ -84,6 +75,19 @@ def main():
     predicted = np.concatenate(logits).argmax(axis=1)
     assert len(predicted) == len(test_labels)  # no row of padding among them
     print(f"Test accuracy: {np.mean(predicted == test_labels):.4f}")
+
+
+def build_model():
+    return keras.Sequential(
+        [
+            layers.Input((8, 8, 1)),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
 
 
 if __name__ == "__main__":

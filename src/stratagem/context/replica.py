@@ -112,7 +112,7 @@ class ReplicaContext:
             >>> sg.get_replica_context().merge_call(
             ...     lambda strategy, v: strategy.reduce("SUM", v, axis=None), args=(2.0,)
             ... )
-            2.0
+            Array(2., dtype=float32, weak_type=True)
 
         Source: TF 2.21 distribute_lib.py, ReplicaContextBase.merge_call.
         """

@@ -35,7 +35,7 @@ def value_and_grad(fn: Callable[[], Any], variables: Any, *, has_aux: bool = Fal
         ValueError: the value is not a scalar.
 
     Example:
-        >>> v = keras.Variable(3.0)
+        >>> v = sg.Variable(3.0)
         >>> sg.value_and_grad(lambda: v * v, [v])
         (Array(9., dtype=float32), [Array(6., dtype=float32)])
 
