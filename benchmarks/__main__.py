@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import fit_overhead, fit_peers, run_overhead
+from benchmarks import fit_overhead, fit_peers, loop, run_overhead
 from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.machine import describe_machine, load_warning
 from benchmarks.plot import draw_ratios
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[Place], Environments], list[Case]]] = {
     "run_overhead": run_overhead.make_cases,
     "fit_overhead": fit_overhead.make_cases,
     "fit_peers": fit_peers.make_cases,
+    "loop": loop.make_cases,
 }
 _WIDTH_OF_A_FILE = 120
 _QUICK = Effort(num_rounds=2, round_s=0.2)
@@ -79,7 +80,10 @@ def main(
     peers: Path,
     output: Path,
 ) -> None:
-    """Measures how fast Stratagem is. Without a NAME all: run_overhead, fit_overhead, fit_peers."""
+    """Measures how fast Stratagem is.
+
+    Without a NAME all: run_overhead, fit_overhead, fit_peers, loop.
+    """
     unknown = sorted(set(names) - set(BENCHMARKS))
     if unknown:
         raise click.UsageError(

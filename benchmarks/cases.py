@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.workers.protocol import WorkerOptions
 from benchmarks.workloads import WORKLOADS
 
-__all__ = ["Case", "Environments", "Place", "Side", "in_peers", "jax_side"]
+__all__ = ["Case", "Environments", "Place", "Side", "in_peers", "jax_side", "tensorflow_side"]
 
 _PEERS = Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"
 
@@ -156,3 +156,33 @@ def in_peers(side: Side, environments: Environments) -> Side:
     if side.options.platform != "cpu" or not environments.peers.is_file():
         return side
     return dataclasses.replace(side, environment="peers")
+
+
+def tensorflow_side(
+    name: str, module: str, workload: str, place: Place, steps_per_call: int
+) -> Side:
+    """A side on TensorFlow, which has only the CPU.
+
+    Args:
+        name: in tables.
+        module: in `benchmarks.workers`.
+        workload: key of `WORKLOADS`.
+        place: where it trains.
+        steps_per_call: steps in one call of the host.
+    """
+    return Side(
+        name=name,
+        module=f"benchmarks.workers.{module}",
+        options=WorkerOptions(
+            workload=workload,
+            platform=place.platform,
+            num_devices=place.num_devices,
+            steps_per_call=steps_per_call,
+        ),
+        variables={
+            "KERAS_BACKEND": "tensorflow",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        },
+        environment="peers",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from benchmarks.cases import Case, Environments, Place, Side, in_peers, jax_side
+from benchmarks.cases import Case, Environments, Place, Side, in_peers, jax_side, tensorflow_side
 from benchmarks.workers.protocol import WorkerOptions
 from benchmarks.workloads import WORKLOADS
 
@@ -58,17 +58,8 @@ def _tensorflow(workload: str, place: Place, steps: int) -> Side:
     several = place.num_devices > 1
     # Keras 3.15.1 with more fails under MirroredStrategy: "You must feed a value for placeholder".
     steps = 1 if several else steps
-    return Side(
-        name="TF MirroredStrategy" if several else f"Keras on TensorFlow, {steps} a call",
-        module="benchmarks.workers.tensorflow_fit",
-        options=_options(workload, place, steps),
-        variables={
-            "KERAS_BACKEND": "tensorflow",
-            "CUDA_VISIBLE_DEVICES": "",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        },
-        environment="peers",
-    )
+    name = "TF MirroredStrategy" if several else f"Keras on TensorFlow, {steps} a call"
+    return tensorflow_side(name, "tensorflow_fit", workload, place, steps)
 
 
 def _torch(workload: str, place: Place) -> Side:
