@@ -78,6 +78,26 @@ def test_several_batches_are_stacked_with_steps_first() -> None:
     assert placed.step_shape(placed.arrays[0]) == (2, 2)
 
 
+_ROWS = np.arange(24, dtype="float32").reshape(12, 2)
+_IN_ONE_ARRAY = {
+    "one after the other": [_ROWS[start : start + 4] for start in (0, 4, 8)],
+    "backwards": [_ROWS[start : start + 4] for start in (8, 4, 0)],
+    "overlapping": [_ROWS[start : start + 4] for start in (0, 2, 4)],
+    "with holes": [_ROWS[start : start + 3] for start in (0, 4, 8)],
+    "strided": [_ROWS[start::3] for start in (0, 1, 2)],
+    "columns": [_ROWS[start : start + 4, :1] for start in (0, 4, 8)],
+    "copies": [_ROWS[start : start + 4].copy() for start in (0, 4, 8)],
+    "the same": [_ROWS[:4]] * 3,
+}
+
+
+@pytest.mark.parametrize("name", _IN_ONE_ARRAY)
+def test_batches_that_lie_in_one_array_are_those_that_were_given(name: str) -> None:
+    parts = _IN_ONE_ARRAY[name]
+    placed = place([take_batch(part, 1) for part in parts], mirrored(1).topology)
+    np.testing.assert_array_equal(placed.arrays[0], np.stack(parts))
+
+
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_arrays_of_a_device_are_split_as_those_of_the_host(num_steps: int) -> None:
     rows = np.arange(10, dtype="float32").reshape(5, 2)

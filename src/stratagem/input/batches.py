@@ -226,8 +226,7 @@ def place(batches: list[HostBatch], topology: Topology, *, to_device: bool = Tru
     placed: list[Any] = []
     for index in range(len(first.arrays)):
         parts = [_padded(batch.arrays[index], size * count) for batch in batches]
-        xp = jnp if isinstance(parts[0], jax.Array) else np
-        joined = parts[0] if len(parts) == 1 else xp.stack(parts)
+        joined = parts[0] if len(parts) == 1 else _stacked(parts)
         rows = (count, size) if count > 1 else (size,)
         steps = () if len(parts) == 1 else (len(parts),)
         joined = joined.reshape((*steps, *rows, *first.arrays[index].shape[1:]))
@@ -244,6 +243,28 @@ def place(batches: list[HostBatch], topology: Topology, *, to_device: bool = Tru
         first.lengths,
         first.signature,
     )
+
+
+def _stacked(parts: list[Any]) -> Any:
+    if isinstance(parts[0], jax.Array):
+        return jnp.stack(parts)
+    view = _as_one_view(parts)
+    return np.stack(parts) if view is None else view
+
+
+def _as_one_view(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | None:
+    """Stacks slices that follow one another in one array, without copying; None for others."""
+    first = parts[0]
+    if first.base is None or any(part.base is not first.base for part in parts):
+        return None
+    follow = all(
+        part.flags.c_contiguous and part.ctypes.data == first.ctypes.data + index * first.nbytes
+        for index, part in enumerate(parts)
+    )
+    if not follow:
+        return None
+    shape, strides = (len(parts), *first.shape), (first.nbytes, *first.strides)
+    return np.lib.stride_tricks.as_strided(first, shape, strides, writeable=False)
 
 
 def _put(array: Any, topology: Topology, *, many: bool) -> jax.Array:
