@@ -11,6 +11,7 @@ import numpy as np
 from stratagem.input.sources.arrays import ArraySource, RowSource
 from stratagem.input.sources.iterables import IterableSource, OneShotSource
 from stratagem.input.sources.libraries import (
+    GrainIterSource,
     GrainMapSource,
     TensorFlowSource,
     TorchLoaderSource,
@@ -65,6 +66,7 @@ def as_source(dataset: Any) -> Source:
 # The first that fits is taken; an object of a library is often an iterable too.
 _ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Source]], ...] = (
     (lambda d: is_of(d, "grain", "MapDataset"), GrainMapSource),
+    (lambda d: is_of(d, "grain", "IterDataset"), GrainIterSource),
     (lambda d: is_of(d, "tensorflow", "DatasetV2"), TensorFlowSource),
     (
         lambda d: is_of(d, "torch", "DataLoader") and not hasattr(d, "state_dict"),

@@ -21,7 +21,7 @@ from stratagem.input.sources.source import (
     stateless_reader,
 )
 
-__all__ = ["GrainMapSource", "TensorFlowSource", "TorchLoaderSource", "is_of"]
+__all__ = ["GrainIterSource", "GrainMapSource", "TensorFlowSource", "TorchLoaderSource", "is_of"]
 
 
 def is_of(dataset: Any, package: str, *names: str) -> bool:
@@ -68,7 +68,37 @@ class GrainMapSource(Source):
         size = len(self._dataset)
         # Repeating is how Grain seeds the shuffles of each epoch anew.
         dataset = self._dataset.repeat(epoch + 1)[size * epoch :] if epoch else self._dataset
-        return _GrainReader(iter(dataset.to_iter_dataset()))
+        return _GrainReader(_begin(dataset.to_iter_dataset()))
+
+
+class GrainIterSource(Source):
+    """A `grain.IterDataset` of batches, with its worker processes.
+
+    Args:
+        dataset: the dataset.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def open(self, epoch: int) -> Reader:
+        """Begins to read from the beginning.
+
+        Args:
+            epoch: has no influence: the dataset shuffles by itself.
+
+        Returns:
+            The reader.
+        """
+        return _GrainReader(_begin(self._dataset))
+
+
+def _begin(dataset: Any) -> Any:
+    """Returns an iterator. Grain's worker processes ask absl for flags, which a script has not."""
+    flags = importlib.import_module("absl.flags").FLAGS
+    if not flags.is_parsed():
+        flags.mark_as_parsed()
+    return iter(dataset)
 
 
 class _GrainReader(Reader):
@@ -85,6 +115,11 @@ class _GrainReader(Reader):
 
     def restore(self, state: Any) -> None:
         self._iterator.set_state(state)
+
+    def close(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        if callable(close):
+            close()
 
 
 class TensorFlowSource(Source):
