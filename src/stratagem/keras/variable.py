@@ -348,10 +348,9 @@ def as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
     if isinstance(value, keras.Variable):
         value = value.value
     array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
-    # A variable's dtype is its own: a number's would give way to those of other operands.
-    array = jax.lax.convert_element_type(array, array.dtype)
 
     def initializer(shape: Any, dtype: Any = None) -> Any:
-        return jnp.asarray(array, dtype)
+        # The dtype of a variable is its own: a number's would give way to other operands'.
+        return jax.lax.convert_element_type(array, dtype or array.dtype)
 
     return initializer, array.shape, keras.backend.standardize_dtype(array.dtype)
