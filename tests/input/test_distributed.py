@@ -36,7 +36,7 @@ def _flat(lists: Iterable[list[Any]]) -> list[Any]:
     return list(itertools.chain.from_iterable(lists))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     num_examples=st.integers(1, 40),
     batch_size=st.integers(1, 20),
@@ -74,7 +74,7 @@ def test_epochs_of_a_shuffled_dataset_differ_and_are_reproducible() -> None:
 
 
 @given(num_examples=st.integers(1, 30), num_replicas=st.integers(2, 5))
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_batches_from_a_function_go_to_replicas_in_turn(
     num_examples: int, num_replicas: int
 ) -> None:

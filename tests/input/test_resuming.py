@@ -51,6 +51,8 @@ if __name__ == "__main__":
     print(json.dumps(seen))
 """
 
+_OTHERS = ("grain", "grain workers", "pydataset")
+
 
 def _run(program: Path, kind: str, file: Path, num_steps: int) -> list[list[list[int]]]:
     finished = subprocess.run(
@@ -66,7 +68,7 @@ def _run(program: Path, kind: str, file: Path, num_steps: int) -> list[list[list
 
 @pytest.mark.parametrize(
     "kind",
-    ["arrays", "grain", pytest.param("grain workers", marks=pytest.mark.slow), "pydataset"],
+    ["arrays", *(pytest.param(name, marks=pytest.mark.slow) for name in _OTHERS)],
 )
 def test_another_process_goes_on_with_the_very_next_example(kind: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
