@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from stratagem.options import (
-    AutoShardPolicy,
     InputContext,
     InputOptions,
     InputReplicationMode,
@@ -79,16 +78,6 @@ def test_run_options_have_tensorflow_s_fields_and_cannot_be_changed() -> None:
     }
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field"):
         RunOptions().experimental_xla_options = 1
-
-
-def test_auto_shard_policies_have_tensorflow_s_numbers() -> None:
-    assert {policy.name: policy.value for policy in AutoShardPolicy} == {
-        "OFF": -1,
-        "AUTO": 0,
-        "FILE": 1,
-        "DATA": 2,
-        "HINT": 3,
-    }
 
 
 def test_input_context_divides_the_global_batch() -> None:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from stratagem.keras import compile as compile
     from stratagem.keras import compute_average_loss as compute_average_loss
     from stratagem.keras import scale_regularization_loss as scale_regularization_loss
-    from stratagem.options import AutoShardPolicy as AutoShardPolicy
     from stratagem.options import InputContext as InputContext
     from stratagem.options import InputOptions as InputOptions
     from stratagem.options import InputReplicationMode as InputReplicationMode
@@ -53,7 +52,6 @@ __version__ = "0.1.0"
 
 # Where each public name lives: (module, name there). A module itself has no name.
 _PUBLIC: dict[str, tuple[str, str | None]] = {
-    "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
     "DistributedDataset": ("stratagem.input", "DistributedDataset"),
     "DistributedIterator": ("stratagem.input", "DistributedIterator"),
     "DistributedValues": ("stratagem.values", "DistributedValues"),
@@ -92,7 +90,6 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
 }
 
 __all__ = [
-    "AutoShardPolicy",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",

@@ -12,7 +12,6 @@ from typing import Any
 from stratagem.messages import explain
 
 __all__ = [
-    "AutoShardPolicy",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
@@ -131,23 +130,6 @@ class RunOptions:
     experimental_xla_options: object | None = None
 
 
-class AutoShardPolicy(enum.IntEnum):
-    """How several workers that read one dataset share it.
-
-    OFF: every worker sees all data. AUTO: FILE if there are enough files, else DATA. FILE: each
-    worker reads its own files. DATA: each worker reads everything and keeps its part of each batch.
-    HINT: the dataset's own placeholder shard is filled in.
-
-    Source: TF 2.21 data/ops/options.py, AutoShardPolicy.
-    """
-
-    OFF = -1
-    AUTO = 0
-    FILE = 1
-    DATA = 2
-    HINT = 3
-
-
 class InputReplicationMode(enum.Enum):
     """How often the function of `distribute_datasets_from_function` is called.
 
@@ -215,7 +197,7 @@ class InputOptions:
         experimental_fetch_to_device: move batches to the devices; False keeps them on the host.
         experimental_replication_mode: PER_REPLICA is for `distribute_datasets_from_function`.
         experimental_place_dataset_on_device: accepted with PER_REPLICA and without fetching, as in
-            TensorFlow; batches are then read when they are asked for.
+            TensorFlow, and of no effect: a dataset here is always read by the host.
         experimental_per_replica_buffer_size: batches loaded ahead; 0 reads in the caller's thread.
 
     Raises:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratagem.input.batches import join_parts, place, take_batch
@@ -41,6 +41,7 @@ def test_batches_are_split_by_the_rule(
         assert placed.size == value.stacked.shape[1] == -(-len(rows) // len(parts))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 200), st.integers(1, 12))
 def test_split_shares_every_example_out_in_order(num_examples: int, num_replicas: int) -> None:
     size, lengths = split_lengths(num_examples, num_replicas)

@@ -36,7 +36,7 @@ def _flat(lists: Iterable[list[Any]]) -> list[Any]:
     return list(itertools.chain.from_iterable(lists))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     num_examples=st.integers(1, 40),
     batch_size=st.integers(1, 20),
@@ -74,7 +74,7 @@ def test_epochs_of_a_shuffled_dataset_differ_and_are_reproducible() -> None:
 
 
 @given(num_examples=st.integers(1, 30), num_replicas=st.integers(2, 5))
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 def test_batches_from_a_function_go_to_replicas_in_turn(
     num_examples: int, num_replicas: int
 ) -> None:
@@ -239,6 +239,22 @@ def test_source_that_raises_raises_at_its_batch() -> None:
     next(iterator)
     with pytest.raises(OSError, match="no such file"):
         next(iterator)
+
+
+@pytest.mark.parametrize("buffer_size", [0, 1])
+def test_batches_before_an_error_are_not_lost_in_a_group(buffer_size: int) -> None:
+    def batches() -> Any:
+        yield from np.arange(6.0).reshape(3, 2)
+        raise OSError("no such file")
+
+    strategy = mirrored(2)
+    options = sg.InputOptions(per_replica_buffer_size=buffer_size)
+    iterator = iter(strategy.distribute_dataset(batches(), options))
+    sums = strategy.run_steps(lambda rows: rows.sum(), iterator, 2, reduce="sum")
+    assert sums.tolist() == [1, 5]
+    assert strategy.run_steps(_total, iterator, 2, reduce="sum").tolist() == [9]
+    with pytest.raises(OSError, match="no such file"):
+        strategy.run_steps(lambda rows: rows.sum(), iterator, 2, reduce="sum")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratagem.input import batch_sizes_for_worker
@@ -25,6 +25,7 @@ def test_sizes_are_those_of_the_table(
         assert batch_sizes_for_worker(global_batch_size, 2, num_replicas, worker) == sizes
 
 
+@settings(deadline=None)
 @given(st.integers(1, 100), st.integers(1, 6), st.integers(1, 4))
 def test_each_step_uses_one_global_batch(
     global_batch_size: int, num_workers: int, num_replicas: int

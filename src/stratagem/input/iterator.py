@@ -72,6 +72,7 @@ class DistributedIterator:
             self._loader.load, self._dataset.options.per_replica_buffer_size
         )
         self._pending = []
+        self._error: Exception | None = None
 
     def __iter__(self) -> DistributedIterator:
         return self
@@ -131,12 +132,17 @@ class DistributedIterator:
         missing = num_steps
         while missing:
             try:
-                group = self._pending.pop(0) if self._pending else self._prefetcher.take()
+                group = self._next_group()
             except StopIteration:
                 if runs:
                     break
                 self.close()
                 raise
+            except Exception as error:
+                if not runs:
+                    raise
+                self._error = error  # comes out once what was before it is handed out
+                break
             if group.placed.num_steps > missing:
                 group, rest = group.split(missing)
                 self._pending.insert(0, rest)
@@ -147,6 +153,17 @@ class DistributedIterator:
             else:
                 runs.append([group])
         return [Group.join(run, self._topology).placed for run in runs]
+
+    def _next_group(self) -> Group:
+        if self._pending:
+            return self._pending.pop(0)
+        if self._error is None:
+            return self._prefetcher.take()
+        error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            del error  # it refers to this frame, and this frame to us
 
     def get_state(self) -> dict[str, Any]:
         """Returns where this iterator stands, after the last batch that it handed out.
@@ -192,13 +209,13 @@ class DistributedIterator:
 
 
 def require_outside_replicas(what: str) -> None:
-    """Refuses to read data in a replica function.
+    """Refuses to read data in a replica function, and while an `sg.function` is traced.
 
     Args:
         what: what was done, as the beginning of a sentence.
 
     Raises:
-        ValueError: a replica function is running.
+        ValueError: one of these is running.
     """
     if current_function_trace() is not None:
         raise ValueError(

@@ -100,6 +100,7 @@ class Loader:
         self._topology = topology
         self._to_device = to_device
         self._ahead: tuple[HostBatch, Any] | None = None
+        self._error: Exception | None = None
         self._positions = _Positions(reader)
         self.position = self._positions.current()
         self.group_size = 1
@@ -108,13 +109,23 @@ class Loader:
         """Returns the next group: as many batches as asked for, fewer where the shapes change.
 
         Raises:
-            StopIteration: the data has ended.
+            StopIteration: the data has ended. An error of the source comes out once the batches
+                before it were handed out.
         """
+        if self._error is not None:
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame
         taken = [self._next()]
         while len(taken) < self.group_size:
             try:
                 following = self._next()
             except StopIteration:
+                break
+            except Exception as error:  # noqa: BLE001 - raised with the next group
+                self._error = error
                 break
             if following[0].signature != taken[0][0].signature:
                 self._ahead = following

@@ -173,7 +173,9 @@ def test_pydataset_is_told_of_each_epoch(options: dict[str, Any]) -> None:
     dataset = _Batches(**options)
     source = as_source(dataset)
     for epoch in range(2):
-        assert _values(source.open(epoch)) == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
+        reader = source.open(epoch)
+        assert _values(reader) == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
+        assert next(reader, None) is None, "the end is told once"
     assert dataset.calls == ["begin", "end"] * 2
 
 

@@ -32,12 +32,19 @@ class Reader(abc.ABC):
 
     num_read: int = 0
     has_cheap_state: bool = True
+    _has_ended: bool = False
 
     def __iter__(self) -> Reader:
         return self
 
     def __next__(self) -> Any:
-        batch = self.read()
+        if self._has_ended:  # the end is met once, also by whoever asks again
+            raise StopIteration
+        try:
+            batch = self.read()
+        except StopIteration:
+            self._has_ended = True
+            raise
         self.num_read += 1
         return batch
 
