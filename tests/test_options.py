@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from stratagem.options import (
+    AutoShardPolicy,
     InputContext,
     InputOptions,
     InputReplicationMode,
@@ -100,6 +101,7 @@ def test_input_options_have_tensorflow_s_defaults_and_short_names() -> None:
         "experimental_replication_mode": InputReplicationMode.PER_WORKER,
         "experimental_place_dataset_on_device": False,
         "experimental_per_replica_buffer_size": 1,
+        "auto_shard_policy": AutoShardPolicy.AUTO,
     }
     assert options.fetch_to_device
     assert options.replication_mode is InputReplicationMode.PER_WORKER

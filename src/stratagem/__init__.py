@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stratagem import config as config
     from stratagem import errors as errors
     from stratagem import input as input
+    from stratagem import nn as nn
     from stratagem.context import ReplicaContext as ReplicaContext
     from stratagem.context import experimental_set_strategy as experimental_set_strategy
     from stratagem.context import get_replica_context as get_replica_context
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from stratagem.keras import compile as compile
     from stratagem.keras import compute_average_loss as compute_average_loss
     from stratagem.keras import scale_regularization_loss as scale_regularization_loss
+    from stratagem.options import AutoShardPolicy as AutoShardPolicy
     from stratagem.options import InputContext as InputContext
     from stratagem.options import InputOptions as InputOptions
     from stratagem.options import InputReplicationMode as InputReplicationMode
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from stratagem.strategies import StrategyExtended as StrategyExtended
     from stratagem.strategies import ValueContext as ValueContext
     from stratagem.values import DistributedValues as DistributedValues
+    from stratagem.values import IndexedSlices as IndexedSlices
     from stratagem.values import Mirrored as Mirrored
     from stratagem.values import PerReplica as PerReplica
     from stratagem.values import regroup as regroup
@@ -52,9 +55,11 @@ __version__ = "0.1.0"
 
 # Where each public name lives: (module, name there). A module itself has no name.
 _PUBLIC: dict[str, tuple[str, str | None]] = {
+    "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
     "DistributedDataset": ("stratagem.input", "DistributedDataset"),
     "DistributedIterator": ("stratagem.input", "DistributedIterator"),
     "DistributedValues": ("stratagem.values", "DistributedValues"),
+    "IndexedSlices": ("stratagem.values", "IndexedSlices"),
     "InputContext": ("stratagem.options", "InputContext"),
     "InputOptions": ("stratagem.options", "InputOptions"),
     "InputReplicationMode": ("stratagem.options", "InputReplicationMode"),
@@ -82,6 +87,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "has_strategy": ("stratagem.context", "has_strategy"),
     "in_cross_replica_context": ("stratagem.context", "in_cross_replica_context"),
     "input": ("stratagem.input", None),
+    "nn": ("stratagem.nn", None),
     "regroup": ("stratagem.values", "regroup"),
     "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
     "select_replica": ("stratagem.values", "select_replica"),
@@ -90,9 +96,11 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
 }
 
 __all__ = [
+    "AutoShardPolicy",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "IndexedSlices",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
@@ -120,6 +128,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "input",
+    "nn",
     "regroup",
     "scale_regularization_loss",
     "select_replica",

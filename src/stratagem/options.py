@@ -12,6 +12,7 @@ from typing import Any
 from stratagem.messages import explain
 
 __all__ = [
+    "AutoShardPolicy",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
@@ -187,6 +188,23 @@ class InputContext:
         return size
 
 
+class AutoShardPolicy(enum.IntEnum):
+    """How several processes share the examples of one dataset.
+
+    OFF: every process reads all of it. AUTO: FILE where there are files enough, else DATA. FILE:
+    each reads its own files. DATA: each reads everything and keeps its part of each batch. HINT:
+    the placeholders of `sg.input.Dataset.shard(SHARD_HINT, SHARD_HINT)` are filled in.
+
+    Source: TF 2.21 data/ops/options.py, AutoShardPolicy.
+    """
+
+    OFF = -1
+    AUTO = 0
+    FILE = 1
+    DATA = 2
+    HINT = 3
+
+
 @dataclasses.dataclass(frozen=True, init=False)
 class InputOptions:
     """How distributed datasets reach the devices.
@@ -199,9 +217,11 @@ class InputOptions:
         experimental_place_dataset_on_device: accepted with PER_REPLICA and without fetching, as in
             TensorFlow, and of no effect: a dataset here is always read by the host.
         experimental_per_replica_buffer_size: batches loaded ahead; 0 reads in the caller's thread.
+        auto_shard_policy: how several processes share the examples; one process reads them all.
+            AUTO follows a `tf.data` dataset's own option.
 
     Raises:
-        TypeError: an unknown name, or a mode or a size of another type.
+        TypeError: an unknown name, or a mode, a policy or a size of another type.
         ValueError: a negative buffer size, or a dataset on a device without PER_REPLICA or together
             with fetching.
 
@@ -212,6 +232,7 @@ class InputOptions:
     experimental_replication_mode: InputReplicationMode
     experimental_place_dataset_on_device: bool
     experimental_per_replica_buffer_size: int
+    auto_shard_policy: AutoShardPolicy
 
     def __init__(
         self,
@@ -219,6 +240,8 @@ class InputOptions:
         experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
         experimental_place_dataset_on_device: bool = False,
         experimental_per_replica_buffer_size: int = 1,
+        *,
+        auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO,
         **short_names: Any,
     ) -> None:
         values: dict[str, Any] = {
@@ -238,6 +261,7 @@ class InputOptions:
                     )
                 )
             values[full_name] = value
+        values["auto_shard_policy"] = auto_shard_policy
         for name, value in values.items():
             object.__setattr__(self, name, value)
         self._check()
@@ -249,6 +273,14 @@ class InputOptions:
                     f"experimental_replication_mode={self.experimental_replication_mode!r}.",
                     expected="an sg.InputReplicationMode.",
                     fix="pass sg.InputReplicationMode.PER_WORKER or PER_REPLICA.",
+                )
+            )
+        if not isinstance(self.auto_shard_policy, AutoShardPolicy):
+            raise TypeError(
+                explain(
+                    f"auto_shard_policy={self.auto_shard_policy!r}.",
+                    expected="an sg.AutoShardPolicy.",
+                    fix="pass sg.AutoShardPolicy.DATA, for example.",
                 )
             )
         size = self.experimental_per_replica_buffer_size

@@ -268,3 +268,16 @@ def test_seen_values_may_be_printed(strategy, capsys) -> None:
     strategy.run(lambda: print(f"replica {own_id()}: {jnp.float32(own_id()) + 0.5}"))
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"replica {i}: {i + 0.5}" for i in range(strategy.num_replicas_in_sync)]
+
+
+def test_replicas_may_hold_different_numbers_of_rows_of_a_table() -> None:
+    def step():
+        count = 1 + context().replica_id_in_sync_group % 2
+        return context().all_reduce(
+            "SUM", sg.IndexedSlices(jnp.ones((count, 2)), jnp.arange(count))
+        )
+
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
+    reduced = sg.select_replica(2, strategy.run(step))
+    assert reduced.indices.tolist() == [0, 1]
+    assert reduced.values.tolist() == [[3.0, 3.0], [1.0, 1.0]]

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 
+import stratagem as sg
 from tests.keras.replicas import values_of
 from tests.parity.comparison import Scope, differences, mirrored, plain_keras, regression
 
@@ -208,3 +209,97 @@ def test_outputs_of_predict_keep_their_structure_dtype_and_order() -> None:
     np.testing.assert_allclose(predicted["half"], (_X * 0.5), rtol=2e-3, atol=1e-3)
     np.testing.assert_array_equal(predicted["pair"][0], _X)
     np.testing.assert_array_equal(predicted["pair"][1], _X.argmax(-1))
+
+
+def _fit_on_dataset(scope: Scope, wrap: Callable[[Any, Any], Any], **arguments: Any) -> Any:
+    """Two epochs on the batches of `wrap(model, dataset)`, validated on them; a model's numbers."""
+    model = _two_inputs(scope)
+    data = wrap(model, sg.input.Dataset(((_LEFT, _RIGHT), _Y), batch_size=_BATCH_SIZE))
+    history = model.fit(data, epochs=2, verbose=0, validation_data=data, **arguments)
+    return (
+        {f"fit {key}": value for key, value in history.history.items()}
+        | {f"evaluate {k}": v for k, v in model.evaluate(data, verbose=0, return_dict=True).items()}
+        | {"predict": model.predict(data, verbose=0)}
+    )
+
+
+def _distributed(model: Any, dataset: Any) -> Any:
+    return model.distribute_strategy.distribute_dataset(dataset)
+
+
+def test_datasets_of_ours_need_no_number_of_steps() -> None:
+    def of_arrays(scope: Scope) -> dict[str, Any]:
+        model = _two_inputs(scope)
+        whole = {"batch_size": _BATCH_SIZE, "verbose": 0}
+        x = [_LEFT, _RIGHT]
+        history = model.fit(x, _Y, epochs=2, shuffle=False, validation_data=(x, _Y), **whole)
+        return (
+            {f"fit {key}": value for key, value in history.history.items()}
+            | {
+                f"evaluate {k}": v
+                for k, v in model.evaluate(x, _Y, return_dict=True, **whole).items()
+            }
+            | {"predict": model.predict(x, **whole)}
+        )
+
+    expected = plain_keras(of_arrays)
+    for wrap in (lambda _, dataset: dataset, _distributed):
+        measured = _under_two(lambda scope, wrap=wrap: _fit_on_dataset(scope, wrap))
+        assert differences(measured, expected) == []
+    measured = plain_keras(lambda scope: _fit_on_dataset(scope, lambda _, dataset: dataset))
+    assert differences(measured, expected) == []
+
+
+def test_batches_of_single_replicas_are_kept_apart() -> None:
+    """Two batches of 4 a step: the last step has one of 2, and a replica without any."""
+
+    def of_replicas(model: Any, dataset: Any) -> Any:
+        return model.distribute_strategy.distribute_datasets_from_function(lambda _: dataset)
+
+    def of_steps(_: Any, dataset: Any) -> Any:
+        return sg.input.Dataset(((_LEFT, _RIGHT), _Y), batch_size=2 * _BATCH_SIZE)
+
+    measured = _under_two(lambda scope: _fit_on_dataset(scope, of_replicas))
+    expected = _under_two(lambda scope: _fit_on_dataset(scope, of_steps))
+    assert differences(measured, expected) == []
+
+
+def test_building_a_model_loses_no_batch_of_a_generator() -> None:
+    seen: list[dict[str, float]] = []
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.0), loss="mse")
+    log = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs))
+    batches = ((np.full((4, 1), float(i)), np.full((4, 1), float(i))) for i in range(1, 4))
+    data = strategy.distribute_dataset(batches)
+    model.fit(data, steps_per_epoch=3, verbose=0, callbacks=[log])
+    averages = [logs["loss"] for logs in seen]
+    np.testing.assert_allclose(averages, [1.0, 5 / 2, 14 / 3], rtol=1e-6)
+
+
+def test_each_epoch_has_the_order_that_a_loop_would_have() -> None:
+    strategy = mirrored(2)
+    x = np.arange(1.0, 9.0, dtype="float32")[:, None]
+    dataset = sg.input.Dataset((x, x), batch_size=4, shuffle=True, seed=5)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.0), loss="mse")
+    seen: list[dict[str, float]] = []
+    log = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs))
+    model.fit(strategy.distribute_dataset(dataset), epochs=2, verbose=0, callbacks=[log])
+    distributed = strategy.distribute_dataset(dataset)
+    expected: list[float] = []
+    for _ in range(2):
+        squares = [np.mean(np.square(strategy.gather(batch[0], axis=0))) for batch in distributed]
+        expected += [squares[0], np.mean(squares)]
+    np.testing.assert_allclose([logs["loss"] for logs in seen], expected, rtol=1e-6)
+
+
+def test_datasets_that_do_not_fit_are_refused() -> None:
+    model = _two_inputs(mirrored(2).scope)
+    dataset = sg.input.Dataset(((_LEFT, _RIGHT), _Y), batch_size=_BATCH_SIZE)
+    with pytest.raises(ValueError, match="received a dataset of MirroredStrategy"):
+        model.fit(mirrored(3).distribute_dataset(dataset), verbose=0)
+    with pytest.raises(ValueError, match="received a Dataset and y and class_weight"):
+        model.fit(dataset, _Y, class_weight={0: 1.0}, verbose=0)

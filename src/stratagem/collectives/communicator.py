@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from stratagem.collectives import device
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.values import Mirrored, PerReplica
+from stratagem.values import IndexedSlices, Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
 
 __all__ = ["Communicator", "MeshCommunicator", "SoleCommunicator"]
@@ -37,6 +37,14 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Returns the concatenation of `value` along `axis`; every replica must call it."""
+
+    def all_reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
+        """Returns the rows of all replicas, in replica order; rows of equal index stay apart."""
+        slices.check()
+        values = self.all_gather(slices.values, 0, None)
+        if op is ReduceOp.MEAN:
+            values = values / self.num_replicas
+        return IndexedSlices(values, self.all_gather(slices.indices, 0, None), slices.dense_shape)
 
     @abc.abstractmethod
     def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

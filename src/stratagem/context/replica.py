@@ -14,6 +14,7 @@ from stratagem.context.batch import ReplicaBatch
 from stratagem.errors import InvalidArgumentError
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
+from stratagem.values import IndexedSlices, is_indexed_slices
 
 __all__ = ["ReplicaContext", "get_replica_context"]
 
@@ -140,11 +141,13 @@ class ReplicaContext:
 
         Args:
             reduce_op: "sum" or "mean".
-            value: pytree of local arrays; each of one shape and dtype on all replicas.
+            value: pytree of local arrays; each of one shape and dtype on all replicas. Of
+                `IndexedSlices` only the rows travel, and replicas may have different ones.
             options: accepted for the sake of moved code; the compiler combines on one machine.
 
         Returns:
-            The same pytree, reduced; SUM keeps the dtype, MEAN of integers is a float.
+            The same pytree, reduced; SUM keeps the dtype, MEAN of integers is a float. Rows of
+            equal index are added up.
 
         Raises:
             ValueError: unknown op.
@@ -159,7 +162,14 @@ class ReplicaContext:
         """
         op = ReduceOp.parse(reduce_op)
         self._require_current("all_reduce", "strategy.reduce")
-        return jax.tree.map(lambda leaf: self._communicator.all_reduce(op, leaf), value)
+        return jax.tree.map(
+            lambda leaf: self._reduce_leaf(op, leaf), value, is_leaf=is_indexed_slices
+        )
+
+    def _reduce_leaf(self, op: ReduceOp, leaf: Any) -> Any:
+        if isinstance(leaf, IndexedSlices):
+            return self._communicator.all_reduce_slices(op, leaf).combined()
+        return self._communicator.all_reduce(op, leaf)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Concatenates a value over replicas, on every replica. Call in replica context.
@@ -178,6 +188,7 @@ class ReplicaContext:
         Raises:
             RuntimeError: in cross-replica context; use `strategy.gather`.
             ValueError: rank 0, or `axis` out of range.
+            NotImplementedError: `IndexedSlices`.
 
         Example:
             >>> sg.get_replica_context().all_gather(jax.numpy.ones((2, 3)), axis=0).shape
@@ -186,9 +197,12 @@ class ReplicaContext:
         Source: TF 2.21 distribute_lib.py, ReplicaContext.all_gather.
         """
         self._require_current("all_gather", "strategy.gather")
-        return jax.tree.map(lambda leaf: self._gather_leaf(leaf, axis), value)
+        return jax.tree.map(
+            lambda leaf: self._gather_leaf(leaf, axis), value, is_leaf=is_indexed_slices
+        )
 
     def _gather_leaf(self, leaf: Any, axis: int) -> Any:
+        check_not_slices(leaf, "all_gather")
         leaf = jnp.asarray(leaf)
         axis = check_axis(axis, leaf.ndim, "all_gather")
         batch = self._batch
@@ -207,6 +221,27 @@ class ReplicaContext:
                 f"ReplicaContext.{method} was called {where}.",
                 expected="replica context: inside the function given to `strategy.run`.",
                 fix=f"{fix} here.",
+            )
+        )
+
+
+def check_not_slices(value: Any, method: str) -> None:
+    """Raises for rows by index, which have no axis to join them along.
+
+    Args:
+        value: one leaf.
+        method: the method that was called, for the message.
+
+    Raises:
+        NotImplementedError: `IndexedSlices`.
+    """
+    if isinstance(value, IndexedSlices):
+        raise NotImplementedError(
+            explain(
+                f"{method} received IndexedSlices.",
+                expected="arrays.",
+                fix="reduce the slices over replicas (axis=None), or make them whole with "
+                "to_dense().",
             )
         )
 

@@ -5,6 +5,7 @@ from stratagem.execution.compiled_function import Function, function
 from stratagem.execution.eager import run_eagerly
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.execution.gradient import value_and_grad
+from stratagem.execution.lookups import embedding_lookup, is_recorded, note_table
 from stratagem.execution.multistep import run_steps
 from stratagem.execution.program import Program
 from stratagem.execution.spmd import CompiledExecution
@@ -16,7 +17,10 @@ __all__ = [
     "ReplicaScope",
     "batch_arguments",
     "current_scope",
+    "embedding_lookup",
     "function",
+    "is_recorded",
+    "note_table",
     "run_eagerly",
     "run_steps",
     "value_and_grad",

@@ -15,6 +15,7 @@ import keras
 from jax.extend.core import get_opaque_trace_state
 
 from stratagem.messages import explain
+from stratagem.values import IndexedSlices
 from stratagem.variables import home_of
 
 __all__ = ["ReplicaScope", "current_scope"]
@@ -48,6 +49,7 @@ class ReplicaScope(keras.StatelessScope):
         self.read_ids: set[int] = set()
         self.writes: dict[int, Any] = {}
         self.unproven: dict[int, Any] = {}
+        self._rows: dict[int, tuple[Any, IndexedSlices]] = {}
 
     def __enter__(self) -> ReplicaScope:
         super().__enter__()
@@ -95,6 +97,15 @@ class ReplicaScope(keras.StatelessScope):
     def mark_unproven(self, variable: Any) -> None:
         """Notes that a written value must be the same on all replicas, which is to be shown."""
         self.unproven[id(variable)] = variable
+
+    def note_rows(self, gradient: Any, slices: IndexedSlices) -> None:
+        """Notes that a gradient is zero but for some rows."""
+        self._rows[id(gradient)] = (gradient, slices)
+
+    def rows_of(self, gradient: Any) -> IndexedSlices | None:
+        """Returns the rows of a gradient; None if nothing is known of this very array."""
+        _, slices = self._rows.get(id(gradient), (None, None))
+        return slices
 
     def forget(self) -> None:
         """Starts anew: what was written is kept elsewhere, and reads go there."""

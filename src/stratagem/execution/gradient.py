@@ -7,24 +7,33 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from stratagem.execution.functionalize import ReplicaScope, current_scope
+from stratagem.execution.lookups import Lookups, has_company, rows_pay, slices_of, tables_among
 from stratagem.messages import explain
+from stratagem.values import IndexedSlices
 
 __all__ = ["value_and_grad"]
 
 
-def value_and_grad(fn: Callable[[], Any], variables: Any, *, has_aux: bool = False) -> Any:
+def value_and_grad(
+    fn: Callable[[], Any], variables: Any, *, has_aux: bool = False, sparse_gradients: bool = False
+) -> Any:
     """Calls a function and returns its value and the gradients of it. Call anywhere.
 
     In replica context the gradients are those of this replica's own value; an optimizer's
-    `apply_gradients` sums them over replicas.
+    `apply_gradients` sums them over replicas. Of a table that `fn` only looks rows up in (a Keras
+    `Embedding`, `sg.nn.embedding_lookup`) it then exchanges the rows alone, where they are fewer.
 
     Args:
-        fn: called once without arguments; returns a scalar, or with `has_aux` a pair of a scalar
-            and any pytree. What it assigns to variables is kept.
+        fn: called once without arguments (traced twice where rows are looked up); returns a scalar,
+            or with `has_aux` a pair of a scalar and any pytree. What it assigns to variables is
+            kept.
         variables: pytree of Keras variables to differentiate by.
         has_aux: whether `fn` returns a pair.
+        sparse_gradients: whether gradients of such tables are `IndexedSlices`, for code of your own
+            that handles rows; every optimizer takes them.
 
     Returns:
         `(value, gradients)`: gradients in the structure of `variables`, each of its variable's
@@ -42,32 +51,117 @@ def value_and_grad(fn: Callable[[], Any], variables: Any, *, has_aux: bool = Fal
     Source: JAX, jax.value_and_grad; TF 2.21 backprop.py, GradientTape.gradient.
     """
     flat, structure = jax.tree.flatten(variables)
-    outer = current_scope()
-    differentiable = [v for v in flat if jnp.issubdtype(jnp.dtype(v.dtype), jnp.inexact)]
-    values = [_current_value(variable, outer) for variable in differentiable]
-    written: list[Any] = []
-    read_ids: set[int] = set()
-
-    def functional(inputs: list[Any]) -> tuple[Any, Any]:
-        scope = ReplicaScope(outer.get_current_value if outer is not None else lambda _: None)
-        for variable, value in zip(differentiable, inputs, strict=True):
-            scope.set_value(variable, value)
-        with scope:
-            result = fn()
-        value, aux = result if has_aux else (result, None)
-        _require_scalar(value)
-        read_ids.update(scope.read_ids)
-        written[:] = [(v, key in scope.unproven) for key, v in scope.writes.items()]
-        updates = [scope.written_value(variable) for variable, _ in written]
-        return jnp.asarray(value), (aux, updates)
-
-    (value, (aux, updates)), grads = jax.value_and_grad(functional, has_aux=True)(values)
-    _keep_updates(written, updates, outer)
-    by_id = {
-        id(v): grad for v, grad in zip(differentiable, grads, strict=True) if id(v) in read_ids
-    }
-    gradients = jax.tree.unflatten(structure, [by_id.get(id(variable)) for variable in flat])
+    call = _Differentiated(fn, flat, has_aux=has_aux)
+    (value, aux), grads = call.differentiate(call.tables_of_rows(is_wanted=sparse_gradients))
+    if not sparse_gradients:
+        grads = {key: _whole(gradient, current_scope()) for key, gradient in grads.items()}
+    gradients = jax.tree.unflatten(structure, [grads.get(id(variable)) for variable in flat])
     return ((value, aux) if has_aux else value), gradients
+
+
+def _whole(slices: Any, scope: ReplicaScope | None) -> Any:
+    """Makes rows a whole array, whose rows an optimizer can still find.
+
+    The compiler leaves the array out where nobody else uses it.
+    """
+    if not isinstance(slices, IndexedSlices):
+        return slices
+    gradient = slices.to_dense()
+    if scope is not None:
+        scope.note_rows(gradient, slices)
+    return gradient
+
+
+class _Differentiated:
+    """One function and the variables to differentiate it by."""
+
+    def __init__(self, fn: Callable[[], Any], variables: list[Any], *, has_aux: bool) -> None:
+        self._fn = fn
+        self._has_aux = has_aux
+        self._outer = current_scope()
+        self._variables = [v for v in variables if jnp.issubdtype(jnp.dtype(v.dtype), jnp.inexact)]
+        self._values = [_current_value(variable, self._outer) for variable in self._variables]
+
+    def _call(self, values: list[Any], lookups: Lookups) -> tuple[ReplicaScope, Any, Any]:
+        """Calls the function with given values of the variables."""
+        outer = self._outer
+        scope = ReplicaScope(outer.get_current_value if outer is not None else lambda _: None)
+        for variable, value in zip(self._variables, values, strict=True):
+            scope.set_value(variable, value)
+        with scope, lookups:
+            result = self._fn()
+        value, aux = result if self._has_aux else (result, None)
+        _require_scalar(value)
+        return scope, value, aux
+
+    def tables_of_rows(self, *, is_wanted: bool) -> list[tuple[Any, list[tuple[int, ...]]]]:
+        """Returns the tables whose gradient is kept as rows, with the shapes of their lookups.
+
+        Args:
+            is_wanted: whether the caller asked for rows, however many they are.
+        """
+        tables = tables_among(self._variables)
+        is_traced = any(isinstance(value, Tracer) for value in self._values)
+        # Run op by op, one more call costs as much as it would save.
+        if not tables or not (is_wanted or (is_traced and has_company())):
+            return []
+        counted = Lookups(tables)
+        read_ids: set[int] = set()
+
+        def count(values: list[Any]) -> None:
+            scope, _, _ = self._call(values, counted)
+            read_ids.update(scope.read_ids)
+
+        if is_traced:
+            jax.eval_shape(count, self._values)
+        else:
+            count(self._values)
+        return [
+            (table, counted.shapes[id(table)])
+            for table in tables
+            if id(table) in counted.shapes and id(table) not in read_ids
+            if is_wanted or rows_pay(table, counted.shapes[id(table)])
+        ]
+
+    def differentiate(
+        self, tables: list[tuple[Any, list[tuple[int, ...]]]]
+    ) -> tuple[Any, dict[int, Any]]:
+        """Returns the pair of value and rest, and the gradients by id of the variable.
+
+        Args:
+            tables: as `tables_of_rows` returns them; their gradients are `IndexedSlices`.
+        """
+        written: list[Any] = []
+        read_ids: set[int] = set()
+        are_matched: list[bool] = []
+        table_ids = {id(table) for table, _ in tables}
+
+        def functional(inputs: tuple[list[Any], dict[int, Any]]) -> tuple[Any, Any]:
+            values, stand_ins = inputs
+            lookups = Lookups([table for table, _ in tables], stand_ins)
+            scope, value, aux = self._call(values, lookups)
+            are_matched.append(lookups.are_matched and not table_ids & scope.read_ids)
+            read_ids.update(scope.read_ids)
+            written[:] = [(v, key in scope.unproven) for key, v in scope.writes.items()]
+            updates = [scope.written_value(variable) for variable, _ in written]
+            return jnp.asarray(value), (aux, updates, lookups.ids)
+
+        stand_ins = {
+            id(table): [jnp.zeros(shape, table.dtype) for shape in shapes]
+            for table, shapes in tables
+        }
+        (value, (aux, updates, ids)), (grads, rows) = jax.value_and_grad(functional, has_aux=True)(
+            (self._values, stand_ins)
+        )
+        if not all(are_matched):  # the function did something else than when it was counted
+            return self.differentiate([])
+        _keep_updates(written, updates, self._outer)
+        by_id: dict[int, Any] = {
+            id(v): grad for v, grad in zip(self._variables, grads, strict=True) if id(v) in read_ids
+        }
+        for table, _ in tables:
+            by_id[id(table)] = slices_of(table, ids[id(table)], rows[id(table)])
+        return (value, aux), by_id
 
 
 def _current_value(variable: Any, scope: ReplicaScope | None) -> Any:

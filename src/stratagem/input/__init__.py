@@ -3,7 +3,7 @@
 from stratagem.input.dataset import Dataset
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.iterator import DistributedIterator, OptionalBatch
-from stratagem.input.sources import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from stratagem.input.sources import INFINITE_CARDINALITY, SHARD_HINT, UNKNOWN_CARDINALITY
 from stratagem.input.splitting import batch_sizes_for_worker
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "DistributedIterator",
     "INFINITE_CARDINALITY",
     "OptionalBatch",
+    "SHARD_HINT",
     "UNKNOWN_CARDINALITY",
     "batch_sizes_for_worker",
 ]

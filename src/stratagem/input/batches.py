@@ -56,6 +56,40 @@ class HostBatch:
             for i, length in enumerate(lengths)
         ]
 
+    def whole(self) -> Any:
+        """Returns the batch of all replicas as a pytree, padding included."""
+        return self._rebuild(self.arrays)
+
+    def rows(self, start: int, stop: int) -> Any:
+        """Returns some rows as a pytree.
+
+        Args:
+            start: the first.
+            stop: behind the last.
+        """
+        return self._rebuild([array[start:stop] for array in self.arrays])
+
+    def of_replicas(self, first: int, count: int) -> HostBatch:
+        """Returns the part of some replicas.
+
+        Args:
+            first: the first of them.
+            count: how many.
+
+        Returns:
+            Their batch, of the same per-replica size.
+        """
+        lengths = self.lengths and self.lengths[first : first + count]
+        if lengths is not None and set(lengths) == {self.size}:
+            lengths = None
+        start = first * self.size
+        arrays = [array[start : start + count * self.size] for array in self.arrays]
+        num_examples = count * self.size if lengths is None else sum(lengths)
+        signature = _signature(self.structure, self.is_array, arrays)
+        return dataclasses.replace(
+            self, arrays=arrays, num_examples=num_examples, lengths=lengths, signature=signature
+        )
+
     def _rebuild(self, arrays: list[Any]) -> Any:
         return _unflatten(self.structure, self.is_array, arrays)
 
@@ -93,9 +127,12 @@ def take_batch(data: Any, num_replicas: int) -> HostBatch:
     num_examples = arrays[0].shape[0]
     size, lengths = split_lengths(num_examples, num_replicas)
     is_present = tuple(leaf is not None for leaf in leaves)
-    shapes = tuple((array.shape, array.dtype) for array in arrays)
-    signature = (structure, is_present, shapes)
+    signature = _signature(structure, is_present, arrays)
     return HostBatch(structure, arrays, is_present, num_examples, size, lengths, signature)
+
+
+def _signature(structure: Any, is_array: tuple[bool, ...], arrays: Sequence[Any]) -> Any:
+    return structure, is_array, tuple((array.shape, array.dtype) for array in arrays)
 
 
 def _array(leaf: Any) -> Any:
@@ -105,12 +142,13 @@ def _array(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def join_parts(parts: Sequence[Any]) -> HostBatch:
+def join_parts(parts: Sequence[Any], *, size: int | None = None) -> HostBatch:
     """Makes one batch of what each replica has of its own.
 
     Args:
         parts: one pytree of arrays of shape (n_i, ...) a replica, of one structure; None for a
             replica that has no more data. Not all are None.
+        size: rows of a replica, padding included; None for those of the largest part.
 
     Returns:
         The batch, of which replica i has part i.
@@ -130,7 +168,7 @@ def join_parts(parts: Sequence[Any]) -> HostBatch:
                 )
             )
     counts = tuple(0 if batch is None else batch.num_examples for batch in batches)
-    size = max(counts)
+    size = size or max(counts)
     arrays = [
         _concatenate(
             [_padded((first if batch is None else batch).arrays[index], size) for batch in batches]
@@ -138,8 +176,7 @@ def join_parts(parts: Sequence[Any]) -> HostBatch:
         for index in range(len(first.arrays))
     ]
     lengths = None if set(counts) == {size} else counts
-    shapes = tuple((array.shape, array.dtype) for array in arrays)
-    signature = (first.structure, first.is_array, shapes, lengths)
+    signature = (_signature(first.structure, first.is_array, arrays), lengths)
     return HostBatch(first.structure, arrays, first.is_array, sum(counts), size, lengths, signature)
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stratagem.context import stack
-from stratagem.input.sources import Source, as_source, batched_source
+from stratagem.input.sources import (
+    SHARD_HINT,
+    FileSource,
+    HintSource,
+    Source,
+    as_source,
+    batched_source,
+    every_nth,
+)
 from stratagem.messages import explain
 
 __all__ = ["Dataset"]
@@ -52,6 +60,7 @@ class Dataset:
         seed: int = 0,
         drop_remainder: bool = False,
     ) -> None:
+        self._batching: dict[str, Any] | None = None
         if batch_size is None:
             if shuffle or drop_remainder:
                 raise ValueError(
@@ -64,15 +73,79 @@ class Dataset:
                 )
             self._source = as_source(source)
         else:
-            self._source = batched_source(
-                source,
-                batch_size=batch_size,
-                shuffle=shuffle,
-                seed=seed,
-                drop_remainder=drop_remainder,
-            )
+            self._batching = {
+                "batch_size": batch_size,
+                "shuffle": shuffle,
+                "seed": seed,
+                "drop_remainder": drop_remainder,
+            }
+            self._source = batched_source(source, **self._batching)
+        self._examples = source
         self._epoch = -1
         self._distributed: tuple[Any, Any] | None = None
+
+    @classmethod
+    def from_files(cls, files: Sequence[Any], make: Callable[[list[Any]], Any]) -> Dataset:
+        """Makes a dataset of files that several processes can share (AutoShardPolicy.FILE).
+
+        Args:
+            files: their names, in the same order in every process.
+            make: given some of the files, returns a dataset of batches of the global batch size,
+                whatever `distribute_dataset` takes: a Grain pipeline, for example.
+
+        Returns:
+            The dataset. In one process `make` gets all files.
+
+        Raises:
+            ValueError: no files.
+
+        Example:
+            >>> lines = {"a": [1, 2, 3], "b": [4, 5]}
+            >>> dataset = sg.input.Dataset.from_files(
+            ...     ["a", "b"], lambda files: [np.array(lines[file]) for file in files]
+            ... )
+            >>> [batch.tolist() for batch in dataset]
+            [[1, 2, 3], [4, 5]]
+
+        Source: TF 2.21 data/ops/options.py, AutoShardPolicy.FILE.
+        """
+        return cls(FileSource(files, lambda some: as_source(make(some))))
+
+    def shard(self, num_shards: int, index: int) -> Dataset:
+        """Returns a dataset of every `num_shards`th example, before they are shuffled and batched.
+
+        Args:
+            num_shards: how many parts.
+            index: which of them, from 0. `sg.input.SHARD_HINT` for both lets whoever distributes
+                the dataset choose (AutoShardPolicy.HINT).
+
+        Returns:
+            The dataset.
+
+        Raises:
+            ValueError: numbers out of range, or a dataset that was made of batches.
+
+        Example:
+            >>> dataset = sg.input.Dataset(np.arange(6), batch_size=2)
+            >>> [batch.tolist() for batch in dataset.shard(2, index=1)]
+            [[1, 3], [5]]
+
+        Source: TF 2.21 dataset_ops.py, Dataset.shard.
+        """
+        if self._batching is None:
+            raise ValueError(
+                explain(
+                    "shard was called on a dataset that was made of batches, or has its hint.",
+                    expected="one that was made of examples, with batch_size.",
+                    fix="shard the examples before they are batched.",
+                )
+            )
+        examples, batching = self._examples, self._batching
+        if num_shards == index == SHARD_HINT:
+            return Dataset(
+                HintSource(lambda n, i: batched_source(every_nth(examples, n, i), **batching))
+            )
+        return Dataset(every_nth(examples, num_shards, index), **batching)
 
     def as_source(self) -> Source:
         """Returns the source of the batches."""

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 
-from stratagem.input.batches import HostBatch, join_parts, take_batch
+from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.iterator import DistributedIterator, require_outside_replicas
 from stratagem.input.loader import Loader
+from stratagem.input.sharding import Shard
 from stratagem.input.sources import INFINITE_CARDINALITY, Reader, Source
 from stratagem.messages import explain
-from stratagem.options import InputOptions
+from stratagem.options import InputContext, InputOptions
 
 __all__ = ["DistributedDataset"]
 
@@ -29,7 +30,8 @@ class DistributedDataset:
         source: of global batches; or of batches of one replica, which replicas take in turn; or,
             as a list, one source a replica.
         is_global: whether the batches of the source are of all replicas.
-        options: how batches reach the devices.
+        options: how batches reach the devices, and how processes share them.
+        context: which process of how many reads global batches here; None for the only one.
 
     Example:
         >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -49,11 +51,16 @@ class DistributedDataset:
         *,
         is_global: bool,
         options: InputOptions,
+        context: InputContext | None = None,
     ) -> None:
         self._strategy = strategy
         self._source = source
-        self._is_global = is_global
         self._options = options
+        self._shard: Shard | None = None
+        if is_global:
+            assert isinstance(source, Source)
+            context = context or InputContext(num_replicas_in_sync=strategy.num_replicas_in_sync)
+            self._shard = Shard.of(source, options.auto_shard_policy, context)
         self._epoch = -1  # of the iterator that was made last
 
     def __iter__(self) -> DistributedIterator:
@@ -74,11 +81,13 @@ class DistributedDataset:
     @property
     def cardinality(self) -> int:
         """Steps of an epoch; -1 if it has no end, -2 if that is not known."""
+        if self._shard is not None:
+            return self._shard.cardinality
         if isinstance(self._source, list):
             counts = [source.cardinality for source in self._source]
             return min(counts) if min(counts) < 0 else max(counts)
         count = self._source.cardinality
-        if self._is_global or count < 0:
+        if count < 0:
             return count
         return -(-count // self._strategy.num_replicas_in_sync)
 
@@ -138,20 +147,19 @@ class DistributedDataset:
         Returns:
             What reads it and moves its batches.
         """
-        count = self._strategy.num_replicas_in_sync
-        sources = self._source if isinstance(self._source, list) else [self._source]
-        readers = [source.open(epoch) for source in sources]
-        reader = readers[0] if len(readers) == 1 else _ParallelReader(readers)
+        if self._shard is not None:
+            reader, read = self._shard.open(epoch), _as_is
+        elif isinstance(self._source, list):
+            reader = _ParallelReader([source.open(epoch) for source in self._source])
+            read = _together
+        else:
+            reader = self._source.open(epoch)
+            count = self._strategy.num_replicas_in_sync
+            read = functools.partial(_in_turn, num_replicas=count)
         if state is not None:
             reader.restore(state["source"])
             for _ in range(state["then_read"]):
                 next(reader)
-        if self._is_global:
-            read = functools.partial(_split, num_replicas=count)
-        elif len(readers) == 1:
-            read = functools.partial(_in_turn, num_replicas=count)
-        else:
-            read = _together
         to_device = self._options.fetch_to_device
         return Loader(reader, read, self._strategy.topology, to_device=to_device)
 
@@ -168,9 +176,9 @@ def _as_on_devices(spec: Any) -> Any:
     return jax.ShapeDtypeStruct(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
 
 
-def _split(reader: Reader, num_replicas: int) -> HostBatch:
-    """One batch for all replicas."""
-    return take_batch(next(reader), num_replicas)
+def _as_is(reader: Reader) -> HostBatch:
+    """One batch that is split already."""
+    return next(reader)
 
 
 def _together(reader: Reader) -> HostBatch:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from stratagem.input.batches import HostBatch, PlacedBatches, place
-from stratagem.input.sources import Reader
+from stratagem.input.sources import BATCHES_A_SNAPSHOT, Reader
 from stratagem.topology import Topology
 
 __all__ = ["Group", "Loader"]
-
-# A state that costs something to ask for is asked for once in so many batches; whoever goes on
-# from there reads the batches since then again.
-_BATCHES_A_SNAPSHOT = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +101,18 @@ class Loader:
         self.position = self._positions.current()
         self.group_size = 1
 
+    def host_batches(self) -> Iterator[HostBatch]:
+        """Returns the batches before they move, to the end; then closes the reader."""
+        try:
+            while True:
+                try:
+                    batch = self._read(self.reader)
+                except StopIteration:
+                    return
+                yield batch
+        finally:
+            self.reader.close()
+
     def load(self) -> Group:
         """Returns the next group: as many batches as asked for, fewer where the shapes change.
 
@@ -148,7 +156,7 @@ class _Positions:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._interval = 1 if reader.has_cheap_state else _BATCHES_A_SNAPSHOT
+        self._interval = 1 if reader.has_cheap_state else BATCHES_A_SNAPSHOT
         self._snapshot: Any = None
         self._is_stateless = False
         self._snapshot_read = 0

@@ -16,6 +16,7 @@ import jax
 import keras
 
 from stratagem.context import get_replica_context, get_strategy, has_strategy
+from stratagem.keras.dataset_adapter import adapted, is_dataset
 from stratagem.keras.private import (
     AGGREGATE_ADDITIONAL_LOSS,
     GET_ITERATOR,
@@ -118,6 +119,10 @@ def _wrap_entry_point(name: str) -> None:
     @functools.wraps(original)
     def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = strategy_of(self)
+        if any(is_dataset(value) for value in (*args, *kwargs.values())):
+            bound = signature.bind_partial(self, *args, **kwargs)
+            bound.arguments.update(adapted(strategy or get_strategy(), name, bound.arguments))
+            args, kwargs = bound.args[1:], bound.kwargs
         if strategy is None:
             return original(self, *args, **kwargs)
         previous = logs_wanted.value

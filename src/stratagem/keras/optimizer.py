@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import keras
 
-from stratagem.context import get_replica_context, get_strategy, in_cross_replica_context, stack
+from stratagem.context import (
+    ReplicaContext,
+    get_replica_context,
+    get_strategy,
+    in_cross_replica_context,
+    stack,
+)
 from stratagem.execution import current_scope
 from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.values import Mirrored
+from stratagem.values import IndexedSlices, Mirrored, is_indexed_slices
 from stratagem.variables import home_of
 
 __all__ = ["install", "sum_gradients"]
@@ -72,21 +80,44 @@ def sum_gradients(grads: list[Any]) -> list[Any]:
     """Combines the gradients of all replicas. Call in replica context.
 
     Args:
-        grads: this replica's gradients; None stays None.
+        grads: this replica's gradients, arrays or `IndexedSlices`; None stays None.
 
     Returns:
-        Their sums over replicas; in MEAN mode their average by true examples.
+        Their sums over replicas, as arrays; in MEAN mode their average by true examples.
     """
-    context = get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return grads
+    context, scope = get_replica_context(), current_scope()
+    if context is None or scope is None or context.num_replicas_in_sync == 1:
+        return [_whole(grad) for grad in grads]
+    # What value_and_grad knows to be rows travels as rows, if nobody has changed it since.
+    grads = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
     if current_mode() is StepMode.MEAN:
-        grads = [
-            None if grad is None else grad * example_fraction(context, grad.dtype) for grad in grads
-        ]
-    present = [grad for grad in grads if grad is not None]
+        grads = [_by_true_examples(grad, context) for grad in grads]
+    present = [grad for grad in grads if grad is not None and not is_indexed_slices(grad)]
     summed = iter(context.communicator.all_reduce_many(ReduceOp.SUM, present))
-    return [None if grad is None else next(summed) for grad in grads]
+    return [
+        _whole(context.communicator.all_reduce_slices(ReduceOp.SUM, grad))
+        if isinstance(grad, IndexedSlices)
+        else None
+        if grad is None
+        else next(summed)
+        for grad in grads
+    ]
+
+
+def _whole(grad: Any) -> Any:
+    """Keras's optimizers take whole arrays."""
+    return grad.to_dense() if isinstance(grad, IndexedSlices) else grad
+
+
+def _by_true_examples(grad: Any, context: ReplicaContext) -> Any:
+    return jax.tree.map(
+        lambda part: (
+            part * example_fraction(context, part.dtype)
+            if jnp.issubdtype(part.dtype, jnp.inexact)
+            else part
+        ),
+        grad,
+    )
 
 
 def _apply_with_loss_scale(optimizer: Any, grads: list[Any], variables: list[Any] | None) -> None:
@@ -137,4 +168,4 @@ def _check_outside_replica(grads: list[Any], variables: Any) -> list[Any]:
                 "strategy.extended.reduce_to first.",
             )
         )
-    return [grad.value if isinstance(grad, Mirrored) else grad for grad in grads]
+    return [_whole(grad.value if isinstance(grad, Mirrored) else grad) for grad in grads]

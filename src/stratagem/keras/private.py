@@ -20,6 +20,7 @@ trainer._call_has_training_arg        whether call takes `training`
 trainer._compute_loss                 compute_loss with or without its `training` argument
 trainer._flatten_layers               every layer of a model
 JAXEpochIterator._get_iterator        fit's batches, before Keras moves them to one device
+DataAdapter                           what fit takes from whoever has a kind of data of his own
 BatchNormalization._moments           the statistics that synchronisation and padding change
 BatchNormalization._reduction_axes    the axes of these statistics
 Metric._variables                     whether a metric has state of its own
@@ -36,10 +37,12 @@ from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
 from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
 __all__ = [
     "AGGREGATE_ADDITIONAL_LOSS",
+    "DataAdapter",
     "GET_ITERATOR",
     "GET_JAX_STATE",
     "JAXEpochIterator",

@@ -12,6 +12,7 @@ environment.require_jax_backend(keras.config.backend())
 from stratagem import strategies  # noqa: E402 - the default strategy fills its slot on import
 from stratagem.keras import (  # noqa: E402
     batch_normalization,
+    embedding,
     losses,
     metrics,
     model,
@@ -27,6 +28,6 @@ __all__ = ["install"]
 def install() -> None:
     """Installs every replacement."""
     assert strategies.DefaultStrategy
-    parts = (variable_creation, random, metrics, losses, batch_normalization, pooling, optimizer)
-    for part in (*parts, model):
+    layers = (batch_normalization, embedding, pooling)
+    for part in (variable_creation, random, metrics, losses, *layers, optimizer, model):
         part.install()

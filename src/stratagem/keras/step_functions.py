@@ -45,7 +45,18 @@ class HostBatches:
         return self
 
     def __next__(self) -> Any:
-        return next(self._batches)
+        """The next batch as Keras looks at it, to build a model."""
+        batch = next(self._batches)
+        return batch.whole() if isinstance(batch, HostBatch) else batch
+
+    def take(self, num_replicas: int) -> HostBatch:
+        """Returns the next batch, split by its dataset or else evenly.
+
+        Args:
+            num_replicas: how many replicas share it.
+        """
+        batch = next(self._batches)
+        return batch if isinstance(batch, HostBatch) else take_batch(batch, num_replicas)
 
 
 class _StepFunction:
@@ -116,7 +127,11 @@ class _StepFunction:
         batches: list[HostBatch] = []
         for _ in range(self._model.steps_per_execution):
             try:
-                batches.append(take_batch(next(iterator), count))
+                batches.append(
+                    iterator.take(count)
+                    if isinstance(iterator, HostBatches)
+                    else take_batch(next(iterator), count)
+                )
             except StopIteration:
                 break
         groups: list[list[HostBatch]] = []

@@ -25,6 +25,7 @@ from stratagem.execution import current_scope
 from stratagem.execution.tracing import foreign_variable
 from stratagem.keras.annotations import current_annotations
 from stratagem.keras.private import get_stateless_scope
+from stratagem.keras.row_updates import RowUpdates
 from stratagem.messages import explain
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.values import Mirrored, PerReplica
@@ -41,7 +42,7 @@ from stratagem.variables import (
 __all__ = ["DistributedVariable", "as_initializer"]
 
 
-class DistributedVariable(keras.Variable):
+class DistributedVariable(RowUpdates, keras.Variable):
     """A Keras variable that was created in a strategy's scope.
 
     Made by `keras.Variable` itself; takes its arguments.
@@ -128,13 +129,15 @@ class DistributedVariable(keras.Variable):
     @property
     def value(self) -> Any:
         """This replica's value in a replica function, else the value that all copies stand for."""
+        return self._maybe_autocast(self.own_value())
+
+    def own_value(self) -> Any:
+        """The value, in the dtype of the variable also where Keras casts what layers read."""
         scope = get_stateless_scope()
         value = scope.get_current_value(self) if scope is not None else None
         if value is None and (replica_scope := current_scope()) is not None:
             value = replica_scope.get_current_value(self)
-        if value is None:
-            value = self._global_value()
-        return self._maybe_autocast(value)
+        return self._global_value() if value is None else value
 
     def _require_own_replica(self) -> None:
         """Raises in a replica function of another strategy: it would bypass the copies."""
@@ -181,16 +184,19 @@ class DistributedVariable(keras.Variable):
     def assign(self, value: Any) -> Any:
         """Sets the value, by the variable's aggregation in a replica function."""
         value = self._contribution(value)
-        context = self._aggregating_context()
-        if context is None:
-            return super().assign(value)
-        if self._home.aggregation is VariableAggregation.NONE:
-            result = super().assign(value)
-            scope = current_scope()
-            if scope is not None and id(self) in scope.writes:
-                scope.mark_unproven(self)
-            return result
+        context = self.aggregating_context()
+        if context is None or self._home.aggregation is VariableAggregation.NONE:
+            return self.assign_own(value)
         return super().assign(self._aggregate(value, context))
+
+    def assign_own(self, value: Any) -> Any:
+        """Sets the value without aggregation: replicas must agree on it, which is to be shown."""
+        result = super().assign(value)
+        is_own = self._home.aggregation is VariableAggregation.NONE
+        scope = current_scope() if is_own and self.aggregating_context() is not None else None
+        if scope is not None and id(self) in scope.writes:
+            scope.mark_unproven(self)
+        return result
 
     def assign_add(self, value: Any) -> Any:
         """Adds a value; in a replica function the replicas' values are aggregated first."""
@@ -202,7 +208,7 @@ class DistributedVariable(keras.Variable):
 
     def _assign_delta(self, value: Any, *, sign: int) -> Any:
         value = self._contribution(value)
-        context = self._aggregating_context()
+        context = self.aggregating_context()
         if context is not None and self._home.aggregation is not VariableAggregation.NONE:
             delta = self._aggregate(value, context)
             return super().assign(self + delta if sign > 0 else self - delta)
@@ -266,7 +272,7 @@ class DistributedVariable(keras.Variable):
         op = ReduceOp.from_variable_aggregation(self._home.aggregation)
         return self._home.strategy.reduce(op, value, axis=None)
 
-    def _aggregating_context(self) -> ReplicaContext | None:
+    def aggregating_context(self) -> ReplicaContext | None:
         """The replica context in which an assignment is combined with those of other replicas."""
         if self._home.kind is not VariableKind.MIRRORED or in_update_context():
             return None

@@ -94,7 +94,7 @@ class StrategyExtended:
         return jax.tree.map(
             lambda leaf: Mirrored(reduction.reduce(op, leaf, None, num_replicas=count)),
             value,
-            is_leaf=_is_distributed,
+            is_leaf=reduction.is_leaf,
         )
 
     def batch_reduce_to(

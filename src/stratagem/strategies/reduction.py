@@ -9,13 +9,18 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.context import stack
-from stratagem.context.replica import check_axis, check_equal_shapes
+from stratagem.context.replica import check_axis, check_equal_shapes, check_not_slices
 from stratagem.errors import InvalidArgumentError
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.values import Mirrored, PerReplica
+from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 
-__all__ = ["gather", "parse_axes", "reduce"]
+__all__ = ["gather", "is_leaf", "parse_axes", "reduce"]
+
+
+def is_leaf(value: Any) -> bool:
+    """Tells whether a value is reduced or gathered as a whole."""
+    return isinstance(value, DistributedValues | IndexedSlices)
 
 
 def parse_axes(axis: Any) -> tuple[int, ...] | None:
@@ -50,17 +55,22 @@ def reduce(op: ReduceOp, value: Any, axes: tuple[int, ...] | None, *, num_replic
 
     Args:
         op: SUM or MEAN.
-        value: `PerReplica`, `Mirrored`, array or number.
+        value: `PerReplica`, `Mirrored`, array, number, or `IndexedSlices` of these.
         axes: array axes of one component to reduce over as well.
         num_replicas: number of replicas.
 
     Returns:
-        An array.
+        An array; `IndexedSlices` of such.
 
     Raises:
         ValueError: a plain value where several replicas are asked to add theirs; a bad axis.
         InvalidArgumentError: parts of unequal shapes.
+        NotImplementedError: `IndexedSlices` with axes.
     """
+    if isinstance(value, IndexedSlices):
+        if axes is not None:
+            check_not_slices(value, f"reduce with axis={axes}")
+        return _reduce_slices(op, value, num_replicas)
     if isinstance(value, PerReplica):
         if value.local is not None:
             return _reduce_local(op, value.local, axes)
@@ -68,6 +78,11 @@ def reduce(op: ReduceOp, value: Any, axes: tuple[int, ...] | None, *, num_replic
             return _one_copy(_combine(op, value.stacked))
         return _reduce_parts(op, list(value.components), axes)
     plain = value.value if isinstance(value, Mirrored) else value
+    _check_contribution(op, plain, num_replicas)
+    return jnp.asarray(plain) if axes is None else _reduce_parts(op, [plain], axes)
+
+
+def _check_contribution(op: ReduceOp, plain: Any, num_replicas: int) -> None:
     if num_replicas > 1 and op is ReduceOp.SUM:
         raise ValueError(
             explain(
@@ -78,7 +93,21 @@ def reduce(op: ReduceOp, value: Any, axes: tuple[int, ...] | None, *, num_replic
                 fix='pass what `run` returned; or use "mean", which leaves a plain value as it is.',
             )
         )
-    return jnp.asarray(plain) if axes is None else _reduce_parts(op, [plain], axes)
+
+
+def _reduce_slices(op: ReduceOp, slices: IndexedSlices, num_replicas: int) -> IndexedSlices:
+    values, indices = slices.values, slices.indices
+    if not isinstance(values, PerReplica):
+        _check_contribution(op, slices, num_replicas)
+        return slices.combined()
+    if values.local is not None:
+        local = IndexedSlices(values.local, indices.local, slices.dense_shape)
+        return _merge_context().communicator.all_reduce_slices(op, local).combined()
+    rows = jnp.concatenate([_movable(part) for part in values.components])
+    places = jnp.concatenate([_movable(part) for part in indices.components])
+    if op is ReduceOp.MEAN:
+        rows = rows / num_replicas
+    return IndexedSlices(rows, places, slices.dense_shape).combined()
 
 
 def _combine(op: ReduceOp, stacked: Any) -> Any:
@@ -172,7 +201,9 @@ def gather(value: Any, axis: Any) -> Any:
     Raises:
         ValueError: rank 0 or bad axis.
         InvalidArgumentError: parts whose other sizes differ.
+        NotImplementedError: `IndexedSlices`.
     """
+    check_not_slices(value, "gather")
     if not isinstance(value, PerReplica):
         return value.value if isinstance(value, Mirrored) else value
     if value.local is not None:

@@ -381,6 +381,7 @@ class Strategy:
         Raises:
             ValueError: rank 0, or axis out of range.
             InvalidArgumentError: parts whose ranks or other sizes differ.
+            NotImplementedError: `IndexedSlices`.
             RuntimeError: in replica context; use `all_gather`.
 
         Example:
@@ -460,7 +461,7 @@ class Strategy:
 
 
 def _map(fn: Callable[[Any], Any], value: Any) -> Any:
-    return jax.tree.map(fn, value, is_leaf=lambda leaf: isinstance(leaf, DistributedValues))
+    return jax.tree.map(fn, value, is_leaf=reduction.is_leaf)
 
 
 def _number_as_array(leaf: Any) -> Any:

@@ -1,12 +1,15 @@
 """Values that differ between replicas, and values that are the same on all of them."""
 
 from stratagem.values.distributed import DistributedValues, Mirrored, PerReplica
+from stratagem.values.indexed_slices import IndexedSlices, is_indexed_slices
 from stratagem.values.regrouping import is_per_replica, regroup, select_replica
 
 __all__ = [
     "DistributedValues",
+    "IndexedSlices",
     "Mirrored",
     "PerReplica",
+    "is_indexed_slices",
     "is_per_replica",
     "regroup",
     "select_replica",

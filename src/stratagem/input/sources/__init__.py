@@ -1,7 +1,9 @@
 """Sources of batches: one small adapter for each kind of dataset."""
 
-from stratagem.input.sources.choice import as_source, batched_source
+from stratagem.input.sources.choice import as_source, batched_source, every_nth
+from stratagem.input.sources.shards import SHARD_HINT, FileSource, HintSource
 from stratagem.input.sources.source import (
+    BATCHES_A_SNAPSHOT,
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     Reader,
@@ -9,10 +11,15 @@ from stratagem.input.sources.source import (
 )
 
 __all__ = [
+    "BATCHES_A_SNAPSHOT",
+    "FileSource",
+    "HintSource",
     "INFINITE_CARDINALITY",
     "Reader",
+    "SHARD_HINT",
     "Source",
     "UNKNOWN_CARDINALITY",
     "as_source",
     "batched_source",
+    "every_nth",
 ]

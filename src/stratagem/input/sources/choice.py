@@ -13,6 +13,7 @@ from stratagem.input.sources.iterables import IterableSource, OneShotSource
 from stratagem.input.sources.libraries import (
     GrainIterSource,
     GrainMapSource,
+    HuggingFaceStreamSource,
     TensorFlowSource,
     TorchLoaderSource,
     is_of,
@@ -21,7 +22,7 @@ from stratagem.input.sources.sequences import PyDatasetSource, SequenceSource
 from stratagem.input.sources.source import Source
 from stratagem.messages import explain
 
-__all__ = ["as_source", "batched_source"]
+__all__ = ["as_source", "batched_source", "every_nth"]
 
 
 def as_source(dataset: Any) -> Source:
@@ -75,7 +76,7 @@ _ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Source]], ...] = (
     (lambda d: is_of(d, "datasets", "Dataset"), lambda d: SequenceSource(d.with_format("numpy"))),
     (
         lambda d: is_of(d, "datasets", "IterableDataset"),
-        lambda d: IterableSource(d.with_format("numpy")),
+        lambda d: HuggingFaceStreamSource(d.with_format("numpy")),
     ),
     (
         lambda d: all(hasattr(d, name) for name in ("num_batches", "__getitem__", "on_epoch_end")),
@@ -131,6 +132,51 @@ def batched_source(
             fix="batch it with its own library and leave batch_size out.",
         )
     )
+
+
+def every_nth(examples: Any, num_shards: int, index: int) -> Any:
+    """Returns every `num_shards`th example from `index` on.
+
+    Args:
+        examples: as `batched_source` takes them.
+        num_shards: 1 or more.
+        index: 0 <= index < num_shards.
+
+    Returns:
+        Examples, again as `batched_source` takes them.
+
+    Raises:
+        ValueError: numbers out of range.
+    """
+    if num_shards < 1 or not 0 <= index < num_shards:
+        raise ValueError(
+            explain(
+                f"shard received num_shards={num_shards} and index={index}.",
+                expected="0 <= index < num_shards, or SHARD_HINT for both.",
+                fix="count shards from 0.",
+            )
+        )
+    if _is_arrays(examples):
+        return jax.tree.map(lambda leaf: leaf[index::num_shards], examples)
+    if is_of(examples, "grain", "MapDataset"):
+        return examples[index::num_shards]
+    if is_of(examples, "datasets", "Dataset"):
+        return examples.shard(num_shards, index, contiguous=False)
+    return _EveryNth(examples, num_shards, index)
+
+
+class _EveryNth:
+    """Some of the examples of an object that gives one for each number."""
+
+    def __init__(self, examples: Any, num_shards: int, index: int) -> None:
+        self._examples = examples
+        self._numbers = range(index, len(examples), num_shards)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._examples[self._numbers[number]]
 
 
 def _kind(value: Any) -> str:

@@ -14,14 +14,23 @@ from typing import Any
 import jax
 import numpy as np
 
+from stratagem.input.sources.iterables import IterableSource
 from stratagem.input.sources.source import (
     UNKNOWN_CARDINALITY,
     Reader,
     Source,
     stateless_reader,
 )
+from stratagem.options import AutoShardPolicy
 
-__all__ = ["GrainIterSource", "GrainMapSource", "TensorFlowSource", "TorchLoaderSource", "is_of"]
+__all__ = [
+    "GrainIterSource",
+    "GrainMapSource",
+    "HuggingFaceStreamSource",
+    "TensorFlowSource",
+    "TorchLoaderSource",
+    "is_of",
+]
 
 
 def is_of(dataset: Any, package: str, *names: str) -> bool:
@@ -137,6 +146,12 @@ class TensorFlowSource(Source):
         """Number of batches; TensorFlow's numbers for infinite and unknown are ours."""
         return int(self._dataset.cardinality())
 
+    @property
+    def auto_shard_policy(self) -> AutoShardPolicy:
+        """What `tf.data.Options` of the dataset says."""
+        policy = self._dataset.options().experimental_distribute.auto_shard_policy
+        return AutoShardPolicy(int(policy))
+
     def element_spec(self) -> Any:
         """Returns the shapes and dtypes of a batch, the batch axis None, reading nothing.
 
@@ -199,6 +214,35 @@ class _TensorFlowReader(Reader):
             self._tf.train.Checkpoint(iterator=self._iterator).read(f"{folder}/iterator")
         self._beginning = state["beginning"]
         super().restore(state)
+
+
+class HuggingFaceStreamSource(IterableSource):
+    """A `datasets.IterableDataset` of batches, which knows the files behind it.
+
+    Args:
+        dataset: the dataset.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
+        self._dataset = dataset
+
+    @property
+    def num_files(self) -> int:
+        """Files, or whatever the dataset is read from in parts."""
+        return self._dataset.num_shards
+
+    def shard(self, num_shards: int, index: int) -> Source:
+        """Returns every `num_shards`th file from `index` on.
+
+        Args:
+            num_shards: 1 or more.
+            index: 0 <= index < num_shards.
+
+        Returns:
+            The source.
+        """
+        return HuggingFaceStreamSource(self._dataset.shard(num_shards, index, contiguous=False))
 
 
 class TorchLoaderSource(Source):

@@ -9,8 +9,10 @@ import jax
 import numpy as np
 
 from stratagem.messages import explain
+from stratagem.options import AutoShardPolicy
 
 __all__ = [
+    "BATCHES_A_SNAPSHOT",
     "INFINITE_CARDINALITY",
     "Reader",
     "Source",
@@ -19,6 +21,9 @@ __all__ = [
     "stateless_reader",
 ]
 
+# A state that costs something to ask for is asked for once in so many batches; whoever goes on
+# from there reads the batches since then again.
+BATCHES_A_SNAPSHOT = 32
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 
@@ -87,6 +92,33 @@ class Source(abc.ABC):
     def cardinality(self) -> int:
         """Number of batches, or `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
         return UNKNOWN_CARDINALITY
+
+    @property
+    def num_files(self) -> int | None:
+        """Files that the source is made of; None if it is not, or nobody can tell."""
+        return None
+
+    @property
+    def has_shard_hint(self) -> bool:
+        """Whether the source holds a place for the number of shards and which one to read."""
+        return False
+
+    @property
+    def auto_shard_policy(self) -> AutoShardPolicy:
+        """What the dataset itself says about sharing."""
+        return AutoShardPolicy.AUTO
+
+    def shard(self, num_shards: int, index: int) -> Source:
+        """Returns every `num_shards`th file from `index` on; of a hint, fills it in.
+
+        Args:
+            num_shards: 1 or more.
+            index: 0 <= index < num_shards.
+
+        Returns:
+            The source of that part; batches keep their size.
+        """
+        raise NotImplementedError  # asked only of sources of files or with a hint
 
     @abc.abstractmethod
     def open(self, epoch: int) -> Reader:

@@ -1,0 +1,228 @@
+"""Rows of a table that a function looks up while it is differentiated.
+
+The gradient of such a table is zero but for these rows. JAX makes it a whole array; here each
+lookup gets an input of its own that stands for the rows it returns, and the gradient by that input
+is the rows' gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax.extend.core import get_opaque_trace_state
+
+from stratagem.context import get_replica_context
+from stratagem.execution.functionalize import current_scope
+from stratagem.messages import explain
+from stratagem.values import IndexedSlices
+
+__all__ = [
+    "Lookups",
+    "embedding_lookup",
+    "has_company",
+    "is_recorded",
+    "note_table",
+    "rows_pay",
+    "slices_of",
+    "tables_among",
+]
+
+# Measured on two CPU devices: below 64 Ki elements nothing is won, and where the rows of all
+# replicas are half as many as those of the table, both ways take the same time.
+_MIN_TABLE_SIZE = 65_536
+_TABLE = "_stratagem_is_table"
+
+
+def note_table(variable: Any) -> None:
+    """Notes that rows of a variable are looked up, so that its gradient may be rows too."""
+    setattr(variable, _TABLE, True)
+
+
+def tables_among(variables: Sequence[Any]) -> list[Any]:
+    """Returns the variables that rows were ever looked up in."""
+    return [variable for variable in variables if getattr(variable, _TABLE, False)]
+
+
+def embedding_lookup(params: Any, ids: Any) -> jax.Array:
+    """Returns rows of a table, whose gradient by the table need not be as large as the table.
+
+    Where `sg.value_and_grad` differentiates by the table and it is read in no other way, the
+    gradient is kept as rows: replicas exchange these and not the whole table. Call anywhere.
+
+    Args:
+        params: Keras variable of shape (n, ...), the table; or an array, which is indexed as usual.
+        ids: integers of any shape; -n <= id < n, others give rows of NaN.
+
+    Returns:
+        Array of shape (*ids.shape, ...), in the table's compute dtype.
+
+    Raises:
+        TypeError: `ids` are no integers.
+        ValueError: `params` is a scalar.
+
+    Example:
+        >>> table = sg.Variable([[1.0, 2.0], [3.0, 4.0]])
+        >>> sg.nn.embedding_lookup(table, [1, 1])
+        Array([[3., 4.],
+               [3., 4.]], dtype=float32)
+
+    Source: TF 2.21 embedding_ops.py, embedding_lookup.
+    """
+    ids = jnp.asarray(ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(
+            explain(
+                f"embedding_lookup received ids of dtype {ids.dtype}.",
+                expected="integers.",
+                fix='cast them: keras.ops.cast(ids, "int32").',
+            )
+        )
+    if not jnp.ndim(params):
+        raise ValueError(
+            explain(
+                "embedding_lookup received a scalar as its table.",
+                expected="a table with rows on axis 0.",
+                fix="pass a variable of shape (n, ...).",
+            )
+        )
+    if not isinstance(params, keras.Variable):
+        return jnp.take(jnp.asarray(params), ids, axis=0)
+    note_table(params)
+    lookups = _current.lookups
+    return _plain_rows(params, ids) if lookups is None else lookups.look_up(params, ids)
+
+
+def is_recorded(table: Any) -> bool:
+    """Tells whether a lookup in a variable counts now."""
+    return _current.lookups is not None and _current.lookups.counts(table)
+
+
+def _plain_rows(table: Any, ids: Any) -> jax.Array:
+    return jnp.take(jnp.asarray(table.value), ids, axis=0)
+
+
+class _Current(threading.local):
+    lookups: Lookups | None = None
+
+
+_current = _Current()
+
+
+class Lookups:
+    """The lookups of one call of a function, in their order.
+
+    Args:
+        tables: the variables whose lookups count; those of others are ordinary reads.
+        stand_ins: for each table by id, the inputs that stand for the rows of its lookups; None
+            where they are only counted.
+    """
+
+    def __init__(
+        self, tables: Sequence[Any], stand_ins: dict[int, list[jax.Array]] | None = None
+    ) -> None:
+        self._tables = {id(table) for table in tables}
+        self._stand_ins = (
+            None if stand_ins is None else {key: list(rows) for key, rows in stand_ins.items()}
+        )
+        self._has_missed = False
+        self.ids: dict[int, list[jax.Array]] = {}
+        self.shapes: dict[int, list[tuple[int, ...]]] = {}
+        self._trace: Any = None
+        self._outer: Lookups | None = None
+
+    def __enter__(self) -> Lookups:
+        self._trace = get_opaque_trace_state(convention="nnx")
+        self._outer, _current.lookups = _current.lookups, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.lookups = self._outer
+
+    @property
+    def are_matched(self) -> bool:
+        """Whether every stand-in has met its lookup, and every lookup its stand-in."""
+        return not self._has_missed and not any((self._stand_ins or {}).values())
+
+    def counts(self, table: Any) -> bool:
+        """Tells whether the lookups of a table count here."""
+        # What lax.scan or jax.checkpoint looks up cannot leave them: that is an ordinary read.
+        is_nested = self._trace != get_opaque_trace_state(convention="nnx")
+        return id(table) in self._tables and not is_nested and current_scope() is not None
+
+    def look_up(self, table: Any, ids: jax.Array) -> jax.Array:
+        """Returns rows of a table, attached to the input that stands for them."""
+        scope = current_scope()
+        if scope is None or not self.counts(table):
+            return _plain_rows(table, ids)
+        was_read = id(table) in scope.read_ids
+        value = jnp.asarray(table.value)
+        shape = (*ids.shape, *value.shape[1:])
+        stand_in = None
+        if self._stand_ins is not None:
+            remaining = self._stand_ins[id(table)]
+            if not remaining or remaining[0].shape != shape:
+                self._has_missed = True
+                return _plain_rows(table, ids)
+            stand_in = remaining.pop(0)
+        if not was_read:
+            scope.read_ids.discard(id(table))
+        self.ids.setdefault(id(table), []).append(ids)
+        self.shapes.setdefault(id(table), []).append(shape)
+        rows = jnp.take(value, ids, axis=0)
+        return rows if stand_in is None else _attach(rows, stand_in)
+
+
+@jax.custom_jvp
+def _attach(rows: jax.Array, stand_in: jax.Array) -> jax.Array:
+    """Returns the rows, whose derivative is that of the stand-in alone."""
+    return rows
+
+
+@_attach.defjvp
+def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    return primals[0], tangents[1].astype(primals[0].dtype)
+
+
+def slices_of(table: Any, ids: Sequence[jax.Array], rows: Sequence[jax.Array]) -> IndexedSlices:
+    """Joins the gradients of a table's lookups.
+
+    Args:
+        table: the variable.
+        ids: the ids of each lookup.
+        rows: the gradient by the rows of each lookup.
+
+    Returns:
+        Their slices, in the order of the lookups.
+    """
+    row_shape = tuple(table.shape[1:])
+    indices = [one.reshape(-1).astype(jnp.int32) for one in ids]
+    values = [one.reshape(-1, *row_shape) for one in rows]
+    return IndexedSlices(jnp.concatenate(values), jnp.concatenate(indices), tuple(table.shape))
+
+
+def rows_pay(table: Any, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Tells whether replicas exchange less when they exchange rows and not the whole table.
+
+    Args:
+        table: the variable.
+        shapes: shapes of the rows of each lookup of one replica.
+    """
+    table_size = math.prod(table.shape)
+    num_elements = sum(math.prod(shape) for shape in shapes)
+    return table_size > _MIN_TABLE_SIZE and 2 * num_elements * _num_replicas() < table_size
+
+
+def has_company() -> bool:
+    """Tells whether this is one of several replicas."""
+    return _num_replicas() > 1
+
+
+def _num_replicas() -> int:
+    context = get_replica_context()
+    return 1 if context is None else context.num_replicas_in_sync

@@ -1,0 +1,137 @@
+"""Distributed datasets as data of `fit`, `evaluate` and `predict`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stratagem.context import has_strategy
+from stratagem.input import Dataset, DistributedDataset
+from stratagem.keras.private import DataAdapter
+from stratagem.messages import explain
+
+__all__ = ["DatasetAdapter", "adapted", "is_dataset"]
+
+_BESIDE = ("y", "sample_weight", "class_weight")
+
+
+class DatasetAdapter(DataAdapter):
+    """Hands the batches of a distributed dataset to Keras, each iteration an epoch.
+
+    Args:
+        dataset: the dataset.
+    """
+
+    def __init__(self, dataset: DistributedDataset) -> None:
+        self._dataset = dataset
+        self._num_opened = 0
+        self._unread: Iterator[Any] | None = None
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of an epoch; None where that is unknown, or without end."""
+        count = self._dataset.cardinality
+        return count if count >= 0 else None
+
+    @property
+    def batch_size(self) -> None:
+        """Not known before a batch is read."""
+        return None
+
+    @property
+    def has_partial_batch(self) -> None:
+        """Not known before a batch is read."""
+        return None
+
+    @property
+    def partial_batch_size(self) -> None:
+        """Not known before a batch is read."""
+        return None
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Returns an iterator over host batches; nothing is opened before the first is asked for.
+
+        Keras makes more iterators than it reads. Of a model that is not built it reads one batch
+        to build it and begins again: with that batch, so that a generator loses nothing.
+        """
+        source = self._unread or self._opened()
+        self._unread = None
+        is_plain = not has_strategy()
+        num_read = 0
+        has_ended = False
+        first: Any = None
+        try:
+            for batch in source:
+                first, num_read = (None if num_read else batch), num_read + 1
+                yield batch.whole() if is_plain else batch
+            has_ended = True
+        finally:
+            if num_read == 1 and not has_ended and self.num_batches != 1:
+                self._unread = _chained(first, source)
+            elif callable(close := getattr(source, "close", None)):
+                close()
+
+    def _opened(self) -> Iterator[Any]:
+        loader = self._dataset.make_loader(self._num_opened, None)
+        self._num_opened += 1
+        return loader.host_batches()
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """As `get_jax_iterator`."""
+        return self.get_jax_iterator()
+
+
+def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def is_dataset(value: Any) -> bool:
+    """Tells whether a value is a dataset that Keras does not know."""
+    return isinstance(value, Dataset | DistributedDataset)
+
+
+def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Replaces distributed datasets among the arguments of `fit`, `evaluate` or `predict`.
+
+    Args:
+        strategy: of the model; the default one for a model of none.
+        name: of the method.
+        arguments: by name.
+
+    Returns:
+        Adapters for those that are datasets.
+
+    Raises:
+        ValueError: a dataset of another strategy, or targets or weights beside a dataset.
+    """
+    adapters: dict[str, Any] = {}
+    for key in ("x", "validation_data"):
+        if not is_dataset(value := arguments.get(key)):
+            continue
+        beside = [other for other in _BESIDE if key == "x" and arguments.get(other) is not None]
+        if beside:
+            raise ValueError(
+                explain(
+                    f"{name} received a {type(value).__name__} and {' and '.join(beside)}.",
+                    expected="targets and weights in the batches of the dataset.",
+                    fix="let it yield (x, y) or (x, y, sample_weight).",
+                )
+            )
+        adapters[key] = DatasetAdapter(_distributed(strategy, name, value))
+    return adapters
+
+
+def _distributed(strategy: Any, name: str, dataset: Any) -> DistributedDataset:
+    if isinstance(dataset, Dataset):
+        return strategy.distribute_dataset(dataset)
+    if dataset.strategy is not strategy:
+        raise ValueError(
+            explain(
+                f"{name} of a model of {strategy} received a dataset of {dataset.strategy}.",
+                expected="a dataset that the model's strategy distributed.",
+                fix="call distribute_dataset of model.distribute_strategy, or pass the dataset "
+                "as it was before.",
+            )
+        )
+    return dataset

@@ -1,0 +1,208 @@
+"""Updates of single rows of a variable: scatter_add and its like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from stratagem.context import ReplicaContext
+from stratagem.messages import explain
+from stratagem.options import ReduceOp, VariableAggregation
+from stratagem.values import IndexedSlices, Mirrored, PerReplica
+from stratagem.variables import Home, VariableKind, home_of
+
+__all__ = ["RowUpdates"]
+
+# An index past the end stands for no row.
+_APPLY: dict[str, Callable[[Any, Any], Any]] = {
+    "scatter_add": lambda rows, values: rows.add(values, mode="drop"),
+    "scatter_sub": lambda rows, values: rows.add(-values, mode="drop"),
+    "scatter_mul": lambda rows, values: rows.multiply(values, mode="drop"),
+    "scatter_div": lambda rows, values: rows.divide(values, mode="drop"),
+    "scatter_min": lambda rows, values: rows.min(values, mode="drop"),
+    "scatter_max": lambda rows, values: rows.max(values, mode="drop"),
+    "scatter_update": lambda rows, values: rows.set(values, mode="drop"),
+}
+_SETTING = ("scatter_min", "scatter_max", "scatter_update")
+
+
+class RowUpdates:
+    """The scatter methods of a variable of a strategy.
+
+    In a replica function the rows of all replicas are aggregated first, as the variable says, and
+    then applied; in cross-replica and update context they are applied as they are. Rows of equal
+    index are added up, except by `scatter_min`, `scatter_max` and `scatter_update`.
+
+    Source: TF 2.21 values.py, DistributedVariable.scatter_add and the like.
+    """
+
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Adds rows. Call anywhere.
+
+        Args:
+            sparse_delta: rows of shape (k, ...) and their indices.
+            use_locking: accepted for the sake of moved code.
+            name: likewise.
+
+        Returns:
+            The new value.
+
+        Raises:
+            TypeError: no `IndexedSlices`, or `PerReplica` ones where they cannot be aggregated.
+            NotImplementedError: an ON_READ variable.
+            ValueError: aggregation NONE and rows that differ between replicas.
+
+        Example:
+            >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+            ...     v = sg.Variable([1.0, 2.0])
+            >>> v.scatter_add(sg.IndexedSlices(jax.numpy.array([5.0]), jax.numpy.array([1])))
+            Array([1., 7.], dtype=float32)
+
+        Source: TF 2.21 values.py, DistributedVariable.scatter_add.
+        """
+        return _scatter(self, "scatter_add", sparse_delta)
+
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Subtracts rows; otherwise as `scatter_add`."""
+        return _scatter(self, "scatter_sub", sparse_delta)
+
+    def scatter_mul(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Multiplies rows; otherwise as `scatter_add`."""
+        return _scatter(self, "scatter_mul", sparse_delta)
+
+    def scatter_div(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Divides rows; otherwise as `scatter_add`."""
+        return _scatter(self, "scatter_div", sparse_delta)
+
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Takes the smaller of each element and the given one. Call anywhere.
+
+        Args:
+            sparse_delta: rows of shape (k, ...) and their indices.
+            use_locking: accepted for the sake of moved code.
+            name: likewise.
+
+        Returns:
+            The new value.
+
+        Raises:
+            NotImplementedError: in a replica function with aggregation SUM or MEAN, or an ON_READ
+                variable. Otherwise as `scatter_add`.
+
+        Source: TF 2.21 values.py, DistributedVariable.scatter_min.
+        """
+        return _scatter(self, "scatter_min", sparse_delta)
+
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Takes the larger of each element and the given one; otherwise as `scatter_min`."""
+        return _scatter(self, "scatter_max", sparse_delta)
+
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows; otherwise as `scatter_min`."""
+        return _scatter(self, "scatter_update", sparse_delta)
+
+
+def _home(variable: Any) -> Home:
+    home = home_of(variable)
+    assert home is not None  # only variables of strategies have these methods
+    return home
+
+
+def _scatter(variable: Any, method: str, sparse_delta: Any) -> Any:
+    context = variable.aggregating_context()
+    _check(variable, method, is_aggregated=context is not None)
+    slices = _plain(variable, method, sparse_delta)
+    slices.check()
+    if context is not None:
+        slices = _aggregate(_home(variable).aggregation, slices, context)
+    if method not in _SETTING:
+        slices = slices.combined()
+    value = jnp.asarray(variable.own_value())
+    rows = value.at[jnp.asarray(slices.indices)]
+    new = _APPLY[method](rows, jnp.asarray(slices.values, value.dtype))
+    return variable.assign_own(new)
+
+
+def _aggregate(
+    aggregation: VariableAggregation, slices: IndexedSlices, context: ReplicaContext
+) -> IndexedSlices:
+    """Returns what all replicas together ask for, in a replica function."""
+    if aggregation is VariableAggregation.NONE:
+        return slices
+    if aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
+        op = ReduceOp.from_variable_aggregation(aggregation)
+        return context.communicator.all_reduce_slices(op, slices)
+    gathered = context.communicator.all_reduce_slices(ReduceOp.SUM, slices)
+    owner = jnp.full(jnp.shape(slices.indices), context.replica_id_in_sync_group)
+    owners = context.communicator.all_gather(owner, 0, None)
+    nowhere = jnp.iinfo(gathered.indices.dtype).max
+    indices = jnp.where(owners == 0, gathered.indices, nowhere)
+    return IndexedSlices(gathered.values, indices, slices.dense_shape)
+
+
+def _plain(variable: Any, method: str, value: Any) -> IndexedSlices:
+    """Takes distributed rows apart, where that is allowed."""
+    slices = value.value if isinstance(value, Mirrored) else value
+    if not isinstance(slices, IndexedSlices):
+        raise TypeError(
+            explain(
+                f"{method} of {variable.path!r} received a value of type {type(slices).__name__}.",
+                expected="sg.IndexedSlices.",
+                fix="write sg.IndexedSlices(values, indices).",
+            )
+        )
+    if not isinstance(slices.values, PerReplica):
+        return slices
+    home = _home(variable)
+    can_aggregate = home.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
+    if slices.values.local is not None or not can_aggregate:
+        raise TypeError(
+            explain(
+                f"{method} of {variable.path!r}, whose aggregation is {home.aggregation.name}, "
+                "received rows that differ between replicas.",
+                expected="the same rows for every copy.",
+                fix="reduce them first: strategy.reduce(op, slices, axis=None).",
+            )
+        )
+    op = ReduceOp.from_variable_aggregation(home.aggregation)
+    return home.strategy.reduce(op, slices, axis=None)
+
+
+def _check(variable: Any, method: str, *, is_aggregated: bool) -> None:
+    home = _home(variable)
+    if home.kind is VariableKind.ON_READ:
+        raise NotImplementedError(
+            explain(
+                f"{method} was called on {variable.path!r}, an ON_READ variable.",
+                expected="an ON_WRITE variable.",
+                fix="leave `synchronization` out when you create it, or assign the whole value.",
+            )
+        )
+    has_sum = home.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
+    if method in _SETTING and has_sum and is_aggregated:
+        raise NotImplementedError(
+            explain(
+                f"{method} was called in a replica function on {variable.path!r}, whose "
+                f"aggregation is {home.aggregation.name}.",
+                expected="aggregation NONE or ONLY_FIRST_REPLICA: minima, maxima and new values "
+                "of replicas have no sum.",
+                fix="use scatter_add, or merge_call and extended.update with the same rows for "
+                "every copy.",
+            )
+        )

@@ -1,0 +1,9 @@
+"""What `tf.nn` has for distributed training.
+
+Source: TF 2.21 nn_impl_distribute.py, embedding_ops.py.
+"""
+
+from stratagem.execution import embedding_lookup
+from stratagem.keras import compute_average_loss, scale_regularization_loss
+
+__all__ = ["compute_average_loss", "embedding_lookup", "scale_regularization_loss"]

@@ -1,0 +1,137 @@
+"""Some rows of an array, by index: what the gradient of an embedding is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.messages import explain
+
+__all__ = ["IndexedSlices", "is_indexed_slices"]
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class IndexedSlices:
+    """Rows of an array that is zero elsewhere; rows of equal index count as their sum.
+
+    Args:
+        values: the rows, shape (k, ...), any numeric dtype.
+        indices: where they belong on axis 0 of the whole array, integers of shape (k,). An index
+            past the end stands for no row.
+        dense_shape: shape of the whole array, (n, ...); None if nobody needs it.
+
+    Example:
+        >>> rows = sg.IndexedSlices(jax.numpy.ones((2, 2)), jax.numpy.array([0, 0]), (2, 2))
+        >>> rows.to_dense()
+        Array([[2., 2.],
+               [0., 0.]], dtype=float32)
+
+    Source: TF 2.21 indexed_slices.py, IndexedSlices.
+    """
+
+    values: Any
+    indices: Any
+    dense_shape: tuple[int, ...] | None = None
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any], Any]:
+        """Tells JAX the arrays of this value; `dense_shape` is static."""
+        return (self.values, self.indices), self.dense_shape
+
+    @classmethod
+    def tree_unflatten(cls, dense_shape: Any, children: Any) -> IndexedSlices:
+        """Makes a value from what `tree_flatten` returned."""
+        values, indices = children
+        return cls(values, indices, dense_shape)
+
+    def to_dense(self) -> jax.Array:
+        """Returns the whole array.
+
+        Returns:
+            Array of shape `dense_shape`, in the dtype of the rows.
+
+        Raises:
+            ValueError: `dense_shape` is unknown, or `values` and `indices` do not fit.
+            TypeError: `indices` are no integers.
+        """
+        self.check()
+        if self.dense_shape is None:
+            raise ValueError(
+                explain(
+                    "IndexedSlices without dense_shape were to become a whole array.",
+                    expected="the shape of the array that the rows belong to.",
+                    fix="pass dense_shape=variable.shape.",
+                )
+            )
+        values = jnp.asarray(self.values)
+        whole = jnp.zeros(self.dense_shape, values.dtype)
+        return whole.at[jnp.asarray(self.indices)].add(values, mode="drop")
+
+    def combined(self) -> IndexedSlices:
+        """Adds up the rows of equal index.
+
+        Returns:
+            Slices in the order of their indices, each index once. In a compiled program, whose
+            shapes cannot depend on values, as many rows as before: those left over are zeros with
+            an index past every end.
+
+        Raises:
+            ValueError: `values` and `indices` do not fit.
+            TypeError: `indices` are no integers.
+        """
+        self.check()
+        indices = jnp.asarray(self.indices)
+        if self.dense_shape is not None:  # -1 and the last row are one
+            indices = jnp.where(indices < 0, indices + self.dense_shape[0], indices)
+        nowhere = int(jnp.iinfo(indices.dtype).max)
+        size = indices.shape[0] if isinstance(indices, Tracer) else None
+        unique, places = jnp.unique(
+            indices, return_inverse=True, size=size, fill_value=None if size is None else nowhere
+        )
+        sums = jax.ops.segment_sum(jnp.asarray(self.values), places, num_segments=unique.shape[0])
+        return IndexedSlices(sums, unique, self.dense_shape)
+
+    def check(self) -> None:
+        """Raises where the parts do not fit together."""
+        shape, indices_shape = jnp.shape(self.values), jnp.shape(self.indices)
+        if len(indices_shape) != 1 or shape[:1] != indices_shape:
+            raise ValueError(
+                explain(
+                    f"IndexedSlices have values of shape {shape} and indices of shape "
+                    f"{indices_shape}.",
+                    expected="one index a row: shapes (k, ...) and (k,).",
+                    fix="flatten the indices, and the values to (k, ...) with them.",
+                )
+            )
+        if self.dense_shape is not None and shape[1:] != tuple(self.dense_shape[1:]):
+            raise ValueError(
+                explain(
+                    f"IndexedSlices have rows of shape {shape[1:]} and "
+                    f"dense_shape={self.dense_shape}.",
+                    expected=f"rows of shape {tuple(self.dense_shape[1:])}.",
+                    fix="pass the shape of the array that the rows belong to.",
+                )
+            )
+        dtype = getattr(self.indices, "dtype", None) or np.asarray(self.indices).dtype
+        if not jnp.issubdtype(dtype, jnp.integer):
+            raise TypeError(
+                explain(
+                    f"IndexedSlices have indices of dtype {dtype}.",
+                    expected="integers.",
+                    fix="a jax.tree.map reaches the indices as well as the values: change the "
+                    "values with dataclasses.replace(slices, values=...).",
+                )
+            )
+
+    def __jax_array__(self) -> jax.Array:
+        return self.to_dense()
+
+
+def is_indexed_slices(value: Any) -> bool:
+    """Tells whether a value is `IndexedSlices` (for use as `is_leaf`)."""
+    return isinstance(value, IndexedSlices)
