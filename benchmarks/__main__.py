@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import fit_overhead, fit_peers, loop, run_overhead
+from benchmarks import fit_overhead, fit_peers, input, loop, run_overhead
 from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.machine import describe_machine, load_warning
 from benchmarks.plot import draw_ratios
@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[Place], Environments], list[Case]]] = {
     "fit_overhead": fit_overhead.make_cases,
     "fit_peers": fit_peers.make_cases,
     "loop": loop.make_cases,
+    "input": input.make_cases,
 }
 _WIDTH_OF_A_FILE = 120
 _QUICK = Effort(num_rounds=2, round_s=0.2)
@@ -82,7 +83,7 @@ def main(
 ) -> None:
     """Measures how fast Stratagem is.
 
-    Without a NAME all: run_overhead, fit_overhead, fit_peers, loop.
+    Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input.
     """
     unknown = sorted(set(names) - set(BENCHMARKS))
     if unknown:

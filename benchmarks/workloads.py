@@ -120,6 +120,16 @@ WORKLOADS = {
             gpu_steps_per_call=20,
         ),
         Workload(
+            name="encoded_images",
+            title="Encoded images",
+            batch_size=16,
+            steps_per_epoch=200,
+            input_shape=(224, 224, 3),
+            input_dtype="uint8",
+            cpu_steps_per_call=1,
+            gpu_steps_per_call=1,
+        ),
+        Workload(
             name="resnet50",
             title="ResNet-50 bf16",
             batch_size=256,

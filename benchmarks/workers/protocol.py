@@ -36,6 +36,7 @@ class WorkerOptions:
         steps_per_call: `steps_per_execution`.
         data_on_device: whether the data lies on the device before the first step.
         steps_per_epoch: None for as many as the workload says.
+        step_s: how long a step takes that stands in for training; None for real training.
     """
 
     workload: str
@@ -44,6 +45,7 @@ class WorkerOptions:
     steps_per_call: int = 1
     data_on_device: bool = False
     steps_per_epoch: int | None = None
+    step_s: float | None = None
 
     @property
     def device_names(self) -> list[str]:

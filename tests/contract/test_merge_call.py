@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -156,3 +157,67 @@ def test_different_numbers_of_calls_are_reported_eagerly(distributing) -> None:
             distributing.run(step)
     finally:
         sg.config.run_eagerly(False)
+
+
+def test_run_is_refused_while_a_step_runs(strategy, execution) -> None:
+    if strategy is sg.get_strategy():
+        return  # whose run only calls the function
+    with pytest.raises(RuntimeError, match="run was called in merge_call"):
+        strategy.run(lambda: merged(lambda inner: inner.run(contribution)))
+
+
+def test_calls_that_not_every_replica_makes_are_refused(distributing) -> None:
+    def total(value):
+        return merged(lambda strategy, part: strategy.reduce("SUM", part, axis=None), value)
+
+    def in_a_branch():
+        is_first = sg.get_replica_context().replica_id_in_sync_group == 0
+        return jax.lax.cond(is_first, lambda: total(contribution()), lambda: contribution())
+
+    def in_a_loop():
+        return jax.lax.while_loop(lambda v: v[()] < 99.0, total, contribution())
+
+    def by_agreement():
+        summed = total(contribution())
+        return jax.lax.cond(summed > 1.0, lambda: total(summed), lambda: summed)
+
+    for step in (in_a_branch, in_a_loop):
+        with pytest.raises(RuntimeError, match="that not every replica may take"):
+            distributing.run(step)
+    n = distributing.num_replicas_in_sync
+    assert_parts(distributing, distributing.run(by_agreement), lambda _: n * n * (n + 1) / 2)
+
+
+def test_variables_that_replicas_write_are_seen_as_from_outside(distributing, execution) -> None:
+    n = distributing.num_replicas_in_sync
+    with distributing.scope():
+        summed, averaged, kept = (
+            sg.Variable(10.0, synchronization="on_read", aggregation=aggregation, trainable=False)
+            for aggregation in ("sum", "mean", "none")
+        )
+
+    def step():
+        summed.assign(contribution())
+        seen = merged(lambda _: summed.value + 0.0)
+        merged(lambda inner: inner.extended.update(summed, lambda v: v.assign_add(1.0)))
+        merged(lambda _: averaged.assign_add(2.0))
+        added = summed.value + 0.0
+        merged(lambda _: summed.assign(8.0))
+        return seen, added, summed.value, averaged.value
+
+    results = distributing.run(step)
+    expected = (lambda _: n * (n + 1) / 2, lambda i: i + 2.0, lambda _: 8.0 / n, lambda _: 12.0)
+    for result, of_replica in zip(results, expected, strict=True):
+        assert_parts(distributing, result, of_replica)
+    with pytest.raises(ValueError, match="ON_READ with aggregation NONE"):
+        distributing.run(lambda: merged(lambda _: kept.value + 0.0))
+    with pytest.raises(ValueError, match="assign_add was called in cross-replica context"):
+        distributing.run(lambda: merged(lambda _: summed.assign_add(1.0)))
+
+
+def test_variable_without_aggregation_can_be_assigned_from_outside(distributing) -> None:
+    with distributing.scope():
+        kept = sg.Variable(1.0, synchronization="on_read", trainable=False)
+    assert float(kept.assign(3.0)) == 3.0
+    kept.assign_add(1.0)
+    assert_parts(distributing, distributing.run(lambda: kept.value), lambda _: 4.0)

@@ -66,7 +66,8 @@ def test_examples_each_promise_their_last_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["02_custom_loop.py", "03_jax_only.py", "04_merge_call.py", "05_gan.py"]
+    "name",
+    ["02_custom_loop.py", "03_jax_only.py", "04_merge_call.py", "05_gan.py", "06_new_strategy.py"],
 )
 def test_example_ends_with_the_promised_line(name: str) -> None:
     _assert_same(_run(name), _promised(name))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -154,3 +156,29 @@ def test_layers_random_numbers_differ_by_replica_and_follow_the_seed(pair, execu
     assert all(not np.array_equal(drawn[i], drawn[j]) for i in range(4) for j in range(i))
     alone = keras.random.SeedGenerator(7)
     np.testing.assert_allclose(first[0], keras.random.uniform((4,), seed=alone), rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.zeros(2, "float32"), [1.0, 2.0], 3.0])
+@pytest.mark.parametrize("annotations", [{}, {"synchronization": "on_read", "aggregation": "sum"}])
+def test_variables_may_be_created_from_values(strategy, value, annotations) -> None:
+    made: list[Any] = []
+
+    def step():
+        if not made:
+            made.append(sg.Variable(value, **annotations))
+        return made[0].value
+
+    np.testing.assert_array_equal(first_part(strategy, strategy.run(step)), value)
+
+
+def test_initial_value_that_a_step_computes_is_refused(strategy) -> None:
+    with pytest.raises(ValueError, match="initial value that a compiled function computes"):
+        strategy.run(lambda x: sg.Variable(2.0 * x).value, args=(jnp.ones(2),))
+    made: list[Any] = []  # and nothing of it is left
+
+    def step():
+        if not made:
+            made.append(sg.Variable(1.0))
+        return made[0].value
+
+    assert float(first_part(strategy, strategy.run(step))) == 1.0

@@ -206,3 +206,28 @@ def test_metric_of_no_strategy_is_as_ever() -> None:
     metric = keras.metrics.Mean()
     metric.update_state(_VALUES, sample_weight=np.asarray([1, 0, 0, 0, 1], "float32"))
     assert float(metric.result()) == 8.5
+
+
+class _Targets(keras.metrics.Metric):
+    """Sums its first argument, and takes one by name only."""
+
+    def __init__(self) -> None:
+        super().__init__(name="targets")
+        self.total = self.add_variable((), "zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, *, scale: float = 1.0) -> None:
+        self.total.assign_add(scale * keras.ops.sum(y_true))
+
+    def result(self) -> Any:
+        return self.total.value
+
+
+@pytest.mark.parametrize("num_rows", [3, 4])
+def test_arguments_stay_in_their_order_in_a_short_batch(num_rows: int, execution: str) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        metric = _Targets()
+    ones = np.ones(num_rows, "float32")
+    (batch,) = strategy.distribute_dataset([(ones, 100 * ones)])
+    strategy.run(metric.update_state, args=batch, kwargs={"scale": 2.0})
+    assert float(metric.result()) == 2.0 * num_rows

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import jax
 import pytest
 
 import stratagem as sg
 from stratagem.strategies import DefaultStrategy, Strategy
-from stratagem.topology import Topology
+from stratagem.topology import Topology, find_devices
 
 
 def test_mirrored_takes_every_local_device_when_none_is_named() -> None:
@@ -134,3 +136,17 @@ def test_long_and_short_names_are_the_same() -> None:
         is Strategy.distribute_values_from_function
     )
     assert Strategy.concat is Strategy.gather
+
+
+def test_a_deep_copy_keeps_what_a_subclass_added() -> None:
+    class Named(sg.Strategy):
+        def __init__(self) -> None:
+            super().__init__(Topology(find_devices(["cpu:0"])))
+            self.spare, self.notes = jax.devices("cpu")[1], ["first"]
+
+    strategy = Named()
+    copied = copy.deepcopy(strategy)
+    assert copied.spare is strategy.spare
+    assert copied.notes == ["first"]
+    assert copied.notes is not strategy.notes
+    assert copied.variables is not strategy.variables

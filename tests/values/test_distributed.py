@@ -176,3 +176,17 @@ def test_both_are_distributed_values(per_replica) -> None:
     assert isinstance(per_replica, DistributedValues)
     assert isinstance(Mirrored(1.0), DistributedValues)
     assert not isinstance(1.0, DistributedValues)
+
+
+def test_mirrored_counts_like_its_value() -> None:
+    two, three = Mirrored(jnp.float32(2.0)), Mirrored(3.0)
+    results = [two + 1, 1 - two, two * three, 6 / two, two**2, -two, abs(-two)]
+    assert [float(result) for result in results] == [3.0, -1.0, 6.0, 3.0, 4.0, -2.0, 2.0]
+    assert bool(two < three)
+    assert bool(three == 3.0)
+    assert f"{two:.1f}" == "2.0"
+    rows = Mirrored(jnp.arange(6.0).reshape(3, 2))
+    assert (rows.shape, rows.dtype, rows.ndim, len(rows)) == ((3, 2), jnp.float32, 2, 3)
+    np.testing.assert_array_equal(rows[1], [2.0, 3.0])
+    assert [float(row[0]) for row in rows] == [0.0, 2.0, 4.0]
+    assert not hasattr(rows, "no_such_thing")

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-__all__ = ["contains_primitive", "differing_outputs"]
+__all__ = ["contains_primitive", "differing_outputs", "may_wait_for_ever"]
 
 _COMBINING = {
     "psum",
@@ -34,6 +34,50 @@ _DISTINGUISHING = {
 
 
 _REFERENCES = {"addupdate", "get", "swap"}
+_MEETING = _COMBINING | {"reduce_scatter", "ppermute", "all_to_all"}
+
+
+class _DivergenceError(Exception):
+    """Some replicas would take a branch in which they wait for all."""
+
+
+def may_wait_for_ever(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> bool:
+    """Tells whether replicas may part at a condition and wait for one another behind it.
+
+    Args:
+        jaxpr: the trace of one replica.
+        differing_inputs: one flag for each of its input variables.
+
+    Returns:
+        True if an operation over replicas stands in a branch, or a loop, that is chosen by a value
+        that may differ between replicas.
+    """
+    if not _has_meeting_branch(jaxpr):
+        return False
+    try:
+        differing_outputs(jaxpr, differing_inputs)
+    except _DivergenceError:
+        return True
+    return False
+
+
+def _has_meeting_branch(jaxpr: Jaxpr) -> bool:
+    """Whether there is anything to look into, which in most programs there is not."""
+    for eqn in jaxpr.eqns:
+        inner = [one for value in eqn.params.values() for one in _jaxprs(value)]
+        if eqn.primitive.name in ("cond", "while"):
+            if any(contains_primitive(one, *_MEETING) for one in inner):
+                return True
+        elif any(_has_meeting_branch(one) for one in inner):
+            return True
+    return False
+
+
+def _check_meeting(eqn: Any) -> None:
+    """Called where the choice of a branch, or the length of a loop, may differ."""
+    inner = [one for value in eqn.params.values() for one in _jaxprs(value)]
+    if any(contains_primitive(one, *_MEETING) for one in inner):
+        raise _DivergenceError
 
 
 def differing_outputs(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> list[bool]:
@@ -128,6 +172,7 @@ def contains_primitive(jaxpr: Jaxpr, *names: str) -> bool:
 
 def _cond_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
     if inputs[0]:
+        _check_meeting(eqn)
         return [True] * len(eqn.outvars)
     branches = [differing_outputs(branch.jaxpr, inputs[1:]) for branch in eqn.params["branches"]]
     return [any(flags) for flags in zip(*branches, strict=True)]
@@ -154,6 +199,7 @@ def _while_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
     while True:
         cond = differing_outputs(eqn.params["cond_jaxpr"].jaxpr, [*inputs[:cond_consts], *carry])
         if cond[0]:
+            _check_meeting(eqn)
             return [True] * len(carry)
         body_inputs = [*inputs[cond_consts : cond_consts + body_consts], *carry]
         outputs = differing_outputs(eqn.params["body_jaxpr"].jaxpr, body_inputs)

@@ -17,7 +17,7 @@ from stratagem.context import ReplicaContext, stack
 from stratagem.context.function_trace import NeedsInitialization, current_function_trace
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.functionalize import ReplicaScope
-from stratagem.execution.sameness import differing_outputs
+from stratagem.execution.sameness import differing_outputs, may_wait_for_ever
 from stratagem.messages import explain
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.values.regrouping import is_array
@@ -295,7 +295,11 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
         results=recorder.results,
         result_lengths=recorder.result_lengths,
     )
-    _use_agreement(recorder, trace, strategy)
+    if strategy.num_replicas_in_sync > 1:
+        differing_inputs = _differing_inputs(recorder, trace)
+        if may_wait_for_ever(trace.jaxpr.jaxpr, differing_inputs):
+            raise parted(strategy)
+        _use_agreement(recorder, trace, strategy, differing_inputs)
     return trace
 
 
@@ -322,23 +326,30 @@ def _local_jaxpr(
     return ClosedJaxpr(eqn.params["jaxpr"], []), inputs, constants
 
 
-def _use_agreement(recorder: _Recorder, trace: Trace, strategy: Any) -> None:
+def _differing_inputs(recorder: _Recorder, trace: Trace) -> list[bool]:
+    """Tells for each input of the jaxpr whether it may differ between replicas."""
+    flags: list[bool] = []
+    for source, index in trace.inputs:
+        if source == "written":
+            flags.append(recorder.is_stacked(trace.written[index]))
+        elif source == "read_only":
+            flags.append(index < 0 or recorder.is_stacked(trace.read_only[index]))
+        else:
+            flags.append(source == "split")
+    return flags
+
+
+def _use_agreement(
+    recorder: _Recorder, trace: Trace, strategy: Any, differing_inputs: list[bool]
+) -> None:
     """Checks assignments that replicas must agree on, and finds results that are cut for nobody.
 
     A result that is the same on every replica (summed, gathered) holds no rows of one replica, even
     if its leading size happens to be that of a padded part.
     """
     has_cut = any(lengths is not None for lengths in trace.result_lengths)
-    if strategy.num_replicas_in_sync == 1 or not (recorder.unproven or has_cut):
+    if not (recorder.unproven or has_cut):
         return
-    differing_inputs: list[bool] = []
-    for source, index in trace.inputs:
-        if source == "written":
-            differing_inputs.append(recorder.is_stacked(trace.written[index]))
-        elif source == "read_only":
-            differing_inputs.append(index < 0 or recorder.is_stacked(trace.read_only[index]))
-        else:
-            differing_inputs.append(source == "split")
     flags = differing_outputs(trace.jaxpr.jaxpr, differing_inputs)
     for variable, differs in zip(trace.written, flags, strict=False):
         if differs and id(variable) in recorder.unproven:
@@ -347,6 +358,26 @@ def _use_agreement(recorder: _Recorder, trace: Trace, strategy: Any) -> None:
     for position, (is_output, output) in enumerate(trace.results):
         if is_output and not result_flags[output]:
             trace.result_lengths[position] = None
+
+
+def parted(strategy: Any) -> RuntimeError:
+    """Returns the error for replicas that would wait for one another for ever.
+
+    Args:
+        strategy: the strategy whose replicas they are.
+
+    Returns:
+        The error, to be raised.
+    """
+    return RuntimeError(
+        explain(
+            f"A replica function of {strategy} calls all_reduce, all_gather or merge_call in a "
+            "branch of lax.cond, or in a lax.while_loop, that not every replica may take.",
+            expected="the same calls on every replica: the others would wait for ever.",
+            fix="call it outside and choose by jax.numpy.where, or choose by a value that is the "
+            "same everywhere: all_reduce it first.",
+        )
+    )
 
 
 def created_again(variable: Any) -> ValueError:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import threading
+from collections import OrderedDict
 from collections.abc import Generator
 from typing import Any
 
@@ -188,10 +189,11 @@ def _update_with_true_rows(
         def update(values: list[Any]) -> list[Any]:
             if length == 0:
                 return values
-            cut = jax.tree.map(lambda leaf: _cut(leaf, length, context), bound.arguments)
+            # One by one: a tree map over a dict returns its keys in another order.
+            cut = {name: _cut(value, length, context) for name, value in bound.arguments.items()}
+            true_rows = inspect.BoundArguments(bound.signature, OrderedDict(cut))
             with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
-                call_args = [metric, *list(cut.values())[1:]]
-                update_state(*call_args)
+                update_state(*true_rows.args, **true_rows.kwargs)
             return [scope.get_current_value(variable) for variable in variables]
 
         return update
@@ -202,9 +204,12 @@ def _update_with_true_rows(
         variable.assign(value)
 
 
-def _cut(leaf: Any, length: int, context: ReplicaContext) -> Any:
-    is_rows = isinstance(leaf, jax.Array) and leaf.ndim > 0 and leaf.shape[0] == context.batch.size
-    return leaf[:length] if is_rows else leaf
+def _cut(value: Any, length: int, context: ReplicaContext) -> Any:
+    def cut(leaf: Any) -> Any:
+        is_array = isinstance(leaf, jax.Array) and leaf.ndim > 0
+        return leaf[:length] if is_array and leaf.shape[0] == context.batch.size else leaf
+
+    return jax.tree.map(cut, value)
 
 
 def _counts_once(metric: Any) -> bool:

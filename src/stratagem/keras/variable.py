@@ -133,11 +133,31 @@ class DistributedVariable(RowUpdates, keras.Variable):
 
     def own_value(self) -> Any:
         """The value, in the dtype of the variable also where Keras casts what layers read."""
+        value = self._value_in_scope()
+        if value is None:
+            return self._global_value()
+        context = self._merge_context()
+        if context is None:
+            return value
+        if self._home.aggregation is VariableAggregation.NONE:
+            aggregate_components(value, self._home.aggregation, self.path)  # which says why not
+        return self._aggregate(value, context)
+
+    def _value_in_scope(self) -> Any:
+        """This replica's value in a replica function; None outside."""
         scope = get_stateless_scope()
         value = scope.get_current_value(self) if scope is not None else None
         if value is None and (replica_scope := current_scope()) is not None:
             value = replica_scope.get_current_value(self)
-        return self._global_value() if value is None else value
+        return value
+
+    def _merge_context(self) -> ReplicaContext | None:
+        """The replica whose compiled step called merge_call, if that makes a difference here."""
+        frame = stack.current_frame()
+        if self._home.kind is not VariableKind.ON_READ or frame is None:
+            return None
+        is_merging = frame.kind is stack.FrameKind.MERGE and current_scope() is not None
+        return frame.replica if is_merging else None
 
     def _require_own_replica(self) -> None:
         """Raises in a replica function of another strategy: it would bypass the copies."""
@@ -167,10 +187,14 @@ class DistributedVariable(RowUpdates, keras.Variable):
         self._require_own_replica()
         topology = self._home.strategy.topology
         if self._home.kind is VariableKind.ON_READ:
-            spread = spread_over_components(value, self._home.aggregation, topology.num_replicas)
+            spread = spread_over_components(value, self._spreading(), topology.num_replicas)
             self.storage = jax.device_put(spread, topology.stacked)
         else:
             self.storage = topology.replicate(value)
+
+    def _spreading(self) -> VariableAggregation:
+        """How a whole value becomes components; in update context each of them takes it."""
+        return VariableAggregation.NONE if in_update_context() else self._home.aggregation
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
         value = self._convert_to_tensor(initializer(self._shape, dtype=self._dtype))
@@ -184,6 +208,13 @@ class DistributedVariable(RowUpdates, keras.Variable):
     def assign(self, value: Any) -> Any:
         """Sets the value, by the variable's aggregation in a replica function."""
         value = self._contribution(value)
+        merging = self._merge_context()
+        if merging is not None:
+            whole = self._convert_to_tensor(value, dtype=self._dtype)
+            count = merging.num_replicas_in_sync
+            spread = jnp.asarray(spread_over_components(whole, self._home.aggregation, count))
+            super().assign(spread[merging.replica_id_in_sync_group])
+            return whole
         context = self.aggregating_context()
         if context is None or self._home.aggregation is VariableAggregation.NONE:
             return self.assign_own(value)
@@ -213,7 +244,16 @@ class DistributedVariable(RowUpdates, keras.Variable):
             delta = self._aggregate(value, context)
             return super().assign(self + delta if sign > 0 else self - delta)
         if self._is_whole_on_read():
-            return self._assign_delta_to_components(value, sign)
+            self._check_component_delta(sign)
+            if not isinstance(value, Tracer):
+                value = np.asarray(value)
+            self.storage = self.storage + sign * jnp.asarray(value, self._dtype)
+            return self._whole_after_update()
+        if self._merge_context() is not None:
+            self._check_component_delta(sign)
+            own = self._value_in_scope()
+            super().assign(own + sign * jnp.asarray(value, self._dtype))
+            return self._whole_after_update()
         return self.assign(self + value if sign > 0 else self - value)
 
     def _is_whole_on_read(self) -> bool:
@@ -224,8 +264,13 @@ class DistributedVariable(RowUpdates, keras.Variable):
             current_function_trace() is not None and current_scope() is None
         )
 
-    def _assign_delta_to_components(self, value: Any, sign: int) -> Any:
-        if self._home.aggregation is VariableAggregation.SUM:
+    def _whole_after_update(self) -> Any:
+        """The value that the components stand for; None where they stand for none."""
+        is_none = self._home.aggregation is VariableAggregation.NONE
+        return None if is_none else self.value
+
+    def _check_component_delta(self, sign: int) -> None:
+        if self._home.aggregation is VariableAggregation.SUM and not in_update_context():
             method = "assign_add" if sign > 0 else "assign_sub"
             raise ValueError(
                 explain(
@@ -239,10 +284,6 @@ class DistributedVariable(RowUpdates, keras.Variable):
                     "strategy.run.",
                 )
             )
-        if not isinstance(value, Tracer):
-            value = np.asarray(value)
-        self.storage = self.storage + sign * jnp.asarray(value, self._dtype)
-        return self.value
 
     def _contribution(self, value: Any) -> Any:
         """Takes a distributed value apart, where that is allowed."""
@@ -350,10 +391,22 @@ def as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
 
     Returns:
         The initializer, the shape and the dtype.
+
+    Raises:
+        ValueError: a traced value.
     """
     if isinstance(value, keras.Variable):
         value = value.value
-    array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        raise ValueError(
+            explain(
+                "A variable was given an initial value that a compiled function computes.",
+                expected="a value that is known when the variable is created, or an initializer.",
+                fix="create the variable with an initializer, and assign the value.",
+            )
+        )
+    with jax.ensure_compile_time_eval():  # not as a part of the program that is being traced
+        array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
 
     def initializer(shape: Any, dtype: Any = None) -> Any:
         # The dtype of a variable is its own: a number's would give way to other operands'.

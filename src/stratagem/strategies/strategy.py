@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Generator
 from typing import Any
@@ -89,6 +90,9 @@ class Strategy:
         copied = object.__new__(type(self))
         memo[id(self)] = copied
         Strategy.__init__(copied, self.topology)
+        memo.update((id(device), device) for device in jax.devices())
+        for name in vars(self).keys() - vars(copied).keys():  # a subclass's own
+            setattr(copied, name, copy.deepcopy(vars(self)[name], memo))
         return copied
 
     @property
@@ -171,6 +175,14 @@ class Strategy:
         )
         self._check_run_arguments(fn, args, options)
         frame = stack.current_frame()
+        if frame is not None and frame.replica is not None:
+            raise RuntimeError(
+                explain(
+                    "run was called in merge_call, while a step runs.",
+                    expected="cross-replica context outside every step.",
+                    fix="call the function on the replicas before or after merge_call.",
+                )
+            )
         opened = contextlib.nullcontext() if frame is not None else self._opened()
         with opened:
             if config.runs_eagerly():

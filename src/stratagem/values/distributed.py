@@ -156,11 +156,27 @@ class Mirrored(DistributedValues):
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         return np.array(self.value, dtype=dtype, copy=copy)
 
-    def __bool__(self) -> bool:
-        return bool(self.value)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "value":  # while it is being made or copied
+            raise AttributeError(name)
+        return getattr(jax.numpy.asarray(self.value), name)
 
-    def __float__(self) -> float:
-        return float(self.value)
+    def __format__(self, format_spec: str) -> str:
+        return format(self.value, format_spec)
 
-    def __int__(self) -> int:
-        return int(self.value)
+
+def _delegate(name: str) -> None:
+    """Gives `Mirrored` an operator of arrays; Python looks these up on the class."""
+
+    def operator(self: Mirrored, *others: Any) -> Any:
+        plain = [other.value if isinstance(other, Mirrored) else other for other in others]
+        return getattr(jax.numpy.asarray(self.value), name)(*plain)
+
+    setattr(Mirrored, name, operator)
+
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_OTHERS = ("neg", "pos", "abs", "lt", "le", "gt", "ge", "eq", "ne", "getitem", "len", "iter")
+_CONVERSIONS = ("bool", "float", "int", "index")
+for _name in (*_BINARY, *(f"r{name}" for name in _BINARY), *_OTHERS, *_CONVERSIONS):
+    _delegate(f"__{_name}__")

@@ -1,0 +1,142 @@
+"""Each page for authors of libraries is one program, and prints what the page shows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_FOLDER = Path(__file__).parents[2] / "docs" / "libraries"
+_LIST = "README.md"
+_BLOCK = re.compile(
+    r"^```python\n(?P<code>.*?)^```$(?:\s*^```text\n(?P<shown>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+_LINK = re.compile(r"\]\((?P<target>[^)#]+\.md)\)")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """One ```python block of a page: what to run, and what the ```text block below it shows.
+
+    `line` is that of the opening fence; without a ```text block nothing is shown.
+    """
+
+    code: str
+    shown: str
+    line: int
+
+
+def _blocks(page: str) -> list[_Block]:
+    return [
+        _Block(
+            code=match["code"],
+            shown=_stripped(match["shown"] or ""),
+            line=page.count("\n", 0, match.start()) + 1,
+        )
+        for match in _BLOCK.finditer(page)
+    ]
+
+
+def _stripped(printed: str) -> str:
+    """Output without the white space at the end of each line and of the whole."""
+    return "\n".join(line.rstrip() for line in printed.splitlines()).rstrip()
+
+
+def _differences(page: str, name: str) -> list[str]:
+    """Runs the blocks of a page in one namespace and says where they print something else."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    found: list[str] = []
+    for block in _blocks(page):
+        printed = io.StringIO()
+        # Empty lines in front, so that a traceback shows the line of the page.
+        program = compile("\n" * block.line + block.code, name, "exec", dont_inherit=True)
+        with contextlib.redirect_stdout(printed):
+            exec(program, namespace)
+        output = _stripped(printed.getvalue())
+        if output != block.shown:
+            shown = textwrap.indent(block.shown or "nothing", "    ")
+            found.append(
+                f"{name}:{block.line}: the block below this line prints\n"
+                f"{textwrap.indent(output or 'nothing', '    ')}\nand the page shows\n{shown}"
+            )
+    return found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(_FOLDER.glob("*.md")) if path.name != _LIST],
+    ids=lambda path: path.stem,
+)
+def test_page_prints_what_it_shows(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    assert _blocks(page), f"{path.name} has no ```python block"
+    found = _differences(page, str(path))
+    assert not found, "\n".join(found)
+
+
+def test_every_page_is_in_the_list() -> None:
+    listed = {match["target"] for match in _LINK.finditer((_FOLDER / _LIST).read_text("utf-8"))}
+    assert {path.name for path in _FOLDER.glob("*.md")} - {_LIST} <= listed
+
+
+_PAGE = """Two blocks share their names.
+
+```python
+number = 2
+```
+
+It is doubled.
+
+```python
+number = 2 * number
+print(number, "   ")
+print()
+```
+
+```text
+4
+```
+
+This is not run:
+
+```text
+5
+```
+"""
+
+
+def test_page_whose_text_is_right_passes() -> None:
+    assert _differences(_PAGE, "page.md") == []
+    assert [block.line for block in _blocks(_PAGE)] == [3, 9]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("text\n4", "text\n5"),
+        ("text\n4", "text\n4\n4"),
+        ("text\n4", "text\n 4"),
+        ("text\n4", "text"),
+        ("```text\n4", "It prints\n\n```text\n4"),
+    ],
+    ids=["other", "more", "indented", "empty", "not directly below"],
+)
+def test_page_whose_text_is_wrong_is_found(right: str, wrong: str) -> None:
+    page = _PAGE.replace(right, wrong)
+    assert page != _PAGE
+    (difference,) = _differences(page, "page.md")
+    assert difference.startswith("page.md:9: the block below this line prints\n    4\n")
+
+
+def test_page_that_raises_is_found_with_its_line() -> None:
+    page = _PAGE.replace("number = 2\n", "number = 2\nnumber.missing\n")
+    with pytest.raises(AttributeError, match="missing") as caught:
+        _differences(page, "page.md")
+    assert (caught.traceback[-1].path, caught.traceback[-1].lineno) == ("page.md", 4)
