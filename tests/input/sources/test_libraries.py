@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import stratagem as sg
 from stratagem.input.sources import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, as_source
 from stratagem.input.sources.choice import batched_source
 
@@ -65,6 +66,14 @@ class TestTensorFlow:
         dataset = self.tf.data.Dataset.range(4).batch(2)
         assert as_source(dataset.repeat()).cardinality == INFINITE_CARDINALITY
         assert as_source(dataset.filter(lambda _: True)).cardinality == UNKNOWN_CARDINALITY
+
+    def test_own_policy_of_a_dataset_is_followed(self) -> None:
+        dataset = self.tf.data.Dataset.range(8).batch(4)
+        policies = self.tf.data.experimental.AutoShardPolicy
+        for policy in sg.AutoShardPolicy:
+            options = self.tf.data.Options()
+            options.experimental_distribute.auto_shard_policy = getattr(policies, policy.name)
+            assert as_source(dataset.with_options(options)).auto_shard_policy is policy
 
     @pytest.mark.parametrize("seed", [None, 3], ids=["no seed", "seed"])
     def test_shuffled_dataset_goes_on(self, seed: int | None) -> None:
@@ -152,3 +161,18 @@ class TestHuggingFace:
         again = make().open(0)
         again.restore(json.loads(json.dumps(reader.state())))
         assert _rows(again) == expected[2:]
+
+    def test_streamed_dataset_is_shared_by_its_files(self) -> None:
+        examples = self.datasets.Dataset.from_dict({"x": list(range(12))})
+        source = as_source(examples.to_iterable_dataset(num_shards=4).batch(2))
+        assert source.num_files == 4
+        parts = [
+            [row for batch in source.shard(2, i).open(0) for row in batch["x"]] for i in (0, 1)
+        ]
+        assert sorted(parts[0] + parts[1]) == list(range(12))
+        assert len(parts[0]) == len(parts[1]) == 6
+
+    def test_examples_may_be_every_nth(self) -> None:
+        examples = self.datasets.Dataset.from_dict({"x": list(range(10))})
+        dataset = sg.input.Dataset(examples, batch_size=4).shard(3, 1)
+        assert [batch["x"].tolist() for batch in dataset] == [[1, 4, 7]]
