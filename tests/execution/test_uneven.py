@@ -198,7 +198,8 @@ def test_each_division_of_the_rows_is_its_own_program(strategy) -> None:
     for name in ("short_last", "empty_last", "short_last"):
         value = strategy.run(step, args=(split(strategy, ROWS[name]),))
         assert [list(part) for part in parts_of(strategy, value)] == list(map(list, ROWS[name]))
-    assert len(calls) == 2
+    # Once each; and once more with a row more, to see that the result is rows.
+    assert calls == [(2,), (3,), (2,), (3,)]
 
 
 def test_one_replica_with_a_padded_argument_sees_true_rows_of_its_results() -> None:
@@ -212,3 +213,27 @@ def test_one_replica_with_a_padded_argument_sees_true_rows_of_its_results() -> N
 
     assert strategy.run(step, args=(jnp.arange(3.0),)).shape == (3,)
     assert facts == [(3, 3)]
+
+
+def test_results_as_long_as_a_part_by_chance_are_left_alone(strategy) -> None:
+    """Three rows a replica at most, and three features: only what grows with the rows is rows."""
+
+    def step(x):
+        return x, jnp.sum(x, axis=0), x.T, jnp.sum(x, axis=1)
+
+    value = strategy.distribute_values_from_function(
+        lambda context: jnp.ones((3 if context.replica_id_in_sync_group == 0 else 1, 3))
+    )
+    rows, features, columns, sums = strategy.run(step, args=(value,))
+    lengths = [3, *[1] * (strategy.num_replicas_in_sync - 1)]
+    for index, length in enumerate(lengths):
+        parts = [sg.select_replica(index, one).shape for one in (rows, features, columns, sums)]
+        assert parts == [(length, 3), (3,), (3, 3), (length,)]
+
+
+def test_a_function_that_takes_one_size_only_is_believed(strategy) -> None:
+    value = strategy.distribute_values_from_function(
+        lambda context: jnp.ones((3 if context.replica_id_in_sync_group == 0 else 1, 2))
+    )
+    result = strategy.run(lambda x: x.reshape(3, 2) + 1.0, args=(value,))
+    assert sg.select_replica(1, result).shape == (1, 2)

@@ -102,6 +102,18 @@ class Arguments:
                 values.append(next(next_split) if leaf.split else next(next_shared))
         return jax.tree.unflatten(self.structure, values)
 
+    def with_another_row(self) -> Arguments:
+        """Returns what a program must know if each replica's padded part had one row more."""
+        assert self.batch.size is not None
+        leaves = [
+            leaf._replace(shape=(leaf.shape[0], leaf.shape[1] + 1, *leaf.shape[2:]))
+            if leaf.lengths is not None and leaf.shape is not None
+            else leaf
+            for leaf in self.leaves
+        ]
+        batch = dataclasses.replace(self.batch, size=self.batch.size + 1)
+        return dataclasses.replace(self, leaves=tuple(leaves), batch=batch)
+
 
 def _array_leaf(value: Any, *, split: bool, lengths: tuple[int, ...] | None = None) -> Leaf:
     if isinstance(value, jax.Array):

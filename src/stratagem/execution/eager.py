@@ -26,7 +26,8 @@ from stratagem.context.replica import check_equal_shapes
 from stratagem.execution.arguments import Arguments, flatten_arguments
 from stratagem.execution.eager_state import EagerState
 from stratagem.execution.functionalize import ReplicaScope
-from stratagem.execution.tracing import created_again, initialize_created_variables
+from stratagem.execution.trace_errors import created_again
+from stratagem.execution.tracing import initialize_created_variables
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import Mirrored, PerReplica, regroup, select_replica

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem.execution.functionalize import ReplicaScope
-from stratagem.execution.tracing import disagreement, foreign_variable
+from stratagem.execution.trace_errors import disagreement, foreign_variable
 from stratagem.topology import Topology
 from stratagem.variables import VariableKind, home_of
 

@@ -18,7 +18,8 @@ from stratagem.context.function_trace import (
     tracing_function,
 )
 from stratagem.execution.arguments import Static
-from stratagem.execution.tracing import created_again, initialize_created_variables
+from stratagem.execution.trace_errors import created_again
+from stratagem.execution.tracing import initialize_created_variables
 from stratagem.messages import explain
 from stratagem.values import PerReplica
 from stratagem.values.regrouping import is_array

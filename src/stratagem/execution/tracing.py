@@ -18,16 +18,18 @@ from stratagem.context.function_trace import NeedsInitialization, current_functi
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.sameness import differing_outputs, may_wait_for_ever
-from stratagem.messages import explain
+from stratagem.execution.trace_errors import (
+    created_again,
+    disagreement,
+    foreign_variable,
+    parted,
+)
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.values.regrouping import is_array
 from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
 
 __all__ = [
     "Trace",
-    "created_again",
-    "disagreement",
-    "foreign_variable",
     "initialize_created_variables",
     "is_uninitialized",
     "trace_replica_function",
@@ -77,7 +79,7 @@ class _Recorder:
     ) -> None:
         self._strategy = strategy
         self._fn = fn
-        self._arguments = arguments
+        self.arguments = arguments
         self._topology: Topology = strategy.topology
         self._registry: VariableRegistry = strategy.variables
         self.candidates: list[Any] = [*self._registry.live(), *foreign]
@@ -88,6 +90,7 @@ class _Recorder:
         self.result_structure: Any = None
         self.results: list[tuple[bool, Any]] = []
         self.result_lengths: list[tuple[int, ...] | None] = []
+        self.result_shapes: list[tuple[int, ...]] = []
 
     def is_stacked(self, variable: Any) -> bool:
         home = home_of(variable)
@@ -103,7 +106,7 @@ class _Recorder:
         """The function given to `shard_map`: local arrays in, local arrays out."""
         several = self._topology.num_replicas > 1
         values = self._local_values(state)
-        arguments = self._arguments
+        arguments = self.arguments
         args, kwargs = arguments.rebuild([part[0] for part in split] if several else split, shared)
         context = self._context(several)
         scope = ReplicaScope(lambda variable: self._read(variable, values))
@@ -131,14 +134,14 @@ class _Recorder:
 
     def _context(self, several: bool) -> ReplicaContext:
         if not several:
-            return ReplicaContext(self._strategy, 0, SoleCommunicator(), self._arguments.batch)
+            return ReplicaContext(self._strategy, 0, SoleCommunicator(), self.arguments.batch)
         communicator = MeshCommunicator(
             REPLICA_AXIS,
             self._topology.num_replicas,
             packs_small=self._topology.platform == "cpu",  # elsewhere the compiler combines
         )
         replica_id = jax.lax.axis_index(REPLICA_AXIS)
-        return ReplicaContext(self._strategy, replica_id, communicator, self._arguments.batch)
+        return ReplicaContext(self._strategy, replica_id, communicator, self.arguments.batch)
 
     def _local_values(self, state: dict[str, list[Any]]) -> dict[int, Any]:
         copied, stacked = iter(state["copied"]), iter(state["stacked"])
@@ -163,7 +166,7 @@ class _Recorder:
 
     def _flatten_result(self, result: Any, several: bool) -> list[Any]:
         leaves, self.result_structure = jax.tree.flatten(result, is_leaf=lambda leaf: leaf is None)
-        batch = self._arguments.batch
+        batch = self.arguments.batch
         outputs: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, keras.Variable):
@@ -176,6 +179,7 @@ class _Recorder:
             padded = batch.is_padded and value.ndim > 0 and value.shape[0] == batch.size
             self.results.append((True, len(outputs)))
             self.result_lengths.append(batch.lengths if padded else None)
+            self.result_shapes.append(value.shape)
             outputs.append(value[None] if several else value)
         return outputs
 
@@ -207,7 +211,11 @@ def trace_replica_function(
         closed = _make_jaxpr(recorder, topology or strategy.topology, arguments)
         created = strategy.variables.uninitialized()
         if not created and not recorder.missed:
-            return _finish(recorder, strategy, arguments, closed)
+            trace = _finish(recorder, strategy, arguments, closed)
+            if any(lengths is not None for lengths in trace.result_lengths):
+                larger = _Recorder(strategy, fn, arguments.with_another_row(), foreign)
+                _keep_rows_only(trace, larger, topology or strategy.topology)
+            return trace
         if created and has_created:
             raise created_again(created[0])
         if current_function_trace() is not None and (
@@ -326,6 +334,28 @@ def _local_jaxpr(
     return ClosedJaxpr(eqn.params["jaxpr"], []), inputs, constants
 
 
+def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None:
+    """Lets those results alone whose leading size is that of a padded part by chance.
+
+    Rows are what grows where the part does. A function that takes no other size is believed.
+
+    Args:
+        trace: some of its results look like padded rows.
+        larger: to trace the function once more, with one row more.
+        topology: the devices.
+    """
+    try:
+        _make_jaxpr(larger, topology, larger.arguments)
+    except Exception:  # noqa: BLE001 - it worked with the size that it will have
+        return
+    for position, (is_output, output) in enumerate(trace.results):
+        if trace.result_lengths[position] is None or not is_output:
+            continue
+        shape = larger.result_shapes[output]
+        if not shape or shape[0] != larger.arguments.batch.size:
+            trace.result_lengths[position] = None
+
+
 def _differing_inputs(recorder: _Recorder, trace: Trace) -> list[bool]:
     """Tells for each input of the jaxpr whether it may differ between replicas."""
     flags: list[bool] = []
@@ -358,85 +388,3 @@ def _use_agreement(
     for position, (is_output, output) in enumerate(trace.results):
         if is_output and not result_flags[output]:
             trace.result_lengths[position] = None
-
-
-def parted(strategy: Any) -> RuntimeError:
-    """Returns the error for replicas that would wait for one another for ever.
-
-    Args:
-        strategy: the strategy whose replicas they are.
-
-    Returns:
-        The error, to be raised.
-    """
-    return RuntimeError(
-        explain(
-            f"A replica function of {strategy} calls all_reduce, all_gather or merge_call in a "
-            "branch of lax.cond, or in a lax.while_loop, that not every replica may take.",
-            expected="the same calls on every replica: the others would wait for ever.",
-            fix="call it outside and choose by jax.numpy.where, or choose by a value that is the "
-            "same everywhere: all_reduce it first.",
-        )
-    )
-
-
-def created_again(variable: Any) -> ValueError:
-    """Returns the error for a replica function that makes a new variable on every call.
-
-    Args:
-        variable: one that it made.
-
-    Returns:
-        The error, to be raised.
-    """
-    return ValueError(
-        explain(
-            f"A replica function created variable {variable.path!r}, and another one when it was "
-            "called again.",
-            expected="variables that are created on the first call only.",
-            fix="create it outside, or once: `if holder.v is None: holder.v = sg.Variable(...)`.",
-        )
-    )
-
-
-def foreign_variable(variable: Any, owner: Any, user: Any) -> ValueError:
-    """Returns the error for a variable that another strategy owns.
-
-    Args:
-        variable: the variable.
-        owner: the strategy in whose scope it was created.
-        user: the strategy whose step used it.
-
-    Returns:
-        The error, to be raised.
-    """
-    return ValueError(
-        explain(
-            f"Variable {variable.path!r} belongs to {owner} and was used in a step of {user}.",
-            expected="variables of the strategy that runs the step.",
-            fix="create the model and the optimizer in the scope of the strategy that runs them.",
-        )
-    )
-
-
-def disagreement(variable: Any, strategy: Any) -> ValueError:
-    """Returns the error for an assignment that would make the copies of a variable drift apart.
-
-    Args:
-        variable: the variable that was assigned.
-        strategy: the strategy whose replicas assigned it.
-
-    Returns:
-        The error, to be raised.
-    """
-    return ValueError(
-        explain(
-            f"A replica function of {strategy} assigned variable {variable.path!r}, whose "
-            "aggregation is "
-            "NONE, a value that may differ between replicas.",
-            expected="an aggregation, or a value that is the same on every replica.",
-            fix='create it with aggregation="sum", "mean" or "only_first_replica"; or with '
-            'synchronization="on_read" to keep one value a replica; or reduce the value first '
-            "(all_reduce), or assign it in merge_call with strategy.extended.update.",
-        )
-    )

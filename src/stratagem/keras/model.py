@@ -31,7 +31,7 @@ from stratagem.keras.step_functions import (
     logs_wanted,
 )
 from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
-from stratagem.keras.variable import DistributedVariable
+from stratagem.keras.variable_creation import adopt
 from stratagem.messages import explain
 from stratagem.variables import home_of
 
@@ -260,7 +260,7 @@ def compile(model: Any, *, distribute: Any = None, **arguments: Any) -> None:
     for variable in [*model.variables, *_variables_of(arguments)]:
         home = home_of(variable)
         if home is None:
-            DistributedVariable.adopt(variable, distribute)
+            adopt(variable, distribute)
         elif home.strategy is not distribute:
             raise _foreign(variable, home, distribute)
     with distribute.scope():

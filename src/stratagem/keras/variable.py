@@ -22,8 +22,9 @@ from stratagem.context import (
 )
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
-from stratagem.execution.tracing import foreign_variable
+from stratagem.execution.trace_errors import foreign_variable
 from stratagem.keras.annotations import current_annotations
+from stratagem.keras.initial_value import as_initializer
 from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.row_updates import RowUpdates
 from stratagem.messages import explain
@@ -39,7 +40,7 @@ from stratagem.variables import (
     spread_over_components,
 )
 
-__all__ = ["DistributedVariable", "as_initializer"]
+__all__ = ["DistributedVariable"]
 
 
 class DistributedVariable(RowUpdates, keras.Variable):
@@ -343,33 +344,15 @@ class DistributedVariable(RowUpdates, keras.Variable):
         op = ReduceOp.from_variable_aggregation(aggregation)
         return context.communicator.all_reduce(op, value)
 
+    def settle(self, home: Home, value: Any) -> None:
+        """Makes a variable that became one of a strategy's keep its value there."""
+        self._home = home
+        home.strategy.variables.add(self, home)
+        self._direct_assign(value)
+
     def initialize(self) -> None:
         """Gives a variable that was created in a step its initial value."""
         self._deferred_initialize()
-
-    @staticmethod
-    def adopt(variable: keras.Variable, strategy: Any) -> None:
-        """Moves a variable of no strategy to one, in place.
-
-        Args:
-            variable: a plain Keras variable with a value.
-            strategy: its new strategy.
-        """
-        value = variable.value
-        aggregation = parse_aggregation(variable.aggregation)
-        synchronization = parse_synchronization(variable.synchronization)
-        kind = choose_kind(
-            synchronization,
-            aggregation,
-            dtype=variable.dtype,
-            num_replicas=strategy.num_replicas_in_sync,
-            name=variable.path,
-        )
-        variable.__dict__.pop("_value", None)
-        variable.__class__ = DistributedVariable
-        variable._home = Home(strategy, kind, aggregation)
-        strategy.variables.add(variable, variable._home)
-        variable._direct_assign(value)
 
     def assign_to_first_component(self, value: Any) -> None:
         """Stores a whole value of an ON_READ variable with aggregation SUM, without dividing it."""
@@ -380,36 +363,3 @@ class DistributedVariable(RowUpdates, keras.Variable):
             self.storage = jax.device_put(stacked, topology.stacked)
         else:
             self.assign(value)
-
-
-def as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
-    """Turns an initial value into what Keras can also call later, outside a trace.
-
-    Args:
-        value: array, number or variable.
-        dtype: dtype; None for that of the value.
-
-    Returns:
-        The initializer, the shape and the dtype.
-
-    Raises:
-        ValueError: a traced value.
-    """
-    if isinstance(value, keras.Variable):
-        value = value.value
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
-        raise ValueError(
-            explain(
-                "A variable was given an initial value that a compiled function computes.",
-                expected="a value that is known when the variable is created, or an initializer.",
-                fix="create the variable with an initializer, and assign the value.",
-            )
-        )
-    with jax.ensure_compile_time_eval():  # not as a part of the program that is being traced
-        array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
-
-    def initializer(shape: Any, dtype: Any = None) -> Any:
-        # The dtype of a variable is its own: a number's would give way to other operands'.
-        return jax.lax.convert_element_type(array, dtype or array.dtype)
-
-    return initializer, array.shape, keras.backend.standardize_dtype(array.dtype)

@@ -13,12 +13,13 @@ import keras
 from stratagem.context import get_strategy
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
-from stratagem.keras.variable import DistributedVariable, as_initializer
+from stratagem.keras.initial_value import as_initializer
+from stratagem.keras.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation, VariableSynchronization
-from stratagem.variables import parse_aggregation, parse_synchronization
+from stratagem.variables import Home, choose_kind, parse_aggregation, parse_synchronization
 
-__all__ = ["Variable", "install"]
+__all__ = ["Variable", "adopt", "install"]
 
 
 def Variable(  # noqa: N802 - tf.Variable's name
@@ -88,3 +89,26 @@ def install() -> None:
         return object.__new__(cls)
 
     keras.Variable.__new__ = staticmethod(create)
+
+
+def adopt(variable: keras.Variable, strategy: Any) -> None:
+    """Moves a variable of no strategy to one, in place.
+
+    Args:
+        variable: a plain Keras variable with a value.
+        strategy: its new strategy.
+    """
+    moved: Any = variable
+    value = moved.value
+    aggregation = parse_aggregation(moved.aggregation)
+    synchronization = parse_synchronization(moved.synchronization)
+    kind = choose_kind(
+        synchronization,
+        aggregation,
+        dtype=moved.dtype,
+        num_replicas=strategy.num_replicas_in_sync,
+        name=moved.path,
+    )
+    vars(moved).pop("_value", None)
+    moved.__class__ = DistributedVariable
+    moved.settle(Home(strategy, kind, aggregation), value)

@@ -1,0 +1,91 @@
+"""What is wrong with a replica function, found out when it is traced or run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem.messages import explain
+
+__all__ = ["created_again", "disagreement", "foreign_variable", "parted"]
+
+
+def parted(strategy: Any) -> RuntimeError:
+    """Returns the error for replicas that would wait for one another for ever.
+
+    Args:
+        strategy: the strategy whose replicas they are.
+
+    Returns:
+        The error, to be raised.
+    """
+    return RuntimeError(
+        explain(
+            f"A replica function of {strategy} calls all_reduce, all_gather or merge_call in a "
+            "branch of lax.cond, or in a lax.while_loop, that not every replica may take.",
+            expected="the same calls on every replica: the others would wait for ever.",
+            fix="call it outside and choose by jax.numpy.where, or choose by a value that is the "
+            "same everywhere: all_reduce it first.",
+        )
+    )
+
+
+def created_again(variable: Any) -> ValueError:
+    """Returns the error for a replica function that makes a new variable on every call.
+
+    Args:
+        variable: one that it made.
+
+    Returns:
+        The error, to be raised.
+    """
+    return ValueError(
+        explain(
+            f"A replica function created variable {variable.path!r}, and another one when it was "
+            "called again.",
+            expected="variables that are created on the first call only.",
+            fix="create it outside, or once: `if holder.v is None: holder.v = sg.Variable(...)`.",
+        )
+    )
+
+
+def foreign_variable(variable: Any, owner: Any, user: Any) -> ValueError:
+    """Returns the error for a variable that another strategy owns.
+
+    Args:
+        variable: the variable.
+        owner: the strategy in whose scope it was created.
+        user: the strategy whose step used it.
+
+    Returns:
+        The error, to be raised.
+    """
+    return ValueError(
+        explain(
+            f"Variable {variable.path!r} belongs to {owner} and was used in a step of {user}.",
+            expected="variables of the strategy that runs the step.",
+            fix="create the model and the optimizer in the scope of the strategy that runs them.",
+        )
+    )
+
+
+def disagreement(variable: Any, strategy: Any) -> ValueError:
+    """Returns the error for an assignment that would make the copies of a variable drift apart.
+
+    Args:
+        variable: the variable that was assigned.
+        strategy: the strategy whose replicas assigned it.
+
+    Returns:
+        The error, to be raised.
+    """
+    return ValueError(
+        explain(
+            f"A replica function of {strategy} assigned variable {variable.path!r}, whose "
+            "aggregation is "
+            "NONE, a value that may differ between replicas.",
+            expected="an aggregation, or a value that is the same on every replica.",
+            fix='create it with aggregation="sum", "mean" or "only_first_replica"; or with '
+            'synchronization="on_read" to keep one value a replica; or reduce the value first '
+            "(all_reduce), or assign it in merge_call with strategy.extended.update.",
+        )
+    )

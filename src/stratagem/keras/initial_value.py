@@ -1,0 +1,47 @@
+"""Initial values of variables, known outside every trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax.core import Tracer
+
+from stratagem.messages import explain
+
+__all__ = ["as_initializer"]
+
+
+def as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
+    """Turns an initial value into what Keras can also call later, outside a trace.
+
+    Args:
+        value: array, number or variable.
+        dtype: dtype; None for that of the value.
+
+    Returns:
+        The initializer, the shape and the dtype.
+
+    Raises:
+        ValueError: a traced value.
+    """
+    if isinstance(value, keras.Variable):
+        value = value.value
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        raise ValueError(
+            explain(
+                "A variable was given an initial value that a compiled function computes.",
+                expected="a value that is known when the variable is created, or an initializer.",
+                fix="create the variable with an initializer, and assign the value.",
+            )
+        )
+    with jax.ensure_compile_time_eval():  # not as a part of the program that is being traced
+        array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
+
+    def initializer(shape: Any, dtype: Any = None) -> Any:
+        # The dtype of a variable is its own: a number's would give way to other operands'.
+        return jax.lax.convert_element_type(array, dtype or array.dtype)
+
+    return initializer, array.shape, keras.backend.standardize_dtype(array.dtype)
