@@ -53,4 +53,4 @@ def decoding_s() -> float:
         start_s = time.perf_counter()
         labelled_image(index)
         times_s.append(time.perf_counter() - start_s)
-    return sorted(times_s)[len(times_s) // 4]
+    return min(times_s)
