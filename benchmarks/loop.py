@@ -9,34 +9,33 @@ from benchmarks.workloads import WORKLOADS
 
 __all__ = ["make_cases"]
 
-_WORKLOAD = "mlp"
+_WORKLOADS = ("mlp", "small_mlp")
 _STEPS_A_CALL = 100
 
 
 def make_cases(places: Sequence[Place], environments: Environments) -> list[Case]:
-    """Returns a case for each place and way to call."""
-    cases: list[Case] = []
-    for place in places:
-        cases += [
-            _case("run", place, 1),
-            _case("run_steps", place, _STEPS_A_CALL),
-        ]
-    return cases
+    """Returns a case for each place, model and way to call."""
+    return [
+        _case(name, workload, place, steps)
+        for place in places
+        for workload in _WORKLOADS
+        for name, steps in (("run", 1), ("run_steps", _STEPS_A_CALL))
+    ]
 
 
-def _case(name: str, place: Place, steps: int) -> Case:
-    title = WORKLOADS[_WORKLOAD].title
+def _case(name: str, workload: str, place: Place, steps: int) -> Case:
+    title = WORKLOADS[workload].title
     references: list[Side] = [
-        jax_side("loop by hand", "jax_scan_loop", _WORKLOAD, place, steps),
+        jax_side("loop by hand", "jax_scan_loop", workload, place, steps),
     ]
     if place.platform == "cpu":  # TensorFlow of the peers has only the CPU
         references.append(
             tensorflow_side(
-                "TF run in tf.function", "tensorflow_loop", _WORKLOAD, place, _STEPS_A_CALL
+                "TF run in tf.function", "tensorflow_loop", workload, place, _STEPS_A_CALL
             )
         )
     return Case(
         name=f"{title}, {place}, {name}, {steps} a call",
-        ours=jax_side(name, "stratagem_loop", _WORKLOAD, place, steps),
+        ours=jax_side(name, "stratagem_loop", workload, place, steps),
         references=tuple(references),
     )

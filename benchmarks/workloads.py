@@ -100,6 +100,15 @@ WORKLOADS = {
             gpu_steps_per_call=100,
         ),
         Workload(
+            name="small_mlp",
+            title="small MLP",
+            batch_size=64,
+            steps_per_epoch=400,
+            input_shape=(64,),
+            cpu_steps_per_call=20,
+            gpu_steps_per_call=100,
+        ),
+        Workload(
             name="cnn",
             title="CNN",
             batch_size=128,

@@ -19,7 +19,11 @@ LIMIT_S = 120.0
 
 def losses(module: str, steps_per_call: int) -> list[float]:
     """The losses of two short epochs of the MLP on two devices."""
-    side = _shortened(jax_side(module, module, "mlp", Place("cpu", 2), steps_per_call))
+    return _losses_of(jax_side(module, module, "mlp", Place("cpu", 2), steps_per_call))
+
+
+def _losses_of(side: Side) -> list[float]:
+    side = _shortened(side)
     command, variables = ENVIRONMENTS.command(side), ENVIRONMENTS.variables(side)
     with WorkerProcess(side.name, command, variables) as worker:
         worker.read_answer(LIMIT_S)
@@ -38,6 +42,16 @@ def test_both_sides_compute_the_same(ours: str, by_hand: str, steps_per_call: in
     got, wanted = losses(ours, steps_per_call), losses(by_hand, steps_per_call)
     assert got == pytest.approx(wanted, rel=1e-4)
     assert got[1] < got[0]
+
+
+def test_loops_over_encoded_images_read_the_same() -> None:
+    place = Place("cpu", 1)
+    got, wanted = (
+        _losses_of(jax_side(module, module, "encoded_images", place, step_s=0.001))
+        for module in ("stratagem_input", "grain_loop")
+    )
+    assert got == pytest.approx(wanted, rel=1e-5)
+    assert got[0] != got[1]  # the second epoch goes on behind the first
 
 
 def test_run_overhead_runs(tmp_path: Path) -> None:
