@@ -51,7 +51,6 @@ def test_loops_over_encoded_images_read_the_same() -> None:
         for module in ("stratagem_input", "grain_loop")
     )
     assert got == pytest.approx(wanted, rel=1e-5)
-    assert got[0] != got[1]  # the second epoch goes on behind the first
 
 
 def test_run_overhead_runs(tmp_path: Path) -> None:
