@@ -7,7 +7,6 @@ import io
 import time
 
 import numpy as np
-from PIL import Image
 
 from benchmarks.workloads import Array
 
@@ -22,6 +21,8 @@ _NUM_CLASSES = 10
 @functools.cache
 def encoded_images() -> list[bytes]:
     """Returns images of smooth noise, which compress as photographs do. Always the same."""
+    from PIL import Image  # here and below: not everybody who lists the benchmarks has Pillow
+
     rng = np.random.default_rng(0)
     images: list[bytes] = []
     for _ in range(_NUM_IMAGES):
@@ -35,6 +36,8 @@ def encoded_images() -> list[bytes]:
 
 def decode(encoded: bytes) -> Array:
     """Returns the pixels, uint8 of `IMAGE_SHAPE`."""
+    from PIL import Image
+
     image = Image.open(io.BytesIO(encoded)).convert("RGB")
     return np.asarray(image.resize(IMAGE_SHAPE[:2]))
 
