@@ -334,3 +334,40 @@ def test_learning_rate_set_outside_the_scope_is_used() -> None:
 def test_optimizer_of_no_strategy_is_that_of_keras() -> None:
     measured = _on_one_device(keras.optimizers.SGD(0.1), 1)
     np.testing.assert_allclose(measured[0], [0.8, -2.45], rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["skip_gradients_aggregation", "experimental_aggregate_gradients"])
+def test_gradients_that_are_reduced_already_are_taken_as_they_are(how: str, execution: str) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.Adam(0.1)
+    columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
+
+    def step(*grads: Any) -> None:
+        summed = sg.get_replica_context().all_reduce("sum", list(grads))
+        pairs = zip(summed, variables, strict=True)
+        sg.apply_gradients(optimizer, pairs, **{how: how.startswith("skip")})
+
+    strategy.run(step, args=columns)
+    expected = _on_one_device(keras.optimizers.Adam(0.1), 1)
+    for value, wanted in zip(values_of([*variables, *optimizer.variables]), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-6)
+
+
+def test_gradients_that_are_not_reduced_are_summed_or_refused(execution: str) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.SGD(0.1)
+    columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
+
+    def step(*grads: Any, **how: Any) -> None:
+        sg.apply_gradients(optimizer, zip(grads, variables, strict=True), **how)
+
+    strategy.run(step, args=columns)
+    expected = _on_one_device(keras.optimizers.SGD(0.1), 1)
+    for value, wanted in zip(values_of([*variables, *optimizer.variables]), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    with pytest.raises(ValueError, match="may differ between replicas"):
+        strategy.run(step, args=columns, kwargs={"skip_gradients_aggregation": True})

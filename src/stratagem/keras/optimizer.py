@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -27,7 +28,16 @@ from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, is_indexed_slices
 from stratagem.variables import home_of
 
-__all__ = ["install", "sum_gradients"]
+__all__ = ["apply_gradients", "install", "sum_gradients"]
+
+
+class _Reduced(threading.local):
+    """Whether the gradients that an optimizer is given are those of all replicas already."""
+
+    value = False
+
+
+_reduced = _Reduced()
 
 
 def install() -> None:
@@ -51,13 +61,64 @@ def _wrap_apply(cls: Any) -> None:
         if not self.built and variables is not None:
             with keras.name_scope(self.name):
                 self.build(variables)
-        summed = sum_gradients(grads)
+        summed = [_whole(grad) for grad in grads] if _reduced.value else sum_gradients(grads)
         with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
                 return _apply_with_loss_scale(self, summed, variables)
             return original(self, summed, variables)
 
     cls.apply = apply
+
+
+def apply_gradients(
+    optimizer: Any,
+    grads_and_vars: Any,
+    name: str | None = None,
+    skip_gradients_aggregation: bool = False,
+    experimental_aggregate_gradients: bool = True,
+) -> Any:
+    """Applies gradients with an optimizer, as `optimizer.apply_gradients` of TensorFlow 2.
+
+    Call in replica context, or outside every scope.
+
+    Args:
+        optimizer: a Keras optimizer.
+        grads_and_vars: pairs of a gradient, array, `IndexedSlices` or None, and its variable.
+        name: accepted for the sake of moved code.
+        skip_gradients_aggregation: take the gradients as they are, because they are reduced over
+            replicas already.
+        experimental_aggregate_gradients: the older name, which says the opposite.
+
+    Returns:
+        What the optimizer returns.
+
+    Raises:
+        ValueError: gradients that are not to be reduced and may differ between replicas.
+        RuntimeError: in cross-replica context.
+
+    Example:
+        >>> v = sg.Variable(1.0)
+        >>> sg.apply_gradients(keras.optimizers.SGD(0.5), [(jax.numpy.ones(()), v)])
+        >>> float(v.value)
+        0.5
+
+    Source: TF 2.21 optimizer_v2.py, OptimizerV2.apply_gradients.
+    """
+    pairs = list(grads_and_vars)
+    grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
+    if experimental_aggregate_gradients and not skip_gradients_aggregation:
+        return optimizer.apply(grads, variables)
+    previous, _reduced.value = _reduced.value, True
+    try:
+        result = optimizer.apply(grads, variables)
+    finally:
+        _reduced.value = previous
+    scope = current_scope()
+    if scope is not None:
+        for variable in variables:
+            if id(variable) in scope.writes:
+                scope.mark_unproven(variable)
+    return result
 
 
 def _wrap_stateless_apply(cls: Any) -> None:
