@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stratagem.input import DistributedDataset as DistributedDataset
     from stratagem.input import DistributedIterator as DistributedIterator
     from stratagem.keras import Variable as Variable
+    from stratagem.keras import apply_gradients as apply_gradients
     from stratagem.keras import compile as compile
     from stratagem.keras import compute_average_loss as compute_average_loss
     from stratagem.keras import scale_regularization_loss as scale_regularization_loss
@@ -76,6 +77,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Variable": ("stratagem.keras", "Variable"),
     "VariableAggregation": ("stratagem.options", "VariableAggregation"),
     "VariableSynchronization": ("stratagem.options", "VariableSynchronization"),
+    "apply_gradients": ("stratagem.keras", "apply_gradients"),
     "compile": ("stratagem.keras", "compile"),
     "compute_average_loss": ("stratagem.keras", "compute_average_loss"),
     "config": ("stratagem.config", None),
@@ -117,6 +119,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "apply_gradients",
     "compile",
     "compute_average_loss",
     "config",
