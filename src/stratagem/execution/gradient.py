@@ -100,7 +100,9 @@ class _Differentiated:
         Args:
             is_wanted: whether the caller asked for rows, however many they are.
         """
-        tables = tables_among(self._variables)
+        tables = [
+            table for table in tables_among(self._variables) if is_wanted or rows_pay(table, ())
+        ]
         is_traced = any(isinstance(value, Tracer) for value in self._values)
         # Run op by op, one more call costs as much as it would save.
         if not tables or not (is_wanted or (is_traced and has_company())):
