@@ -149,3 +149,52 @@ def test_choice_of_another_backend_is_refused_before_keras_is_loaded(monkeypatch
         environment.require_jax_choice()
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     environment.require_jax_choice()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(None, None), ("", None), ("  ", None), (" a b ", "a b")]
+)
+def test_other_program_s_variable_is_looked_up(monkeypatch, text, expected) -> None:
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    if text is not None:
+        monkeypatch.setenv("SLURM_PROCID", text)
+    assert environment.lookup("SLURM_PROCID") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, None),
+        ("", ()),
+        ("0", ("0",)),
+        ("2, 0,GPU-1f", ("2", "0", "GPU-1f")),
+        # CUDA stops at the first that names no GPU.
+        ("1,-1,2", ("1",)),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+    ],
+)
+def test_visible_gpus_are_those_that_cuda_would_use(monkeypatch, text, expected) -> None:
+    monkeypatch.setattr(environment, "_shown_gpus", {})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if text is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
+    assert environment.visible_gpus() == expected
+
+
+@pytest.mark.parametrize("before", [None, "4,5,6"])
+def test_gpus_that_were_shown_are_left_out_of_account(monkeypatch, before) -> None:
+    monkeypatch.setattr(environment, "_shown_gpus", {})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if before is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+    all_gpus = environment.visible_gpus()
+    for ids in (["5"], ["4", "6"]):
+        environment.show_gpus(ids)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ",".join(ids)
+        assert environment.visible_gpus() == all_gpus
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
+    assert environment.visible_gpus() == ("9",)
+    environment.show_gpus(["1"])
+    assert environment.visible_gpus() == ("9",)

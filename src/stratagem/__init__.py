@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from stratagem import environment as _environment
 
 if TYPE_CHECKING:
+    from stratagem import cluster as cluster
     from stratagem import config as config
     from stratagem import errors as errors
     from stratagem import input as input
     from stratagem import nn as nn
+    from stratagem.cluster import ClusterSpec as ClusterSpec
+    from stratagem.cluster import resolvers as cluster_resolver
     from stratagem.context import ReplicaContext as ReplicaContext
     from stratagem.context import experimental_set_strategy as experimental_set_strategy
     from stratagem.context import get_replica_context as get_replica_context
@@ -57,6 +60,7 @@ __version__ = "0.1.0"
 # Where each public name lives: (module, name there). A module itself has no name.
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
+    "ClusterSpec": ("stratagem.cluster", "ClusterSpec"),
     "DistributedDataset": ("stratagem.input", "DistributedDataset"),
     "DistributedIterator": ("stratagem.input", "DistributedIterator"),
     "DistributedValues": ("stratagem.values", "DistributedValues"),
@@ -78,6 +82,8 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "VariableAggregation": ("stratagem.options", "VariableAggregation"),
     "VariableSynchronization": ("stratagem.options", "VariableSynchronization"),
     "apply_gradients": ("stratagem.keras", "apply_gradients"),
+    "cluster": ("stratagem.cluster", None),
+    "cluster_resolver": ("stratagem.cluster.resolvers", None),
     "compile": ("stratagem.keras", "compile"),
     "compute_average_loss": ("stratagem.keras", "compute_average_loss"),
     "config": ("stratagem.config", None),
@@ -99,6 +105,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
 
 __all__ = [
     "AutoShardPolicy",
+    "ClusterSpec",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
@@ -120,6 +127,8 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "apply_gradients",
+    "cluster",
+    "cluster_resolver",
     "compile",
     "compute_average_loss",
     "config",
@@ -139,6 +148,8 @@ __all__ = [
     "value_and_grad",
 ]
 
+_ROOMS_WITHOUT_JAX = ("cluster", "config", "errors", "options")
+
 _environment.select_keras_backend()
 
 
@@ -146,7 +157,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'stratagem' has no attribute {name!r}")
     module_name, attribute = _PUBLIC[name]
-    if module_name not in ("stratagem.config", "stratagem.errors", "stratagem.options"):
+    if module_name.split(".")[1] not in _ROOMS_WITHOUT_JAX:
         # The seam to Keras and the default strategy stand behind every name that needs JAX.
         importlib.import_module("stratagem.keras")
     module = importlib.import_module(module_name)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from stratagem.messages import explain
@@ -14,16 +15,23 @@ from stratagem.messages import explain
 __all__ = [
     "VARIABLES",
     "Variable",
+    "lookup",
     "num_forced_cpu_devices",
     "read",
     "require_jax_backend",
     "select_keras_backend",
+    "show_gpus",
     "size_cpu_thread_pool",
+    "visible_gpus",
 ]
 
 # XLA:CPU needs this many threads a virtual device: with fewer, JAX up to 0.11.2 can deadlock in a
 # collective, because every thread of the pool waits for a peer that has no thread to run on.
 _POOL_THREADS_PER_DEVICE = 4
+
+# What show_gpus has last written, and what stood there before: dealing out a second time must start
+# from all GPUs again, and not from this process's share of them.
+_shown_gpus: dict[str, str | None] = {}
 
 
 def _parse_bool(text: str) -> bool:
@@ -174,3 +182,44 @@ def size_cpu_thread_pool(num_devices: int) -> None:
         num_devices: number of virtual CPU devices that the backend will have.
     """
     os.environ.setdefault("NPROC", str(_POOL_THREADS_PER_DEVICE * num_devices))
+
+
+def lookup(name: str) -> str | None:
+    """Returns what another program has put into the environment.
+
+    Args:
+        name: the variable's full name.
+
+    Returns:
+        Its text without surrounding white space; None where it is not set, or empty.
+    """
+    return os.environ.get(name, "").strip() or None
+
+
+def visible_gpus() -> tuple[str, ...] | None:
+    """Returns which GPUs `CUDA_VISIBLE_DEVICES` leaves to this process.
+
+    Returns:
+        Their ids up to the first that names none, as CUDA reads them; None where the variable is
+        not set, so that all are visible. What `show_gpus` has written is left out of account.
+    """
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is not None and text == _shown_gpus.get("after"):
+        text = _shown_gpus["before"]
+    if text is None:
+        return None
+    ids = [part.strip() for part in text.split(",")]
+    is_gpu = (bool(i) and not i.startswith("-") and i != "NoDevFiles" for i in ids)
+    return tuple(i for i, _ in zip(ids, itertools.takewhile(bool, is_gpu), strict=False))
+
+
+def show_gpus(ids: Iterable[str]) -> None:
+    """Makes only some GPUs visible to this process, before its backend starts.
+
+    Args:
+        ids: the GPUs, as `CUDA_VISIBLE_DEVICES` names them.
+    """
+    text, before = ",".join(ids), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if before is None or before != _shown_gpus.get("after"):
+        _shown_gpus["before"] = before
+    _shown_gpus["after"] = os.environ["CUDA_VISIBLE_DEVICES"] = text

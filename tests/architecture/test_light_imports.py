@@ -13,6 +13,7 @@ HEAVY = ("jax", "jaxlib", "keras", "tensorflow", "torch", "ray", "matplotlib")
 LIGHT_STATEMENTS = [
     "import stratagem",
     "import stratagem.errors, stratagem.options, stratagem.environment",
+    "import stratagem as sg; sg.ClusterSpec({}); sg.cluster.detect(); sg.cluster_resolver",
     # Rooms below the line, as they come.
     *(
         f"import {name}"

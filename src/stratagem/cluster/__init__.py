@@ -1,0 +1,63 @@
+"""Clusters: which tasks there are, where they are, and which of them this process is.
+
+Nothing here loads JAX or Keras.
+"""
+
+from stratagem.cluster.checks import check_cluster
+from stratagem.cluster.detection import ENVIRONMENTS, detect
+from stratagem.cluster.processes import Processes, processes_of_task
+from stratagem.cluster.resolvers import (
+    ClusterResolver,
+    GCEClusterResolver,
+    KubernetesClusterResolver,
+    KubernetesExecutableLocation,
+    ProcessClusterResolver,
+    SageMakerClusterResolver,
+    SimpleClusterResolver,
+    SlurmClusterResolver,
+    TFConfigClusterResolver,
+    TPUClusterResolver,
+    UnionResolver,
+)
+from stratagem.cluster.roles import (
+    TASK_TYPES,
+    collective_leader,
+    id_in_cluster,
+    is_chief,
+    normalize_cluster_spec,
+    task_count,
+    worker_count,
+)
+from stratagem.cluster.slurm_expressions import expand_hostlist, expand_tasks_per_node
+from stratagem.cluster.spec import ClusterDef, ClusterSpec, JobDef
+
+__all__ = [
+    "ClusterDef",
+    "ClusterResolver",
+    "ClusterSpec",
+    "ENVIRONMENTS",
+    "GCEClusterResolver",
+    "JobDef",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
+    "ProcessClusterResolver",
+    "Processes",
+    "SageMakerClusterResolver",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TASK_TYPES",
+    "TFConfigClusterResolver",
+    "TPUClusterResolver",
+    "UnionResolver",
+    "check_cluster",
+    "collective_leader",
+    "detect",
+    "expand_hostlist",
+    "expand_tasks_per_node",
+    "id_in_cluster",
+    "is_chief",
+    "normalize_cluster_spec",
+    "processes_of_task",
+    "task_count",
+    "worker_count",
+]

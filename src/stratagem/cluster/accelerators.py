@@ -1,0 +1,46 @@
+"""How many accelerators this process sees, counted without starting a backend."""
+
+from __future__ import annotations
+
+import subprocess
+
+from stratagem import environment
+from stratagem.messages import explain
+
+__all__ = ["local_gpus"]
+
+_COMMAND = ("nvidia-smi", "--list-gpus")
+_TIMEOUT_S = 60
+
+
+def local_gpus() -> tuple[str, ...]:
+    """Returns the GPUs of this host that are visible to this process.
+
+    Returns:
+        Their ids in `CUDA_VISIBLE_DEVICES`; without it the indices that `nvidia-smi` lists, and
+        none where that command does not exist.
+
+    Raises:
+        RuntimeError: `nvidia-smi` fails, as it does with a broken driver.
+
+    Source: TF 2.21 slurm_cluster_resolver.py, get_num_gpus.
+    """
+    visible = environment.visible_gpus()
+    if visible is not None:
+        return visible
+    try:
+        listed = subprocess.run(
+            _COMMAND, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
+        ).stdout
+    except FileNotFoundError:
+        return ()
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(
+            explain(
+                f"{' '.join(_COMMAND)} failed: {error} {error.stdout or ''}".rstrip(),
+                expected="a list of this host's GPUs.",
+                fix="mend the driver, set CUDA_VISIBLE_DEVICES, or say how many GPUs there are.",
+            )
+        ) from error
+    num_gpus = sum(line.startswith("GPU ") for line in listed.splitlines())
+    return tuple(map(str, range(num_gpus)))

@@ -1,0 +1,66 @@
+"""Addresses of tasks: host and port."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from stratagem.messages import explain
+
+__all__ = ["is_loopback", "join_address", "split_address", "without_scheme"]
+
+_MAX_PORT = 65535
+_LOOPBACK_NAMES = {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}
+
+
+def without_scheme(address: str) -> str:
+    """Returns an address without a prefix such as `grpc://`."""
+    return address.rpartition("://")[2]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits an address into host and port.
+
+    Args:
+        address: `host:port`, `[IPv6]:port`, with or without a prefix such as `grpc://`.
+
+    Returns:
+        The host in lower case and without brackets, and the port.
+
+    Raises:
+        ValueError: it has no host, or no port between 1 and 65535.
+    """
+    host, _, port = without_scheme(address).rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and 1 <= int(port) <= _MAX_PORT
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not is_port or not bare or (":" in bare and bare == host):
+        raise ValueError(
+            explain(
+                f"Address {address!r} is not of the form host:port.",
+                expected=f"a host and a port from 1 to {_MAX_PORT}; an IPv6 host in brackets.",
+                fix="write host0:2222, 10.0.0.1:2222 or [fd00::1]:2222.",
+            )
+        )
+    return bare.lower(), int(port)
+
+
+def join_address(host: str, port: int | str) -> str:
+    """Returns `host:port`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether only processes on the same machine reach this host by this name.
+
+    Args:
+        host: a name, or an IP address without brackets.
+
+    Returns:
+        True for localhost and its addresses, and for 0.0.0.0, which is no destination.
+    """
+    if host in _LOOPBACK_NAMES:
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified

@@ -1,0 +1,107 @@
+"""The cluster that the environment of this process describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stratagem import environment
+from stratagem.cluster.launchers import (
+    kubeflow_jax,
+    kubeflow_torch,
+    open_mpi,
+    port_of_job,
+    torchrun,
+)
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.process import ProcessClusterResolver
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.resolvers.sagemaker import SageMakerClusterResolver
+from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_config
+from stratagem.cluster.resolvers.tpu import TPUClusterResolver
+from stratagem.cluster.slurm_expressions import expand_tasks_per_node
+from stratagem.cluster.spec import parse_task_index
+
+__all__ = ["ENVIRONMENTS", "detect"]
+
+_SLURM_STEP = (
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+
+
+def detect() -> ClusterResolver | None:
+    """Returns a resolver for the first environment that describes a cluster.
+
+    They are asked in the order of `ENVIRONMENTS`: `TF_CONFIG`, Kubeflow Trainer's JAX jobs,
+    torchrun, Kubeflow Trainer's torch jobs, Open MPI, Slurm, TPU hosts, SageMaker. A launcher
+    stands before those that it may itself run in.
+
+    Returns:
+        The resolver; None where none answers.
+
+    Raises:
+        ValueError: an environment answers, and what it says cannot be.
+        RuntimeError: the same, in a Slurm step.
+    """
+    for ask in ENVIRONMENTS.values():
+        resolver = ask()
+        if resolver is not None:
+            return resolver
+    return None
+
+
+def _tf_config() -> ClusterResolver | None:
+    return TFConfigClusterResolver() if tf_config().get("cluster") else None
+
+
+def _launcher(
+    name: str, read: Callable[[], Processes | None]
+) -> Callable[[], ClusterResolver | None]:
+    def ask() -> ClusterResolver | None:
+        processes = read()
+        return None if processes is None else ProcessClusterResolver(processes, name)
+
+    return ask
+
+
+def _slurm() -> ClusterResolver | None:
+    if not all(map(environment.lookup, _SLURM_STEP)):
+        return None
+    # Two jobs on one host need different ports, which the resolver's own default is not.
+    job = environment.lookup("SLURM_JOB_ID")
+    if job is None:
+        return SlurmClusterResolver()
+    tasks_of_hosts = expand_tasks_per_node(environment.lookup(_SLURM_STEP[-1]) or "")
+    port_base = port_of_job(parse_task_index(job), num_ports=max(tasks_of_hosts))
+    return SlurmClusterResolver(port_base=port_base)
+
+
+def _tpu() -> ClusterResolver | None:
+    """Only what the host's own variables say: a TPU's name alone does not make this its host."""
+    listed = environment.lookup("TPU_PROCESS_ADDRESSES") or environment.lookup(
+        "TPU_WORKER_HOSTNAMES"
+    )
+    slices = environment.lookup("MEGASCALE_NUM_SLICES") or "1"
+    if listed is None or ("," not in listed and slices == "1"):
+        return None
+    return TPUClusterResolver()
+
+
+def _sagemaker() -> ClusterResolver | None:
+    variables = ("SM_HOSTS", "SM_CURRENT_HOST")
+    return SageMakerClusterResolver() if all(map(environment.lookup, variables)) else None
+
+
+ENVIRONMENTS: dict[str, Callable[[], ClusterResolver | None]] = {
+    "TF_CONFIG": _tf_config,
+    "Kubeflow Trainer, JAX": _launcher("Kubeflow Trainer", kubeflow_jax),
+    "torchrun": _launcher("torchrun", torchrun),
+    "Kubeflow Trainer, torch": _launcher("Kubeflow Trainer", kubeflow_torch),
+    "Open MPI": _launcher("Open MPI", open_mpi),
+    "Slurm": _slurm,
+    "TPU": _tpu,
+    "SageMaker": _sagemaker,
+}

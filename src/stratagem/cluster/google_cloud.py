@@ -1,0 +1,75 @@
+"""Google Cloud's APIs, and the metadata server of its machines."""
+
+from __future__ import annotations
+
+import urllib.request
+from typing import Any
+
+from stratagem import environment
+from stratagem.cluster.optional_libraries import load
+from stratagem.messages import explain
+
+__all__ = ["build_service", "metadata"]
+
+_TIMEOUT_S = 10
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_INSTALL = "google-api-python-client google-auth"
+
+
+def build_service(
+    api: str, credentials: Any, *, needed_by: str, discovery_url: str | None = None
+) -> Any:
+    """Returns a client of one of Google Cloud's APIs, version 1.
+
+    Args:
+        api: "compute" or "tpu".
+        credentials: what `google.auth` gives, or "default" for the environment's own.
+        needed_by: who asks, for the error.
+        discovery_url: where the API is described; None for the usual place.
+
+    Returns:
+        The client.
+
+    Raises:
+        ImportError: the libraries are not installed.
+    """
+    discovery = load("googleapiclient.discovery", needed_by=needed_by, install=_INSTALL)
+    if credentials is None or credentials == "default":
+        auth = load("google.auth", needed_by=needed_by, install=_INSTALL)
+        credentials, _ = auth.default(scopes=[_SCOPE])
+    options = {} if discovery_url is None else {"discoveryServiceUrl": discovery_url}
+    return discovery.build(api, "v1", credentials=credentials, cache_discovery=False, **options)
+
+
+def metadata(path: str, *, instead: str) -> str:
+    """Returns what the metadata server says about this machine.
+
+    Args:
+        path: below `computeMetadata/v1/`.
+        instead: what the caller's caller can pass, for the error.
+
+    Returns:
+        Its text.
+
+    Raises:
+        RuntimeError: the server does not answer, as outside Google Cloud.
+    """
+    host = (
+        environment.lookup("GCE_METADATA_HOST")
+        or environment.lookup("GCE_METADATA_IP")
+        or "metadata.google.internal"
+    )
+    request = urllib.request.Request(
+        f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+            return response.read().decode()
+    except OSError as error:
+        raise RuntimeError(
+            explain(
+                f"The metadata server {host} does not say {path!r}: {error}",
+                expected="a machine of Google Cloud.",
+                fix=f"pass {instead}.",
+            )
+        ) from error

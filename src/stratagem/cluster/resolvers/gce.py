@@ -1,0 +1,142 @@
+"""The instances of a Google Compute Engine instance group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem.cluster.addresses import join_address
+from stratagem.cluster.google_cloud import build_service
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.spec import ClusterSpec, parse_task_index
+from stratagem.messages import explain
+
+__all__ = ["GCEClusterResolver"]
+
+
+class GCEClusterResolver(ClusterResolver):
+    """Asks Google Compute Engine for the running instances of a group; all have one task type.
+
+    It does not know which of them this process is: pass `task_id`, the place of its address among
+    the sorted ones.
+
+    Args:
+        project: the project's name.
+        zone: the group's zone.
+        instance_group: the group's name.
+        port: the port of every task.
+        task_type: the type of every task.
+        task_id: this process's index.
+        rpc_layer: the prefix of addresses.
+        credentials: what `google.auth` gives, or "default" for the environment's own.
+        service: a client of the compute API, which then needs no credentials.
+
+    Raises:
+        ImportError: no service is given, and Google's libraries are not installed.
+
+    Source: TF 2.21 gce_cluster_resolver.py, GCEClusterResolver.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        zone: str,
+        instance_group: str,
+        port: int,
+        task_type: str = "worker",
+        task_id: int | str = 0,
+        rpc_layer: str | None = "grpc",
+        credentials: Any = "default",
+        service: Any = None,
+    ) -> None:
+        self._project = project
+        self._zone = zone
+        self._instance_group = instance_group
+        self._port = port
+        self._task_type = task_type
+        self._task_id = parse_task_index(task_id)
+        self._rpc_layer = rpc_layer
+        self._service = service or build_service(
+            "compute", credentials, needed_by="GCEClusterResolver"
+        )
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Asks for the running instances, and returns their addresses, sorted.
+
+        Returns:
+            The cluster.
+
+        Raises:
+            RuntimeError: no instance of the group is running.
+        """
+        groups = self._service.instanceGroups()
+        request = groups.listInstances(
+            project=self._project,
+            zone=self._zone,
+            instanceGroup=self._instance_group,
+            body={"instanceState": "RUNNING"},
+            orderBy="name",
+        )
+        addresses: list[str] = []
+        while request is not None:
+            response = request.execute()
+            # A page without instances has no such key.
+            for item in response.get("items", []):
+                addresses.append(self._address(item["instance"].split("/")[-1]))
+            request = groups.listInstances_next(
+                previous_request=request, previous_response=response
+            )
+        if not addresses:
+            raise RuntimeError(
+                explain(
+                    f"No instance of group {self._instance_group!r} in {self._project}/"
+                    f"{self._zone} is running.",
+                    expected="the machines of the cluster.",
+                    fix="start them, or correct project, zone and instance_group.",
+                )
+            )
+        return ClusterSpec({self._task_type or "worker": sorted(addresses)})
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Returns the address of a task.
+
+        Args:
+            task_type: a task's type; without it this process's.
+            task_id: its index; without it this process's.
+            rpc_layer: the prefix of the address; without it the resolver's.
+
+        Returns:
+            The address.
+
+        Raises:
+            ValueError: no such task.
+        """
+        return self._master_of_task(task_type, task_id, rpc_layer)
+
+    @property
+    def task_type(self) -> str | None:
+        """The type of all tasks, which does not change."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        raise RuntimeError(
+            explain(
+                f"task_type={task_type!r} was set on a GCEClusterResolver that has "
+                f"{self._task_type!r}.",
+                expected="the type that it was made with, which names its job too.",
+                fix="make another resolver with this task_type.",
+            )
+        )
+
+    def _address(self, instance: str) -> str:
+        details = (
+            self._service.instances()
+            .get(project=self._project, zone=self._zone, instance=instance)
+            .execute()
+        )
+        return join_address(details["networkInterfaces"][0]["networkIP"], self._port)

@@ -1,0 +1,157 @@
+"""Pods that Kubernetes runs."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stratagem.cluster.addresses import join_address
+from stratagem.cluster.optional_libraries import load
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.messages import explain
+
+__all__ = ["KubernetesClusterResolver", "KubernetesExecutableLocation"]
+
+
+class KubernetesExecutableLocation(enum.Enum):
+    """Where the process that asks runs: in a pod, or outside.
+
+    Source: TF 2.21 kubernetes_cluster_resolver.py, ExecutableLocation.
+    """
+
+    WITHIN_CLUSTER = 0
+    OFF_CLUSTER = 1
+
+
+class KubernetesClusterResolver(ClusterResolver):
+    """Asks Kubernetes which pods carry the labels of each job.
+
+    It does not know which of them this process is: set `task_type` and `task_id`.
+
+    Args:
+        job_to_label_mapping: label selectors of each job's pods; `{"worker":
+            ["job-name=tensorflow"]}` without it.
+        tf_server_port: the port of every task.
+        rpc_layer: the prefix of addresses.
+        override_client: a `kubernetes.client.CoreV1Api` with credentials.
+        executable_location: where to take credentials from without a client.
+
+    Raises:
+        ImportError: no client is given, and the package `kubernetes` is not installed.
+        ValueError: another location.
+
+    Source: TF 2.21 kubernetes_cluster_resolver.py, KubernetesClusterResolver.
+    """
+
+    def __init__(
+        self,
+        job_to_label_mapping: Mapping[str, Iterable[str]] | None = None,
+        tf_server_port: int = 8470,
+        rpc_layer: str | None = "grpc",
+        override_client: Any = None,
+        executable_location: KubernetesExecutableLocation = (
+            KubernetesExecutableLocation.WITHIN_CLUSTER
+        ),
+    ) -> None:
+        if not isinstance(executable_location, KubernetesExecutableLocation):
+            raise ValueError(
+                explain(
+                    f"executable_location={executable_location!r}.",
+                    expected="KubernetesExecutableLocation.WITHIN_CLUSTER or OFF_CLUSTER.",
+                    fix="pass one of sg.cluster_resolver.KubernetesExecutableLocation.",
+                )
+            )
+        self._selectors = {
+            job: list(selectors)
+            for job, selectors in (
+                job_to_label_mapping or {"worker": ["job-name=tensorflow"]}
+            ).items()
+        }
+        self._port = tf_server_port
+        self._rpc_layer = rpc_layer
+        self._client = override_client or _client(executable_location)
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Asks for the pods, and returns their addresses.
+
+        Pods of one selector are sorted by name, numbers in names by value.
+
+        Returns:
+            The cluster.
+
+        Raises:
+            RuntimeError: a pod is not running, or no pod has a label.
+        """
+        jobs: dict[str, list[str]] = {}
+        for job, selectors in self._selectors.items():
+            jobs[job] = [
+                join_address(_address(pod), self._port)
+                for selector in selectors
+                for pod in self._pods(selector)
+            ]
+        return ClusterSpec(jobs)
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Returns the address of a task.
+
+        Args:
+            task_type: a task's type; without it the one that was set.
+            task_id: its index; without it the one that was set.
+            rpc_layer: the prefix of the address; without it the resolver's.
+
+        Returns:
+            The address; "" where no task is known.
+
+        Raises:
+            RuntimeError: a pod is not running.
+            ValueError: no such task.
+        """
+        return self._master_of_task(task_type, task_id, rpc_layer)
+
+    def _pods(self, selector: str) -> list[Any]:
+        pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
+        if not pods:
+            raise RuntimeError(
+                explain(
+                    f"No pod has the labels {selector!r}.",
+                    expected="the pods of the cluster.",
+                    fix="correct job_to_label_mapping, or start the pods first.",
+                )
+            )
+        return sorted(pods, key=lambda pod: _numbers_by_value(pod.metadata.name))
+
+
+def _client(location: KubernetesExecutableLocation) -> Any:
+    needed = {"needed_by": "KubernetesClusterResolver", "install": "'stratagem[kubernetes]'"}
+    config = load("kubernetes.config", **needed)
+    if location is KubernetesExecutableLocation.OFF_CLUSTER:
+        config.load_kube_config()
+    else:
+        config.load_incluster_config()
+    return load("kubernetes.client", **needed).CoreV1Api()
+
+
+def _address(pod: Any) -> str:
+    if pod.status.phase != "Running" or not pod.status.pod_ip:
+        raise RuntimeError(
+            explain(
+                f"Pod {pod.metadata.name!r} is not running; phase: {pod.status.phase!r}, address: "
+                f"{pod.status.pod_ip!r}.",
+                expected="every pod of the cluster to run.",
+                fix="wait for it, see `kubectl describe pod`, or delete it if it is an old one.",
+            )
+        )
+    return pod.status.pod_ip
+
+
+def _numbers_by_value(name: str) -> list[tuple[str, int]]:
+    """`worker-2` comes before `worker-10`, so that the order is that of completion indices."""
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name)]

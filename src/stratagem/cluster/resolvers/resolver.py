@@ -1,0 +1,145 @@
+"""What every resolver answers."""
+
+from __future__ import annotations
+
+import abc
+
+from stratagem.cluster.accelerators import local_gpus
+from stratagem.cluster.processes import Processes, processes_of_task
+from stratagem.cluster.spec import ClusterSpec, parse_task_index
+
+__all__ = ["ClusterResolver", "has_one_task", "master_url"]
+
+
+class ClusterResolver(abc.ABC):
+    """Finds out the cluster that this process belongs to, and its own place in it.
+
+    A subclass defines `cluster_spec` and `master`, and sets `_task_type`, `_task_id` and
+    `_rpc_layer`, or overrides the properties, where it knows them.
+
+    Source: TF 2.21 cluster_resolver.py, ClusterResolver.
+    """
+
+    _task_type: str | None = None
+    _task_id: int | None = None
+    _rpc_layer: str | None = None
+
+    @abc.abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the cluster as it is now.
+
+        Returns:
+            Its tasks and their addresses; an empty spec where there is no cluster.
+        """
+
+    @abc.abstractmethod
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Returns the address that a session of TensorFlow 1 would connect to.
+
+        Args:
+            task_type: a task's type; without it this process's.
+            task_id: its index; without it this process's.
+            rpc_layer: the prefix of the address; without it the resolver's.
+
+        Returns:
+            The address, or "" where there is none to connect to.
+        """
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: object = None,
+    ) -> dict[str, int]:
+        """Returns how many accelerators this process sees, by kind.
+
+        They are counted by `CUDA_VISIBLE_DEVICES` or `nvidia-smi`; no backend is started.
+
+        Args:
+            task_type: a task's type; without it this process's.
+            task_id: its index; without it this process's.
+            config_proto: accepted and not used.
+
+        Returns:
+            `{"GPU": 8}`, for example; nothing where there are none, and for another task.
+
+        Raises:
+            RuntimeError: the driver of the GPUs does not answer.
+        """
+        del config_proto
+        if task_type not in (None, self.task_type) or task_id not in (None, self.task_id):
+            return {}
+        gpus = local_gpus()
+        return {"GPU": len(gpus)} if gpus else {}
+
+    def processes(self) -> Processes:
+        """Returns the processes that train together, and which of them this one is.
+
+        Returns:
+            What `jax.distributed.initialize` has to be told.
+
+        Raises:
+            ValueError: the cluster cannot be right, or this task does not train in lockstep.
+        """
+        return processes_of_task(self.cluster_spec(), self.task_type, self.task_id)
+
+    @property
+    def environment(self) -> str | None:
+        """The name of the environment; "" for an ordinary one."""
+        return ""
+
+    @property
+    def task_type(self) -> str | None:
+        """The type of this process's task; None if unknown."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The index of this process's task among those of its type; None if unknown."""
+        return self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | str | None) -> None:
+        self._task_id = None if task_id is None else parse_task_index(task_id)
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The prefix of the addresses that `master` returns; None for no prefix."""
+        return self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    def _master_of_task(
+        self, task_type: str | None, task_id: int | None, rpc_layer: str | None
+    ) -> str:
+        """The address of the task given, else of the own one; "" where neither is known."""
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        address = self.cluster_spec().task_address(task_type, task_id)
+        return master_url(address, rpc_layer or self.rpc_layer)
+
+
+def master_url(address: str, rpc_layer: str | None) -> str:
+    """Returns an address with its prefix: `grpc://host:port`.
+
+    Source: TF 2.21 cluster_resolver.py, format_master_url.
+    """
+    return f"{rpc_layer}://{address}" if rpc_layer else address
+
+
+def has_one_task(spec: ClusterSpec) -> bool:
+    """Returns whether a cluster is no more than one task, or none."""
+    return sum(map(spec.num_tasks, spec.jobs)) <= 1

@@ -1,0 +1,116 @@
+"""The hosts of an Amazon SageMaker training job."""
+
+from __future__ import annotations
+
+import json
+
+from stratagem import environment as variables
+from stratagem.cluster.resolvers.resolver import ClusterResolver, has_one_task
+from stratagem.cluster.spec import ClusterSpec, parse_task_index
+from stratagem.messages import explain
+
+__all__ = ["SageMakerClusterResolver"]
+
+
+class SageMakerClusterResolver(ClusterResolver):
+    """Reads the hosts from SageMaker's variables; each is a worker, in the order of their names.
+
+    Args:
+        port: the port of every worker.
+        task_type: wins over "worker".
+        task_id: wins over the place of `SM_CURRENT_HOST`.
+        rpc_layer: the prefix of addresses.
+        environment: the name of the environment.
+
+    Raises:
+        RuntimeError: outside SageMaker.
+        ValueError: `SM_HOSTS` is no list of hosts, or this host is not in it.
+
+    Source: TF 2.21 sagemaker_cluster_resolver.py, SageMakerClusterResolver.
+    """
+
+    def __init__(
+        self,
+        port: int = 2223,
+        task_type: str | None = None,
+        task_id: int | str | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+    ) -> None:
+        self._port = port
+        self._hosts, place = _hosts()
+        self._task_type = "worker" if task_type is None else task_type
+        self._task_id = place if task_id is None else parse_task_index(task_id)
+        self._rpc_layer = rpc_layer
+        self._environment = environment
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the workers.
+
+        Returns:
+            The cluster.
+        """
+        return ClusterSpec({"worker": [f"{host}:{self._port}" for host in self._hosts]})
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Returns the address of a worker.
+
+        Args:
+            task_type: a task's type; without it this process's.
+            task_id: its index; without it this process's.
+            rpc_layer: the prefix of the address; without it the resolver's.
+
+        Returns:
+            The address; "" where this host is the only one.
+
+        Raises:
+            ValueError: no such task.
+        """
+        if has_one_task(self.cluster_spec()):
+            return ""
+        return self._master_of_task(task_type, task_id, rpc_layer)
+
+    @property
+    def environment(self) -> str | None:
+        """The environment that was given."""
+        return self._environment
+
+
+def _hosts() -> tuple[list[str], int]:
+    """All hosts, sorted, and the place of this one."""
+    text, current = variables.lookup("SM_HOSTS"), variables.lookup("SM_CURRENT_HOST")
+    if text is None or current is None:
+        raise RuntimeError(
+            explain(
+                f"Not a SageMaker environment: SM_HOSTS={text!r}, SM_CURRENT_HOST={current!r}.",
+                expected="both variables, as SageMaker sets them in a training job.",
+                fix="run the script as a training job, or use another resolver.",
+            )
+        )
+    try:
+        hosts = json.loads(text)
+    except ValueError:
+        hosts = None
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+        raise ValueError(
+            explain(
+                f"SM_HOSTS={text!r} is no list of hosts.",
+                expected='a JSON list such as ["algo-1", "algo-2"].',
+                fix="leave the variable as SageMaker sets it.",
+            )
+        )
+    hosts = sorted(hosts)
+    if current not in hosts:
+        raise ValueError(
+            explain(
+                f"SM_CURRENT_HOST={current!r} is not among SM_HOSTS={hosts}.",
+                expected="this host's own name in the list.",
+                fix="leave the variables as SageMaker sets them.",
+            )
+        )
+    return hosts, hosts.index(current)

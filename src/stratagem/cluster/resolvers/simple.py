@@ -1,0 +1,124 @@
+"""A resolver that holds what it is given."""
+
+from __future__ import annotations
+
+from stratagem.cluster.resolvers.resolver import ClusterResolver, master_url
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.messages import explain
+
+__all__ = ["SimpleClusterResolver"]
+
+
+class SimpleClusterResolver(ClusterResolver):
+    """A cluster that the caller knows, and which of its tasks this process is.
+
+    Args:
+        cluster_spec: the cluster.
+        master: what `master()` returns.
+        task_type: this process's task type.
+        task_id: its index.
+        environment: the name of the environment.
+        num_accelerators: accelerators of a task by kind, `{"GPU": 8}`.
+        rpc_layer: the prefix of addresses, "grpc" for example.
+
+    Raises:
+        TypeError: the cluster is no `ClusterSpec`, or the master no string.
+
+    Example:
+        >>> spec = sg.ClusterSpec({"worker": ["a:1", "b:1"]})
+        >>> resolver = sg.cluster_resolver.SimpleClusterResolver(spec, "", "worker", 1)
+        >>> resolver.processes().process_id
+        1
+
+    Source: TF 2.21 cluster_resolver.py, SimpleClusterResolver.
+    """
+
+    def __init__(
+        self,
+        cluster_spec: ClusterSpec,
+        master: str = "",
+        task_type: str | None = None,
+        task_id: int | None = None,
+        environment: str = "",
+        num_accelerators: dict[str, int] | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        if not isinstance(cluster_spec, ClusterSpec):
+            raise TypeError(
+                explain(
+                    f"cluster_spec={cluster_spec!r} is of type {type(cluster_spec).__name__}.",
+                    expected="a ClusterSpec.",
+                    fix="pass sg.ClusterSpec(cluster_spec).",
+                )
+            )
+        if not isinstance(master, str):
+            raise TypeError(
+                explain(
+                    f"master={master!r} is of type {type(master).__name__}.",
+                    expected="a string.",
+                    fix='pass an address, or "" for none.',
+                )
+            )
+        self._cluster_spec = cluster_spec
+        self._master = master
+        self.task_type = task_type
+        self.task_id = task_id
+        self._environment = environment
+        self._num_accelerators = num_accelerators
+        self._rpc_layer = rpc_layer
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the cluster that was given.
+
+        Returns:
+            The same object.
+        """
+        return self._cluster_spec
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Returns the address of the task given, else the master that was given.
+
+        Args:
+            task_type: a task's type.
+            task_id: its index.
+            rpc_layer: the prefix of the address; without it the resolver's.
+
+        Returns:
+            The address.
+
+        Raises:
+            ValueError: no such task.
+        """
+        address = self._master
+        if task_type is not None and task_id is not None:
+            address = self._cluster_spec.task_address(task_type, task_id)
+        return master_url(address, rpc_layer or self._rpc_layer)
+
+    @property
+    def environment(self) -> str:
+        """The environment that was given."""
+        return self._environment
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: object = None,
+    ) -> dict[str, int]:
+        """Returns the accelerators that were given.
+
+        Args:
+            task_type: not used.
+            task_id: not used.
+            config_proto: not used.
+
+        Returns:
+            The dict that was given, or an empty one.
+        """
+        del task_type, task_id, config_proto
+        return {} if self._num_accelerators is None else self._num_accelerators

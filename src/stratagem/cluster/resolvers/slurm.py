@@ -1,0 +1,228 @@
+"""The tasks of a Slurm job step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stratagem import environment
+from stratagem.cluster.accelerators import local_gpus
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.slurm_expressions import expand_hostlist, expand_tasks_per_node
+from stratagem.cluster.spec import ClusterSpec, parse_task_index
+from stratagem.messages import explain
+
+__all__ = ["SlurmClusterResolver"]
+
+
+class SlurmClusterResolver(ClusterResolver):
+    """Reads the cluster and this process's task from the variables of a Slurm job step.
+
+    Tasks are numbered host by host, as `srun --distribution=block` does. Each has a port of its
+    own: `port_base`, and on the same host the next ones. The jobs take the tasks in the order of
+    their names.
+
+    Args:
+        jobs: number of tasks of each job; all tasks are workers without it.
+        port_base: port of the first task on each host.
+        gpus_per_node: GPUs of a host; those that this process sees without it.
+        gpus_per_task: GPUs of a task; without it a host's GPUs are shared evenly.
+        tasks_per_node: tasks of each host, as one number for all or by host name.
+        auto_set_gpu: `cluster_spec()` makes only this task's GPUs visible to it, by
+            `CUDA_VISIBLE_DEVICES`. Where there are fewer GPUs than tasks nothing is changed.
+        rpc_layer: the prefix of addresses.
+
+    Raises:
+        RuntimeError: outside a step, other tasks or more GPUs than there are, or ranks that are
+            not numbered host by host.
+        ValueError: a variable of another form.
+
+    Source: TF 2.21 slurm_cluster_resolver.py, SlurmClusterResolver.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | Mapping[str, int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str | None = "grpc",
+    ) -> None:
+        self._rank = _number("SLURM_PROCID")
+        self._jobs = dict(jobs) if jobs is not None else {"worker": _number("SLURM_STEP_NUM_TASKS")}
+        self._hosts = _tasks_of_hosts(tasks_per_node)
+        self._port_base = port_base
+        self._auto_set_gpu = auto_set_gpu
+        self._rpc_layer = rpc_layer
+        # Which GPUs can be dealt out by name; a number that was given counts from 0.
+        gpus = local_gpus() if gpus_per_node is None else tuple(map(str, range(gpus_per_node)))
+        most_tasks = max(self._hosts.values(), default=0)
+        share = len(gpus) // most_tasks if most_tasks else 0
+        self._gpus = gpus
+        self._gpus_per_task = share if gpus_per_task is None else gpus_per_task
+        self._check(most_tasks)
+        self._task_type, self._task_id = self._own_task()
+        self._check_host()
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the tasks of the step, and makes this task's GPUs visible to it.
+
+        Returns:
+            The cluster.
+        """
+        if self._auto_set_gpu and self._gpus_per_task:
+            first = self._rank_on_host() * self._gpus_per_task
+            environment.show_gpus(self._gpus[first : first + self._gpus_per_task])
+        addresses = [
+            f"{host}:{self._port_base + offset}"
+            for host, num_tasks in self._hosts.items()
+            for offset in range(num_tasks)
+        ]
+        jobs: dict[str, list[str]] = {}
+        for job, num_tasks in sorted(self._jobs.items()):
+            jobs[job], addresses = addresses[:num_tasks], addresses[num_tasks:]
+        return ClusterSpec(jobs)
+
+    def get_task_info(self) -> tuple[str | None, int | None]:
+        """Returns this process's task.
+
+        Returns:
+            Its type and its index.
+        """
+        return self.task_type, self.task_id
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Returns the address of a task.
+
+        Args:
+            task_type: a task's type; without it this process's.
+            task_id: its index; without it this process's.
+            rpc_layer: the prefix of the address; without it the resolver's.
+
+        Returns:
+            The address.
+
+        Raises:
+            ValueError: no such task.
+        """
+        return self._master_of_task(task_type, task_id, rpc_layer)
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: object = None,
+    ) -> dict[str, int]:
+        """Returns the GPUs of a task, which are the same number for all.
+
+        Args:
+            task_type: not used.
+            task_id: not used.
+            config_proto: not used.
+
+        Returns:
+            `{"GPU": 4}`, for example.
+        """
+        del task_type, task_id, config_proto
+        return {"GPU": self._gpus_per_task}
+
+    def _check(self, most_tasks: int) -> None:
+        asked, given = sum(self._jobs.values()), sum(self._hosts.values())
+        if asked != given or self._rank >= given:
+            raise RuntimeError(
+                explain(
+                    f"Requested {asked} tasks: {self._jobs}, this one with SLURM_PROCID="
+                    f"{self._rank}, but {given} were assigned: {self._hosts}.",
+                    expected="as many tasks in the jobs as on the hosts.",
+                    fix="change jobs, tasks_per_node, or srun's --ntasks.",
+                )
+            )
+        if most_tasks * self._gpus_per_task > len(self._gpus):
+            raise RuntimeError(
+                explain(
+                    f"Requested more GPUs per node than available: {most_tasks} tasks with "
+                    f"{self._gpus_per_task} GPUs, of {len(self._gpus)}.",
+                    expected="tasks of a host times gpus_per_task <= gpus_per_node.",
+                    fix="lower gpus_per_task, or ask Slurm for more with --gpus-per-node.",
+                )
+            )
+
+    def _check_host(self) -> None:
+        """Slurm says where this task runs: with --distribution=cyclic it is another host."""
+        runs_on = environment.lookup("SLURMD_NODENAME")
+        expected = self._host()
+        if runs_on in self._hosts and runs_on != expected:
+            raise RuntimeError(
+                explain(
+                    f"Task {self._rank} runs on {runs_on}, but tasks counted host by host put it "
+                    f"on {expected}: {self._hosts}.",
+                    expected="ranks that go up host by host.",
+                    fix="start the step with srun --distribution=block.",
+                )
+            )
+
+    def _own_task(self) -> tuple[str, int]:
+        tasks = [(job, index) for job, n in sorted(self._jobs.items()) for index in range(n)]
+        return tasks[self._rank]
+
+    def _host(self) -> str:
+        hosts = [host for host, num_tasks in self._hosts.items() for _ in range(num_tasks)]
+        return hosts[self._rank]
+
+    def _rank_on_host(self) -> int:
+        before = 0
+        for num_tasks in self._hosts.values():
+            if self._rank < before + num_tasks:
+                break
+            before += num_tasks
+        return self._rank - before
+
+
+def _text(name: str) -> str:
+    text = environment.lookup(name)
+    if text is None:
+        raise RuntimeError(
+            explain(
+                f"{name} not found in environment.",
+                expected="a process of a Slurm job step.",
+                fix="start the script with srun inside the allocation.",
+            )
+        )
+    return text
+
+
+def _number(name: str) -> int:
+    try:
+        return parse_task_index(_text(name))
+    except ValueError as error:
+        raise ValueError(f"Environment variable {name}: {error}") from error
+
+
+def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
+    """Tasks of each host, in the order in which Slurm numbers them."""
+    if isinstance(tasks_per_node, Mapping):
+        listed = environment.lookup("SLURM_STEP_NODELIST")
+        order = expand_hostlist(listed) if listed is not None else []
+        known = [host for host in order if host in tasks_per_node]
+        others = sorted(tasks_per_node.keys() - set(known))
+        return {host: tasks_per_node[host] for host in (*known, *others)}
+    hosts = expand_hostlist(_text("SLURM_STEP_NODELIST"))
+    if tasks_per_node is not None:
+        return dict.fromkeys(hosts, int(tasks_per_node))
+    numbers = expand_tasks_per_node(_text("SLURM_STEP_TASKS_PER_NODE"))
+    if len(hosts) != len(numbers):
+        raise ValueError(
+            explain(
+                f"SLURM_STEP_NODELIST names {len(hosts)} hosts, SLURM_STEP_TASKS_PER_NODE "
+                f"{len(numbers)}.",
+                expected="a number of tasks for each host.",
+                fix="pass tasks_per_node, or start the script with srun.",
+            )
+        )
+    return dict(zip(hosts, numbers, strict=True))

@@ -1,0 +1,208 @@
+"""The cluster that `TF_CONFIG` describes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stratagem import environment as variables
+from stratagem.cluster.resolvers.resolver import ClusterResolver, has_one_task, master_url
+from stratagem.cluster.spec import ClusterSpec, parse_task_index
+from stratagem.messages import explain
+
+__all__ = ["TFConfigClusterResolver", "tf_config"]
+
+_FORM = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": '
+
+
+class TFConfigClusterResolver(ClusterResolver):
+    """Reads the cluster and this process's task from the environment variable `TF_CONFIG`.
+
+    The variable is read again at each question. Without it there is no cluster and no task.
+
+    Args:
+        task_type: wins over the variable's `task.type`.
+        task_id: wins over the variable's `task.index`.
+        rpc_layer: wins over the variable's `rpc_layer`.
+        environment: the name of the environment.
+
+    Raises:
+        ValueError: the variable is not JSON, a part of it has the wrong form, or the index is past
+            the end of the job.
+
+    Example:
+        >>> sg.cluster_resolver.TFConfigClusterResolver(task_type="worker", task_id=0).task_id
+        0
+
+    Source: TF 2.21 tfconfig_cluster_resolver.py, TFConfigClusterResolver.
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | str | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+    ) -> None:
+        self.task_type = task_type
+        self.task_id = task_id
+        self._rpc_layer = rpc_layer
+        self._environment = environment
+        self._check_task(self.cluster_spec())
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the cluster of the variable.
+
+        Returns:
+            The cluster; an empty one where there is none.
+
+        Raises:
+            ValueError: the variable is not JSON, or `cluster` is no cluster.
+        """
+        cluster = tf_config().get("cluster", {})
+        try:
+            return ClusterSpec(cluster)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"TF_CONFIG, part 'cluster': {error}") from error
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Returns `session_master` of the variable, else the address of a task.
+
+        Args:
+            task_type: a task's type; without it this process's.
+            task_id: its index; without it this process's.
+            rpc_layer: the prefix of the address; without it the resolver's.
+
+        Returns:
+            The address; "" for no cluster, and for one of a single task.
+
+        Raises:
+            ValueError: no such task.
+        """
+        session_master = tf_config().get("session_master")
+        if session_master is not None:
+            return str(session_master)
+        spec = self.cluster_spec()
+        if has_one_task(spec):
+            return ""
+        self._check_task(spec)
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            raise ValueError(
+                explain(
+                    f"TF_CONFIG has a cluster of several tasks, and task {(task_type, task_id)}.",
+                    expected="the type and the index of this process's task.",
+                    fix='add "task": {"type": "worker", "index": 0}, or pass both.',
+                )
+            )
+        return master_url(
+            spec.task_address(task_type, task_id),
+            self.rpc_layer if rpc_layer is None else rpc_layer,
+        )
+
+    @property
+    def environment(self) -> str | None:
+        """The environment that was given."""
+        return self._environment
+
+    @property
+    def task_type(self) -> str | None:
+        """The type that was given or set, else the variable's."""
+        return self._task_type if self._task_type is not None else _task()[0]
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = None if task_type is None else str(task_type)
+
+    @property
+    def task_id(self) -> int | None:
+        """The index that was given or set, else the variable's."""
+        return self._task_id if self._task_id is not None else _task()[1]
+
+    @task_id.setter
+    def task_id(self, task_id: int | str | None) -> None:
+        self._task_id = None if task_id is None else parse_task_index(task_id)
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The prefix that was given or set, else the variable's."""
+        return self._rpc_layer if self._rpc_layer is not None else tf_config().get("rpc_layer")
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    def _check_task(self, spec: ClusterSpec) -> None:
+        """The index against its job, if both are known; whose task it is, `check_cluster` looks."""
+        task_type, task_id = self.task_type, self.task_id
+        if task_type in spec.jobs and task_id is not None:
+            indices = spec.task_indices(str(task_type))
+            if task_id not in indices:
+                raise ValueError(
+                    explain(
+                        f"TF_CONFIG, part 'task': index {task_id} is outside the job "
+                        f"{task_type!r}.",
+                        expected=f"one of {indices}.",
+                        fix="count tasks from 0, or add the task's address to the cluster.",
+                    )
+                )
+
+
+def tf_config() -> dict[str, Any]:
+    """Returns what `TF_CONFIG` holds.
+
+    Returns:
+        The parsed object; an empty one where the variable is not set, or empty.
+
+    Raises:
+        ValueError: it is not JSON, or no object.
+    """
+    text = variables.lookup("TF_CONFIG")
+    if text is None:
+        return {}
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            explain(
+                f"TF_CONFIG is not JSON: {error}: {text!r}.",
+                expected=f"{_FORM}0}}}}.",
+                fix="write it with json.dumps, and quote it in the shell.",
+            )
+        ) from error
+    if not isinstance(config, dict):
+        raise ValueError(
+            explain(
+                f"TF_CONFIG is the {type(config).__name__} {text!r}.",
+                expected=f"an object: {_FORM}0}}}}.",
+                fix="put the cluster under the key 'cluster' and the task under 'task'.",
+            )
+        )
+    return config
+
+
+def _task() -> tuple[str | None, int | None]:
+    """The type and the index in the variable."""
+    config = tf_config()
+    if "task" not in config:
+        return None, None
+    task = config["task"]
+    if not isinstance(task, dict) or not isinstance(task.get("type"), str):
+        raise ValueError(
+            explain(
+                f"TF_CONFIG, part 'task', is {task!r}, without a type.",
+                expected='{"type": "worker", "index": 0}.',
+                fix="add the type of this process's task.",
+            )
+        )
+    try:
+        index = parse_task_index(task["index"]) if "index" in task else None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"TF_CONFIG, part 'task': {error}") from error
+    return task["type"], index

@@ -1,0 +1,194 @@
+"""Several resolvers as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from stratagem.cluster.resolvers.resolver import ClusterResolver, master_url
+from stratagem.cluster.spec import ClusterSpec, parse_task_index
+from stratagem.messages import explain
+
+__all__ = ["UnionResolver"]
+
+_T = TypeVar("_T")
+
+
+class UnionResolver(ClusterResolver):
+    """The jobs of several resolvers side by side; each other fact from the first that knows it.
+
+    Args:
+        *resolvers: the resolvers, those that win first.
+        task_type: wins over theirs.
+        task_id: wins over theirs.
+        rpc_layer: wins over theirs.
+        **unknown: refused.
+
+    Raises:
+        TypeError: one that is no `ClusterResolver`.
+        ValueError: none at all, or an unknown keyword.
+
+    Example:
+        >>> Simple = sg.cluster_resolver.SimpleClusterResolver
+        >>> union = sg.cluster_resolver.UnionResolver(
+        ...     Simple(sg.ClusterSpec({"worker": ["a:1"]})), Simple(sg.ClusterSpec({"ps": ["b:1"]}))
+        ... )
+        >>> union.cluster_spec()
+        ClusterSpec({'ps': ['b:1'], 'worker': ['a:1']})
+
+    Source: TF 2.21 cluster_resolver.py, UnionClusterResolver.
+    """
+
+    def __init__(
+        self,
+        *resolvers: ClusterResolver,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        **unknown: object,
+    ) -> None:
+        if unknown:
+            raise ValueError(
+                explain(
+                    f"UnionResolver received {unknown!r}.",
+                    expected="resolvers, and task_type, task_id or rpc_layer.",
+                    fix="correct the keyword.",
+                )
+            )
+        if not resolvers:
+            raise ValueError(
+                explain(
+                    "UnionResolver received no resolver.",
+                    expected="at least one.",
+                    fix="pass resolvers: UnionResolver(first, second).",
+                )
+            )
+        for resolver in resolvers:
+            if not isinstance(resolver, ClusterResolver):
+                raise TypeError(
+                    explain(
+                        f"UnionResolver received {resolver!r}, a {type(resolver).__name__}.",
+                        expected="instances of ClusterResolver.",
+                        fix="wrap a cluster in SimpleClusterResolver(ClusterSpec(cluster)).",
+                    )
+                )
+        self._resolvers = resolvers
+        self.task_type = task_type
+        self.task_id = task_id
+        self._rpc_layer = rpc_layer
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the jobs of all resolvers.
+
+        A job that several have: lists are appended in order, also where an address stands twice;
+        where one is sparse, tasks keep their indices.
+
+        Returns:
+            The cluster.
+
+        Raises:
+            KeyError: an index that two resolvers have, one of them in a sparse job.
+        """
+        jobs: dict[str, list[list[str] | dict[int, str]]] = {}
+        for resolver in self._resolvers:
+            for job, tasks in resolver.cluster_spec().as_dict().items():
+                jobs.setdefault(job, []).append(tasks)
+        return ClusterSpec({job: _merged(job, parts) for job, parts in jobs.items()})
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Returns the address of the task given, else the first resolver's master that there is.
+
+        Args:
+            task_type: a task's type.
+            task_id: its index.
+            rpc_layer: the prefix of the address.
+
+        Returns:
+            The address, or "".
+
+        Raises:
+            ValueError: no such task.
+        """
+        if task_type is not None and task_id is not None:
+            address = self.cluster_spec().task_address(task_type, task_id)
+            return master_url(address, rpc_layer or self.rpc_layer)
+        masters = (resolver.master(rpc_layer=rpc_layer) for resolver in self._resolvers)
+        return next(filter(None, masters), "")
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: object = None,
+    ) -> dict[str, int]:
+        """Returns the first resolver's accelerators that there are.
+
+        Args:
+            task_type: a task's type.
+            task_id: its index.
+            config_proto: handed on.
+
+        Returns:
+            Their numbers by kind.
+        """
+        numbers = (r.num_accelerators(task_type, task_id, config_proto) for r in self._resolvers)
+        return next(filter(None, numbers), {})
+
+    @property
+    def environment(self) -> str | None:
+        """The first environment that has a name."""
+        return next(filter(None, (resolver.environment for resolver in self._resolvers)), "")
+
+    @property
+    def task_type(self) -> str | None:
+        """The type that was given or set, else the first that a resolver knows."""
+        return _first((self._task_type, *(resolver.task_type for resolver in self._resolvers)))
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The index that was given or set, else the first that a resolver knows."""
+        return _first((self._task_id, *(resolver.task_id for resolver in self._resolvers)))
+
+    @task_id.setter
+    def task_id(self, task_id: int | str | None) -> None:
+        self._task_id = None if task_id is None else parse_task_index(task_id)
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The prefix that was given or set, else the first that a resolver knows."""
+        return _first((self._rpc_layer, *(resolver.rpc_layer for resolver in self._resolvers)))
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+
+def _first(values: Iterable[_T | None]) -> _T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _merged(job: str, parts: list[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
+    parts = [part for part in parts if part]
+    if all(isinstance(part, list) for part in parts):
+        return [address for part in parts for address in part if isinstance(address, str)]
+    merged: dict[int, str] = {}
+    for part in parts:
+        tasks = dict(enumerate(part)) if isinstance(part, list) else part
+        twice = sorted(merged.keys() & tasks.keys())
+        if twice:
+            # KeyError shows its message in quotes, so that lines of it would be unreadable.
+            raise KeyError(
+                f"Two resolvers have the indices {twice} of job {job!r}, which is sparse in one of "
+                "them. Expected each index once. Fix: renumber the tasks of one resolver."
+            )
+        merged.update(tasks)
+    return merged

@@ -1,0 +1,295 @@
+"""The tasks of a cluster and their addresses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from stratagem.messages import explain
+
+__all__ = ["ClusterDef", "ClusterSpec", "JobDef", "parse_task_index"]
+
+
+def parse_task_index(index: object) -> int:
+    """Returns a task's index as a number; `TF_CONFIG` may carry it as a string.
+
+    Args:
+        index: a whole number, or its decimal digits.
+
+    Returns:
+        The number, 0 or more.
+
+    Raises:
+        TypeError: neither an int nor a string.
+        ValueError: negative, or a string that is no number.
+    """
+    if isinstance(index, bool) or not isinstance(index, int | str):
+        raise TypeError(
+            explain(
+                f"Task index {index!r} is of type {type(index).__name__}.",
+                expected="an int, or a string of digits.",
+                fix='pass 0 or "0" for the first task.',
+            )
+        )
+    digits = index.strip() if isinstance(index, str) else str(index)
+    if not (digits.isascii() and digits.isdecimal()):
+        raise ValueError(
+            explain(
+                f"Task index {index!r} is no index.",
+                expected="a whole number of at least 0.",
+                fix='count tasks from 0: 0 or "0" is the first.',
+            )
+        )
+    return int(digits)
+
+
+@dataclasses.dataclass(frozen=True)
+class JobDef:
+    """One job of a `ClusterDef`.
+
+    Args:
+        name: the job, "worker" for example.
+        tasks: index to address.
+
+    Source: TF 2.21 core/protobuf/cluster.proto, JobDef.
+    """
+
+    name: str
+    tasks: dict[int, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterDef:
+    """A cluster as plain data, in the shape of TensorFlow's protocol buffer.
+
+    Args:
+        job: the jobs, sorted by name.
+
+    Source: TF 2.21 core/protobuf/cluster.proto, ClusterDef.
+    """
+
+    job: tuple[JobDef, ...]
+
+
+class ClusterSpec:
+    """The tasks that take part in a computation: for each job the addresses of its tasks.
+
+    It does not change once made. An address is kept as it is written; `check_cluster` looks whether
+    it can be one.
+
+    Args:
+        cluster: job to addresses, as a list or, where only some tasks are known, as
+            `{index: address}`; or a `ClusterDef`; or another spec.
+
+    Raises:
+        TypeError: another type, or a job, an index or an address of another type.
+        ValueError: an index that is no index, or that stands twice in a job.
+
+    Example:
+        >>> spec = sg.ClusterSpec({"worker": {0: "a:1", 2: "b:1"}, "ps": ["c:1"]})
+        >>> spec.num_tasks("worker"), spec.task_indices("worker"), spec.job_tasks("worker")
+        (2, [0, 2], ['a:1', None, 'b:1'])
+
+    Source: TF 2.21 server_lib.py, ClusterSpec.
+    """
+
+    def __init__(self, cluster: Mapping[str, Any] | ClusterDef | ClusterSpec) -> None:
+        jobs: Mapping[Any, Any]
+        if isinstance(cluster, ClusterSpec):
+            jobs = cluster._jobs
+        elif isinstance(cluster, ClusterDef):
+            jobs = {job.name: job.tasks for job in cluster.job}
+        elif isinstance(cluster, Mapping):
+            jobs = cluster
+        else:
+            raise TypeError(
+                explain(
+                    f"cluster={cluster!r} is of type {type(cluster).__name__}.",
+                    expected="a dict of jobs, a ClusterDef or a ClusterSpec.",
+                    fix='pass {"worker": ["host0:2222", "host1:2222"]}, for example.',
+                )
+            )
+        self._jobs: dict[str, dict[int, str]] = {
+            _job_name(job): _tasks_of_job(job, tasks) for job, tasks in jobs.items()
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ClusterSpec):
+            return self._jobs == other._jobs
+        if isinstance(other, Mapping):
+            try:
+                return self._jobs == ClusterSpec(other)._jobs
+            except (TypeError, ValueError):
+                return False
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(frozenset((job, frozenset(t.items())) for job, t in self._jobs.items()))
+
+    def __repr__(self) -> str:
+        jobs = self.as_dict()
+        return f"ClusterSpec({{{', '.join(f'{job!r}: {jobs[job]!r}' for job in sorted(jobs))}}})"
+
+    def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
+        """Returns the cluster as a dict that `ClusterSpec` takes.
+
+        Returns:
+            Job to a list of addresses where no index is left out, else to `{index: address}`.
+        """
+        jobs: dict[str, list[str] | dict[int, str]] = {}
+        for job, tasks in self._jobs.items():
+            in_order = dict(sorted(tasks.items()))
+            dense = bool(tasks) and max(tasks) + 1 == len(tasks)
+            jobs[job] = list(in_order.values()) if dense else in_order
+        return jobs
+
+    def as_cluster_def(self) -> ClusterDef:
+        """Returns the cluster in the shape of TensorFlow's protocol buffer.
+
+        Returns:
+            Its jobs by name, each with its tasks by index.
+        """
+        return ClusterDef(
+            tuple(JobDef(job, dict(sorted(tasks.items()))) for job, tasks in sorted(self._items()))
+        )
+
+    @property
+    def jobs(self) -> list[str]:
+        """The names of the jobs, in the order in which they were given."""
+        return list(self._jobs)
+
+    def num_tasks(self, job_name: str) -> int:
+        """Returns how many tasks of a job are known.
+
+        Args:
+            job_name: a job of this cluster.
+
+        Returns:
+            Their number; indices that are left out do not count.
+
+        Raises:
+            ValueError: no such job.
+        """
+        return len(self._tasks(job_name))
+
+    def task_indices(self, job_name: str) -> list[int]:
+        """Returns the indices of a job's tasks.
+
+        Args:
+            job_name: a job of this cluster.
+
+        Returns:
+            The indices, sorted.
+
+        Raises:
+            ValueError: no such job.
+        """
+        return sorted(self._tasks(job_name))
+
+    def task_address(self, job_name: str, task_index: int | str) -> str:
+        """Returns the address of a task.
+
+        Args:
+            job_name: a job of this cluster.
+            task_index: the task's index, as a number or as a string.
+
+        Returns:
+            The address.
+
+        Raises:
+            TypeError: an index of another type.
+            ValueError: no such job, or no such task in it.
+        """
+        tasks = self._tasks(job_name)
+        index = parse_task_index(task_index)
+        if index not in tasks:
+            raise ValueError(
+                explain(
+                    f"No task with index {task_index!r} in job {job_name!r}.",
+                    expected=f"one of {sorted(tasks)}.",
+                    fix="count tasks from 0, or add the task's address to the cluster.",
+                )
+            )
+        return tasks[index]
+
+    def job_tasks(self, job_name: str) -> list[str | None]:
+        """Returns the addresses of a job's tasks, each at the place of its index.
+
+        Args:
+            job_name: a job of this cluster.
+
+        Returns:
+            The addresses, None for an index that is left out.
+
+        Raises:
+            ValueError: no such job.
+        """
+        tasks = self._tasks(job_name)
+        return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
+
+    def _items(self) -> list[tuple[str, dict[int, str]]]:
+        return list(self._jobs.items())
+
+    def _tasks(self, job_name: str) -> dict[int, str]:
+        if job_name not in self._jobs:
+            raise ValueError(
+                explain(
+                    f"No such job in cluster: {job_name!r}.",
+                    expected=f"one of {self.jobs}.",
+                    fix="correct the job's name, or add the job to the cluster.",
+                )
+            )
+        return self._jobs[job_name]
+
+
+def _job_name(job: object) -> str:
+    if not isinstance(job, str):
+        raise TypeError(
+            explain(
+                f"Job name {job!r} is of type {type(job).__name__}.",
+                expected="a string.",
+                fix='name the job "chief", "worker", "ps" or "evaluator".',
+            )
+        )
+    return job
+
+
+def _tasks_of_job(job: str, tasks: object) -> dict[int, str]:
+    if isinstance(tasks, list | tuple):
+        pairs: list[tuple[Any, Any]] = list(enumerate(tasks))
+    elif isinstance(tasks, Mapping):
+        pairs = list(tasks.items())
+    else:
+        raise TypeError(
+            explain(
+                f"The tasks of job {job!r} are {tasks!r}, a {type(tasks).__name__}.",
+                expected="a list of addresses, or a dict from indices to addresses.",
+                fix='write a single task as ["host:port"].',
+            )
+        )
+    addresses: dict[int, str] = {}
+    for key, address in pairs:
+        index = parse_task_index(key)
+        if not isinstance(address, str):
+            raise TypeError(
+                explain(
+                    f"The address of task {index} of job {job!r} is {address!r}, "
+                    f"a {type(address).__name__}.",
+                    expected="a string.",
+                    fix="write it as host:port; leave an unknown task out with {index: address}.",
+                )
+            )
+        if index in addresses:
+            raise ValueError(
+                explain(
+                    f"Task index {index} stands twice in job {job!r}.",
+                    expected="each index once.",
+                    fix="write indices either as numbers or as strings.",
+                )
+            )
+        addresses[index] = address
+    return addresses

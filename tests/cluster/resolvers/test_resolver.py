@@ -1,0 +1,49 @@
+"""What every resolver answers, shown on one that defines no more than it must."""
+
+from __future__ import annotations
+
+import pytest
+
+from stratagem.cluster import ClusterResolver, ClusterSpec, Processes
+
+
+class _Resolver(ClusterResolver):
+    """As a user's own resolver for TensorFlow is written: two methods, no constructor."""
+
+    def cluster_spec(self) -> ClusterSpec:
+        return ClusterSpec({"worker": ["a:1", "b:1"]})
+
+    def master(self, task_type=None, task_id=None, rpc_layer=None) -> str:
+        return "a:1"
+
+
+def test_resolver_needs_its_two_methods() -> None:
+    with pytest.raises(TypeError, match="abstract method"):
+        ClusterResolver()
+
+
+def test_facts_are_unknown_until_they_are_set() -> None:
+    resolver = _Resolver()
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == (None, None, None)
+    assert resolver.environment == ""
+    resolver.task_type, resolver.task_id, resolver.rpc_layer = "worker", "1", "grpc"
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
+    assert resolver.processes() == Processes(2, 1, "a:1")
+    resolver.task_id = None
+    assert resolver.task_id is None
+
+
+def test_resolver_that_does_not_know_its_task_cannot_join() -> None:
+    with pytest.raises(ValueError, match="this process does not know which it is"):
+        _Resolver().processes()
+
+
+def test_accelerators_are_those_of_this_process(variables) -> None:
+    resolver = _Resolver()
+    resolver.task_type, resolver.task_id = "worker", 1
+    variables(CUDA_VISIBLE_DEVICES="0,1,4")
+    assert resolver.num_accelerators() == {"GPU": 3}
+    assert resolver.num_accelerators("worker", 1, config_proto=object()) == {"GPU": 3}
+    assert resolver.num_accelerators("worker", 0) == {}
+    variables(CUDA_VISIBLE_DEVICES="")
+    assert resolver.num_accelerators() == {}

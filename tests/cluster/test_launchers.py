@@ -1,0 +1,175 @@
+"""What launchers tell their processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from stratagem.cluster import Processes
+from stratagem.cluster.launchers import (
+    kubeflow_jax,
+    kubeflow_torch,
+    open_mpi,
+    port_of_job,
+    torchrun,
+)
+
+# What torchrun of PyTorch 2.13 sets for the second of two processes with --master-port 29533.
+TORCHRUN = {
+    "RANK": "1",
+    "GROUP_RANK": "0",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29533",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+KUBEFLOW_JAX = {
+    "JAX_NUM_PROCESSES": "4",
+    "JAX_PROCESS_ID": "3",
+    "JAX_COORDINATOR_ADDRESS": "job-node-0-0.job:29500",
+}
+KUBEFLOW_TORCH = {
+    "PET_NNODES": "3",
+    "PET_NPROC_PER_NODE": "auto",
+    "PET_NODE_RANK": "2",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29400",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+_URI = "1531576320.0;tcp://10.96.0.1,10.148.0.1,10.108.0.1:34911"
+_URI6 = "1314521088.0;tcp6://[fe80::b9b:ac5d:9cf0:b858,2620:10d:c083:150e::3000:2]:43370"
+
+
+@pytest.mark.parametrize("read", [kubeflow_jax, torchrun, kubeflow_torch, open_mpi])
+def test_launcher_that_has_set_nothing_does_not_answer(read) -> None:
+    assert read() is None
+
+
+def test_kubeflow_s_jax_jobs(variables) -> None:
+    variables(**KUBEFLOW_JAX)
+    assert kubeflow_jax() == Processes(4, 3, "job-node-0-0.job:29500")
+    variables(JAX_COORDINATOR_ADDRESS="job-node-0-0.job")
+    assert kubeflow_jax() == Processes(4, 3, "job-node-0-0.job:6666")
+    variables(JAX_COORDINATOR_PORT="1234")
+    assert kubeflow_jax() == Processes(4, 3, "job-node-0-0.job:1234")
+
+
+def test_port_that_torchrun_s_agent_listens_on_is_left_to_it(variables) -> None:
+    variables(**TORCHRUN)
+    assert torchrun() == Processes(2, 1, "127.0.0.1:29534", 1, 2)
+    variables(MASTER_PORT="65535")
+    assert torchrun() == Processes(2, 1, "127.0.0.1:65534", 1, 2)
+    variables(TORCHELASTIC_USE_AGENT_STORE="False")
+    assert torchrun() == Processes(2, 1, "127.0.0.1:65535", 1, 2)
+    variables(JAX_COORDINATOR_PORT="7")
+    assert torchrun() == Processes(2, 1, "127.0.0.1:7", 1, 2)
+
+
+@pytest.mark.parametrize("missing", ["WORLD_SIZE", "RANK", "MASTER_ADDR"])
+def test_part_of_torchrun_s_variables_is_no_answer(variables, missing) -> None:
+    variables(**{name: text for name, text in TORCHRUN.items() if name != missing})
+    assert torchrun() is None
+
+
+def test_kubeflow_s_torch_jobs_have_a_process_a_pod(variables) -> None:
+    variables(**KUBEFLOW_TORCH)
+    assert kubeflow_torch() == Processes(3, 2, "job-node-0-0.job:29400", 0, 1)
+
+
+def test_elastic_job_is_refused(variables) -> None:
+    variables(**{**KUBEFLOW_TORCH, "PET_NNODES": "1:4"})
+    with pytest.raises(ValueError, match="PET_NNODES='1:4' is not one number"):
+        kubeflow_torch()
+
+
+@pytest.mark.parametrize(
+    ("uri", "address"),
+    # JAX's clusters/ompi_cluster.py, get_coordinator_address: recorded.
+    [(_URI, "10.96.0.1:62624"), (_URI6, "[fe80::b9b:ac5d:9cf0:b858]:62880")],
+)
+def test_open_mpi_tells_where_it_was_started(variables, uri, address) -> None:
+    variables(**OPEN_MPI, OMPI_MCA_orte_hnp_uri=uri)
+    assert open_mpi() == Processes(4, 3, address, 1, 2)
+
+
+def test_open_mpi_s_coordinator_can_be_given(variables) -> None:
+    variables(**OPEN_MPI, JAX_COORDINATOR_ADDRESS="first:99", OMPI_MCA_orte_hnp_uri=_URI)
+    assert open_mpi() == Processes(4, 3, "first:99", 1, 2)
+    variables(JAX_COORDINATOR_ADDRESS="first")
+    assert open_mpi() == Processes(4, 3, "first:62624", 1, 2)
+
+
+def test_open_mpi_on_one_host_needs_no_address(variables) -> None:
+    variables(**{**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, PMIX_NAMESPACE="prterun-a-1@1")
+    first = open_mpi()
+    assert first is not None
+    host, _, port = str(first.coordinator_address).partition(":")
+    assert host == "127.0.0.1"
+    assert 61440 <= int(port) <= 65535
+    variables(OMPI_COMM_WORLD_RANK="0")
+    second = open_mpi()
+    assert second is not None
+    assert second.coordinator_address == first.coordinator_address
+    variables(PMIX_NAMESPACE="prterun-a-2@1")
+    third = open_mpi()
+    assert third is not None
+    assert third.coordinator_address != first.coordinator_address
+
+
+def test_open_mpi_that_names_no_coordinator_is_refused(variables) -> None:
+    variables(**OPEN_MPI)
+    with pytest.raises(
+        ValueError, match=r"came without a coordinator_address(?s:.)*JAX_COORDINATO"
+    ):
+        open_mpi()
+
+
+@pytest.mark.parametrize(
+    ("read", "set_", "missing"),
+    [
+        (kubeflow_jax, KUBEFLOW_JAX, "JAX_PROCESS_ID"),
+        (kubeflow_torch, KUBEFLOW_TORCH, "PET_NODE_RANK"),
+        (open_mpi, OPEN_MPI, "OMPI_COMM_WORLD_RANK"),
+    ],
+)
+def test_rank_that_is_missing_is_named(variables, read, set_, missing) -> None:
+    variables(**{name: text for name, text in set_.items() if name != missing})
+    with pytest.raises(ValueError, match=rf"is set and {missing} is not(?s:.)*the same launcher"):
+        read()
+
+
+@pytest.mark.parametrize(
+    ("read", "set_", "wrong"),
+    [
+        (kubeflow_jax, KUBEFLOW_JAX, "JAX_NUM_PROCESSES"),
+        (torchrun, TORCHRUN, "RANK"),
+        (kubeflow_torch, KUBEFLOW_TORCH, "PET_NODE_RANK"),
+        (open_mpi, OPEN_MPI, "OMPI_COMM_WORLD_SIZE"),
+    ],
+)
+def test_variable_that_is_no_number_is_named(variables, read, set_, wrong) -> None:
+    variables(**{**set_, wrong: "two"})
+    with pytest.raises(ValueError, match=f"Environment variable {wrong}: Task index 'two' is no"):
+        read()
+
+
+def test_rank_past_the_end_is_refused(variables) -> None:
+    variables(**{**TORCHRUN, "RANK": "2"})
+    with pytest.raises(ValueError, match="process_id=2 with num_processes=2"):
+        torchrun()
+
+
+@pytest.mark.parametrize("num_ports", [1, 8, 4096, 5000])
+def test_ports_of_a_job_are_ports(num_ports) -> None:
+    for job in (0, 1, 4095, 4096, 123456789):
+        port = port_of_job(job, num_ports=num_ports)
+        assert port >= 61440
+        assert port + min(num_ports, 4096) - 1 <= 65535
+    assert port_of_job(4096 + 7) == 61447

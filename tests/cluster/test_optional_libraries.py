@@ -1,0 +1,22 @@
+"""Libraries that only some resolvers need."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stratagem.cluster.optional_libraries import load
+
+
+def test_library_that_is_there_is_returned() -> None:
+    assert load("json", needed_by="a test", install="nothing") is json
+
+
+def test_library_that_is_missing_is_named_with_what_brings_it() -> None:
+    with pytest.raises(
+        ImportError,
+        match=r"GCEClusterResolver needs no_such_library, which cannot be imported: No mod(?s:.)*"
+        r"pip install a-name",
+    ):
+        load("no_such_library", needed_by="GCEClusterResolver", install="a-name")
