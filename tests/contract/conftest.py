@@ -40,3 +40,17 @@ def execution(request: pytest.FixtureRequest) -> Iterator[str]:
     sg.config.run_eagerly(request.param == "eager")
     yield request.param
     sg.config.run_eagerly(False)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves eight replicas run op by op to the slow tests: ten times as long as two."""
+    for item in items:
+        parameters = (
+            item.callspec.params
+            if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+            else {}
+        )
+        names = {parameters.get("strategy"), parameters.get("distributing")}
+        if parameters.get("execution") == "eager" and "mirrored_8" in names:
+            item.add_marker(pytest.mark.slow)
