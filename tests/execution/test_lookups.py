@@ -198,3 +198,14 @@ def test_ids_and_tables_that_are_none_are_refused() -> None:
     np.testing.assert_array_equal(
         sg.nn.embedding_lookup(jnp.arange(4.0).reshape(2, 2), [1]), [[2.0, 3.0]]
     )
+
+
+def test_rows_of_a_value_that_was_assigned_are_not_those_of_the_table(pair) -> None:
+    v = table(pair)
+
+    def loss(v, ids):
+        v.assign(jnp.ones(SHAPE))
+        return squares(v, ids)
+
+    gradients = gradient(pair, loss, v, sparse_gradients=True)
+    assert not np.any(np.asarray(sg.select_replica(0, gradients)))

@@ -225,3 +225,19 @@ def test_one_process_reads_everything_whatever_the_policy() -> None:
         options = sg.InputOptions(auto_shard_policy=policy)
         dataset = strategy.distribute_dataset(read(FILES), options)
         assert sum(len(ids) for ids in ids_in(dataset)) == 35
+
+
+def test_parts_of_as_many_rows_and_another_size_do_not_move_together() -> None:
+    """Of 4 examples worker 1 has a whole part of 2; of 3 it has 1 of 2; of 5 it has 2 of 3."""
+    batches = [np.arange(4), np.arange(5), np.arange(3)]
+    strategy = sg.OneDeviceStrategy("cpu:0")
+    dataset = DistributedDataset(
+        strategy,
+        as_source(batches),
+        is_global=True,
+        options=sg.InputOptions(auto_shard_policy=sg.AutoShardPolicy.DATA),
+        context=sg.InputContext(2, 1, 2),
+    )
+    assert [np.asarray(batch).tolist() for batch in dataset] == [[2, 3], [3, 4], [2]]
+    groups = list(iter(dataset).take(3))
+    assert [group.num_steps for group in groups] == [1, 1, 1]

@@ -153,7 +153,10 @@ class Lookups:
         """Tells whether the lookups of a table count here."""
         # What lax.scan or jax.checkpoint looks up cannot leave them: that is an ordinary read.
         is_nested = self._trace != get_opaque_trace_state(convention="nnx")
-        return id(table) in self._tables and not is_nested and current_scope() is not None
+        scope = current_scope()
+        if scope is None or is_nested or id(table) in scope.writes:  # rows of another value
+            return False
+        return id(table) in self._tables
 
     def look_up(self, table: Any, ids: jax.Array) -> jax.Array:
         """Returns rows of a table, attached to the input that stands for them."""

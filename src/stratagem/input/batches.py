@@ -85,7 +85,8 @@ class HostBatch:
         start = first * self.size
         arrays = [array[start : start + count * self.size] for array in self.arrays]
         num_examples = count * self.size if lengths is None else sum(lengths)
-        signature = _signature(self.structure, self.is_array, arrays)
+        # As many rows may be all of a part, or the beginning of a longer one.
+        signature = (_signature(self.structure, self.is_array, arrays), self.size, lengths)
         return dataclasses.replace(
             self, arrays=arrays, num_examples=num_examples, lengths=lengths, signature=signature
         )
@@ -236,7 +237,7 @@ class PlacedBatches:
 
     def _leaf(self, array: Any) -> Any:
         if self.num_replicas == 1:
-            return array
+            return array if self.lengths is None else array[: self.lengths[0]]
         if is_array(array):
             return PerReplica(stacked=array, lengths=self.lengths)
         lengths = self.lengths or (self.size,) * self.num_replicas

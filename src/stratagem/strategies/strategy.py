@@ -90,8 +90,11 @@ class Strategy:
         copied = object.__new__(type(self))
         memo[id(self)] = copied
         Strategy.__init__(copied, self.topology)
-        memo.update((id(device), device) for device in jax.devices())
-        for name in vars(self).keys() - vars(copied).keys():  # a subclass's own
+        own = vars(self).keys() - vars(copied).keys()  # of a subclass
+        if own:
+            devices = (*jax.devices(), *jax.devices("cpu"))
+            memo.update((id(device), device) for device in devices)
+        for name in own:
             setattr(copied, name, copy.deepcopy(vars(self)[name], memo))
         return copied
 

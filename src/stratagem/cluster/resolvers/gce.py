@@ -96,27 +96,6 @@ class GCEClusterResolver(ClusterResolver):
             )
         return ClusterSpec({self._task_type or "worker": sorted(addresses)})
 
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Returns the address of a task.
-
-        Args:
-            task_type: a task's type; without it this process's.
-            task_id: its index; without it this process's.
-            rpc_layer: the prefix of the address; without it the resolver's.
-
-        Returns:
-            The address.
-
-        Raises:
-            ValueError: no such task.
-        """
-        return self._master_of_task(task_type, task_id, rpc_layer)
-
     @property
     def task_type(self) -> str | None:
         """The type of all tasks, which does not change."""

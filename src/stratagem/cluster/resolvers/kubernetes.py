@@ -94,28 +94,6 @@ class KubernetesClusterResolver(ClusterResolver):
             ]
         return ClusterSpec(jobs)
 
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Returns the address of a task.
-
-        Args:
-            task_type: a task's type; without it the one that was set.
-            task_id: its index; without it the one that was set.
-            rpc_layer: the prefix of the address; without it the resolver's.
-
-        Returns:
-            The address; "" where no task is known.
-
-        Raises:
-            RuntimeError: a pod is not running.
-            ValueError: no such task.
-        """
-        return self._master_of_task(task_type, task_id, rpc_layer)
-
     def _pods(self, selector: str) -> list[Any]:
         pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
         if not pods:

@@ -82,7 +82,7 @@ class ProcessClusterResolver(ClusterResolver):
         """
         if self._processes.num_processes == 1:
             return ""
-        return self._master_of_task(task_type, 0 if task_id is None else task_id, rpc_layer)
+        return super().master(task_type, 0 if task_id is None else task_id, rpc_layer)
 
     @property
     def environment(self) -> str:

@@ -32,14 +32,13 @@ class ClusterResolver(abc.ABC):
             Its tasks and their addresses; an empty spec where there is no cluster.
         """
 
-    @abc.abstractmethod
     def master(
         self,
         task_type: str | None = None,
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the address that a session of TensorFlow 1 would connect to.
+        """Returns the address of a task, which a session of TensorFlow 1 would connect to.
 
         Args:
             task_type: a task's type; without it this process's.
@@ -47,8 +46,17 @@ class ClusterResolver(abc.ABC):
             rpc_layer: the prefix of the address; without it the resolver's.
 
         Returns:
-            The address, or "" where there is none to connect to.
+            The address; "" where no task is given and this process's is not known.
+
+        Raises:
+            ValueError: no such task.
         """
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        address = self.cluster_spec().task_address(task_type, task_id)
+        return master_url(address, rpc_layer or self.rpc_layer)
 
     def num_accelerators(
         self,
@@ -119,17 +127,6 @@ class ClusterResolver(abc.ABC):
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
         self._rpc_layer = rpc_layer
-
-    def _master_of_task(
-        self, task_type: str | None, task_id: int | None, rpc_layer: str | None
-    ) -> str:
-        """The address of the task given, else of the own one; "" where neither is known."""
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        address = self.cluster_spec().task_address(task_type, task_id)
-        return master_url(address, rpc_layer or self.rpc_layer)
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:

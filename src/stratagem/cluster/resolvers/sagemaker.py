@@ -73,7 +73,7 @@ class SageMakerClusterResolver(ClusterResolver):
         """
         if has_one_task(self.cluster_spec()):
             return ""
-        return self._master_of_task(task_type, task_id, rpc_layer)
+        return super().master(task_type, task_id, rpc_layer)
 
     @property
     def environment(self) -> str | None:

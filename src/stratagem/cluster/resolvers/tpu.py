@@ -208,7 +208,7 @@ class TPUClusterResolver(ClusterResolver):
         """
         if self._tpu == _LOCAL:
             return ""
-        return self._master_of_task(task_type, task_id, rpc_layer)
+        return super().master(task_type, task_id, rpc_layer)
 
     def get_master(self) -> str:
         """Returns the address of the first host.
