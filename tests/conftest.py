@@ -22,10 +22,15 @@ import keras  # noqa: F401 - sets environment variables of its own, once, before
 import numpy as np
 import pytest
 
+import stratagem
 from tests.process_state import ProcessState
 
-jax.config.update("jax_num_cpu_devices", 8)
+# A process of a cluster (tests/multiprocess) has fewer.
+jax.config.update("jax_num_cpu_devices", int(os.environ.get("STRATAGEM_TEST_DEVICES", "8")))
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+if "STRATAGEM_TEST_REPLICAS" in os.environ:  # what joining a cluster changes belongs to the process
+    stratagem.MultiWorkerMirroredStrategy()
 
 # What runs on the oldest and the newest versions too: what depends on JAX's and Keras's insides.
 _COMPATIBILITY_FILES = (

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from stratagem.options import RunOptions as RunOptions
     from stratagem.options import VariableAggregation as VariableAggregation
     from stratagem.options import VariableSynchronization as VariableSynchronization
+    from stratagem.strategies import CollectiveAllReduceStrategy as CollectiveAllReduceStrategy
     from stratagem.strategies import MirroredStrategy as MirroredStrategy
+    from stratagem.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from stratagem.strategies import OneDeviceStrategy as OneDeviceStrategy
     from stratagem.strategies import Strategy as Strategy
     from stratagem.strategies import StrategyExtended as StrategyExtended
@@ -61,6 +63,7 @@ __version__ = "0.1.0"
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
     "ClusterSpec": ("stratagem.cluster", "ClusterSpec"),
+    "CollectiveAllReduceStrategy": ("stratagem.strategies", "CollectiveAllReduceStrategy"),
     "DistributedDataset": ("stratagem.input", "DistributedDataset"),
     "DistributedIterator": ("stratagem.input", "DistributedIterator"),
     "DistributedValues": ("stratagem.values", "DistributedValues"),
@@ -70,6 +73,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "InputReplicationMode": ("stratagem.options", "InputReplicationMode"),
     "Mirrored": ("stratagem.values", "Mirrored"),
     "MirroredStrategy": ("stratagem.strategies", "MirroredStrategy"),
+    "MultiWorkerMirroredStrategy": ("stratagem.strategies", "MultiWorkerMirroredStrategy"),
     "OneDeviceStrategy": ("stratagem.strategies", "OneDeviceStrategy"),
     "PerReplica": ("stratagem.values", "PerReplica"),
     "ReduceOp": ("stratagem.options", "ReduceOp"),
@@ -106,6 +110,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
 __all__ = [
     "AutoShardPolicy",
     "ClusterSpec",
+    "CollectiveAllReduceStrategy",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
@@ -115,6 +120,7 @@ __all__ = [
     "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "PerReplica",
     "ReduceOp",

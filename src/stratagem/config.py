@@ -10,7 +10,15 @@ import threading
 from stratagem import environment
 from stratagem.messages import explain
 
-__all__ = ["program_cache_size", "run_eagerly", "runs_eagerly"]
+__all__ = [
+    "barrier_timeout_s",
+    "join_timeout_s",
+    "peer_timeout_s",
+    "program_cache_size",
+    "run_eagerly",
+    "runs_eagerly",
+    "stuck_timeout_s",
+]
 
 
 class _Settings(threading.local):
@@ -69,3 +77,39 @@ def program_cache_size() -> int:
         The value of `STRATAGEM_PROGRAM_CACHE_SIZE`; the least recently used go first.
     """
     return environment.read("program_cache_size")
+
+
+def join_timeout_s() -> float:
+    """Returns how long the processes of a cluster wait for one another at the start, in seconds.
+
+    Returns:
+        The value of `STRATAGEM_JOIN_TIMEOUT_S`.
+    """
+    return environment.read("join_timeout_s")
+
+
+def peer_timeout_s() -> float:
+    """Returns how long a process may give no sign of life, in seconds.
+
+    Returns:
+        The value of `STRATAGEM_PEER_TIMEOUT_S`.
+    """
+    return environment.read("peer_timeout_s")
+
+
+def stuck_timeout_s() -> float:
+    """Returns how long a process may make no progress while others wait for it, in seconds.
+
+    Returns:
+        The value of `STRATAGEM_STUCK_TIMEOUT_S`.
+    """
+    return environment.read("stuck_timeout_s")
+
+
+def barrier_timeout_s() -> float:
+    """Returns how long processes wait for one another at one place, in seconds.
+
+    Returns:
+        The value of `STRATAGEM_BARRIER_TIMEOUT_S`.
+    """
+    return environment.read("barrier_timeout_s")

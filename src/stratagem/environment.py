@@ -60,6 +60,22 @@ def _parse_count(text: str) -> int:
     return int(text)
 
 
+def _parse_seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError(
+            explain(
+                f"{text!r} is not a time limit.",
+                expected="a number of seconds above 0.",
+                fix="correct or unset the environment variable.",
+            )
+        )
+    return value
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variable:
     """One environment variable that sets a default.
@@ -89,6 +105,30 @@ VARIABLES = {
         default=256,
         parse=_parse_count,
         meaning="How many compiled replica functions a strategy keeps.",
+    ),
+    "join_timeout_s": Variable(
+        name="STRATAGEM_JOIN_TIMEOUT_S",
+        default=300.0,
+        parse=_parse_seconds,
+        meaning="How long the processes of a cluster wait for one another at the start.",
+    ),
+    "peer_timeout_s": Variable(
+        name="STRATAGEM_PEER_TIMEOUT_S",
+        default=30.0,
+        parse=_parse_seconds,
+        meaning="How long a process may give no sign of life before the others give up.",
+    ),
+    "stuck_timeout_s": Variable(
+        name="STRATAGEM_STUCK_TIMEOUT_S",
+        default=120.0,
+        parse=_parse_seconds,
+        meaning="How long a living process may make no progress while others wait for it.",
+    ),
+    "barrier_timeout_s": Variable(
+        name="STRATAGEM_BARRIER_TIMEOUT_S",
+        default=300.0,
+        parse=_parse_seconds,
+        meaning="How long processes wait for one another to arrive at one place.",
     ),
 }
 

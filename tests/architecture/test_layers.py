@@ -26,6 +26,7 @@ LAYERS = (
     ("values",),
     ("topology",),
     # no JAX below this line
+    ("group",),
     ("cluster", "launch"),
     ("config", "errors", "options", "environment", "messages"),
 )
@@ -40,7 +41,8 @@ ALLOWED_ROOMS = {
     "orbax": {"checkpoint"},
 }
 LOADS_JAX = {"jax", "jaxlib", "keras", "optax", "flax", "orbax", "grain"}
-PRIVATE_KERAS_ROOM = "stratagem.keras.private"
+# Where private names are listed, each with the reason why it is used.
+PRIVATE_ROOMS = ("stratagem.keras.private", "stratagem.topology.private")
 # Packages that an installation may lack: those of pyproject.toml's extras, and what users bring.
 OPTIONAL = {
     "grain",
@@ -117,7 +119,7 @@ def foreign_in_the_wrong_room(module: Module) -> list[str]:
 
 def private_foreign_names(module: Module) -> list[str]:
     """Names with a leading underscore, and `keras.src`, of any package but ours."""
-    if module.name == PRIVATE_KERAS_ROOM:
+    if module.name in PRIVATE_ROOMS:
         return []
     used = [(imported.line, imported.full_name) for imported in module.imports]
     packages = {name.split(".")[0] for _, name in used}

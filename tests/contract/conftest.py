@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax
 import pytest
 
 import stratagem as sg
@@ -28,10 +29,16 @@ def sole(request: pytest.FixtureRequest) -> sg.Strategy:
     return ROWS[request.param].make()
 
 
+@pytest.fixture(params=[name for name, row in ROWS.items() if not row.is_cluster])
+def copyable(request: pytest.FixtureRequest) -> sg.Strategy:
+    """Each strategy of one process: those of a cluster cannot be copied."""
+    return ROWS[request.param].make()
+
+
 @pytest.fixture
 def foreign() -> sg.Strategy:
     """A strategy that is none of those under test."""
-    return sg.OneDeviceStrategy("cpu:7")
+    return sg.OneDeviceStrategy(jax.local_device_count() - 1)
 
 
 @pytest.fixture(params=["compiled", "eager"])

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import stratagem as sg
+from stratagem.group import current_group
 
 
 def split(strategy: sg.Strategy, part_of: Callable[[int], Any]) -> Any:
@@ -39,6 +40,15 @@ def replica_id(dtype: str = "float32") -> jax.Array:
 def contribution(dtype: str = "float32") -> jax.Array:
     """Call in a replica function: one more than the id, what the tables write as [1 | 2]."""
     return replica_id(dtype) + jnp.ones((), dtype)
+
+
+def parts_of_all(strategy: sg.Strategy, value: Any) -> list[Any]:
+    """The parts of the replicas of all processes, on each of them."""
+    parts = [np.asarray(part) for part in strategy.local_results(value)]
+    group = current_group()
+    if group is None or not isinstance(value, sg.PerReplica):
+        return parts
+    return [part for own in group.exchange("parts of a test", parts) for part in own]
 
 
 def assert_parts(strategy: sg.Strategy, value: Any, expected: Callable[[int], Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 import stratagem as sg
@@ -17,6 +18,7 @@ class Row:
 
     make: Callable[[], sg.Strategy]
     num_replicas: int
+    is_cluster: bool = False
 
 
 def _mirrored(num_replicas: int) -> Row:
@@ -24,10 +26,20 @@ def _mirrored(num_replicas: int) -> Row:
     return Row(lambda: sg.MirroredStrategy(names), num_replicas)
 
 
-ROWS = {
+# In a process of a cluster (tests/multiprocess) the suite runs on that cluster: each of its
+# processes runs the same tests in the same order.
+_CLUSTER = {
+    "workers": Row(
+        sg.MultiWorkerMirroredStrategy,
+        int(os.environ.get("STRATAGEM_TEST_REPLICAS", "0")),
+        is_cluster=True,
+    ),
+}
+_LOCAL = {
     "default": Row(sg.get_strategy, 1),
     "one_device": Row(lambda: sg.OneDeviceStrategy("cpu:0"), 1),
     "mirrored_1": _mirrored(1),
     "mirrored_2": _mirrored(2),
     "mirrored_8": _mirrored(8),
 }
+ROWS = _CLUSTER if "STRATAGEM_TEST_REPLICAS" in os.environ else _LOCAL

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.contract.parts import split
+from tests.contract.parts import parts_of_all, split
 
 _X = np.random.default_rng(0).normal(size=(13, 3)).astype("float32")
 _Y = np.random.default_rng(1).normal(size=(13, 1)).astype("float32")
@@ -123,10 +123,10 @@ def test_per_replica_values_go_in_and_come_out(distributing: sg.Strategy) -> Non
     whole = split(distributing, lambda i: np.full(2, i, "float32"))
     uneven = split(distributing, lambda i: np.ones(1 + i % 2, "float32"))
     doubled = step(whole, np.float32(2))
-    assert [part.tolist() for part in distributing.local_results(doubled)] == [
+    assert [part.tolist() for part in parts_of_all(distributing, doubled)] == [
         [2.0 * i] * 2 for i in range(n)
     ]
-    parts = distributing.local_results(step(uneven, np.float32(2)))
+    parts = parts_of_all(distributing, step(uneven, np.float32(2)))
     assert [part.tolist() for part in parts] == [[2.0] * (1 + i % 2) for i in range(n)]
     total = sg.function(lambda v: distributing.reduce("sum", v, axis=0))(uneven)
     assert float(total) == sum(1 + i % 2 for i in range(n))
@@ -139,7 +139,7 @@ def test_results_may_be_used_beside_those_of_other_devices(strategy: sg.Strategy
     def step(x: Any) -> Any:
         return strategy.run(lambda part: part + 1.0, args=(x,))
 
-    result = step(jax.device_put(np.float32(1), jax.devices()[5]))
-    assert [float(part) for part in strategy.local_results(result)] == [2.0] * (
+    result = step(jax.device_put(np.float32(1), jax.local_devices()[-1]))
+    assert [float(part) for part in parts_of_all(strategy, result)] == [2.0] * (
         strategy.num_replicas_in_sync
     )

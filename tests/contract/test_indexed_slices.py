@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.contract.parts import split
+from tests.contract.parts import replica_ids, split
 from tests.contract.rows import ROWS
 
 # What the contract states: {4: [1, 1]} and {4: [2, 0], 7: [3, 3]}. A compiled program has as many
@@ -82,7 +82,7 @@ def test_rows_are_reduced_by_index(either_way) -> None:
         return context.all_reduce("SUM", slices), mean
 
     reduced, mean = either_way.run(step, args=(value,))
-    for replica in (0, n - 1):
+    for replica in (0, len(replica_ids(either_way)) - 1):
         assert_rows(sg.select_replica(replica, reduced), whole(SUM))
         assert_rows(sg.select_replica(replica, mean), whole(SUM, n))
 

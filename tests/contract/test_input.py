@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from tests.contract.parts import parts_of_all
 
 _X = np.random.default_rng(0).normal(size=(23, 3)).astype("float32")
 _Y = np.random.default_rng(1).normal(size=(23, 1)).astype("float32")
@@ -28,7 +29,7 @@ def _global_batches() -> list[tuple[Any, Any]]:
 
 
 def _rows(strategy: sg.Strategy, value: Any) -> Any:
-    return np.concatenate([np.asarray(part) for part in strategy.local_results(value)])
+    return np.concatenate(parts_of_all(strategy, value))
 
 
 def test_parts_of_all_replicas_are_the_batch(strategy: sg.Strategy) -> None:
@@ -56,7 +57,7 @@ def test_replica_function_sees_true_rows_only(strategy: sg.Strategy) -> None:
 
 
 def _total(strategy: sg.Strategy, value: Any) -> Any:
-    return sum(np.asarray(part) for part in strategy.local_results(value))
+    return sum(parts_of_all(strategy, value))
 
 
 class _Regression:
@@ -150,9 +151,10 @@ def _sum_of_true_rows(batch: Any) -> Any:
 def test_rows_of_many_steps_are_true_rows(strategy: sg.Strategy) -> None:
     iterator = iter(_dataset(strategy))
     rows = strategy.run_steps(lambda batch: 2 * batch[0], iterator, 4)
-    parts = [np.asarray(part) for part in strategy.local_results(rows)]
     np.testing.assert_allclose(
-        np.concatenate(parts, axis=1), 2 * _X[:20].reshape(4, _BATCH_SIZE, 3), rtol=1e-6
+        np.concatenate(parts_of_all(strategy, rows), axis=1),
+        2 * _X[:20].reshape(4, _BATCH_SIZE, 3),
+        rtol=1e-6,
     )
 
 

@@ -30,7 +30,8 @@ def test_strategy_is_a_strategy_and_says_its_name_and_devices(strategy) -> None:
         assert str(device) in repr(strategy)
 
 
-def test_deep_copy_is_another_strategy_on_the_same_devices(strategy, execution) -> None:
+def test_deep_copy_is_another_strategy_on_the_same_devices(copyable, execution) -> None:
+    strategy = copyable
     copied = copy.deepcopy(strategy)
     assert copied is not strategy
     assert type(copied) is type(strategy)
@@ -47,9 +48,17 @@ def test_deep_copy_is_another_strategy_on_the_same_devices(strategy, execution) 
         strategy.run(lambda: 1)
 
 
-def test_deep_copy_of_what_holds_the_strategy_twice_copies_it_once(strategy) -> None:
-    holder = copy.deepcopy({"a": strategy, "b": [strategy]})
+def test_deep_copy_of_what_holds_the_strategy_twice_copies_it_once(copyable) -> None:
+    holder = copy.deepcopy({"a": copyable, "b": [copyable]})
     assert holder["a"] is holder["b"][0]
+
+
+def test_deep_copy_of_a_cluster_is_refused(strategy) -> None:
+    if strategy.topology.spans_processes:
+        with pytest.raises(ValueError, match=r"(?s)was given to copy\.deepcopy.*one strategy"):
+            copy.deepcopy(strategy)
+    else:
+        assert copy.deepcopy(strategy) is not None
 
 
 def test_shallow_copy_is_refused(strategy) -> None:

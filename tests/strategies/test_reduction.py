@@ -61,7 +61,7 @@ def test_parts_of_unequal_length(lengths, tolerance) -> None:
         for op, reduced in ((SUM, np.sum), (MEAN, np.mean)):
             got = reduce(op, value, axes)
             np.testing.assert_allclose(got, reduced(whole, axis=over), **tolerance("float32"))
-    np.testing.assert_array_equal(reduction.gather(value, 0), whole)
+    np.testing.assert_array_equal(reduction.gather(value, 0, num_replicas=3), whole)
 
 
 def test_axes_that_leave_the_unequal_one_are_refused() -> None:
@@ -149,35 +149,38 @@ def test_repeated_axis_is_refused() -> None:
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_gather_is_concatenation(axis) -> None:
     parts = random_parts((2, 3), (2, 3), (2, 3))
-    got = reduction.gather(per_replica(parts), axis)
+    got = reduction.gather(per_replica(parts), axis, num_replicas=3)
     np.testing.assert_array_equal(got, np.concatenate(parts, axis=axis))
     assert len(got.sharding.device_set) == 1
 
 
 def test_gather_takes_parts_that_differ_along_its_axis_only() -> None:
     parts = random_parts((2, 1), (2, 3), (2, 2))
-    got = reduction.gather(per_replica(parts), 1)
+    got = reduction.gather(per_replica(parts), 1, num_replicas=3)
     np.testing.assert_array_equal(got, np.concatenate(parts, axis=1))
     with pytest.raises(InvalidArgumentError, match=r"gather along axis 0 .*received parts"):
-        reduction.gather(per_replica(parts), 0)
+        reduction.gather(per_replica(parts), 0, num_replicas=3)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "complex64"])
 def test_gather_keeps_the_dtype(dtype) -> None:
-    got = reduction.gather(per_replica([jnp.array([1, 0], dtype)] * 3), 0)
+    got = reduction.gather(per_replica([jnp.array([1, 0], dtype)] * 3), 0, num_replicas=3)
     assert got.dtype == jnp.dtype(dtype)
     assert got.shape == (6,)
 
 
 def test_gather_leaves_plain_values() -> None:
     array = jnp.ones(3)
-    assert reduction.gather(array, 0) is array
-    assert reduction.gather(Mirrored(array), 0) is array
+    assert reduction.gather(array, 0, num_replicas=3) is array
+    assert reduction.gather(Mirrored(array), 0, num_replicas=3) is array
 
 
 def test_part_of_a_compiled_step_outside_merge_call_is_refused() -> None:
     leaked = PerReplica(local=jnp.ones(2))
-    for use in (lambda: reduce(SUM, leaked, None), lambda: reduction.gather(leaked, 0)):
+    for use in (
+        lambda: reduce(SUM, leaked, None),
+        lambda: reduction.gather(leaked, 0, num_replicas=3),
+    ):
         with pytest.raises(ValueError, match="of a compiled step was used outside merge_call"):
             use()
     with pytest.raises(ValueError, match="belongs to a compiled step"):

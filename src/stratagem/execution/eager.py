@@ -1,7 +1,8 @@
 """Eager execution: a thread a replica, one at a time up to each point where they meet.
 
 The calling thread passes a baton: replica 0 runs until it asks the others for something or ends,
-then replica 1, and so on; then the calling thread answers all of them at once.
+then replica 1, and so on; then the calling thread answers all of them at once. With several
+processes each runs its own replicas, and the calling threads tell each other what was asked.
 
 Source: TF 2.21 mirrored_run.py, _call_for_each_replica.
 """
@@ -24,14 +25,17 @@ from stratagem.collectives import Communicator, SoleCommunicator
 from stratagem.context import ReplicaBatch, ReplicaContext, stack
 from stratagem.context.replica import check_equal_shapes
 from stratagem.execution.arguments import Arguments, flatten_arguments
+from stratagem.execution.eager_meeting import asked_by_all
 from stratagem.execution.eager_state import EagerState
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.trace_errors import created_again
 from stratagem.execution.tracing import initialize_created_variables
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
+from stratagem.topology import Topology
 from stratagem.values import Mirrored, PerReplica, regroup, select_replica
 from stratagem.values.regrouping import is_array
+from stratagem.variables import agree_on_initial_values
 
 __all__ = ["run_eagerly"]
 
@@ -54,11 +58,13 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
     """
     if strategy.topology.devices is None:
         return _run_plainly(strategy, fn, args, kwargs)
+    agree_on_initial_values(strategy.variables, strategy.topology)
     session = _Session(strategy, fn, args, kwargs)
     results = session.run()
     if strategy.variables.uninitialized():
         # The first call only created them: run it again with values.
         initialize_created_variables(strategy)
+        agree_on_initial_values(strategy.variables, strategy.topology)
         session = _Session(strategy, fn, args, kwargs)
         results = session.run()
         if created := strategy.variables.uninitialized():
@@ -76,6 +82,9 @@ def _run_plainly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) 
     return jax.tree.map(
         lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result
     )
+
+
+_END = "the end of the function"
 
 
 class _Abandoned(BaseException):
@@ -100,8 +109,9 @@ class _Request:
 class _Replica:
     """The thread of one replica, and where it stands."""
 
-    def __init__(self, replica_id: int) -> None:
+    def __init__(self, replica_id: int, place: int) -> None:
         self.replica_id = replica_id
+        self.place = place  # among those of this process
         self.resume = threading.Semaphore(0)
         self.request: _Request | None = None
         self.reply: Any = None
@@ -117,14 +127,16 @@ class _Session:
         self._strategy = strategy
         self._fn = fn
         self.num_replicas: int = strategy.num_replicas_in_sync
+        self._topology: Topology = strategy.topology
         self._arguments = (tuple(args), kwargs)
         self._batch = _flatten_for_batch(args, kwargs, self.num_replicas)
         self._baton = threading.Semaphore(0)
         self._abandoned = False
-        self._replicas = [_Replica(index) for index in range(self.num_replicas)]
+        local_ids = self._topology.local_replica_ids
+        self._replicas = [_Replica(index, place) for place, index in enumerate(local_ids)]
         self.state = EagerState(strategy)
         self.scopes: list[ReplicaScope] = [
-            ReplicaScope(self.state.reader(index)) for index in range(self.num_replicas)
+            ReplicaScope(self.state.reader(index)) for index in local_ids
         ]
 
     def run(self) -> list[Any]:
@@ -161,24 +173,27 @@ class _Session:
                     raise replica.error
             requests = [replica.request for replica in self._replicas]
             if all(replica.is_done for replica in self._replicas):
+                if self._topology.spans_processes:  # the others may not have ended
+                    self._check_ended(requests)
                 return
             self._answer(requests)
 
     def _answer(self, requests: list[_Request | None]) -> None:
-        kinds = [request.kind if request else "the end of the function" for request in requests]
+        own_kinds = [request.kind if request else _END for request in requests]
+        own_values = [request.value if request else None for request in requests]
+        kinds, values = own_kinds, own_values
+        if self._topology.spans_processes:
+            kinds, values = asked_by_all(own_kinds, own_values)
         if len(set(kinds)) > 1 or requests[0] is None:
-            raise RuntimeError(
-                explain(
-                    f"Replicas stand at different points: {kinds}, in replica order.",
-                    expected="the same calls of merge_call, all_reduce and all_gather, in the "
-                    "same order.",
-                    fix="make these calls on every replica; let what differs be the values.",
-                )
-            )
-        values = [request.value for request in requests if request is not None]
+            raise _apart(kinds)
         replies = requests[0].answer(values)
-        for replica, reply in zip(self._replicas, replies, strict=True):
-            replica.reply = reply
+        for replica in self._replicas:
+            replica.reply = replies[replica.replica_id]
+
+    def _check_ended(self, requests: list[_Request | None]) -> None:
+        kinds, _ = asked_by_all([_END] * len(requests), [None] * len(requests))
+        if set(kinds) != {_END}:
+            raise _apart(kinds)
 
     def _run_replica(self, replica: _Replica) -> None:
         replica.resume.acquire()
@@ -194,8 +209,8 @@ class _Session:
             self._baton.release()
 
     def _call(self, replica: _Replica) -> Any:
-        index = replica.replica_id
-        device = self._strategy.topology.devices[index] if self._strategy.topology.devices else None
+        index, place = replica.replica_id, replica.place
+        device = self._topology.devices[index] if self._topology.devices else None
         alone = self.num_replicas == 1
         communicator = SoleCommunicator() if alone else _EagerCommunicator(self, replica, device)
         context = ReplicaContext(
@@ -205,16 +220,16 @@ class _Session:
             jax.default_device(device),
             jax.disable_jit(),
             stack.push(stack.FrameKind.REPLICA, self._strategy, context),
-            self.scopes[index],
+            self.scopes[place],
         ):
-            args, kwargs = self._local_arguments(index, device)
+            args, kwargs = self._local_arguments(place, device)
             result = self._fn(*args, **kwargs)
         return jax.tree.map(
             lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result
         )
 
-    def _local_arguments(self, index: int, device: Any) -> Any:
-        selected = select_replica(index, self._arguments)
+    def _local_arguments(self, place: int, device: Any) -> Any:
+        selected = select_replica(place, self._arguments)
         return jax.tree.map(
             lambda leaf: jax.device_put(leaf, device) if is_array(leaf) else leaf, selected
         )
@@ -231,9 +246,21 @@ class _Session:
     def merge(self, fn: Callable[..., Any], calls: list[Any]) -> list[Any]:
         """Called in the calling thread: one cross-replica call for all replicas."""
         self.state.keep(self.scopes)
-        merged_args, merged_kwargs = regroup(calls, self._strategy.topology)
+        # Those of other processes cannot be put on their devices from here: all stay on ours.
+        spans = self._topology.spans_processes
+        merged_args, merged_kwargs = regroup(calls, None if spans else self._topology)
         result = fn(self._strategy, *merged_args, **merged_kwargs)
         return [select_replica(index, result) for index in range(self.num_replicas)]
+
+
+def _apart(kinds: list[str]) -> RuntimeError:
+    return RuntimeError(
+        explain(
+            f"Replicas stand at different points: {kinds}, in replica order.",
+            expected="the same calls of merge_call, all_reduce and all_gather, in the same order.",
+            fix="make these calls on every replica; let what differs be the values.",
+        )
+    )
 
 
 def _flatten_for_batch(args: Any, kwargs: Any, num_replicas: int) -> ReplicaBatch | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.trace_errors import disagreement, foreign_variable
+from stratagem.group import current_group
 from stratagem.topology import Topology
 from stratagem.variables import VariableKind, home_of
 
@@ -88,11 +89,20 @@ class EagerState:
             scope.state_mapping[key]
             if key in scope.writes
             else self._part(variable.storage, index)[0]
-            for index, scope in enumerate(scopes)
+            for index, scope in zip(self._topology.local_replica_ids, scopes, strict=True)
         ]
         variable.storage = self._topology.stack(
             [jnp.asarray(part, variable.dtype) for part in parts]
         )
+
+    def _same_everywhere(self, value: Any, same: bool) -> bool:
+        """Whether the replicas of all processes agree, given that those of this one do or not."""
+        if not self._topology.spans_processes:
+            return same
+        group = current_group()
+        assert group is not None
+        told = group.exchange("an assigned value", (same, np.asarray(value)))
+        return all(theirs and np.array_equal(told[0][1], v, equal_nan=True) for theirs, v in told)
 
     def _keep_copy(
         self, variable: Any, scopes: list[ReplicaScope], key: int, *, is_stored: bool
@@ -105,7 +115,7 @@ class EagerState:
                 and np.array_equal(np.asarray(first), np.asarray(value), equal_nan=True)
                 for value in values
             )
-            if not same:
+            if not self._same_everywhere(first, same):
                 raise disagreement(variable, self._strategy)
         value = jnp.asarray(first, variable.dtype)
         if is_stored:

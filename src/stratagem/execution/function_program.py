@@ -17,13 +17,15 @@ from stratagem.context.function_trace import (
     NeedsInitialization,
     tracing_function,
 )
+from stratagem.execution.agreement import agree_on_program, name_of
 from stratagem.execution.arguments import Static
 from stratagem.execution.trace_errors import created_again
 from stratagem.execution.tracing import initialize_created_variables
 from stratagem.messages import explain
+from stratagem.topology.lockstep import run_together
 from stratagem.values import PerReplica
 from stratagem.values.regrouping import is_array
-from stratagem.variables import VariableKind, home_of
+from stratagem.variables import VariableKind, agree_on_initial_values, home_of
 
 __all__ = ["Call", "FunctionProgram", "KnownVariables", "flatten_call", "trace_function"]
 
@@ -165,7 +167,7 @@ class _Attempt:
     """
 
     def __init__(self, fn: Callable[..., Any], call: Call, candidates: list[Any]) -> None:
-        self._fn = fn
+        self.fn = fn
         self._call = call
         self.candidates = candidates
         self.trace = FunctionTrace({})
@@ -184,7 +186,7 @@ class _Attempt:
         self.trace = FunctionTrace({id(variable): value for variable, value in pairs})
         args, kwargs = self._call.with_arrays(arrays)
         with tracing_function(self.trace), _FunctionScope(self.trace):
-            outputs = self.results.flatten(self._fn(*args, **kwargs))
+            outputs = self.results.flatten(self.fn(*args, **kwargs))
         return [self.trace.value_of(v) for v in self.trace.written.values()], outputs
 
 
@@ -279,6 +281,11 @@ class FunctionProgram:
                 )
             )
         self._topology = distributing[0].topology if distributing else None
+        self._name = name_of(attempt.fn)
+        self._is_of_several = self._topology is not None and self._topology.spans_processes
+        if self._is_of_several:
+            agree_on_initial_values(distributing[0].variables, distributing[0].topology)
+            agree_on_program(self._name, closed)
         self._written = list(trace.written.values())
         written = {id(variable) for variable in self._written}
         self._read_only = [v for k, v in trace.read.items() if k not in written]
@@ -295,7 +302,8 @@ class FunctionProgram:
                 for place, aval in zip(order, avals, strict=True)
             ]
             outputs = jaxpr_as_fun(closed)(*inputs, *arrays)
-            return list(outputs[:num_written]), list(outputs[num_written:])
+            token = jnp.zeros((), bool) if self._is_of_several else ()
+            return list(outputs[:num_written]), list(outputs[num_written:]), token
 
         self._run = jax.jit(run, donate_argnums=0, out_shardings=self._out_shardings())
 
@@ -304,7 +312,8 @@ class FunctionProgram:
             return None
         copied, stacked = self._topology.replicated, self._topology.stacked
         variables = [stacked if _is_stacked(v) else copied for v in self._written]
-        return variables, [stacked if split else copied for split in self._results.is_per_replica]
+        results = [stacked if split else copied for split in self._results.is_per_replica]
+        return variables, results, copied if self._is_of_several else ()
 
     def run(self, arrays: list[Any]) -> Any:
         """Runs the function and keeps what it assigned.
@@ -318,7 +327,16 @@ class FunctionProgram:
         written = [_stored(variable) for variable in self._written]
         read_only = [_stored(variable) for variable in self._read_only]
         arrays = [self._on_devices(array) for array in arrays]
-        new_values, outputs = self._run(written, read_only, arrays)
+
+        def start() -> tuple[Any, Any]:
+            new_values, outputs, token = self._run(written, read_only, arrays)
+            return (new_values, outputs), token
+
+        if self._topology is not None and self._is_of_several:
+            platform = self._topology.platform
+            new_values, outputs = run_together(self._name, start, platform=platform)
+        else:
+            (new_values, outputs), _ = start()
         for variable, value in zip(self._written, new_values, strict=True):
             if home_of(variable) is not None:
                 variable.storage = value
@@ -328,7 +346,9 @@ class FunctionProgram:
 
     def _on_devices(self, array: Any) -> Any:
         """Moves an array that was put on other devices; all others the compiled call moves."""
-        if self._topology is None or not isinstance(array, jax.Array) or not array.committed:
+        if self._topology is None or not isinstance(array, jax.Array):
+            return array
+        if not array.committed and not self._is_of_several:
             return array
         if array.sharding.device_set == set(self._topology.devices or ()):
             return array

@@ -99,7 +99,8 @@ def _with_step_axis(leaf: Any) -> Any:
     if isinstance(leaf, PerReplica):
         if leaf.stacked is not None and leaf.lengths is None:
             return PerReplica(stacked=leaf.stacked[:, None])
-        return PerReplica(objects=tuple(jnp.asarray(part)[None] for part in leaf.components))
+        parts = tuple(jnp.asarray(part)[None] for part in leaf.components)
+        return PerReplica(objects=parts, lengths=leaf.lengths)
     return leaf[None] if isinstance(leaf, jax.Array) else leaf
 
 
@@ -107,10 +108,7 @@ def _true_rows(leaf: Any) -> Any:
     """Cuts the rows of padded parts, which are on axis 1 where steps are on axis 0."""
     if not isinstance(leaf, PerReplica) or leaf.lengths is None:
         return leaf
-    whole = PerReplica(stacked=leaf.stacked).components
-    return PerReplica(
-        objects=tuple(part[:, :n] for part, n in zip(whole, leaf.lengths, strict=True))
-    )
+    return PerReplica(objects=leaf.parts(1), lengths=leaf.lengths)
 
 
 def _join(*leaves: Any) -> Any:
@@ -119,6 +117,8 @@ def _join(*leaves: Any) -> Any:
         return leaves[0]
     if not isinstance(leaves[0], PerReplica):
         return _concatenate(leaves, axis=0)
+    if len({leaf.lengths for leaf in leaves}) > 1:  # of all processes: here they may be alike
+        raise _cannot_be_stacked([_shapes(leaf) for leaf in leaves])
     if all(leaf.stacked is not None for leaf in leaves):
         return PerReplica(stacked=_concatenate([leaf.stacked for leaf in leaves], axis=1))
     columns = zip(*(leaf.components for leaf in leaves), strict=True)
@@ -129,15 +129,24 @@ def _concatenate(parts: Any, *, axis: int) -> Any:
     parts = list(parts)
     shapes = [part.shape[:axis] + part.shape[axis + 1 :] for part in parts]
     if len(set(shapes)) > 1:
-        raise InvalidArgumentError(
-            explain(
-                f"A step function returned arrays of the shapes {shapes} in different steps.",
-                expected="results of one shape, because run_steps stacks them.",
-                fix="return sums or means, not rows; or drop the short batch; or call "
-                "strategy.run for each batch.",
-            )
-        )
+        raise _cannot_be_stacked(shapes)
     return jnp.concatenate(parts, axis=axis)
+
+
+def _shapes(leaf: PerReplica) -> Any:
+    rest = leaf.components[0].shape[2:]
+    return [(length, *rest) for length in leaf.lengths or (leaf.components[0].shape[1],)]
+
+
+def _cannot_be_stacked(shapes: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        explain(
+            f"A step function returned arrays of the shapes {shapes} in different steps.",
+            expected="results of one shape, because run_steps stacks them.",
+            fix="return sums or means, not rows; or drop the short batch; or call "
+            "strategy.run for each batch.",
+        )
+    )
 
 
 def _of_any_replica(leaf: Any) -> Any:

@@ -12,11 +12,13 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.context.function_trace import current_function_trace
+from stratagem.execution.agreement import agree_on_program
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.sameness import contains_primitive
 from stratagem.execution.tracing import Trace
 from stratagem.messages import explain
 from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology.lockstep import run_together
 from stratagem.values import PerReplica
 from stratagem.variables import VariableKind, home_of
 
@@ -29,10 +31,13 @@ class Program:
     Args:
         trace: what tracing the replica function found out.
         topology: the devices of the replicas.
+        name: of the function, for messages.
     """
 
-    def __init__(self, trace: Trace, topology: Topology) -> None:
+    def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
         self.trace = trace
+        self._name = name
+        self._is_agreed = not topology.spans_processes
         self._topology = topology
         self._written = [_Place(variable) for variable in trace.written]
         self._read_only = [_Place(variable) for variable in trace.read_only]
@@ -102,7 +107,19 @@ class Program:
                 self._constants = [
                     self._topology.replicate(value) for value in self.trace.constants
                 ]
-        new_values, results = function(written, read_only, split, shared, self._constants)
+        starts = self._topology.spans_processes and current_function_trace() is None
+        if starts and not self._is_agreed:
+            agree_on_program(self._name, self.trace.jaxpr)
+            self._is_agreed = True
+
+        def start() -> tuple[Any, Any]:
+            outputs = function(written, read_only, split, shared, self._constants)
+            return outputs[:2], outputs[2]
+
+        if starts:
+            new_values, results = run_together(self._name, start, platform=self._topology.platform)
+        else:
+            (new_values, results), _ = start()
         is_lost = bool(new_values) and isinstance(new_values[0], Tracer)
         if is_lost and current_function_trace() is None:
             raise _assigned_under_jit(self.trace.written[0])
@@ -112,7 +129,11 @@ class Program:
 
     def _everywhere(self, value: Any) -> Any:
         """Moves an array that was put on other devices; all others the compiled call moves."""
-        if not isinstance(value, jax.Array) or isinstance(value, Tracer) or not value.committed:
+        if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+            return value
+        if self._topology.spans_processes:
+            return self._topology.replicate(value)
+        if not value.committed:
             return value
         devices = self._topology.devices
         return (
@@ -137,7 +158,7 @@ class Program:
                     copied,
                     copied,
                 ),
-                out_specs=(written, stacked),
+                out_specs=(written, stacked, copied),
                 check_vma=False,
             )
         return jax.jit(function, donate_argnums=0)
@@ -149,7 +170,8 @@ class Program:
         split: list[Any],
         shared: list[Any],
         constants: list[Any],
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Any], list[Any], Any]:
+        """The third result is one that no later program takes over, where that is of use."""
         pools = {
             "written": written,
             "read_only": read_only,
@@ -163,7 +185,8 @@ class Program:
             for (source, index), aval in zip(self.trace.inputs, avals, strict=True)
         ]
         outputs = jaxpr_as_fun(self.trace.jaxpr)(*inputs)
-        return list(outputs[: len(written)]), list(outputs[len(written) :])
+        token = jnp.zeros((), bool) if self._topology.spans_processes else ()
+        return list(outputs[: len(written)]), list(outputs[len(written) :]), token
 
     def _many_steps(
         self,
@@ -172,14 +195,15 @@ class Program:
         split: list[Any],
         shared: list[Any],
         constants: list[Any],
-    ) -> tuple[list[Any], list[Any]]:
-        def step(carry: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
-            return self._one_step(carry, read_only, parts, shared, constants)
+    ) -> tuple[list[Any], list[Any], Any]:
+        def step(carry: list[Any], parts: list[Any]) -> tuple[list[Any], Any]:
+            carry, results, token = self._one_step(carry, read_only, parts, shared, constants)
+            return carry, (results, token)
 
-        written, results = jax.lax.scan(step, written, split, unroll=self._unroll_steps())
+        written, (results, tokens) = jax.lax.scan(step, written, split, unroll=self._unroll_steps())
         if self._topology.num_replicas > 1:  # the replica axis first, as in every PerReplica
             results = [jnp.swapaxes(result, 0, 1) for result in results]
-        return written, results
+        return written, results, tokens
 
     def _unroll_steps(self) -> bool:
         """Whether to write many steps out one after the other instead of looping over them.

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-__all__ = ["contains_primitive", "differing_outputs", "may_wait_for_ever"]
+__all__ = ["contains_primitive", "differing_outputs", "inner_jaxprs", "may_wait_for_ever"]
 
 _COMBINING = {
     "psum",
@@ -64,7 +64,7 @@ def may_wait_for_ever(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> bool:
 def _has_meeting_branch(jaxpr: Jaxpr) -> bool:
     """Whether there is anything to look into, which in most programs there is not."""
     for eqn in jaxpr.eqns:
-        inner = [one for value in eqn.params.values() for one in _jaxprs(value)]
+        inner = [one for value in eqn.params.values() for one in inner_jaxprs(value)]
         if eqn.primitive.name in ("cond", "while"):
             if any(contains_primitive(one, *_MEETING) for one in inner):
                 return True
@@ -75,7 +75,7 @@ def _has_meeting_branch(jaxpr: Jaxpr) -> bool:
 
 def _check_meeting(eqn: Any) -> None:
     """Called where the choice of a branch, or the length of a loop, may differ."""
-    inner = [one for value in eqn.params.values() for one in _jaxprs(value)]
+    inner = [one for value in eqn.params.values() for one in inner_jaxprs(value)]
     if any(contains_primitive(one, *_MEETING) for one in inner):
         raise _DivergenceError
 
@@ -113,7 +113,7 @@ def differing_outputs(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> list[bo
 
 def _is_not_followed(eqn: Any) -> bool:
     """Whether an operation asks the host, or changes references in a jaxpr inside it."""
-    inner = [jaxpr for value in eqn.params.values() for jaxpr in _jaxprs(value)]
+    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
     return eqn.primitive.name == "io_callback" or any(
         contains_primitive(jaxpr, *_REFERENCES) for jaxpr in inner
     )
@@ -128,7 +128,7 @@ def _eqn_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
         return [grouped and any(inputs)] * len(eqn.outvars)
     if name in _CONTROL_FLOW:
         return _CONTROL_FLOW[name](eqn, inputs)
-    inner = [jaxpr for value in eqn.params.values() for jaxpr in _jaxprs(value)]
+    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
     if (
         len(inner) == 1
         and len(inner[0].invars) == len(inputs)
@@ -139,13 +139,18 @@ def _eqn_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
     return [may_differ] * len(eqn.outvars)
 
 
-def _jaxprs(value: Any) -> list[Jaxpr]:
+def inner_jaxprs(value: Any) -> list[Jaxpr]:
+    """Returns the jaxprs in a parameter of an operation, such as the branches of a condition.
+
+    Args:
+        value: the parameter.
+    """
     if isinstance(value, ClosedJaxpr):
         return [value.jaxpr]
     if isinstance(value, Jaxpr):
         return [value]
     if isinstance(value, tuple | list):
-        return [jaxpr for item in value for jaxpr in _jaxprs(item)]
+        return [jaxpr for item in value for jaxpr in inner_jaxprs(item)]
     return []
 
 
@@ -164,7 +169,7 @@ def contains_primitive(jaxpr: Jaxpr, *names: str) -> bool:
         or any(
             contains_primitive(inner, *names)
             for value in eqn.params.values()
-            for inner in _jaxprs(value)
+            for inner in inner_jaxprs(value)
         )
         for eqn in jaxpr.eqns
     )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from stratagem import config
 from stratagem.context.function_trace import current_function_trace
+from stratagem.execution.agreement import name_of
 from stratagem.execution.arguments import Arguments, Static, flatten_arguments
 from stratagem.execution.program import Program
 from stratagem.execution.tracing import trace_replica_function
 from stratagem.topology import Topology
+from stratagem.topology.lockstep import compiling
+from stratagem.variables import agree_on_initial_values
 
 __all__ = ["CompiledExecution"]
 
@@ -60,8 +64,12 @@ class CompiledExecution:
         if program is not None:
             self._programs.move_to_end(key)
             return program
-        trace = trace_replica_function(self._strategy, fn, arguments)
-        program = self._programs[key] = Program(trace, self._strategy.topology)
+        topology = self._strategy.topology
+        with compiling(name_of(fn)) if topology.spans_processes else contextlib.nullcontext():
+            trace = trace_replica_function(self._strategy, fn, arguments)
+        if current_function_trace() is None:  # else that function asks for all that it calls
+            agree_on_initial_values(self._strategy.variables, topology)
+        program = self._programs[key] = Program(trace, topology, name_of(fn))
         while len(self._programs) > config.program_cache_size():
             self._programs.popitem(last=False)
         return program
@@ -78,7 +86,7 @@ class CompiledExecution:
             What `jax.jit(...).lower` returns.
         """
         trace = trace_replica_function(self._strategy, fn, arguments, topology)
-        return Program(trace, topology).lower(arguments)
+        return Program(trace, topology, name_of(fn)).lower(arguments)
 
 
 def _identity(fn: Callable[..., Any]) -> Any:

@@ -16,20 +16,21 @@ from stratagem.topology import Topology
 from stratagem.values import PerReplica
 from stratagem.values.regrouping import is_array
 
-__all__ = ["HostBatch", "PlacedBatches", "join_parts", "place", "take_batch"]
+__all__ = ["HostBatch", "PlacedBatches", "join_parts", "place", "take_batch", "take_own_part"]
 
 
 @dataclasses.dataclass(frozen=True)
 class HostBatch:
-    """One batch of all replicas before it moves to the devices, and how it is split.
+    """One batch before it moves to the devices, and how it is split: this process's part of it.
 
     Args:
         structure: pytree structure of the batch, None leaves included.
         arrays: its arrays, each of shape (rows, ...); rows may be fewer than replicas * size.
         is_array: for each leaf whether it is an array (else None).
-        num_examples: true rows of all replicas.
+        num_examples: true rows of the replicas of this process.
         size: rows of a replica, padding included.
-        lengths: true rows of each replica; None if all have `size`.
+        lengths: true rows of each replica of this process; None if all have `size`.
+        all_lengths: the same of the replicas of all processes.
         signature: what makes two batches run in one program: structure, shapes and dtypes.
     """
 
@@ -39,6 +40,7 @@ class HostBatch:
     num_examples: int
     size: int
     lengths: tuple[int, ...] | None
+    all_lengths: tuple[int, ...] | None
     signature: Any
 
     def parts(self, num_replicas: int) -> list[Any]:
@@ -86,9 +88,13 @@ class HostBatch:
         arrays = [array[start : start + count * self.size] for array in self.arrays]
         num_examples = count * self.size if lengths is None else sum(lengths)
         # As many rows may be all of a part, or the beginning of a longer one.
-        signature = (_signature(self.structure, self.is_array, arrays), self.size, lengths)
+        kind = _signature(self.structure, self.is_array, arrays)
         return dataclasses.replace(
-            self, arrays=arrays, num_examples=num_examples, lengths=lengths, signature=signature
+            self,
+            arrays=arrays,
+            num_examples=num_examples,
+            lengths=lengths,
+            signature=(kind, self.size, self.all_lengths),
         )
 
     def _rebuild(self, arrays: list[Any]) -> Any:
@@ -129,7 +135,23 @@ def take_batch(data: Any, num_replicas: int) -> HostBatch:
     size, lengths = split_lengths(num_examples, num_replicas)
     is_present = tuple(leaf is not None for leaf in leaves)
     signature = _signature(structure, is_present, arrays)
-    return HostBatch(structure, arrays, is_present, num_examples, size, lengths, signature)
+    return HostBatch(structure, arrays, is_present, num_examples, size, lengths, lengths, signature)
+
+
+def take_own_part(data: Any, topology: Topology) -> HostBatch:
+    """Looks at a batch of all replicas, and keeps the part of those of this process.
+
+    Args:
+        data: as for `take_batch`; the same on all processes.
+        topology: the devices of the replicas.
+
+    Returns:
+        The part.
+    """
+    batch = take_batch(data, topology.num_replicas)
+    if not topology.spans_processes:
+        return batch
+    return batch.of_replicas(topology.local_replica_ids[0], topology.num_local_replicas)
 
 
 def _signature(structure: Any, is_array: tuple[bool, ...], arrays: Sequence[Any]) -> Any:
@@ -143,13 +165,19 @@ def _array(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def join_parts(parts: Sequence[Any], *, size: int | None = None) -> HostBatch:
+def join_parts(
+    parts: Sequence[Any],
+    *,
+    size: int | None = None,
+    all_lengths: tuple[int, ...] | None = None,
+) -> HostBatch:
     """Makes one batch of what each replica has of its own.
 
     Args:
         parts: one pytree of arrays of shape (n_i, ...) a replica, of one structure; None for a
             replica that has no more data. Not all are None.
         size: rows of a replica, padding included; None for those of the largest part.
+        all_lengths: rows of the replicas of all processes; None where this one has them all.
 
     Returns:
         The batch, of which replica i has part i.
@@ -177,8 +205,20 @@ def join_parts(parts: Sequence[Any], *, size: int | None = None) -> HostBatch:
         for index in range(len(first.arrays))
     ]
     lengths = None if set(counts) == {size} else counts
-    signature = (_signature(first.structure, first.is_array, arrays), lengths)
-    return HostBatch(first.structure, arrays, first.is_array, sum(counts), size, lengths, signature)
+    all_lengths = all_lengths or counts
+    if set(all_lengths) == {size}:
+        all_lengths = None
+    signature = (_signature(first.structure, first.is_array, arrays), all_lengths)
+    return HostBatch(
+        first.structure,
+        arrays,
+        first.is_array,
+        sum(counts),
+        size,
+        lengths,
+        all_lengths,
+        signature,
+    )
 
 
 def _kinds(batch: HostBatch) -> Any:
@@ -210,10 +250,11 @@ class PlacedBatches:
         is_array: for each leaf whether it is an array (else None).
         arrays: of shape (n, size, ...), with several steps (steps, n, size, ...); without the n
             where there is one replica. What is not made of numbers stays with the host.
-        num_replicas: n.
+        num_replicas: n, of all processes.
         num_steps: how many batches.
         size: rows of a replica, padding included.
-        lengths: true rows of each replica; None if all have `size`.
+        lengths: true rows of each replica, of all processes; None if all have `size`.
+        local_lengths: true rows of each replica of this process.
         signature: of the batches.
     """
 
@@ -224,6 +265,7 @@ class PlacedBatches:
     num_steps: int
     size: int
     lengths: tuple[int, ...] | None
+    local_lengths: tuple[int, ...]
     signature: Any
 
     def value(self) -> Any:
@@ -237,11 +279,11 @@ class PlacedBatches:
 
     def _leaf(self, array: Any) -> Any:
         if self.num_replicas == 1:
-            return array if self.lengths is None else array[: self.lengths[0]]
+            return array if self.lengths is None else array[: self.local_lengths[0]]
         if is_array(array):
             return PerReplica(stacked=array, lengths=self.lengths)
-        lengths = self.lengths or (self.size,) * self.num_replicas
-        return PerReplica(objects=tuple(p[:n] for p, n in zip(array, lengths, strict=True)))
+        pairs = zip(array, self.local_lengths, strict=True)
+        return PerReplica(objects=tuple(part[:length] for part, length in pairs))
 
     def step_shape(self, array: Any) -> tuple[int, ...]:
         """Returns the shape of one batch of an array."""
@@ -260,12 +302,12 @@ def place(batches: list[HostBatch], topology: Topology, *, to_device: bool = Tru
         The batches.
     """
     first = batches[0]
-    count, size = topology.num_replicas, first.size
+    count, size = topology.num_local_replicas, first.size
     placed: list[Any] = []
     for index in range(len(first.arrays)):
         parts = [_padded(batch.arrays[index], size * count) for batch in batches]
         joined = parts[0] if len(parts) == 1 else _stacked(parts)
-        rows = (count, size) if count > 1 else (size,)
+        rows = (count, size) if topology.num_replicas > 1 else (size,)
         steps = () if len(parts) == 1 else (len(parts),)
         joined = joined.reshape((*steps, *rows, *first.arrays[index].shape[1:]))
         if to_device and is_array(joined):
@@ -275,10 +317,11 @@ def place(batches: list[HostBatch], topology: Topology, *, to_device: bool = Tru
         first.structure,
         first.is_array,
         placed,
-        count,
+        topology.num_replicas,
         len(batches),
         size,
-        first.lengths,
+        first.all_lengths,
+        first.lengths or (size,) * count,
         first.signature,
     )
 
@@ -308,4 +351,4 @@ def _as_one_view(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | No
 def _put(array: Any, topology: Topology, *, many: bool) -> jax.Array:
     if topology.num_replicas == 1:
         return topology.replicate(array)
-    return jax.device_put(array, topology.stacked_steps if many else topology.stacked)
+    return topology.put_stacked(array, axis=1 if many else 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from stratagem.input.agreement import Agreement
 from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.iterator import DistributedIterator, require_outside_replicas
 from stratagem.input.loader import Loader
@@ -31,7 +32,7 @@ class DistributedDataset:
             as a list, one source a replica.
         is_global: whether the batches of the source are of all replicas.
         options: how batches reach the devices, and how processes share them.
-        context: which process of how many reads global batches here; None for the only one.
+        context: which process of how many reads here; None for the only one.
 
     Example:
         >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -57,10 +58,15 @@ class DistributedDataset:
         self._source = source
         self._options = options
         self._shard: Shard | None = None
+        context = context or InputContext(num_replicas_in_sync=strategy.num_replicas_in_sync)
         if is_global:
             assert isinstance(source, Source)
-            context = context or InputContext(num_replicas_in_sync=strategy.num_replicas_in_sync)
             self._shard = Shard.of(source, options.auto_shard_policy, context)
+        # Where each process reads something else, they tell each other how much it was.
+        reads_alike = self._shard is not None and self._shard.is_whole
+        self._agreement: Agreement | None = None
+        if strategy.topology.spans_processes and not reads_alike:
+            self._agreement = Agreement(strategy.topology.num_local_replicas)
         self._epoch = -1  # of the iterator that was made last
 
     def __iter__(self) -> DistributedIterator:
@@ -81,6 +87,10 @@ class DistributedDataset:
     @property
     def cardinality(self) -> int:
         """Steps of an epoch; -1 if it has no end, -2 if that is not known."""
+        count = self._own_cardinality()
+        return count if self._agreement is None else self._agreement.cardinality(count)
+
+    def _own_cardinality(self) -> int:
         if self._shard is not None:
             return self._shard.cardinality
         if isinstance(self._source, list):
@@ -89,7 +99,7 @@ class DistributedDataset:
         count = self._source.cardinality
         if count < 0:
             return count
-        return -(-count // self._strategy.num_replicas_in_sync)
+        return -(-count // self._strategy.topology.num_local_replicas)
 
     def __len__(self) -> int:
         count = self.cardinality
@@ -154,12 +164,14 @@ class DistributedDataset:
             read = _together
         else:
             reader = self._source.open(epoch)
-            count = self._strategy.num_replicas_in_sync
+            count = self._strategy.topology.num_local_replicas
             read = functools.partial(_in_turn, num_replicas=count)
         if state is not None:
             reader.restore(state["source"])
             for _ in range(state["then_read"]):
                 next(reader)
+        if self._agreement is not None:
+            read = self._agreement.reading(read)
         to_device = self._options.fetch_to_device
         return Loader(reader, read, self._strategy.topology, to_device=to_device)
 

@@ -13,6 +13,7 @@ from stratagem.input.loader import Group
 from stratagem.input.prefetch import Prefetcher
 from stratagem.messages import explain
 from stratagem.topology import Topology
+from stratagem.topology.lockstep import waiting_for_input
 
 __all__ = ["DistributedIterator", "OptionalBatch", "require_outside_replicas"]
 
@@ -158,7 +159,8 @@ class DistributedIterator:
         if self._pending:
             return self._pending.pop(0)
         if self._error is None:
-            return self._prefetcher.take()
+            with waiting_for_input("a distributed dataset"):
+                return self._prefetcher.take()
         error, self._error = self._error, None
         try:
             raise error

@@ -60,7 +60,7 @@ class Group:
             return groups[0]
         columns = zip(*(group._stepped_arrays() for group in groups), strict=True)
         arrays = [jnp.concatenate(list(column)) for column in columns]
-        if topology.num_replicas > 1:
+        if topology.num_replicas > 1 and not topology.spans_processes:
             arrays = jax.device_put(arrays, topology.stacked_steps)
         num_steps = sum(group.placed.num_steps for group in groups)
         placed = dataclasses.replace(groups[0].placed, arrays=arrays, num_steps=num_steps)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import keras
 
+from stratagem.topology.lockstep import run_together, wait_until_ready
 from stratagem.variables import VariableKind, aggregate_components, home_of
 
 __all__ = ["MetricLogs"]
@@ -32,11 +33,22 @@ class MetricLogs:
         variables = self._model.metrics_variables
         if self._program is None or [id(v) for v in variables] != [id(v) for v in self._variables]:
             self._variables = variables
-            self._program = jax.jit(self._results)
+            several = self._strategy.topology.spans_processes
+            copied = self._strategy.topology.replicated if several else None
+            self._program = jax.jit(self._results, out_shardings=copied)
         stored = [
             variable.storage if home_of(variable) else variable.value for variable in variables
         ]
-        return dict(self._program(stored))
+        if not self._strategy.topology.spans_processes:
+            return dict(self._program(stored))
+
+        def start() -> tuple[Any, Any]:
+            results = self._program(stored)
+            return results, jax.tree.leaves(results)
+
+        results = run_together("metrics", start, platform=self._strategy.topology.platform)
+        wait_until_ready(results)
+        return {name: value.addressable_data(0) for name, value in results.items()}
 
     def placeholder(self) -> dict[str, Any]:
         """Returns the names with values that nobody reads: Keras asks the metrics themselves."""

@@ -24,6 +24,7 @@ from stratagem.keras.private import (
     JAXEpochIterator,
     JAXTrainer,
 )
+from stratagem.keras.several_processes import SAVERS, saved_once, settle_call
 from stratagem.keras.step_functions import (
     HostBatches,
     PredictFunction,
@@ -102,6 +103,8 @@ def install() -> None:
         _wrap_entry_point(name)
     for name, (attribute, make) in _MAKERS.items():
         _wrap_maker(name, attribute, make)
+    for name in SAVERS:
+        setattr(keras.Model, name, saved_once(name, getattr(keras.Model, name)))
     _compile_in_scope()
     _keep_state_in_variables()
     _hand_out_host_batches()
@@ -125,14 +128,16 @@ def _wrap_entry_point(name: str) -> None:
             args, kwargs = bound.args[1:], bound.kwargs
         if strategy is None:
             return original(self, *args, **kwargs)
+        bound = signature.bind_partial(self, *args, **kwargs)
+        wanted = name.endswith("_on_batch") or _somebody_looks(
+            bound.arguments.get("verbose", "auto"), bound.arguments.get("callbacks")
+        )
+        if strategy.topology.spans_processes and not name.endswith("_on_batch"):
+            wanted = settle_call(bound.arguments, wanted)
+            args, kwargs = bound.args[1:], bound.kwargs
         previous = logs_wanted.value
-        if name in ("fit", "evaluate"):
-            bound = signature.bind_partial(self, *args, **kwargs).arguments
-            logs_wanted.value = _somebody_looks(
-                bound.get("verbose", "auto"), bound.get("callbacks")
-            )
-        elif name != "predict":
-            logs_wanted.value = True
+        if name != "predict":
+            logs_wanted.value = wanted
         try:
             with strategy.scope():
                 return original(self, *args, **kwargs)

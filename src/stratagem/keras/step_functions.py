@@ -12,9 +12,12 @@ import numpy as np
 
 from stratagem import config
 from stratagem.execution import CompiledExecution, batch_arguments
-from stratagem.input.batches import HostBatch, place, take_batch
+from stratagem.input.batches import HostBatch, place, take_own_part
 from stratagem.keras.metric_logs import MetricLogs
 from stratagem.keras.replica_steps import ReplicaSteps
+from stratagem.strategies.reduction import of_all
+from stratagem.topology import Topology
+from stratagem.topology.lockstep import waiting_for_input
 from stratagem.values import PerReplica, regroup
 
 __all__ = ["HostBatches", "PredictFunction", "TrainOrTestFunction", "logs_wanted"]
@@ -49,14 +52,15 @@ class HostBatches:
         batch = next(self._batches)
         return batch.whole() if isinstance(batch, HostBatch) else batch
 
-    def take(self, num_replicas: int) -> HostBatch:
-        """Returns the next batch, split by its dataset or else evenly.
+    def take(self, topology: Topology) -> HostBatch:
+        """Returns this process's part of the next batch, split by its dataset or else evenly.
 
         Args:
-            num_replicas: how many replicas share it.
+            topology: the devices of the replicas that share it.
         """
-        batch = next(self._batches)
-        return batch if isinstance(batch, HostBatch) else take_batch(batch, num_replicas)
+        with waiting_for_input("the data of the model"):
+            batch = next(self._batches)
+        return batch if isinstance(batch, HostBatch) else take_own_part(batch, topology)
 
 
 class _StepFunction:
@@ -123,14 +127,14 @@ class _StepFunction:
         return bool(self._model.run_eagerly) or config.runs_eagerly()
 
     def _load(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
-        count = self._strategy.num_replicas_in_sync
+        topology = self._strategy.topology
         batches: list[HostBatch] = []
         for _ in range(self._model.steps_per_execution):
             try:
                 batches.append(
-                    iterator.take(count)
+                    iterator.take(topology)
                     if isinstance(iterator, HostBatches)
-                    else take_batch(next(iterator), count)
+                    else take_own_part(next(iterator), topology)
                 )
             except StopIteration:
                 break
@@ -142,7 +146,6 @@ class _StepFunction:
                 groups.append([batch])
         if self._is_eager():
             return [([batch], None) for group in groups for batch in group]
-        topology = self._strategy.topology
         return [(group, batch_arguments(place(group, topology))) for group in groups]
 
     def _run(self, batches: list[HostBatch], arguments: Any) -> Any:
@@ -154,7 +157,7 @@ class _StepFunction:
         return program.run_many(arguments.split, arguments.shared)
 
     def _run_eagerly(self, batch: HostBatch) -> Any:
-        parts = batch.parts(self._strategy.num_replicas_in_sync)
+        parts = batch.parts(self._strategy.topology.num_local_replicas)
         data = regroup(jax.tree.map(jnp.asarray, parts), self._strategy.topology)
         was_eager = config.runs_eagerly()
         config.run_eagerly(True)
@@ -212,12 +215,29 @@ class PredictFunction(_StepFunction):
         """Runs a group of steps and returns their outputs, true rows only."""
         runs = self.run_next(iterator)
         outputs = [
-            jax.tree.map(lambda leaf, b=batches: _join(leaf, b), result, is_leaf=_is_distributed)
+            jax.tree.map(
+                lambda leaf, b=batches: self._join(leaf, b), result, is_leaf=_is_distributed
+            )
             for batches, result in runs
         ]
         if len(outputs) > 1:
             outputs = [jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)]
         return outputs[0], ([], [])
+
+    def _join(self, leaf: Any, batches: list[HostBatch]) -> Any:
+        """Rows of all steps and replicas in the order of the data, on every process."""
+        if not isinstance(leaf, PerReplica):
+            rows = leaf if len(batches) > 1 else leaf[None]
+            return np.concatenate([np.asarray(part)[: batches[0].num_examples] for part in rows])
+        whole = of_all(leaf, self._strategy.num_replicas_in_sync)
+        if whole.stacked is None:  # parts of eager replicas
+            return np.concatenate([np.asarray(part) for part in whole.components])
+        array = np.asarray(whole.stacked)  # replicas on axis 0, and many steps on axis 1
+        steps = np.swapaxes(array, 0, 1) if len(batches) > 1 else array[None]
+        lengths = batches[0].all_lengths
+        if lengths is None:
+            return steps.reshape((-1, *steps.shape[3:]))
+        return np.concatenate([step[i, :n] for step in steps for i, n in enumerate(lengths)])
 
 
 def _is_distributed(leaf: Any) -> bool:
@@ -227,24 +247,5 @@ def _is_distributed(leaf: Any) -> bool:
 def _last(leaf: Any, num_steps: int) -> Any:
     """A log value after the last step, as of one replica: it is the same on all."""
     if isinstance(leaf, PerReplica):
-        leaf = leaf.stacked
-        return leaf[0, -1] if num_steps > 1 else leaf[0]
+        leaf = leaf.components[0]
     return leaf[-1] if num_steps > 1 and isinstance(leaf, jax.Array) else leaf
-
-
-def _join(leaf: Any, batches: list[HostBatch]) -> Any:
-    """Rows of all steps and replicas in the order of the data."""
-    num_steps, num_examples = len(batches), batches[0].num_examples
-    stacked = leaf.stacked if isinstance(leaf, PerReplica) else leaf
-    if stacked is None:  # parts of eager replicas
-        return np.concatenate([np.asarray(part) for part in leaf.components])
-    array = np.asarray(stacked) if num_steps > 1 or isinstance(leaf, PerReplica) else stacked
-    if num_steps > 1:
-        if isinstance(leaf, PerReplica):  # replicas are on axis 0, steps on axis 1
-            array = np.swapaxes(array, 0, 1)
-            array = array.reshape((num_steps, -1, *array.shape[3:]))
-        rows = array
-        return rows[:, :num_examples].reshape((-1, *rows.shape[2:]))
-    if isinstance(leaf, PerReplica):
-        array = array.reshape((-1, *array.shape[2:]))
-    return array[:num_examples]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -24,20 +23,30 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
 from stratagem.execution.trace_errors import foreign_variable
 from stratagem.keras.annotations import current_annotations
+from stratagem.keras.assignment_errors import (
+    delta_outside,
+    number_to_sum,
+    parts_in_replica,
+    parts_without_aggregation,
+)
 from stratagem.keras.initial_value import as_initializer
 from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.row_updates import RowUpdates
-from stratagem.messages import explain
 from stratagem.options import ReduceOp, VariableAggregation
+from stratagem.strategies.reduction import of_all
+from stratagem.topology.lockstep import is_of_several
 from stratagem.values import Mirrored, PerReplica
 from stratagem.variables import (
     Home,
     VariableKind,
+    WholeValue,
     aggregate_components,
     choose_kind,
+    initial_digest,
     parse_aggregation,
     parse_synchronization,
     spread_over_components,
+    stored_components,
 )
 
 __all__ = ["DistributedVariable"]
@@ -53,6 +62,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
     """
 
     _stored: Any = None
+    initial_digest: int = 0
     _home: Home
 
     def __init__(
@@ -82,6 +92,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
             name=name or type(self).__name__,
         )
         self._home = Home(strategy, kind, parsed)
+        self._whole = WholeValue()
         super().__init__(
             initializer,
             shape=shape,
@@ -173,8 +184,11 @@ class DistributedVariable(RowUpdates, keras.Variable):
         if self.storage is None:
             return self._initializer(self._shape, dtype=self._dtype)
         if self._home.kind is VariableKind.ON_READ:
+            is_traced = isinstance(jnp.zeros(()), Tracer)  # while Keras infers shapes
+            if is_of_several(self.storage) and not is_traced:
+                return self._whole.of(self.storage, self._home.aggregation, self.path)
             value = aggregate_components(self.storage, self._home.aggregation, self.path)
-            if isinstance(value, Tracer):  # read while Keras infers shapes
+            if isinstance(value, Tracer):
                 return value
             return value.addressable_data(0)
         value = self.storage
@@ -189,7 +203,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
         topology = self._home.strategy.topology
         if self._home.kind is VariableKind.ON_READ:
             spread = spread_over_components(value, self._spreading(), topology.num_replicas)
-            self.storage = jax.device_put(spread, topology.stacked)
+            self.storage = stored_components(spread, topology)
         else:
             self.storage = topology.replicate(value)
 
@@ -199,10 +213,11 @@ class DistributedVariable(RowUpdates, keras.Variable):
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
         value = self._convert_to_tensor(initializer(self._shape, dtype=self._dtype))
+        self.initial_digest = initial_digest(value, self._home.strategy.topology)
         if self._home.kind is VariableKind.ON_READ:  # each component starts with the whole value
             topology = self._home.strategy.topology
             stacked = np.broadcast_to(np.asarray(value), (topology.num_replicas, *value.shape))
-            self.storage = jax.device_put(stacked, topology.stacked)
+            self.storage = stored_components(stacked, topology)
         else:
             self._direct_assign(value)
 
@@ -273,18 +288,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
     def _check_component_delta(self, sign: int) -> None:
         if self._home.aggregation is VariableAggregation.SUM and not in_update_context():
             method = "assign_add" if sign > 0 else "assign_sub"
-            raise ValueError(
-                explain(
-                    f"{method} was called in cross-replica context on {self.path!r}, an ON_READ "
-                    "variable "
-                    "with aggregation SUM.",
-                    expected="assign, or a call in a replica function: here nobody knows which "
-                    "component "
-                    "the value is meant for.",
-                    fix="use assign(variable + value), or call it in the function given to "
-                    "strategy.run.",
-                )
-            )
+            raise delta_outside(method, self.path)
 
     def _contribution(self, value: Any) -> Any:
         """Takes a distributed value apart, where that is allowed."""
@@ -293,24 +297,12 @@ class DistributedVariable(RowUpdates, keras.Variable):
         if not isinstance(value, PerReplica):
             return value
         if value.local is not None or (get_replica_context() is not None and current_scope()):
-            raise TypeError(
-                explain(
-                    f"A PerReplica was assigned to {self.path!r} in a replica function.",
-                    expected="this replica's part.",
-                    fix="pass the PerReplica through `args` of strategy.run.",
-                )
-            )
+            raise parts_in_replica(self.path)
         if self._home.aggregation is VariableAggregation.NONE:
-            raise TypeError(
-                explain(
-                    f"A PerReplica was assigned to {self.path!r}, whose aggregation is NONE.",
-                    expected="a plain value, or a variable with an aggregation.",
-                    fix='reduce the value first, or create the variable with aggregation="sum" '
-                    'or "mean".',
-                )
-            )
+            raise parts_without_aggregation(self.path)
         if self._home.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return value.components[0]
+            count = self._home.strategy.num_replicas_in_sync
+            return of_all(value, count).components[0]
         op = ReduceOp.from_variable_aggregation(self._home.aggregation)
         return self._home.strategy.reduce(op, value, axis=None)
 
@@ -325,17 +317,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
         aggregation = self._home.aggregation
         is_number = isinstance(value, int | float | complex) and not isinstance(value, np.generic)
         if aggregation is VariableAggregation.SUM and is_number:
-            raise ValueError(
-                explain(
-                    f"A replica function assigned the Python number {value!r} to {self.path!r}, "
-                    "whose "
-                    "aggregation is SUM.",
-                    expected="an array, which counts once a replica.",
-                    fix="pass an array (jax.numpy.asarray), or divide by num_replicas_in_sync "
-                    "if the number "
-                    "is meant once.",
-                )
-            )
+            raise number_to_sum(value, self.path)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             is_first = context.replica_id_in_sync_group == 0
@@ -347,7 +329,9 @@ class DistributedVariable(RowUpdates, keras.Variable):
     def settle(self, home: Home, value: Any) -> None:
         """Makes a variable that became one of a strategy's keep its value there."""
         self._home = home
+        self._whole = WholeValue()
         home.strategy.variables.add(self, home)
+        self.initial_digest = initial_digest(value, home.strategy.topology)
         self._direct_assign(value)
 
     def initialize(self) -> None:
@@ -360,6 +344,6 @@ class DistributedVariable(RowUpdates, keras.Variable):
             topology = self._home.strategy.topology
             stacked = np.zeros((topology.num_replicas, *self.shape), self._dtype)
             stacked[0] = np.asarray(value)
-            self.storage = jax.device_put(stacked, topology.stacked)
+            self.storage = stored_components(stacked, topology)
         else:
             self.assign(value)

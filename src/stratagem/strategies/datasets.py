@@ -45,7 +45,17 @@ def from_dataset(strategy: Any, dataset: Any, options: Any) -> DistributedDatase
                 fix="iterate it as it is.",
             )
         )
-    return DistributedDataset(strategy, as_source(dataset), is_global=True, options=options)
+    source = as_source(dataset)
+    context = _context(strategy)
+    return DistributedDataset(strategy, source, is_global=True, options=options, context=context)
+
+
+def _context(strategy: Any) -> InputContext:
+    """Which process of how many this is, in the devices of a strategy."""
+    topology = strategy.topology
+    count = topology.num_replicas // topology.num_local_replicas
+    index = topology.local_replica_ids[0] // topology.num_local_replicas
+    return InputContext(count, index, topology.num_replicas)
 
 
 def from_function(
@@ -55,7 +65,7 @@ def from_function(
 
     Args:
         strategy: the strategy.
-        dataset_fn: called once, or with PER_REPLICA once a replica.
+        dataset_fn: called once in each process, or with PER_REPLICA once a replica.
         options: an `InputOptions`, or None.
 
     Returns:
@@ -74,11 +84,12 @@ def from_function(
                 fix="pass the function; a dataset itself goes to distribute_dataset.",
             )
         )
-    count = strategy.num_replicas_in_sync
     if options.replication_mode is InputReplicationMode.PER_WORKER:
-        made = dataset_fn(InputContext(num_replicas_in_sync=count))
+        made = dataset_fn(_context(strategy))
         return DistributedDataset(strategy, _made_source(made), is_global=False, options=options)
-    sources = [_made_source(dataset_fn(InputContext(count, i, count))) for i in range(count)]
+    count = strategy.num_replicas_in_sync
+    ids = strategy.topology.local_replica_ids
+    sources = [_made_source(dataset_fn(InputContext(count, index, count))) for index in ids]
     return DistributedDataset(strategy, sources, is_global=False, options=options)
 
 

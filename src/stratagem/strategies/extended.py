@@ -32,7 +32,7 @@ class StrategyExtended:
 
     @property
     def worker_devices(self) -> tuple[jax.Device, ...]:
-        """Where replicas compute, in replica order."""
+        """Where the replicas of this process compute, in replica order."""
         return self._devices("worker_devices")
 
     @property
@@ -54,7 +54,7 @@ class StrategyExtended:
                     fix='make one, for example sg.OneDeviceStrategy("cpu:0").',
                 )
             )
-        return self._strategy.topology.devices
+        return self._strategy.topology.local_devices
 
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: Any = None
@@ -198,7 +198,7 @@ class StrategyExtended:
         frame = stack.current_frame()
         with stack.push(stack.FrameKind.UPDATE, self._strategy, frame.replica if frame else None):
             result = fn(var, *plain_args, **plain_kwargs)
-        return result if group else (result,) * self._strategy.num_replicas_in_sync
+        return result if group else (result,) * self._strategy.topology.num_local_replicas
 
     @contextlib.contextmanager
     def colocate_vars_with(self, var: Any) -> Generator[None]:

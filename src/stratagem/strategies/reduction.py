@@ -11,11 +11,13 @@ from jax.core import Tracer
 from stratagem.context import stack
 from stratagem.context.replica import check_axis, check_equal_shapes, check_not_slices
 from stratagem.errors import InvalidArgumentError
+from stratagem.group import current_group
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
+from stratagem.topology.lockstep import is_of_several, on_every_process
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 
-__all__ = ["gather", "is_leaf", "parse_axes", "reduce"]
+__all__ = ["gather", "is_leaf", "of_all", "parse_axes", "reduce"]
 
 
 def is_leaf(value: Any) -> bool:
@@ -75,8 +77,10 @@ def reduce(op: ReduceOp, value: Any, axes: tuple[int, ...] | None, *, num_replic
         if value.local is not None:
             return _reduce_local(op, value.local, axes)
         if axes is None and value.lengths is None and value.stacked is not None:
+            if is_of_several(value.stacked):
+                return on_every_process(value.stacked, _mean if op is ReduceOp.MEAN else _sum)
             return _one_copy(_combine(op, value.stacked))
-        return _reduce_parts(op, list(value.components), axes)
+        return _reduce_parts(op, list(of_all(value, num_replicas).components), axes)
     plain = value.value if isinstance(value, Mirrored) else value
     _check_contribution(op, plain, num_replicas)
     return jnp.asarray(plain) if axes is None else _reduce_parts(op, [plain], axes)
@@ -103,11 +107,38 @@ def _reduce_slices(op: ReduceOp, slices: IndexedSlices, num_replicas: int) -> In
     if values.local is not None:
         local = IndexedSlices(values.local, indices.local, slices.dense_shape)
         return _merge_context().communicator.all_reduce_slices(op, local).combined()
-    rows = jnp.concatenate([_movable(part) for part in values.components])
-    places = jnp.concatenate([_movable(part) for part in indices.components])
+    rows = jnp.concatenate([_movable(part) for part in of_all(values, num_replicas).components])
+    places = jnp.concatenate([_movable(part) for part in of_all(indices, num_replicas).components])
     if op is ReduceOp.MEAN:
         rows = rows / num_replicas
     return IndexedSlices(rows, places, slices.dense_shape).combined()
+
+
+def of_all(value: PerReplica, num_replicas: int) -> PerReplica:
+    """Returns a value with the parts of all processes at hand; all of them have to come here.
+
+    Args:
+        value: outside a step.
+        num_replicas: number of replicas.
+    """
+    if value.stacked is not None:
+        if not is_of_several(value.stacked):
+            return value
+        return PerReplica(stacked=on_every_process(value.stacked), lengths=value.lengths)
+    group = current_group()
+    if value.objects is None or len(value.objects) == num_replicas or group is None:
+        return value
+    own = [np.asarray(part) for part in value.objects]
+    told = group.exchange("parts of unlike shapes", own)
+    return PerReplica(objects=tuple(part for parts in told for part in parts))
+
+
+def _mean(stacked: Any) -> Any:
+    return _combine(ReduceOp.MEAN, stacked)
+
+
+def _sum(stacked: Any) -> Any:
+    return _combine(ReduceOp.SUM, stacked)
 
 
 def _combine(op: ReduceOp, stacked: Any) -> Any:
@@ -188,12 +219,13 @@ def _merge_context() -> Any:
     return frame.replica
 
 
-def gather(value: Any, axis: Any) -> Any:
+def gather(value: Any, axis: Any, *, num_replicas: int) -> Any:
     """Concatenates the parts of one leaf in replica order, true rows only.
 
     Args:
         value: `PerReplica`, `Mirrored`, array or number.
         axis: array axis of one component.
+        num_replicas: number of replicas.
 
     Returns:
         An array; a plain value as it is.
@@ -214,7 +246,7 @@ def gather(value: Any, axis: Any) -> Any:
         return context.communicator.all_gather(
             local, axis, context.batch.lengths if padded else None
         )
-    parts = [_movable(part) for part in value.components]
+    parts = [_movable(part) for part in of_all(value, num_replicas).components]
     axes = [check_axis(axis, part.ndim, "gather") for part in parts]
     check_equal_shapes(
         [part.shape[:one] + part.shape[one + 1 :] for part, one in zip(parts, axes, strict=True)],

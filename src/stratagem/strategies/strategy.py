@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from stratagem import config
+from stratagem.cluster import ClusterResolver
 from stratagem.context import stack
 from stratagem.execution import CompiledExecution, run_eagerly, run_steps
 from stratagem.input import DistributedDataset, DistributedIterator
@@ -22,7 +23,7 @@ from stratagem.strategies.extended import StrategyExtended
 from stratagem.topology import Topology
 from stratagem.values import PerReplica, regroup
 from stratagem.values.distributed import DistributedValues
-from stratagem.variables import VariableRegistry
+from stratagem.variables import VariableRegistry, agree_on_initial_values
 
 __all__ = ["Strategy", "ValueContext"]
 
@@ -104,7 +105,7 @@ class Strategy:
         return self.topology.num_replicas
 
     @property
-    def cluster_resolver(self) -> None:
+    def cluster_resolver(self) -> ClusterResolver | None:
         """The cluster that the strategy was made from; None in a single process."""
         return None
 
@@ -137,6 +138,8 @@ class Strategy:
             yield self
         finally:
             stack.pop_scope(self)
+        if stack.current_frame() is None:
+            agree_on_initial_values(self.variables, self.topology)
 
     def run(
         self,
@@ -408,7 +411,8 @@ class Strategy:
         Source: TF 2.21 distribute_lib.py, StrategyBase.gather.
         """
         stack.require_cross_replica(self, "gather", instead="use ReplicaContext.all_gather.")
-        return _map(lambda leaf: reduction.gather(leaf, axis), value)
+        count = self.num_replicas_in_sync
+        return _map(lambda leaf: reduction.gather(leaf, axis, num_replicas=count), value)
 
     concat = gather
 
@@ -436,7 +440,7 @@ class Strategy:
         if isinstance(value, PerReplica):
             return value.components
         if isinstance(value, DistributedValues):
-            return (value,) * self.num_replicas_in_sync
+            return (value,) * self.topology.num_local_replicas
         return (value,)
 
     experimental_local_results = local_results
@@ -445,7 +449,7 @@ class Strategy:
         """Makes a value whose parts a function computes. Call in cross-replica context.
 
         Args:
-            value_fn: called once a replica with a `ValueContext`; returns a pytree.
+            value_fn: called once a replica of this process with a `ValueContext`; returns a pytree.
 
         Returns:
             The pytree with `PerReplica` leaves; plain with one replica.
@@ -467,7 +471,8 @@ class Strategy:
             instead="compute the value in the replica function.",
         )
         count = self.num_replicas_in_sync
-        values = [value_fn(ValueContext(index, count)) for index in range(count)]
+        ids = self.topology.local_replica_ids
+        values = [value_fn(ValueContext(index, count)) for index in ids]
         if count > 1:  # so that equal numbers make a PerReplica too, whatever their values are
             values = jax.tree.map(_number_as_array, values)
         return regroup(values, self.topology)

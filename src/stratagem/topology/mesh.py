@@ -1,4 +1,8 @@
-"""The devices of a strategy as a mesh with one axis, the replica axis."""
+"""The devices of a strategy as a mesh with one axis, the replica axis.
+
+Where they belong to several processes, each of these holds the parts of its own replicas, and an
+array of all is made of what each process puts on its own devices.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +59,33 @@ class Topology:
         """Number of replicas, at least 1."""
         return len(self.devices) if self.devices else 1
 
+    @functools.cached_property
+    def local_replica_ids(self) -> tuple[int, ...]:
+        """The replicas whose devices belong to this process."""
+        if self.devices is None:
+            return (0,)
+        if not self.spans_processes:
+            return tuple(range(len(self.devices)))
+        own = jax.process_index()
+        return tuple(i for i, d in enumerate(self.devices) if d.process_index == own)
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Number of replicas of this process."""
+        return len(self.local_replica_ids)
+
+    @functools.cached_property
+    def local_devices(self) -> tuple[jax.Device, ...] | None:
+        """The devices of this process, in replica order; None for JAX's default device."""
+        if self.devices is None:
+            return None
+        return tuple(self.devices[index] for index in self.local_replica_ids)
+
+    @functools.cached_property
+    def spans_processes(self) -> bool:
+        """Whether the devices belong to more than one process."""
+        return len({device.process_index for device in self.devices or ()}) > 1
+
     @property
     def platform(self) -> str:
         """What JAX calls the kind of the devices: "cpu", "gpu", "tpu"."""
@@ -81,23 +112,51 @@ class Topology:
         return NamedSharding(self.mesh, PartitionSpec(None, REPLICA_AXIS))
 
     def replicate(self, value: Any) -> jax.Array:
-        """Puts a copy of a value on every device.
+        """Puts a copy of a value on every device; each process on its own.
 
         Args:
-            value: array, or anything that NumPy turns into one.
+            value: array, or anything that NumPy turns into one; the same on all processes.
 
         Returns:
             One array; with the default topology, on JAX's default device.
         """
         if self.devices is None:
             return jax.numpy.asarray(value)
-        return jax.device_put(value, self.replicated)
+        if not self.spans_processes or isinstance(value, Tracer):
+            return jax.device_put(value, self.replicated)
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            if value.sharding.is_equivalent_to(self.replicated, value.ndim):
+                return value
+            value = value.addressable_data(0)
+        parts = [jax.device_put(value, device) for device in self.local_devices or ()]
+        return jax.make_array_from_single_device_arrays(parts[0].shape, self.replicated, parts)
+
+    def put_stacked(self, array: Any, *, axis: int = 0) -> jax.Array:
+        """Puts an array with a replica axis on the devices, in one transfer where that is possible.
+
+        Args:
+            array: whose size along the replica axis is the number of replicas of this process.
+            axis: which one that is: 0, or 1 behind an axis of steps.
+
+        Returns:
+            The array of all replicas, sharded over that axis.
+        """
+        sharding = self.stacked_steps if axis else self.stacked
+        if not self.spans_processes or isinstance(array, Tracer):
+            return jax.device_put(array, sharding)
+        shape = (*array.shape[:axis], self.num_replicas, *array.shape[axis + 1 :])
+        rows = (slice(None),) * axis
+        parts = [
+            jax.device_put(array[(*rows, slice(index, index + 1))], device)
+            for index, device in enumerate(self.local_devices or ())
+        ]
+        return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
     def stack(self, values: list[Any]) -> jax.Array:
         """Joins one array a replica to one array with the replica axis first.
 
         Args:
-            values: arrays of one shape and dtype, in replica order; one a device.
+            values: arrays of one shape and dtype, in replica order; one a device of this process.
 
         Returns:
             Array of shape (num_replicas, ...), component i on device i; with the default topology,
@@ -106,11 +165,11 @@ class Topology:
         Raises:
             ValueError: not as many values as devices.
         """
-        if self.devices is not None and len(values) != len(self.devices):
+        if self.devices is not None and len(values) != self.num_local_replicas:
             raise ValueError(
                 explain(
-                    f"{len(values)} values were given for {len(self.devices)} replicas.",
-                    expected="one value a replica.",
+                    f"{len(values)} values were given for {self.num_local_replicas} replicas.",
+                    expected="one value a replica of this process.",
                     fix="pass as many values as the topology has devices.",
                 )
             )
@@ -121,7 +180,7 @@ class Topology:
                 return jax.numpy.stack([jax.numpy.asarray(v) for v in jax.device_get(values)])
             parts = [
                 jax.device_put(_with_replica_axis(value), device)
-                for value, device in zip(values, self.devices, strict=True)
+                for value, device in zip(values, self.local_devices or (), strict=True)
             ]
             shape = (self.num_replicas, *parts[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, self.stacked, parts)

@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.messages import explain
+from stratagem.topology.lockstep import wait_until_ready
 
 __all__ = ["DistributedValues", "Mirrored", "PerReplica"]
 
@@ -33,9 +34,10 @@ class PerReplica(DistributedValues):
     `objects` for what is no array or whose shapes differ beyond the leading size.
 
     Args:
-        stacked: array of shape (num_replicas, ...), the replica axis first, sharded over it.
+        stacked: array of shape (num_replicas, ...), the replica axis first, sharded over it; a
+            process of several holds the parts of its own replicas.
         lengths: true leading sizes, one a replica, where the components are padded; else None.
-        objects: the components as they are, in replica order.
+        objects: the components of this process as they are, in replica order.
         local: this replica's traced value inside a compiled step.
 
     Source: TF 2.21 values.py, PerReplica.
@@ -69,10 +71,23 @@ class PerReplica(DistributedValues):
                     fix="use strategy.reduce or all_gather inside merge_call.",
                 )
             )
-        parts = _parts(self.stacked)
+        return self.parts(0)
+
+    def parts(self, axis: int) -> tuple[Any, ...]:
+        """Returns the components of this process, cut to their true rows.
+
+        Args:
+            axis: of a component, where its rows are: 1 where steps are on axis 0.
+
+        Returns:
+            The components, in replica order.
+        """
+        first, parts = _parts(self.stacked)
         if self.lengths is None:
             return parts
-        return tuple(part[:length] for part, length in zip(parts, self.lengths, strict=True))
+        lengths = self.lengths[first : first + len(parts)]
+        rows = (slice(None),) * axis
+        return tuple(part[(*rows, slice(n))] for part, n in zip(parts, lengths, strict=True))
 
     def __repr__(self) -> str:
         if self.local is not None:
@@ -117,13 +132,21 @@ class PerReplica(DistributedValues):
     __matmul__ = __rmatmul__ = __getitem__ = __iter__ = __len__ = _refuse_as_array
 
 
-def _parts(stacked: Any) -> tuple[Any, ...]:
-    """Splits the replica axis, without moving data where the array is sharded over it."""
+def _parts(stacked: Any) -> tuple[int, tuple[Any, ...]]:
+    """Splits the replica axis, without moving data where the array is sharded over it.
+
+    Returns:
+        The first replica of this process, and the parts of all of its replicas.
+    """
     if isinstance(stacked, jax.Array) and not isinstance(stacked, Tracer):
         shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-        if [shard.index[0].start or 0 for shard in shards] == list(range(stacked.shape[0])):
-            return tuple(shard.data[0] for shard in shards)
-    return tuple(stacked[index] for index in range(stacked.shape[0]))
+        starts = [shard.index[0].start or 0 for shard in shards]
+        if not stacked.is_fully_addressable:
+            wait_until_ready(stacked)
+            return starts[0], tuple(shard.data[0] for shard in shards)
+        if starts == list(range(stacked.shape[0])):
+            return 0, tuple(shard.data[0] for shard in shards)
+    return 0, tuple(stacked[index] for index in range(stacked.shape[0]))
 
 
 @jax.tree_util.register_pytree_node_class

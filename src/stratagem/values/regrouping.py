@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from stratagem.group import current_group
 from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.values.distributed import DistributedValues, Mirrored, PerReplica
@@ -73,7 +76,7 @@ def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
     does.
 
     Args:
-        values: one pytree a replica, in replica order, all of one structure.
+        values: one pytree a replica of this process, in replica order, all of one structure.
         topology: the devices that the components belong on; None joins them on JAX's default
             device, from where `Strategy.run` moves them.
 
@@ -98,15 +101,35 @@ def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
                 fix="pass a list with as many structures as there are replicas.",
             )
         )
-    if len(values) == 1:
+    spans = topology is not None and topology.spans_processes
+    if len(values) == 1 and not spans:
         return values[0]
     topology = topology or Topology(None)
     flat = [
         jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_distributed) for value in values
     ]
+    error = _difference_in_structure(flat)
+    paths = [jax.tree_util.keystr(path) for path, _ in flat[0][0]]
+    if error is not None and not spans:
+        raise error
+    columns: list[list[Any]] = []
+    if error is None:
+        parts = ([leaf for _, leaf in leaves] for leaves, _ in flat)
+        columns = [list(column) for column in zip(*parts, strict=True)]
+    kinds = _kinds_everywhere(paths, columns, error) if spans else [_Kind.of(c) for c in columns]
+    return jax.tree.unflatten(
+        flat[0][1],
+        [
+            _regroup_leaf(column, kind, topology)
+            for column, kind in zip(columns, kinds, strict=True)
+        ],
+    )
+
+
+def _difference_in_structure(flat: list[Any]) -> ValueError | None:
     for index, (leaves, structure) in enumerate(flat):
         if structure != flat[0][1]:
-            raise ValueError(
+            return ValueError(
                 explain(
                     f"Replica {index} has the structure {structure}, which differs "
                     f"{_first_difference(flat[0][0], leaves)} from replica 0's {flat[0][1]}.",
@@ -114,10 +137,7 @@ def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
                     fix="return the same keys and lengths on every replica.",
                 )
             )
-    columns = zip(*([leaf for _, leaf in leaves] for leaves, _ in flat), strict=True)
-    return jax.tree.unflatten(
-        flat[0][1], [_regroup_leaf(list(column), topology) for column in columns]
-    )
+    return None
 
 
 def _first_difference(expected: list[Any], received: list[Any]) -> str:
@@ -131,18 +151,115 @@ def _first_difference(expected: list[Any], received: list[Any]) -> str:
     return f"at `{jax.tree_util.keystr(longer[position][0])}`"
 
 
-def _regroup_leaf(column: list[Any], topology: Topology) -> Any:
-    first = column[0]
-    if not is_array(first) and all(leaf is first for leaf in column):
-        return first
-    if not any(is_array(leaf) for leaf in column) and _all_equal(column):
-        return first
-    if all(isinstance(leaf, bool | int | float | complex) or is_array(leaf) for leaf in column):
-        joined = _stack(
-            [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in column], topology
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What the parts of one leaf are like, on all replicas.
+
+    Args:
+        is_one: whether all are one Python object, or equal ones.
+        shapes: of the parts, in replica order; None if some are neither arrays nor numbers.
+        dtypes: of the parts.
+    """
+
+    is_one: bool
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    dtypes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, column: list[Any]) -> _Kind:
+        is_one = not any(is_array(leaf) for leaf in column) and (
+            all(leaf is column[0] for leaf in column) or _all_equal(column)
         )
-        if joined is not None:
-            return joined
+        if not all(isinstance(x, bool | int | float | complex) or is_array(x) for x in column):
+            return cls(is_one)
+        shapes = tuple(np.shape(leaf) for leaf in column)
+        return cls(is_one, shapes, tuple(str(_canonical(leaf).dtype) for leaf in column))
+
+    @property
+    def lengths(self) -> tuple[int, ...] | None:
+        """The leading sizes, where these are all that differs; None where nothing does."""
+        assert self.shapes is not None
+        if len(set(self.shapes)) == 1:
+            return None
+        return tuple(shape[0] for shape in self.shapes)
+
+    @property
+    def can_join(self) -> bool:
+        """Whether the parts differ in their leading size at most."""
+        if self.shapes is None or len(set(self.dtypes)) > 1:
+            return False
+        if len(set(self.shapes)) == 1:
+            return True
+        is_rank_alike = len({len(shape) for shape in self.shapes}) == 1 and self.shapes[0]
+        return bool(is_rank_alike) and len({shape[1:] for shape in self.shapes}) == 1
+
+
+def _kinds_everywhere(
+    paths: list[str], columns: list[list[Any]], error: ValueError | None
+) -> list[_Kind]:
+    """Tells what the leaves are like on the replicas of all processes, which have to agree.
+
+    An error of one process is raised by all: the others would wait for it.
+    """
+    group = current_group()
+    assert group is not None
+    own = [_Kind.of(column) for column in columns]
+    told = (
+        paths,
+        [
+            (kind.is_one, _plain(column[0]), kind.shapes, kind.dtypes)
+            for kind, column in zip(own, columns, strict=True)
+        ],
+        None if error is None else str(error),
+    )
+    all_told = group.exchange("the parts of a distributed value", told)
+    if error is not None:
+        raise error
+    for label, (other, _, theirs) in zip(group.identity.labels, all_told, strict=True):
+        if theirs is not None:
+            raise ValueError(
+                explain(
+                    f"A replica of {label} has the structure of no other one there: {theirs}",
+                    expected="the same structure on every replica.",
+                    fix="return the same keys and lengths on every replica.",
+                )
+            )
+        if other != paths:
+            raise ValueError(
+                explain(
+                    f"{label} has the structure {other}, which differs at "
+                    f"`{next(path for path in _unshared(other, paths))}` from "
+                    f"{group.identity.label}'s {paths}.",
+                    expected="the same structure on every replica.",
+                    fix="return the same keys and lengths on every replica.",
+                )
+            )
+    kinds: list[_Kind] = []
+    for parts in zip(*(told_kinds for _, told_kinds, _ in all_told), strict=True):
+        is_one = all(one and plain == parts[0][1] for one, plain, _, _ in parts)
+        if any(shapes is None for _, _, shapes, _ in parts):
+            kinds.append(_Kind(is_one))
+        else:
+            shapes = tuple(shape for _, _, shapes, _ in parts for shape in shapes)
+            dtypes = tuple(dtype for _, _, _, dtypes in parts for dtype in dtypes)
+            kinds.append(_Kind(is_one, shapes, dtypes))
+    return kinds
+
+
+def _unshared(one: list[str], other: list[str]) -> list[str]:
+    return [a or b for a, b in itertools.zip_longest(one, other, fillvalue="") if a != b]
+
+
+def _plain(leaf: Any) -> Any:
+    """What other processes can compare; of other objects they are taken to have the same."""
+    return leaf if isinstance(leaf, bool | int | float | str) else None
+
+
+def _regroup_leaf(column: list[Any], kind: _Kind, topology: Topology) -> Any:
+    if kind.is_one:
+        return column[0]
+    if kind.can_join:
+        return _stack(column, kind, topology)
     return PerReplica(objects=tuple(column))
 
 
@@ -153,17 +270,13 @@ def _all_equal(column: list[Any]) -> bool:
     return all(type(leaf) is type(first) and bool(leaf == first) for leaf in column)
 
 
-def _stack(column: list[Any], topology: Topology) -> PerReplica | None:
-    """Joins arrays that differ in their leading size at most; None if they differ in more."""
-    shapes = {leaf.shape for leaf in column}
-    if len({leaf.dtype for leaf in column}) > 1 or len({len(shape) for shape in shapes}) > 1:
-        return None
-    if len(shapes) == 1:
-        return PerReplica(stacked=topology.stack([_canonical(leaf) for leaf in column]))
-    if len({shape[1:] for shape in shapes}) > 1:
-        return None
-    lengths = tuple(leaf.shape[0] for leaf in column)
-    padded = [_pad_rows(leaf, max(lengths), column) for leaf in column]
+def _stack(column: list[Any], kind: _Kind, topology: Topology) -> PerReplica:
+    """Joins arrays that differ in their leading size at most."""
+    arrays = [_canonical(leaf) for leaf in column]
+    lengths = kind.lengths
+    if lengths is None:
+        return PerReplica(stacked=topology.stack(arrays))
+    padded = [_pad_rows(leaf, max(lengths), arrays) for leaf in arrays]
     return PerReplica(stacked=topology.stack(padded), lengths=lengths)
 
 
@@ -171,14 +284,15 @@ def _canonical(leaf: Any) -> Any:
     """Gives NumPy values the dtype that JAX would give them (float64 becomes float32)."""
     if isinstance(leaf, jax.Array):
         return leaf
-    return np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+    array = np.asarray(leaf)
+    return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
 def _pad_rows(leaf: Any, num_rows: int, column: list[Any]) -> Any:
     """Repeats a true row, so that arithmetic on the padding cannot overflow."""
     missing = num_rows - leaf.shape[0]
     if not missing:
-        return _canonical(leaf)
-    source = leaf if leaf.shape[0] else next(other for other in column if other.shape[0])
-    filler = np.repeat(np.asarray(source[-1:]), missing, axis=0)
-    return _canonical(np.concatenate([np.asarray(leaf), filler], axis=0))
+        return leaf
+    source = leaf if leaf.shape[0] else next((x for x in column if x.shape[0]), None)
+    row = np.zeros((1, *leaf.shape[1:]), leaf.dtype) if source is None else np.asarray(source[-1:])
+    return np.concatenate([np.asarray(leaf), np.repeat(row, missing, axis=0)], axis=0)

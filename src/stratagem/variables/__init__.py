@@ -1,6 +1,8 @@
 """How a variable lives: mirrored, one component a replica, or plain."""
 
 from stratagem.variables.aggregation import aggregate_components, spread_over_components
+from stratagem.variables.components import WholeValue, stored_components
+from stratagem.variables.initial_values import agree_on_initial_values, initial_digest
 from stratagem.variables.kind import (
     VariableKind,
     choose_kind,
@@ -14,10 +16,14 @@ __all__ = [
     "StoredVariable",
     "VariableKind",
     "VariableRegistry",
+    "WholeValue",
     "aggregate_components",
+    "agree_on_initial_values",
     "choose_kind",
     "home_of",
+    "initial_digest",
     "parse_aggregation",
     "parse_synchronization",
     "spread_over_components",
+    "stored_components",
 ]

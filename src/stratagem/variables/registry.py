@@ -21,9 +21,11 @@ class StoredVariable(Protocol):
 
     Attributes:
         storage: the whole array, as its kind stores it; None until it is initialised.
+        initial_digest: of its initial value, where several processes have to have the same.
     """
 
     storage: Any
+    initial_digest: int
 
     @property
     def has_value(self) -> bool:
@@ -86,6 +88,7 @@ class VariableRegistry:
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[Any]] = {}
+        self._unsettled: dict[int, weakref.ref[Any]] = {}
 
     def add(self, variable: Any, home: Home) -> None:
         """Notes a new variable.
@@ -102,15 +105,26 @@ class VariableRegistry:
             remaining = registry()
             if remaining is not None:
                 remaining._references.pop(key, None)
+                remaining._unsettled.pop(key, None)
 
         reference = weakref.ref(variable, forget)
-        self._references[key] = reference
+        self._references[key] = self._unsettled[key] = reference
         _homes[key] = (reference, home)
 
     def live(self) -> list[StoredVariable]:
         """Returns the variables that exist and have a value, oldest first."""
         variables = [reference() for reference in list(self._references.values())]
         return [variable for variable in variables if variable is not None and variable.has_value]
+
+    def take_unsettled(self) -> list[StoredVariable]:
+        """Returns the variables that got a value since this was last asked, oldest first."""
+        variables = [reference() for reference in list(self._unsettled.values())]
+        settled = [
+            variable for variable in variables if variable is not None and variable.has_value
+        ]
+        for variable in settled:
+            self._unsettled.pop(id(variable), None)
+        return settled
 
     def uninitialized(self) -> list[StoredVariable]:
         """Returns the variables that were created in a step and still have no value."""

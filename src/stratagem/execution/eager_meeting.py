@@ -1,0 +1,43 @@
+"""Where eager replicas of several processes meet: what they ask travels by way of the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.group import current_group
+from stratagem.values.regrouping import is_array
+
+__all__ = ["asked_by_all"]
+
+
+def asked_by_all(kinds: list[str], values: list[Any]) -> tuple[list[str], list[Any]]:
+    """Returns what the replicas of all processes ask; every process has to come here.
+
+    Args:
+        kinds: what the replicas of this process call.
+        values: with what; pytrees.
+
+    Returns:
+        Both for the replicas of all processes, in their order. Of other processes only the arrays
+        travel: their other objects are taken for those of ours. No values where calls differ.
+    """
+    group = current_group()
+    assert group is not None
+    told: list[Any] = []
+    for kind, value in zip(kinds, values, strict=True):
+        leaves = [leaf for leaf in jax.tree.leaves(value) if is_array(leaf)]
+        told.append((kind, [np.asarray(leaf) for leaf in leaves]))
+    rows = [row for part in group.exchange("a meeting of eager replicas", told) for row in part]
+    all_kinds = [kind for kind, _ in rows]
+    if len(set(all_kinds)) > 1:
+        return all_kinds, []
+    own_leaves, structure = jax.tree.flatten(values[0])
+    all_values: list[Any] = []
+    for _, arrays in rows:
+        remaining = iter(arrays)
+        leaves = [next(remaining) if is_array(leaf) else leaf for leaf in own_leaves]
+        all_values.append(jax.tree.unflatten(structure, leaves))
+    return all_kinds, all_values

@@ -1,0 +1,79 @@
+"""What is wrong with an assignment to a variable of a strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem.messages import explain
+
+__all__ = ["delta_outside", "number_to_sum", "parts_in_replica", "parts_without_aggregation"]
+
+
+def delta_outside(method: str, path: str) -> ValueError:
+    """Nobody knows which component of an ON_READ sum a delta is meant for.
+
+    Args:
+        method: that was called in cross-replica context.
+        path: of the variable.
+    """
+    return ValueError(
+        explain(
+            f"{method} was called in cross-replica context on {path!r}, an ON_READ "
+            "variable "
+            "with aggregation SUM.",
+            expected="assign, or a call in a replica function: here nobody knows which "
+            "component "
+            "the value is meant for.",
+            fix="use assign(variable + value), or call it in the function given to strategy.run.",
+        )
+    )
+
+
+def parts_in_replica(path: str) -> TypeError:
+    """A replica function assigns the parts of all replicas.
+
+    Args:
+        path: of the variable.
+    """
+    return TypeError(
+        explain(
+            f"A PerReplica was assigned to {path!r} in a replica function.",
+            expected="this replica's part.",
+            fix="pass the PerReplica through `args` of strategy.run.",
+        )
+    )
+
+
+def parts_without_aggregation(path: str) -> TypeError:
+    """Parts of replicas are assigned to what has no aggregation.
+
+    Args:
+        path: of the variable.
+    """
+    return TypeError(
+        explain(
+            f"A PerReplica was assigned to {path!r}, whose aggregation is NONE.",
+            expected="a plain value, or a variable with an aggregation.",
+            fix='reduce the value first, or create the variable with aggregation="sum" or "mean".',
+        )
+    )
+
+
+def number_to_sum(value: Any, path: str) -> ValueError:
+    """Nobody knows whether a number is meant once or once a replica.
+
+    Args:
+        value: the number.
+        path: of the variable.
+    """
+    return ValueError(
+        explain(
+            f"A replica function assigned the Python number {value!r} to {path!r}, "
+            "whose "
+            "aggregation is SUM.",
+            expected="an array, which counts once a replica.",
+            fix="pass an array (jax.numpy.asarray), or divide by num_replicas_in_sync "
+            "if the number "
+            "is meant once.",
+        )
+    )

@@ -1,0 +1,99 @@
+"""What only one of several processes does for all: show progress, write files.
+
+`keras.Model.save`, `save_weights` and `export` are replaced (Keras 3.12 to 3.15): every process
+calls them, the chief writes, and all go on when the file is there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from stratagem.group import agree_on_random_state, current_group
+from stratagem.messages import explain
+from stratagem.options import VariableAggregation
+from stratagem.variables import VariableKind, home_of
+
+__all__ = ["SAVERS", "saved_once", "settle_call"]
+
+SAVERS = ("save", "save_weights", "export")
+# Writers that need nothing of the other processes; `ModelCheckpoint` saves the model, which does.
+_WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
+
+
+def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:
+    """Makes `fit`, `evaluate` or `predict` the same on all processes, and silent on all but one.
+
+    Args:
+        arguments: of the call, by name; changed in place.
+        wants_logs: whether somebody on this process looks at the logs of single batches.
+
+    Returns:
+        Whether somebody does on any process: all have to compute them then.
+    """
+    group = current_group()
+    assert group is not None
+    agree_on_random_state()  # arrays are shuffled by it
+    wants_logs = any(group.exchange("who looks at logs", wants_logs))
+    if group.process_id == 0:
+        return wants_logs
+    arguments["verbose"] = 0
+    callbacks = arguments.get("callbacks")
+    if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+        arguments["callbacks"] = [one for one in callbacks if not isinstance(one, _WRITERS)]
+    return wants_logs
+
+
+def saved_once(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a saving method that the chief alone carries out.
+
+    Args:
+        name: of the method.
+        original: Keras's own.
+
+    Returns:
+        The method.
+    """
+
+    @functools.wraps(original)
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        homes = [home_of(variable) for variable in self.variables]
+        strategy = next((home.strategy for home in homes if home is not None), None)
+        group = current_group()
+        if group is None or strategy is None or not strategy.topology.spans_processes:
+            return original(self, *args, **kwargs)
+        _bring_together(strategy)
+        error: Exception | None = None
+        result = None
+        if group.process_id == 0:
+            try:
+                result = original(self, *args, **kwargs)
+            except Exception as raised:  # noqa: BLE001 - raised again when the others know
+                error = raised
+        told = group.exchange(f"model.{name}", None if error is None else repr(error))[0]
+        if error is not None:
+            raise error
+        if told is not None:
+            raise RuntimeError(
+                explain(
+                    f"{group.identity.labels[0]} could not write in model.{name}: {told}",
+                    expected="a file that process 0 can write.",
+                    fix="see its log for the whole error.",
+                )
+            )
+        return result
+
+    return save
+
+
+def _bring_together(strategy: Any) -> None:
+    """Reads what has a component on each replica, so that the chief can read it alone after."""
+    for variable in strategy.variables.live():
+        home = home_of(variable)
+        assert home is not None
+        if home.kind is VariableKind.ON_READ and home.aggregation is not VariableAggregation.NONE:
+            _ = variable.value

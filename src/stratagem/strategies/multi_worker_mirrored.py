@@ -1,0 +1,148 @@
+"""Synchronous training on the devices of many processes, a replica on each device."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from typing import Any, NoReturn, final
+
+from stratagem import config, environment
+from stratagem.cluster import ClusterResolver, Processes, TFConfigClusterResolver, detect
+from stratagem.cluster.addresses import split_address
+from stratagem.group import Identity, Limits, agree_on_random_state
+from stratagem.messages import explain
+from stratagem.strategies.strategy import Strategy
+from stratagem.topology import Topology, local_devices
+from stratagem.topology.processes import start_processes
+
+__all__ = ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"]
+
+
+@final
+class MultiWorkerMirroredStrategy(Strategy):
+    """Trains one model on the devices of several processes in lockstep, each with its own copy.
+
+    Every process runs the same program. They find each other by `TF_CONFIG`, or by what their
+    launcher put into the environment; without either this is `MirroredStrategy()`. Make it before
+    JAX is used for anything else.
+
+    Args:
+        cluster_resolver: tells the cluster and which task this is; None asks the environment.
+        communication_options: None; how gradients are combined is left to the compiler.
+
+    Raises:
+        ValueError: a cluster that cannot be right, a task that does not train, processes that do
+            not fit together. TypeError: an argument of another type.
+        DeadlineExceededError: not all processes came in time; the message names who is missing.
+        RuntimeError: JAX has started already.
+
+    Example:
+        >>> strategy = sg.MultiWorkerMirroredStrategy()  # no cluster: as MirroredStrategy()
+        >>> strategy.cluster_resolver.task_type is None
+        True
+
+    Source: TF 2.21 collective_all_reduce_strategy.py, CollectiveAllReduceStrategy.
+    """
+
+    def __init__(
+        self, cluster_resolver: ClusterResolver | None = None, communication_options: Any = None
+    ) -> None:
+        if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
+            raise ValueError(
+                explain(
+                    f"cluster_resolver={cluster_resolver!r} is of type "
+                    f"{type(cluster_resolver).__name__}.",
+                    expected="a ClusterResolver, or None to ask the environment.",
+                    fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
+                )
+            )
+        if communication_options is not None:
+            raise ValueError(
+                explain(
+                    f"communication_options={communication_options!r} is of type "
+                    f"{type(communication_options).__name__}.",
+                    expected="None.",
+                    fix="leave communication_options out.",
+                )
+            )
+        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
+        processes = self._resolver.processes()
+        if processes.num_processes == 1:
+            super().__init__(Topology(local_devices()))
+            return
+        limits = Limits(
+            join_s=config.join_timeout_s(),
+            peer_s=config.peer_timeout_s(),
+            stuck_s=config.stuck_timeout_s(),
+            barrier_s=config.barrier_timeout_s(),
+        )
+        identity = _identity(self._resolver, processes)
+        devices = start_processes(identity, limits, _own_accelerators(processes))
+        super().__init__(Topology(devices))
+        agree_on_random_state()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise ValueError(
+            explain(
+                f"{self} was given to copy.deepcopy.",
+                expected="one strategy for a cluster: its processes belong together once.",
+                fix="use the strategy itself.",
+            )
+        )
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """What told the cluster."""
+        return self._resolver
+
+
+CollectiveAllReduceStrategy = MultiWorkerMirroredStrategy
+
+
+def _identity(resolver: ClusterResolver, processes: Processes) -> Identity:
+    assert processes.coordinator_address is not None
+    host, port = split_address(processes.coordinator_address)
+    return Identity(
+        process_id=processes.process_id,
+        labels=_labels(resolver, processes),
+        host=host,
+        port=port,
+        same={
+            "the cluster": str(resolver.cluster_spec()),
+            **{f"{name}": _version(name) for name in ("stratagem", "jax", "jaxlib", "keras")},
+            "Python": ".".join(platform.python_version_tuple()[:2]),
+        },
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # run from its source
+        return "unknown"
+
+
+def _labels(resolver: ClusterResolver, processes: Processes) -> tuple[str, ...]:
+    """The processes by task and address, where the cluster tells them; else by number."""
+    spec = resolver.cluster_spec()
+    labels = [
+        f"{job if job == 'chief' else f'{job} {index}'} ({spec.task_address(job, index)})"
+        for job in ("chief", "worker")
+        if job in spec.jobs
+        for index in spec.task_indices(job)
+    ]
+    if len(labels) == processes.num_processes:
+        return tuple(labels)
+    return tuple(f"process {index}" for index in range(processes.num_processes))
+
+
+def _own_accelerators(processes: Processes) -> list[int] | None:
+    """This process's part of a host's GPUs, where several share the host and see all of them."""
+    count, place = processes.num_local_processes, processes.local_process_id
+    if count is None or place is None or count == 1:
+        return None
+    gpus = environment.visible_gpus()
+    if gpus is None:  # nobody has dealt them out: one each, as JAX does it
+        return [place]
+    share = len(gpus) // count
+    return list(range(place * share, (place + 1) * share)) or None

@@ -1,0 +1,119 @@
+"""How a process of a group ends: together with the others, or at once when the group is broken.
+
+After a loss a program of JAX may never end, and with it the interpreter would never: threads of XLA
+wait for a process that is gone. So a broken group ends its processes itself, after everything of
+Python's own was written out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import jax
+
+from stratagem.group import Group, current_group
+from stratagem.topology.private import end_at_once, file_of_main_thread
+
+__all__ = ["SHUTDOWN_S", "watch"]
+
+SHUTDOWN_S = 10
+# How long the program may sit inside JAX after its group broke: nothing can wake it there.
+_GRACE_S = 5.0
+_LOOK_S = 0.25
+_DRAIN_S = 2.0
+_INTERRUPTED = 130  # as shells tell it
+
+
+class _State:
+    """Whether this process ends by an error of its own."""
+
+    exit_code: int | None = None
+
+
+_state = _State()
+
+
+def watch(group: Group) -> None:
+    """Looks after the end of a process from now on.
+
+    Args:
+        group: that it belongs to.
+    """
+    previous = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _state.exit_code = _INTERRUPTED if kind is KeyboardInterrupt else 1
+        if group.verdict is None:
+            group.tell_error("".join(traceback.format_exception(kind, error, trace)))
+        previous(kind, error, trace)
+
+    sys.excepthook = tell
+    thread = threading.Thread(
+        target=_end_what_cannot_wake, args=(group,), name="stratagem-ending", daemon=True
+    )
+    thread.start()
+
+
+def _end_what_cannot_wake(group: Group) -> None:
+    """Ends the process if its main thread waits inside JAX for what will never come."""
+    group.wait_for_verdict()
+    waited_s = 0.0
+    pause = threading.Event()
+    while waited_s < _GRACE_S:
+        pause.wait(_LOOK_S)
+        waited_s = waited_s + _LOOK_S if _waits_in_jax() and not group.is_told else 0.0
+        if group.is_told:
+            return
+    assert group.verdict is not None
+    faulthandler.dump_traceback()
+    error = group.verdict.exception()
+    print(f"{type(error).__module__}.{type(error).__qualname__}: {error}", file=sys.stderr)
+    print(
+        f"{group.identity.label} is inside JAX, where nothing can be raised, and ends now.",
+        file=sys.stderr,
+        flush=True,
+    )
+    _end(1)
+
+
+def _waits_in_jax() -> bool:
+    """Also where our own code is the last of Python's: what it calls has no frame."""
+    packages = [os.path.dirname(jax.__file__), str(Path(__file__).parents[1])]
+    return file_of_main_thread().startswith(tuple(path + os.sep for path in packages))
+
+
+@atexit.register
+def _leave() -> None:
+    group = current_group()
+    if group is None:
+        return
+    if _state.exit_code is None and group.verdict is None and group.leave():
+        with contextlib.suppress(Exception):  # that another one is in a hurry harms nobody
+            if group.process_id:
+                jax.distributed.shutdown()
+            group.exchange("the end of all", None, timeout_s=SHUTDOWN_S)
+        return
+    group.drain(_DRAIN_S)
+    # Of a program that ended by itself while others still waited for it nothing else is known.
+    _end((1 if group.is_told else 0) if _state.exit_code is None else _state.exit_code)
+
+
+def _end(exit_code: int) -> NoReturn:
+    for child in multiprocessing.active_children():
+        child.terminate()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    end_at_once(exit_code)

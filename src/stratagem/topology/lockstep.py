@@ -1,0 +1,200 @@
+"""Programs that several processes run together: started in one order, and never waited for blindly.
+
+A process that waits for the result of such a program waits for all others. It does so here, where
+it hears of a process that was lost: inside JAX nothing could wake it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
+
+from stratagem.group import Group, Kind, current_group
+
+__all__ = [
+    "compiling",
+    "is_of_several",
+    "on_every_process",
+    "run_together",
+    "wait_until_ready",
+    "waiting_for_input",
+]
+
+
+# A small program runs within the call that starts it on CPU; then its errors are ValueErrors.
+_MAY_BE_LOSSES = (jax.errors.JaxRuntimeError, ValueError)
+_CODES_OF_LOSSES = ("UNKNOWN", "INTERNAL", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE")
+_TRANSPORTS = ("Gloo", "NCCL", "MPI")
+
+
+@dataclasses.dataclass
+class _Flight:
+    """The program that was started last.
+
+    Args:
+        number: of its step.
+        name: of the program.
+        token: arrays among its results that no later program takes over.
+    """
+
+    number: int = 0
+    name: str = ""
+    token: Any = None
+
+
+_last = _Flight()
+
+
+def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: str) -> Any:
+    """Starts a program that all processes run, when the one before it is done.
+
+    So one program runs while the next is prepared. On accelerators one more is on its way; on CPU
+    starting it would wait inside JAX.
+
+    Args:
+        name: of the program.
+        start: starts it; returns its results, and those of them that no later program takes over.
+        platform: of the devices, as JAX calls it.
+
+    Returns:
+        The results.
+
+    Raises:
+        UnavailableError: a process was lost; the message names it.
+        DeadlineExceededError: one is stuck. RuntimeError: they came apart.
+    """
+    group = current_group()
+    assert group is not None
+    before = dataclasses.replace(_last)
+    if platform == "cpu":
+        _wait(before)
+    number = group.begin_step(name)
+    try:
+        with group.in_step(number, name):  # starting a small program may be all of it
+            results, token = start()
+    except _MAY_BE_LOSSES as error:
+        _raise_loss(group, error)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(token)):
+        return results  # traced into a program of the caller's own
+    _last.number, _last.name, _last.token = number, name, token
+    if platform != "cpu":
+        _wait(before)
+    return results
+
+
+def wait_until_ready(values: Any) -> None:
+    """Waits for results of programs that all processes run; others may be read as they are.
+
+    Args:
+        values: pytree of arrays.
+
+    Raises:
+        UnavailableError: a process was lost; and what else `run_together` raises.
+    """
+    if current_group() is not None:
+        _wait(_Flight(_last.number, _last.name, values))
+
+
+def _wait(flight: _Flight) -> None:
+    group = current_group()
+    if group is None:
+        return
+    # Arrays of random keys cannot be asked; they come with others.
+    arrays = [leaf for leaf in jax.tree.leaves(flight.token) if hasattr(leaf, "is_ready")]
+    try:
+        for array in arrays:
+            # One that a later program has taken over is ready, or that program fails in its turn.
+            if not isinstance(array, Tracer) and not array.is_deleted():
+                group.wait_for_step(flight.number, flight.name, array.is_ready)
+                array.block_until_ready()  # raises what went wrong in it
+    except _MAY_BE_LOSSES as error:
+        _raise_loss(group, error)
+
+
+def _raise_loss(group: Group, error: Exception) -> NoReturn:
+    """Raises who was lost, where that is what an error of JAX comes from; else the error itself."""
+    if str(error).startswith(_CODES_OF_LOSSES):
+        explained = group.explain_loss(error)
+        if group.verdict is not None or any(name in str(error) for name in _TRANSPORTS):
+            raise explained from error
+    raise error
+
+
+def is_of_several(value: Any) -> bool:
+    """Tells whether a value is an array of which other processes hold parts or copies."""
+    return (
+        isinstance(value, jax.Array)
+        and not isinstance(value, Tracer)
+        and not value.is_fully_addressable
+    )
+
+
+def _read_all(value: Any) -> Any:
+    return value
+
+
+def on_every_process(array: jax.Array, function: Callable[[Any], Any] = _read_all) -> jax.Array:
+    """Returns what a function makes of an array of several processes; each has to call it.
+
+    Args:
+        array: of several processes.
+        function: of the whole array, defined in a module: programs are kept by it.
+
+    Returns:
+        The result, on a device of this process.
+
+    Raises:
+        UnavailableError: a process was lost; and what else `run_together` raises.
+    """
+    sharding: Any = array.sharding  # one with a mesh, as all of several processes have
+    copied = NamedSharding(sharding.mesh, PartitionSpec())
+    program = _program(function, copied)
+
+    def start() -> tuple[Any, Any]:
+        result = program(array)
+        return result, result
+
+    platform = next(iter(array.devices())).platform
+    result = run_together(function.__name__.strip("_"), start, platform=platform)
+    wait_until_ready(result)
+    _last.token = None  # it is ready, and may be given away
+    return result.addressable_data(0)
+
+
+@functools.lru_cache(maxsize=64)
+def _program(function: Callable[[Any], Any], sharding: Any) -> Any:
+    return jax.jit(function, out_shardings=sharding)
+
+
+def waiting_for_input(name: str) -> contextlib.AbstractContextManager[None]:
+    """Says that the program waits for data, whose sizes processes may tell each other.
+
+    Args:
+        name: of the data.
+
+    Returns:
+        A context manager; without a group it does nothing.
+    """
+    group = current_group()
+    return contextlib.nullcontext() if group is None else group.at(Kind.INPUT, name)
+
+
+def compiling(name: str) -> Any:
+    """Says that a program is being made, which may take long without being stuck.
+
+    Args:
+        name: of the program.
+
+    Returns:
+        A context manager.
+    """
+    group = current_group()
+    assert group is not None
+    return group.at(Kind.COMPILE, name)

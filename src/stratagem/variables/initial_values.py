@@ -1,0 +1,88 @@
+"""The same initial values on all processes, whatever they were drawn from."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from stratagem.group import current_group
+from stratagem.messages import explain
+from stratagem.topology import Topology
+from stratagem.topology.lockstep import on_every_process
+from stratagem.variables.registry import StoredVariable, VariableRegistry
+
+__all__ = ["agree_on_initial_values", "initial_digest"]
+
+
+def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> None:
+    """Gives new variables the values that process 0 has; all processes have to come here.
+
+    Values that are the same already are only compared.
+
+    Args:
+        registry: of the strategy.
+        topology: its devices.
+
+    Raises:
+        RuntimeError: the processes have made different variables.
+    """
+    if not topology.spans_processes:
+        return
+    variables = registry.take_unsettled()
+    group = current_group()
+    if not variables or group is None:
+        return
+    own = [(v.path, list(v.shape), str(v.dtype), v.initial_digest) for v in variables]
+    told = group.exchange(f"the initial values of {len(own)} variables", own)
+    for label, others in zip(group.identity.labels, told, strict=True):
+        for mine, theirs in zip(own, others, strict=False):
+            if mine[1:3] != theirs[1:3]:
+                raise _different(label, theirs, group.identity.label, mine)
+    for index, variable in enumerate(variables):
+        if len({others[index][3] for others in told}) > 1:
+            _take_first(variable, topology)
+
+
+def initial_digest(value: Any, topology: Topology) -> int:
+    """Returns a number by which processes compare an initial value.
+
+    Args:
+        value: array; not that of a variable that was assigned since, whose components may differ.
+        topology: the devices of its strategy.
+
+    Returns:
+        The number; 0 where there is nobody to compare it with.
+    """
+    if not topology.spans_processes:
+        return 0
+    return zlib.crc32(np.ascontiguousarray(np.asarray(value)).tobytes())
+
+
+def _take_first(variable: StoredVariable, topology: Topology) -> None:
+    own = variable.storage.addressable_data(0)
+    is_component = own.ndim > len(variable.shape)
+    own = np.asarray(own[0] if is_component else own)
+    value = on_every_process(topology.stack([own] * topology.num_local_replicas), _first)
+    if is_component:
+        variable.storage = topology.stack([value] * topology.num_local_replicas)
+    else:
+        variable.storage = topology.replicate(value)
+
+
+def _first(stacked: Any) -> Any:
+    return jnp.asarray(stacked)[0]
+
+
+def _different(label: str, theirs: Any, own_label: str, mine: Any) -> RuntimeError:
+    return RuntimeError(
+        explain(
+            f"{label} made variable {theirs[0]!r} of shape {theirs[1]} and dtype {theirs[2]} where "
+            f"{own_label} made {mine[0]!r} of shape {mine[1]} and dtype {mine[2]}.",
+            expected="the same variables in the same order on all processes.",
+            fix="see where the code that builds the model parts: a condition on the process, "
+            "or an option that only one was given.",
+        )
+    )

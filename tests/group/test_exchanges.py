@@ -1,0 +1,90 @@
+"""Exchanges as process 0 keeps them: complete, out of order, overdue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem.group.exchanges import Exchanges
+from stratagem.group.verdict import Kind, Limits, MemberView, Place, Verdict
+
+_LABELS = ["worker 0", "worker 1", "worker 2"]
+_LIMITS = Limits(stuck_s=120)
+
+
+def _message(name: str, value: Any, number: int = 0, limit_s: float | None = 300.0) -> Any:
+    return {
+        "stream": "main",
+        "number": number,
+        "name": name,
+        "value": value,
+        "limit_s": limit_s,
+        "setting": "STRATAGEM_BARRIER_TIMEOUT_S",
+    }
+
+
+def _views(*kinds: Kind, unmoved_s: float = 200.0) -> list[MemberView]:
+    return [
+        MemberView(label, Place(kind, "d", 3), unmoved_s=unmoved_s)
+        for label, kind in zip(_LABELS, kinds, strict=True)
+    ]
+
+
+def test_values_come_out_in_the_order_of_the_processes_when_all_are_there() -> None:
+    exchanges = Exchanges(_LABELS)
+    assert exchanges.add(2, _message("save", "c"), 0.0) is None
+    assert exchanges.add(0, _message("save", "a"), 1.0) is None
+    told = exchanges.add(1, _message("save", "b"), 2.0)
+    assert told["values"] == ["a", "b", "c"]
+    assert (told["stream"], told["number"]) == ("main", 0)
+    assert exchanges.overdue(_views(Kind.PYTHON, Kind.PYTHON, Kind.PYTHON), _LIMITS, 9e9) is None
+
+
+def test_calls_of_different_numbers_do_not_mix() -> None:
+    exchanges = Exchanges(_LABELS)
+    for process_id in (0, 1):
+        exchanges.add(process_id, _message("a", process_id, number=0), 0.0)
+    exchanges.add(0, _message("b", 10, number=1), 0.0)
+    assert exchanges.add(2, _message("a", 2, number=0), 0.0)["values"] == [0, 1, 2]
+
+
+def test_another_name_at_the_same_place_names_both_calls() -> None:
+    exchanges = Exchanges(_LABELS)
+    exchanges.add(0, _message("model.save", None), 0.0)
+    verdict = exchanges.add(2, _message("the random state", None), 0.0)
+    assert isinstance(verdict, Verdict)
+    assert verdict.error == "RuntimeError"
+    assert "worker 2 came to 'the random state' where worker 0 came to 'model.save'" in (
+        verdict.message
+    )
+
+
+def test_who_does_not_come_is_named_with_the_limit_and_its_setting() -> None:
+    exchanges = Exchanges(_LABELS)
+    exchanges.add(0, _message("save", None, limit_s=10.0), 100.0)
+    views = _views(Kind.EXCHANGE, Kind.PYTHON, Kind.COMPILE)
+    assert exchanges.overdue(views, _LIMITS, 109.0) is None
+    verdict = exchanges.overdue(views, _LIMITS, 111.0)
+    assert verdict is not None
+    assert verdict.error == "DeadlineExceededError"
+    for words in (
+        "worker 0 waited 11 s at 'save' for worker 1 (in your code after step 3)",
+        "worker 2 (compiling after step 3)",
+        "10 s (STRATAGEM_BARRIER_TIMEOUT_S)",
+    ):
+        assert words in verdict.message
+
+
+def test_input_that_is_read_ahead_has_time_until_somebody_waits_for_it() -> None:
+    exchanges = Exchanges(_LABELS)
+    exchanges.add(0, _message("batches of d", None, limit_s=None), 0.0)
+    exchanges.add(1, _message("batches of d", None, limit_s=None), 0.0)
+    busy = _views(Kind.PYTHON, Kind.STEP, Kind.PYTHON)
+    assert exchanges.overdue(busy, _LIMITS, 1e6) is None
+    waiting = _views(Kind.INPUT, Kind.STEP, Kind.INPUT)
+    verdict = exchanges.overdue(waiting, _LIMITS, 1e6)
+    assert verdict is not None
+    assert "for worker 2" in verdict.message
+    assert (
+        exchanges.overdue(_views(Kind.INPUT, Kind.STEP, Kind.INPUT, unmoved_s=5), _LIMITS, 9)
+        is None
+    )

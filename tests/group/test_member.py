@@ -1,0 +1,197 @@
+"""A group of three members: joining, exchanging, and how each hears of what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.group import Group, Kind, Limits
+from tests.group.members import free_port, identity, joined, together
+
+_LIMITS = Limits(join_s=20, peer_s=1.5, stuck_s=1.5, barrier_s=20)
+
+
+@pytest.fixture
+def members() -> Iterator[list[Group]]:
+    groups = joined(3, _LIMITS)
+    yield groups
+    for group in groups:
+        group.abandon()
+
+
+def test_all_get_the_values_of_all_in_order(members) -> None:
+    def exchange(index: int) -> list:
+        return [members[index].exchange("place", (index, np.full(2, index))) for _ in range(20)][-1]
+
+    for told in together(3, exchange):
+        assert [index for index, _ in told] == [0, 1, 2]
+        assert [array.tolist() for _, array in told] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_streams_of_two_threads_do_not_disturb_each_other(members) -> None:
+    def act(index: int) -> tuple:
+        beside = members[index].exchange_beside("dataset 1", 10 + index)
+        return beside, members[index].exchange("place", index)
+
+    assert together(3, act) == [([10, 11, 12], [0, 1, 2])] * 3
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_broken_connection_is_told_to_all_at_once(members, lost) -> None:
+    members[lost].begin_step("train")
+    members[lost].abandon()
+    others = [index for index in range(3) if index != lost]
+    for error in together(2, lambda i: members[others[i]].exchange("place", None)):
+        assert isinstance(error, UnavailableError)
+        assert f"worker {lost} (host{lost}:1) died" in str(error)
+        assert ", at 'place' after step 0." in str(error)  # of the one that raises
+
+
+def test_loss_of_process_0_is_noticed_by_each(members) -> None:
+    members[0].abandon()
+    for error in together(2, lambda i: members[i + 1].exchange("place", None)):
+        assert isinstance(error, UnavailableError)
+        assert "worker 0 (host0:1) died" in str(error)
+
+
+def test_different_calls_are_told_to_all(members) -> None:
+    names = ["save", "save", "evaluate"]
+    for error in together(3, lambda i: members[i].exchange(names[i], None)):
+        assert type(error) is RuntimeError
+        assert "worker 2 (host2:1) came to 'evaluate' where worker" in str(error)
+
+
+def test_one_that_makes_no_progress_is_named_to_all_that_wait(members) -> None:
+    members[2].begin_step("train")
+
+    def wait(index: int) -> None:
+        number = members[index].begin_step("train")
+        members[index].wait_for_step(number, "train", lambda: False)
+
+    for error in together(2, wait):
+        assert isinstance(error, DeadlineExceededError)
+        assert "worker 2 (host2:1) has made no progress" in str(error)
+        assert "STRATAGEM_STUCK_TIMEOUT_S" in str(error)
+        assert "in step 1 (train)" in str(error)
+
+
+def test_missing_one_is_named_when_a_limit_of_the_call_is_over(members) -> None:
+    def act(index: int) -> None:
+        with members[index].at(Kind.COMPILE, "program") if index == 1 else contextlib.nullcontext():
+            if index != 1:
+                members[index].exchange("save", None, timeout_s=0.5, setting="my setting")
+            else:
+                members[index].wait_for_verdict()
+
+    errors = together(3, act)
+    assert errors[1] is None
+    for error in (errors[0], errors[2]):
+        assert isinstance(error, DeadlineExceededError)
+        assert "for worker 1 (host1:1) (compiling" in str(error)
+        assert "my setting" in str(error)
+    with pytest.raises(DeadlineExceededError, match="This is worker 1"):
+        members[1].begin_step("train")
+
+
+def test_error_of_one_is_the_reason_that_others_give(members) -> None:
+    members[1].tell_error("Traceback: ValueError: a bug")
+    for error in together(2, lambda i: members[2 * i].exchange("place", None)):
+        assert isinstance(error, UnavailableError)
+        assert "worker 1 (host1:1) ended with an error" in str(error)
+        assert "ValueError: a bug" in str(error)
+
+
+def test_all_leave_together(members) -> None:
+    assert together(3, lambda i: members[i].leave()) == [True] * 3
+
+
+def test_one_that_leaves_while_others_need_it_is_named(members) -> None:
+    def act(index: int) -> object:
+        if index == 2:
+            return members[2].leave()
+        number = members[index].begin_step("train")
+        return members[index].wait_for_step(number, "train", lambda: False)
+
+    *errors, left = together(3, act)
+    assert left is False
+    for error in errors:
+        assert isinstance(error, UnavailableError)
+        assert "worker 2 (host2:1) left early: it is at its end after step 0" in str(error)
+
+
+def test_broken_transport_is_explained_by_who_was_lost(members) -> None:
+    members[1].abandon()
+    error = members[0].explain_loss(OSError("reset by peer"))
+    assert isinstance(error, UnavailableError)
+    assert "worker 1 (host1:1) died" in str(error)
+
+
+def test_broken_transport_of_living_members_says_that_all_answer(members) -> None:
+    error = members[0].explain_loss(OSError("reset by peer"))
+    assert isinstance(error, UnavailableError)
+    assert "worker 0 (host0:1) lost a connection to another process: reset by peer" in str(error)
+
+
+def test_who_does_not_join_is_named_after_progress(capsys) -> None:
+    port = free_port()
+    limits = Limits(join_s=3.0, peer_s=5)
+    for error in together(2, lambda i: Group(identity(i, 3, port), limits)):
+        assert isinstance(error, DeadlineExceededError)
+        assert "2 of 3 joined" in str(error)
+        assert "worker 2 (host2:1) did not" in str(error)
+        assert "STRATAGEM_JOIN_TIMEOUT_S" in str(error)
+    told = capsys.readouterr().err
+    assert "worker 0 (host0:1): 2 of 3 joined, waiting for worker 2 (host2:1) for 2 s" in told
+    assert "worker 1 (host1:1): 2 of 3 joined" in told
+
+
+def test_nobody_at_the_address_of_process_0_is_told(capsys) -> None:
+    with pytest.raises(
+        DeadlineExceededError, match=r"waited 3 s for worker 0 \(host0:1\)(?s:.)*can be reached"
+    ):
+        Group(identity(1, 2, free_port()), Limits(join_s=0.5))
+    assert "1 of 2 joined, waiting for worker 0" in capsys.readouterr().err
+
+
+def test_taken_port_is_told(members) -> None:
+    port = members[0].identity.port
+    with pytest.raises(ValueError, match=rf"cannot listen on port {port}(?s:.)*free port"):
+        Group(identity(0, 3, port), _LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda port: identity(1, 3, port), "worker 1.* has joined already, from host"),
+        (lambda port: identity(1, 2, port), "Process 1 of 2 asked to join a group of 3"),
+    ],
+)
+def test_process_that_does_not_fit_is_refused_and_told_why(make, message) -> None:
+    port = free_port()
+    limits = Limits(join_s=1.5)
+
+    def act(index: int) -> object:
+        if index < 2:
+            return Group(identity(index, 3, port, jax="0.10"), limits)
+        return Group(make(port), limits)
+
+    errors = [error for error in together(3, act) if isinstance(error, ValueError)]
+    assert errors
+    for error in errors:
+        assert re.search(message, str(error))
+
+
+def test_difference_between_processes_ends_all_at_once() -> None:
+    port = free_port()
+    limits = Limits(join_s=600)
+    errors = together(
+        3, lambda i: Group(identity(i, 3, port, jax="0.9" if i == 2 else "0.10"), limits)
+    )
+    for error in errors:
+        assert isinstance(error, ValueError)
+        assert "has jax 0." in str(error)

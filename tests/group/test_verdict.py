@@ -1,0 +1,114 @@
+"""Whether a group can go on: a table of what its members do, and what is said about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.group.verdict import Kind, Limits, MemberView, Place, judge
+
+_LIMITS = Limits(join_s=300, peer_s=30, stuck_s=120, barrier_s=300)
+
+
+def _member(
+    index: int, kind: Kind = Kind.PYTHON, name: str = "train", step: int = 7, **facts: object
+) -> MemberView:
+    return MemberView(f"worker {index} (h{index}:1)", Place(kind, name, step), **facts)
+
+
+_IN_STEP_8 = _member(0, Kind.STEP, step=8, unmoved_s=200)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [_member(1)],
+        [_member(1, silent_s=29)],
+        [_member(1, Kind.STEP, step=8, unmoved_s=1000)],  # one long step of all
+        [_member(1, Kind.COMPILE, unmoved_s=1000)],
+        [_member(1, unmoved_s=119)],
+        [_member(1, Kind.EXCHANGE, "save", step=7, unmoved_s=1)],  # may be old news
+        [_member(1, Kind.EXCHANGE, "save", step=9, unmoved_s=10)],
+        [_member(1, Kind.STEP, "train", step=9, unmoved_s=10)],
+        [_member(1, Kind.EXIT, step=8, has_left=True, unmoved_s=10, is_connected=False)],
+    ],
+)
+def test_members_that_can_go_on_are_left_alone(others) -> None:
+    assert judge([_IN_STEP_8, *others], _LIMITS) is None
+
+
+def test_nobody_who_waits_at_the_end_is_waited_for() -> None:
+    ended = _member(0, Kind.EXIT, has_left=True, unmoved_s=1000)
+    assert judge([ended, _member(1, unmoved_s=1000)], _LIMITS) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "words"),
+    [
+        (
+            _member(1, is_connected=False),
+            UnavailableError,
+            ["worker 1 (h1:1) died in your code after step 7", "in step 8 (train)"],
+        ),
+        (
+            _member(1, silent_s=31),
+            UnavailableError,
+            ["worker 1 (h1:1) has not answered for 31 s", "STRATAGEM_PEER_TIMEOUT_S", "30 s"],
+        ),
+        (
+            _member(1, parting="ValueError: a bug"),
+            UnavailableError,
+            ["worker 1 (h1:1) ended with an error", "ValueError: a bug"],
+        ),
+        (
+            _member(1, unmoved_s=121),
+            DeadlineExceededError,
+            ["worker 1 (h1:1) has made no progress for 121 s", "STRATAGEM_STUCK_TIMEOUT_S"],
+        ),
+        (
+            _member(1, Kind.EXIT, unmoved_s=5, has_left=True),
+            UnavailableError,
+            ["worker 1 (h1:1) left early", "at its end after step 7", "worker 0 (h0:1)"],
+        ),
+        (
+            _member(1, Kind.EXCHANGE, "model.save", unmoved_s=5),
+            RuntimeError,
+            ["worker 1 (h1:1) has come apart", "at 'model.save' after step 7", "step 8 (train)"],
+        ),
+        (
+            _member(1, Kind.STEP, "evaluate", step=8, unmoved_s=5),
+            RuntimeError,
+            ["worker 1 (h1:1) has come apart", "in step 8 (evaluate)", "in step 8 (train)"],
+        ),
+    ],
+    ids=["died", "silent", "error", "stuck", "left", "elsewhere", "other program"],
+)
+def test_the_member_is_named_and_where_the_others_are(other, error, words) -> None:
+    verdict = judge([_IN_STEP_8, other], _LIMITS)
+    assert verdict is not None
+    raised = verdict.exception()
+    assert type(raised) is error
+    for word in words:
+        assert word in str(raised)
+
+
+def test_one_that_waits_for_batches_is_not_left_alone_by_one_that_ended() -> None:
+    waiting = _member(0, Kind.INPUT, "dataset 0", unmoved_s=5)
+    verdict = judge([waiting, _member(1, Kind.EXIT, unmoved_s=5, has_left=True)], _LIMITS)
+    assert verdict is not None
+    assert "left early" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Kind.PYTHON, "in your code after step 7"),
+        (Kind.COMPILE, "compiling after step 7"),
+        (Kind.STEP, "in step 7 (train)"),
+        (Kind.EXCHANGE, "at 'train' after step 7"),
+        (Kind.INPUT, "waiting for a batch of train after step 7"),
+        (Kind.EXIT, "at its end after step 7"),
+    ],
+)
+def test_places_are_told_in_words(kind, text) -> None:
+    assert str(Place(kind, "train", 7)) == text

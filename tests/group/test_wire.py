@@ -1,0 +1,90 @@
+"""What travels between processes: values come back as they were, and strangers do no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from stratagem.group.wire import decode, encode, frame, read_frame
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        -3,
+        2.5,
+        "text: {}",
+        b"\x00\xff",
+        [],
+        [1, [2, "a"]],
+        (1, (2, None)),
+        {"a": (1,), "tuple": [2], "bytes": b"x"},
+    ],
+)
+def test_values_come_back_as_they_were(value) -> None:
+    text = json.dumps(encode(value))
+    back = decode(json.loads(text))
+    assert back == value
+    assert type(back) is type(value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype="int32").reshape(2, 3),
+        np.zeros((0, 4), "float16"),
+        np.array(2.5),
+        np.array([True, False]),
+        np.array([1.5, -2.0], ml_dtypes.bfloat16),
+        np.arange(6.0).reshape(2, 3).T,
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_arrays_come_back_with_their_shape_and_dtype(array) -> None:
+    back = decode(json.loads(json.dumps(encode({"a": array}))))["a"]
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    np.testing.assert_array_equal(back, array)
+    back[...] = 1  # it is a copy of one's own
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, {"a": {3}}, np.array(["a"]), len])
+def test_what_would_have_to_be_unpickled_is_refused(value) -> None:
+    with pytest.raises(TypeError, match=r"was to be sent to other processes(?s:.)*unpickled"):
+        encode(value)
+
+
+def _read(data: bytes) -> Any:
+    async def read() -> Any:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        return await read_frame(reader)
+
+    return asyncio.run(read())
+
+
+def test_frames_are_read_as_they_were_written() -> None:
+    assert _read(frame({"kind": "beat", "step": 3})) == {"kind": "beat", "step": 3}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "closed by the other side"),
+        (b"\x00\x00\x00\x09{", "closed by the other side"),
+        (b"\x00\x00\x00\x03abc", "closed by the other side"),
+        (b"GET / HTTP/1.1\r\n\r\n", r"a frame of \d+ bytes is none of this library's"),
+        (b"\x00\x00\x00\x02[]", "a frame of this library holds an object"),
+    ],
+)
+def test_what_is_no_frame_is_taken_for_a_broken_connection(data, message) -> None:
+    with pytest.raises(ConnectionError, match=message):
+        _read(data)

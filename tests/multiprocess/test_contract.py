@@ -1,0 +1,32 @@
+"""The contract suite on a cluster: each process runs the same tests in the same order."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.multiprocess.cluster import run_cluster
+
+_PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/contract"]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_devices", "choice"),
+    [
+        (2, 2, "not eager"),
+        pytest.param(2, 2, "eager", marks=pytest.mark.slow),
+    ],
+)
+def test_contract_holds_on_a_cluster(num_workers: int, num_devices: int, choice: str) -> None:
+    every = run_cluster(
+        [*_PYTEST, "-k", choice],
+        num_workers,
+        STRATAGEM_TEST_DEVICES=str(num_devices),
+        STRATAGEM_TEST_REPLICAS=str(num_workers * num_devices),
+        STRATAGEM_PEER_TIMEOUT_S="20",
+        STRATAGEM_STUCK_TIMEOUT_S="30",
+        STRATAGEM_BARRIER_TIMEOUT_S="30",
+    )
+    for ended in every:
+        assert ended.code == 0, ended.output[-4000:]
+        assert "failed" not in ended.output.splitlines()[-1]
+        assert int(ended.output.splitlines()[-1].split(" passed")[0]) > 100

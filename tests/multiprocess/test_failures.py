@@ -1,0 +1,63 @@
+"""Whatever one worker does, the others end within the limit with an error that names it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.multiprocess.cluster import PROGRAMS, Ended, ended, started
+
+_PROGRAM = str(PROGRAMS / "failing.py")
+_LIMITS = {
+    "STRATAGEM_PEER_TIMEOUT_S": "4",
+    "STRATAGEM_STUCK_TIMEOUT_S": "4",
+    "STRATAGEM_BARRIER_TIMEOUT_S": "20",
+}
+# What it does, what the others say of it, and how they end at most so many seconds later.
+_WAYS = {
+    "kill": ("UnavailableError", "died"),
+    "stop": ("UnavailableError", "has not answered for"),
+    "stuck": ("DeadlineExceededError", "has made no progress for"),
+    "leave": ("UnavailableError", "left early"),
+    "error": ("UnavailableError", "a bug of one worker"),
+    "other length": ("RuntimeError", "worker 1"),
+    "other program": ("RuntimeError", "worker 1"),
+}
+
+
+def _run(how: str, loop: str, *, num_workers: int, culprit: int) -> list[Ended]:
+    """Runs the workers; returns how those ended that did nothing wrong."""
+    with started([_PROGRAM, how, loop], num_workers, CULPRIT=str(culprit), **_LIMITS) as processes:
+        others = [ended(p) for index, p in enumerate(processes) if index != culprit]
+        if how == "stop":  # nothing else ends it
+            os.kill(processes[culprit].pid, signal.SIGKILL)
+        return others
+
+
+def _check(how: str, loop: str, *, num_workers: int, culprit: int) -> None:
+    error, words = _WAYS[how]
+    for other in _run(how, loop, num_workers=num_workers, culprit=culprit):
+        assert other.code == 1, other.errors
+        message = other.errors.split(f"{error}: ")[-1]
+        assert f"worker {culprit} (127.0.0.1:" in message, other.errors
+        assert words.replace("worker 1", f"worker {culprit}") in message
+        assert "done" not in other.output
+
+
+@pytest.mark.parametrize(
+    ("how", "loop"), [("kill", "fit"), ("stop", "loop"), ("other length", "fit")]
+)
+def test_others_end_with_an_error_that_names_the_worker(how: str, loop: str) -> None:
+    _check(how, loop, num_workers=2, culprit=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", _WAYS)
+@pytest.mark.parametrize("loop", ["fit", "loop"])
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_every_failure_of_every_worker_is_named(how: str, loop: str, culprit: int) -> None:
+    if how == "other program" and loop == "fit":
+        how = "error"
+    _check(how, loop, num_workers=3, culprit=culprit)
