@@ -27,7 +27,7 @@ LAYERS = (
     ("topology",),
     # no JAX below this line
     ("cluster", "launch"),
-    ("config", "errors", "options", "environment", "messages"),
+    ("accelerators", "config", "errors", "options", "environment", "messages"),
 )
 NO_JAX_BELOW = LAYERS.index(("topology",))
 DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}
