@@ -10,6 +10,8 @@ from collections.abc import Sequence
 __all__ = ["TaskEnd", "exit_code", "how_it_ended", "last_words", "lost_a_peer"]
 
 _TRACEBACK = "Traceback (most recent call last):"
+# Those inside a group stand further to the right.
+_GROUP = f"  + Exception Group {_TRACEBACK}"
 _CHAINED = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
@@ -142,9 +144,7 @@ def lost_a_peer(lines: Sequence[str]) -> bool:
 
 
 def _start_of_traceback(lines: Sequence[str]) -> int | None:
-    starts = [number for number, line in enumerate(lines) if line.lstrip(" +|") == _TRACEBACK]
-    starts += [n for n, line in enumerate(lines) if "Exception Group Traceback" in line]
-    starts.sort()
+    starts = [number for number, line in enumerate(lines) if line in (_TRACEBACK, _GROUP)]
     while len(starts) > 1 and any(line in _CHAINED for line in lines[starts[-2] : starts[-1]]):
         starts.pop()
     return starts[-1] if starts else None

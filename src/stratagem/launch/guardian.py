@@ -45,6 +45,11 @@ class Guardian:
     ) -> None:
         self._process.communicate()
 
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        return self._process.pid
+
     def watch(self, group: int) -> None:
         """Takes a process group under its care.
 
