@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from stratagem.launch import lines
+
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch) -> None:
     for name in list(os.environ):
         if name.startswith("STRATAGEM_"):
             monkeypatch.delenv(name)
+    # A machine under load may stop a task for a while in the middle of a line.
+    monkeypatch.setattr(lines, "PATIENCE_S", 1000.0)
     # Set and empty: no GPU, without asking the driver.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,14 +62,21 @@ def test_launcher_that_ends_well_leaves_no_guardian(groups) -> None:
     assert [process.poll() for process in groups] == [None, None]
 
 
-def test_guardian_ignores_what_ends_the_launcher(groups) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_guardian_does_not_die_with_the_launcher(groups, signum) -> None:
     with Guardian() as guardian:
-        # It has read this when it has set its signals.
+        assert os.getsid(guardian.pid) == guardian.pid
+        until(lambda: _ignores(guardian.pid, signum))
+        os.kill(guardian.pid, signum)
         guardian.watch(groups[0].pid)
-        guardian.watch(groups[1].pid)
-        assert os.getpgid(guardian.pid) == guardian.pid
-        guardian.forget(groups[0].pid)
-        guardian.forget(groups[1].pid)
+    # It was told no more of the group, as when a launcher dies.
+    assert groups[0].wait(60) == -signal.SIGKILL
+    assert groups[1].poll() is None
+
+
+def _ignores(pid: int, signum: int) -> bool:
+    mask = re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return mask is not None and bool(int(mask[1], 16) >> (signum - 1) & 1)
 
 
 def test_guardian_that_was_killed_is_no_error(groups) -> None:

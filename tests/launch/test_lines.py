@@ -6,11 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratagem.launch import lines
 from stratagem.launch.lines import PATIENCE_S, LineSplitter
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    monkeypatch.setattr(lines, "PATIENCE_S", PATIENCE_S)
+
+
 @pytest.mark.parametrize(
-    ("pieces", "lines", "rest"),
+    ("pieces", "complete", "rest"),
     [
         ([b"a\nb\n"], [b"a", b"b"], []),
         ([b"a", b"b\nc"], [b"ab"], [b"c"]),
@@ -23,9 +29,9 @@ from stratagem.launch.lines import PATIENCE_S, LineSplitter
         ([b"x" * 100_000], [b"x" * 65536], [b"x" * (100_000 - 65536)]),
     ],
 )
-def test_pieces_become_lines(pieces, lines, rest) -> None:
+def test_pieces_become_lines(pieces, complete, rest) -> None:
     splitter = LineSplitter()
-    assert [line for piece in pieces for line in splitter.feed(piece, 0.0)] == lines
+    assert [line for piece in pieces for line in splitter.feed(piece, 0.0)] == complete
     assert splitter.rest() == rest
     assert splitter.rest() == []
 
@@ -33,10 +39,10 @@ def test_pieces_become_lines(pieces, lines, rest) -> None:
 @given(st.lists(st.binary(max_size=5).map(lambda text: text.replace(b"\r", b"")), max_size=20))
 def test_without_carriage_returns_nothing_is_lost(pieces) -> None:
     splitter = LineSplitter()
-    lines = [line for piece in pieces for line in splitter.feed(piece, 0.0)]
+    complete = [line for piece in pieces for line in splitter.feed(piece, 0.0)]
     whole = b"".join(pieces)
-    assert b"\n".join([*lines, *(splitter.rest() or [b""])]) == whole
-    assert len(lines) == whole.count(b"\n")
+    assert b"\n".join([*complete, *(splitter.rest() or [b""])]) == whole
+    assert len(complete) == whole.count(b"\n")
 
 
 def test_text_that_nobody_ends_is_shown_after_a_moment() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 
-from stratagem.launch import LaunchOptions
+from stratagem.launch import LaunchOptions, lines
 from stratagem.launch.output import STDERR, STDOUT, Screen, TaskOutput
 from stratagem.launch.plan import plan_tasks
 
@@ -31,7 +31,8 @@ def test_each_line_stands_behind_its_task_s_name(capsys) -> None:
     assert capsys.readouterr() == ("[worker 0] one\n[worker 0] two\n", "[worker 0] warning\n")
 
 
-def test_text_without_an_end_is_shown_at_last(capsys) -> None:
+def test_text_without_an_end_is_shown_at_last(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(lines, "PATIENCE_S", 1.0)
     output = shown()
     output.take(b"left \xff", 0.0, stream=STDERR)
     output.show_overdue(0.5)
