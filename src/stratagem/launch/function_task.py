@@ -17,7 +17,7 @@ import types
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["Answer", "CALL", "command", "read_answer"]
+__all__ = ["Answer", "CALL", "command", "is_loading_script", "read_answer"]
 
 CALL = "call.pickle"
 # As multiprocessing names it, so that `if __name__ == "__main__":` keeps its meaning.
@@ -71,6 +71,17 @@ def read_answer(path: Path) -> Answer:
     with open(path, "rb") as file:
         value, error, lines = _Unpickler(file).load()
     return Answer(value=value, error=error, traceback=lines)
+
+
+def is_loading_script() -> bool:
+    """Returns whether this process is a task that has not yet got to its function.
+
+    Returns:
+        True while it runs the script that the function is in.
+    """
+    main, script = sys.modules["__main__"], sys.modules.get(_MAIN)
+    # multiprocessing gives the main module its second name too.
+    return getattr(main, "__file__", None) == __file__ and script not in (None, main)
 
 
 def _main() -> None:

@@ -44,7 +44,7 @@ def spawn(
 
     Raises:
         Exception: what the task that failed first has raised; its cause holds the traceback there.
-        RuntimeError: that task did not end by an exception.
+        RuntimeError: that task did not end by an exception, or a script without a guard.
         TypeError: something that cannot be sent to another process or back.
         ValueError: an option out of range, or fewer GPUs than asked for.
 
@@ -52,6 +52,14 @@ def spawn(
         >>> sg.launch.spawn(pow, (2, 10), workers=3)
         [1024, 1024, 1024]
     """
+    if function_task.is_loading_script():
+        raise RuntimeError(
+            explain(
+                "A task that is loading its script starts tasks.",
+                expected="a script whose functions can be loaded without doing its work.",
+                fix='put the call of spawn under `if __name__ == "__main__":`.',
+            )
+        )
     call = _pickled(fn, args, kwargs or {})
     launch_options = LaunchOptions(**options)
     with tempfile.TemporaryDirectory(prefix="stratagem-") as name:

@@ -48,10 +48,8 @@ def run(
         ValueError: an option out of range, or fewer GPUs than asked for.
 
     Example:
-        >>> sg.launch.run("json.tool", ["--help"], module=True, workers=2)
-        [worker 0] usage: ...
-
-    Source: tf_cnn_benchmarks and torchrun start a script once a process in this way.
+        >>> sg.launch.run("echo", ["hello"])
+        [worker 0] hello
     """
     outcome = run_script(script, args, module=module, **options)
     cause = finish_here(outcome)

@@ -40,7 +40,7 @@ def _tie(launcher: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The launcher may have died before the call.
     if os.getppid() != launcher:
-        os._exit(128 + signal.SIGKILL)
+        signal.raise_signal(signal.SIGKILL)
 
 
 def _main() -> None:
