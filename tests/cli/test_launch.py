@@ -250,6 +250,27 @@ def test_page_lists_every_option_with_its_variable_and_default() -> None:
         assert row[1] == (default_in_help(name) or "-"), name
 
 
+def test_example_of_the_page_prints_what_the_page_shows(tmp_path, monkeypatch, capfd) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    block = re.search(r"## An example\n\n```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(block[1])
+    typed, *shown = block[2].replace("/home/me", str(tmp_path)).splitlines()
+    with pytest.raises(SystemExit) as caught:
+        main(typed.removeprefix("$ stratagem ").split())
+    assert caught.value.code == 0
+    printed = "".join(capfd.readouterr()).splitlines()
+    for name in ("launch", "worker 1"):
+        # stdout and stderr are caught apart, so that a task's lines can be in another order.
+        own = [
+            [line for line in lines if line.startswith(f"[{name}]")] for lines in (printed, shown)
+        ]
+        assert own[0] == own[1] if name == "launch" else sorted(own[0]) == sorted(own[1])
+    # Worker 0 may be stopped before it has printed a thing.
+    assert 1 <= printed.count("[worker 0] one of 2") <= 2
+
+
 def test_help_is_complete() -> None:
     result = CliRunner().invoke(main, ["launch", "--help"], terminal_width=200)
     assert result.exit_code == 0

@@ -24,6 +24,17 @@ def test_program_runs_as_itself() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which signals are ignored")
+def test_program_finds_signals_as_without_the_tie() -> None:
+    plain = ["grep", "-E", "Sig(Ign|Blk)", "/proc/self/status"]
+    alone, tied = (
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        for command in (plain, tied_command(plain))
+    )
+    assert tied == alone
+    assert "SigIgn" in tied
+
+
 @pytest.mark.parametrize(("path", "code"), [("/no/such/program", 127), ("/", 126)])
 def test_program_that_cannot_run_is_named(path, code) -> None:
     ended = subprocess.run(

@@ -45,6 +45,9 @@ def _tie(launcher: int) -> None:
 
 def _main() -> None:
     _tie(int(sys.argv[1]))
+    # This interpreter ignores them for itself, and exec would hand that on.
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)
     command = sys.argv[2:]
     try:
         os.execvp(command[0], command)
