@@ -71,6 +71,8 @@ def test_answers_are_those_of_the_last_start() -> None:
     assert values == [2, 2]
     with pytest.raises(ValueError, match=r"^attempt 1$"):
         sg.launch.spawn(task_functions.succeed_at_restart, (2,), max_restarts=1)
+    with pytest.raises(RuntimeError, match="worker 0 failed first of 1 tasks: killed by SIGKILL"):
+        sg.launch.spawn(task_functions.raise_and_then_die, max_restarts=1)
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,23 @@ else:
     assert not is_running(number_in(folder / "ps-0"))
 
 
+def test_server_that_fails_when_the_work_is_done_fails_nothing(script, folder, monkeypatch) -> None:
+    """It loses its workers before it is told to end: here it is never told."""
+    monkeypatch.setattr(group, "tasks_to_stop", lambda *_, **__: [])
+    path = script(
+        f"""{AFTER}
+if task["type"] == "worker":
+    say_pid("worker")
+else:
+    wait_for("worker")
+    raise ConnectionResetError
+"""
+    )
+    outcome = launch([sys.executable, path], LaunchOptions(ps=1))
+    assert [end.returncode for end in outcome.ends] == [0, 1]
+    assert outcome.exit_code == 0
+
+
 def test_evaluator_that_goes_on_too_long_is_stopped(script) -> None:
     path = script(f'if task["type"] != "worker":\n    {WAIT}')
     outcome = launch([sys.executable, path], LaunchOptions(evaluator=True, evaluator_grace_s=0.0))

@@ -45,11 +45,12 @@ def test_program_that_cannot_run_is_named(path, code) -> None:
 
 
 LAUNCHER = f"""
-import subprocess, sys, time
+import subprocess, sys
 sys.path[:] = {sys.path!r}
 from stratagem.launch.task_start import tied_command
-print(subprocess.Popen(tied_command(["sleep", "1000"])).pid, flush=True)
-time.sleep(1000)
+# It is tied when it speaks itself.
+program = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+subprocess.Popen(tied_command([sys.executable, "-c", program])).wait()
 """
 
 
