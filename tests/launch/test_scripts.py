@@ -394,6 +394,50 @@ def test_gpus_are_dealt_to_real_tasks(capfd, script, monkeypatch) -> None:
         sg.launch.run(path, workers=2, devices_per_worker=2)
 
 
+def test_last_words_without_an_end_of_line_are_told_too(capfd, script) -> None:
+    path = script("sys.stderr.write('out of memory'); sys.stderr.flush(); os.kill(os.getpid(), 9)")
+    with pytest.raises(RuntimeError, match="killed by SIGKILL") as caught:
+        sg.launch.run(path)
+    assert str(caught.value.__cause__) == "\nout of memory"
+    assert "[launch]     out of memory\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("signum", "code", "printed"),
+    [(signal.SIGTERM, -signal.SIGTERM, ""), (signal.SIGINT, 0, "interrupted\n")],
+)
+def test_signal_goes_on_to_the_program_that_calls(script, signum, code, printed) -> None:
+    program = (
+        "import sys, stratagem as sg\n"
+        "try:\n    sg.launch.run(sys.argv[1], workers=2)\n"
+        "except KeyboardInterrupt:\n    print('interrupted')\n"
+    )
+    # Whatever comes, the tasks leave well: it is the program that is to end.
+    path = script(
+        """
+        import signal
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, lambda *_: sys.exit())
+        sys.stdout.write("ready\\n")
+        signal.pause()
+        """
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as launcher:
+        assert launcher.stdout is not None
+        assert sorted(launcher.stdout.readline() for _ in range(2)) == [
+            "[worker 0] ready\n",
+            "[worker 1] ready\n",
+        ]
+        launcher.send_signal(signum)
+        assert launcher.communicate(timeout=60)[0] == printed
+    assert launcher.returncode == code
+
+
 def test_launcher_loads_no_jax(script) -> None:
     program = (
         "import sys, stratagem as sg; sg.launch.run(sys.argv[1], workers=2); "

@@ -156,7 +156,7 @@ class _Group:
         if returncode is None:
             return
         if task.end is None:
-            self._read_all(task, now_s)
+            self._show_rest(task, now_s)
             task.end = TaskEnd(
                 name=process.plan.name,
                 returncode=returncode,
@@ -166,13 +166,13 @@ class _Group:
                 lines=task.output.last_lines(),
             )
         if process.look_for_members():
-            self._read_all(task, now_s)
-            task.output.show_rest()
+            self._show_rest(task, now_s)
             self._guardian.forget(process.group)
 
-    def _read_all(self, task: _Task, now_s: float) -> None:
+    def _show_rest(self, task: _Task, now_s: float) -> None:
         for place, stream in enumerate(task.process.streams):
             task.output.take(task.process.read_all(stream), now_s, stream=place)
+        task.output.show_rest()
 
     def _is_no_more_needed(self, plan: TaskPlan) -> bool:
         """A server that is left alone may fail before it is told to end."""

@@ -23,8 +23,8 @@ class CaughtSignals:
     Example:
         >>> with CaughtSignals() as caught:
         ...     signal.raise_signal(signal.SIGUSR1)
-        ...     caught.take()
-        [<Signals.SIGUSR1: 10>]
+        ...     [signum.name for signum in caught.take()]
+        ['SIGUSR1']
     """
 
     def __init__(self) -> None:
