@@ -31,8 +31,13 @@ def test_program_finds_signals_as_without_the_tie() -> None:
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
         for command in (plain, tied_command(plain))
     )
-    assert tied == alone
-    assert "SigIgn" in tied
+    assert _signals_in(tied) == _signals_in(alone)
+    assert len(_signals_in(tied)) == 2
+
+
+def _signals_in(status: str) -> list[int]:
+    """Those up to 31: the next two are the C library's own."""
+    return [int(line.split()[1], 16) & 0x7FFFFFFF for line in status.splitlines()]
 
 
 @pytest.mark.parametrize(("path", "code"), [("/no/such/program", 127), ("/", 126)])
