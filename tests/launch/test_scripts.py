@@ -290,10 +290,14 @@ def test_what_a_task_leaves_running_may_end_its_work(script, folder) -> None:
 
 def test_all_are_started_again_until_they_succeed(capfd, script, folder) -> None:
     path = script(
-        f"""{SELF}
+        f"""{AFTER}{SELF}
 attempt = int(os.environ["STRATAGEM_RESTART_COUNT"])
 print("attempt", attempt)
-print(json.loads(os.environ["TF_CONFIG"])["cluster"], file=open(f"{{name}}-{{attempt}}", "w"))
+cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+Path(f"{{name}}-{{attempt}}").write_text(f"{{cluster}}\\n")
+other = Path(f"worker-0-{{attempt}}")
+while not (other.exists() and other.read_text().endswith("\\n")):
+    time.sleep(0.01)
 raise SystemExit(attempt < 2 and task["index"] == 1)
 """
     )
