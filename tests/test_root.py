@@ -18,6 +18,7 @@ config = types.SimpleNamespace(backend=lambda: _backend)
 LIGHT_NAMES = [
     "config",
     "errors",
+    "launch",
     "ReduceOp",
     "RunOptions",
     "VariableAggregation",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stratagem import config as config
     from stratagem import errors as errors
     from stratagem import input as input
+    from stratagem import launch as launch
     from stratagem import nn as nn
     from stratagem.cluster import ClusterSpec as ClusterSpec
     from stratagem.cluster import resolvers as cluster_resolver
@@ -99,6 +100,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "has_strategy": ("stratagem.context", "has_strategy"),
     "in_cross_replica_context": ("stratagem.context", "in_cross_replica_context"),
     "input": ("stratagem.input", None),
+    "launch": ("stratagem.launch", None),
     "nn": ("stratagem.nn", None),
     "regroup": ("stratagem.values", "regroup"),
     "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
@@ -146,6 +148,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "input",
+    "launch",
     "nn",
     "regroup",
     "scale_regularization_loss",
@@ -154,7 +157,7 @@ __all__ = [
     "value_and_grad",
 ]
 
-_ROOMS_WITHOUT_JAX = ("cluster", "config", "errors", "options")
+_ROOMS_WITHOUT_JAX = ("cluster", "config", "errors", "launch", "options")
 
 _environment.select_keras_backend()
 

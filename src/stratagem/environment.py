@@ -22,6 +22,7 @@ __all__ = [
     "select_keras_backend",
     "show_gpus",
     "size_cpu_thread_pool",
+    "snapshot",
     "visible_gpus",
 ]
 
@@ -234,6 +235,15 @@ def lookup(name: str) -> str | None:
         Its text without surrounding white space; None where it is not set, or empty.
     """
     return os.environ.get(name, "").strip() or None
+
+
+def snapshot() -> dict[str, str]:
+    """Returns all variables of this process, for those that it starts.
+
+    Returns:
+        A copy: what is changed in it changes nothing here.
+    """
+    return dict(os.environ)
 
 
 def visible_gpus() -> tuple[str, ...] | None:

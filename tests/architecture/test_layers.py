@@ -28,7 +28,7 @@ LAYERS = (
     # no JAX below this line
     ("group",),
     ("cluster", "launch"),
-    ("config", "errors", "options", "environment", "messages"),
+    ("accelerators", "config", "errors", "options", "environment", "messages"),
 )
 NO_JAX_BELOW = LAYERS.index(("topology",))
 DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}

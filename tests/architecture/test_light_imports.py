@@ -23,6 +23,7 @@ LIGHT_STATEMENTS = [
     "from stratagem.cli import main; main(['--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['--version'], standalone_mode=False)",
     "from stratagem.cli import main; main(['devices', '--help'], standalone_mode=False)",
+    "from stratagem.cli import main; main(['launch', '--help'], standalone_mode=False)",
 ]
 
 

@@ -11,6 +11,7 @@ import importlib
 import click
 
 from stratagem import environment
+from stratagem.cli.launch import command as launch_command
 
 __all__ = ["main"]
 
@@ -29,3 +30,6 @@ def devices() -> None:
     except ImportError as error:
         raise click.ClickException(str(error)) from error
     importlib.import_module("stratagem.cli.devices").show()
+
+
+main.add_command(launch_command)

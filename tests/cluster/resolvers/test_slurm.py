@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from stratagem.cluster import Processes, SlurmClusterResolver, accelerators
+from stratagem import accelerators
+from stratagem.cluster import Processes, SlurmClusterResolver
 
 
 def _step(rank: int, num_tasks: int, hosts: str, tasks: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 
-from stratagem.cluster.accelerators import local_gpus
+from stratagem.accelerators import local_gpus
 from stratagem.cluster.processes import Processes, processes_of_task
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stratagem import environment
-from stratagem.cluster.accelerators import local_gpus
+from stratagem.accelerators import local_gpus
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.slurm_expressions import expand_hostlist, expand_tasks_per_node
 from stratagem.cluster.spec import ClusterSpec, parse_task_index

@@ -7,16 +7,22 @@ import sys
 
 import pytest
 
-from stratagem.cluster import accelerators
-from stratagem.cluster.accelerators import local_gpus
+from stratagem import accelerators, environment
+from stratagem.accelerators import local_gpus
+
+
+@pytest.fixture(autouse=True)
+def all_gpus_visible(monkeypatch) -> None:
+    monkeypatch.setattr(environment, "_shown_gpus", {})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def _command(monkeypatch, program: str) -> None:
     monkeypatch.setattr(accelerators, "_COMMAND", (sys.executable, "-c", program))
 
 
-def test_gpus_that_are_left_to_the_process_count(variables) -> None:
-    variables(CUDA_VISIBLE_DEVICES="2,5")
+def test_gpus_that_are_left_to_the_process_count(monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert local_gpus() == ("2", "5")
 
 

@@ -1,0 +1,10 @@
+"""Starts the tasks of a cluster on this machine, watches them, and ends them.
+
+Nothing here loads JAX or Keras.
+"""
+
+from stratagem.launch.functions import spawn
+from stratagem.launch.options import LaunchOptions
+from stratagem.launch.scripts import RemoteError, run
+
+__all__ = ["LaunchOptions", "RemoteError", "run", "spawn"]

@@ -1,0 +1,68 @@
+"""Signals to the launcher, kept until its loop has time for them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["CaughtSignals", "ENDING"]
+
+# Those after which nothing is started again.
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+_CAUGHT = (*sorted(ENDING), signal.SIGUSR1, signal.SIGUSR2)
+
+
+class CaughtSignals:
+    """Takes the place of a program's own handlers while its tasks run.
+
+    Python lets only the main thread have handlers: elsewhere nothing is caught. Neither is what
+    this process ignores, as `nohup` makes it ignore SIGHUP: its tasks ignore that too.
+
+    Example:
+        >>> with CaughtSignals() as caught:
+        ...     signal.raise_signal(signal.SIGUSR1)
+        ...     [signum.name for signum in caught.take()]
+        ['SIGUSR1']
+    """
+
+    def __init__(self) -> None:
+        self._caught: list[signal.Signals] = []
+        self._handlers: dict[signal.Signals, Any] = {}
+        self.ending: signal.Signals | None = None
+
+    def __enter__(self) -> CaughtSignals:
+        if threading.current_thread() is threading.main_thread():
+            for signum in _CAUGHT:
+                handler = signal.getsignal(signum)
+                # None is a handler that was not set from Python, and could not be put back.
+                if handler not in (None, signal.SIG_IGN):
+                    self._handlers[signum] = signal.signal(signum, self._catch)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+
+    def take(self) -> list[signal.Signals]:
+        """Returns what has come since the last call.
+
+        Returns:
+            The signals, in the order in which they came.
+        """
+        taken: list[signal.Signals] = []
+        # One at a time: another may come in between.
+        while self._caught:
+            taken.append(self._caught.pop(0))
+        return taken
+
+    def _catch(self, signum: int, frame: FrameType | None) -> None:
+        self._caught.append(signal.Signals(signum))
+        if signum in ENDING and self.ending is None:
+            self.ending = signal.Signals(signum)

@@ -1,0 +1,279 @@
+"""`stratagem launch`: options from the command line, the environment and a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from stratagem.cli import main
+from stratagem.cli.launch import command
+from stratagem.launch import LaunchOptions, scripts
+from stratagem.launch.ends import TaskEnd
+from stratagem.launch.launcher import Outcome
+
+PAGE = Path(__file__).parents[2] / "docs" / "launch.md"
+OPTIONS = {
+    parameter.name: parameter
+    for parameter in command.params
+    if isinstance(parameter, click.Option) and parameter.name != "module"
+}
+# For each option: a value on the command line, and what it means.
+VALUES = {
+    "workers": ("3", 3),
+    "chief": (None, True),
+    "ps": ("2", 2),
+    "evaluator": (None, True),
+    "devices_per_worker": ("4", 4),
+    "max_restarts": ("5", 5),
+    "log_dir": ("logs", "logs"),
+    "show": ("leader", "leader"),
+    "grace_s": ("1.5", 1.5),
+    "evaluator_grace_s": ("0", 0.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("STRATAGEM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Runs the command with a launcher that only notes what it is asked for."""
+    calls = []
+
+    def note(script, args, *, module, **options) -> Outcome:
+        LaunchOptions(**options)
+        calls.append((script, list(args), module, options))
+        return Outcome(ends=(), signum=None, restart=0)
+
+    monkeypatch.setattr(scripts, "run_script", note)
+
+    def launch(*arguments: str, **variables: str):
+        result = CliRunner().invoke(main, ["launch", *arguments], env=variables)
+        assert result.exit_code == 0, result.output
+        return calls.pop()
+
+    return launch
+
+
+def error_of(*arguments: str, code: int = 1, **variables: str) -> str:
+    result = CliRunner().invoke(main, ["launch", *arguments], env=variables)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def on_command_line(name: str, *, underscores: bool = False) -> list[str]:
+    flag = "--" + (name if underscores else name.replace("_", "-"))
+    text = VALUES[name][0]
+    return [flag] if text is None else [flag, text]
+
+
+def test_every_option_of_the_launcher_is_one_of_the_command() -> None:
+    fields = [field.name for field in dataclasses.fields(LaunchOptions)]
+    assert [*fields, "config"] == list(OPTIONS)
+    assert list(VALUES) == fields
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_option_is_taken_in_both_spellings(launched, name) -> None:
+    for underscores in (False, True):
+        arguments = on_command_line(name, underscores=underscores)
+        assert launched(*arguments, "train.py") == ("train.py", [], False, {name: VALUES[name][1]})
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_option_is_taken_from_its_variable(launched, name) -> None:
+    variable = f"STRATAGEM_{name.upper()}"
+    given = {variable: VALUES[name][0] or "1"}
+    assert launched("train.py", **given)[3] == {name: VALUES[name][1]}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_option_is_taken_from_a_file_in_both_spellings(launched, tmp_path, name) -> None:
+    value = VALUES[name][1]
+    toml = str(value).lower() if isinstance(value, bool) else repr(value)
+    for key in {name, name.replace("_", "-")}:
+        (tmp_path / "launch.toml").write_text(f"{key} = {toml}\n")
+        options = launched("--config", str(tmp_path / "launch.toml"), "train.py")[3]
+        assert options == {name: value}
+
+
+def test_command_line_wins_over_environment_and_that_over_the_file(launched, tmp_path) -> None:
+    path = tmp_path / "launch.toml"
+    path.write_text("workers = 2\nps = 2\nmax-restarts = 2\nchief = true\nevaluator = true\n")
+    variables = {
+        "STRATAGEM_WORKERS": "3",
+        "STRATAGEM_PS": "3",
+        "STRATAGEM_CHIEF": "0",
+        "STRATAGEM_CONFIG": str(path),
+    }
+    options = launched("--workers", "4", "train.py", **variables)[3]
+    assert options == {
+        "workers": 4,
+        "ps": 3,
+        "max_restarts": 2,
+        "chief": False,
+        "evaluator": True,
+    }
+
+
+def test_nothing_given_leaves_the_defaults_to_the_launcher(launched) -> None:
+    assert launched("train.py") == ("train.py", [], False, {})
+
+
+@pytest.mark.parametrize(
+    "args", [["--workers", "9", "-m", "--help"], ["a b", "--log_dir", "x"], ["-x", "--", "y"]]
+)
+def test_what_follows_the_script_is_the_script_s(launched, args) -> None:
+    assert launched("--workers=2", "train.py", *args) == ("train.py", args, False, {"workers": 2})
+    assert launched("-m", "my_package.my_module", *args)[:3] == ("my_package.my_module", args, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("worker = 3", "has the key 'worker'.\nExpected keys among workers, chief, ps, evaluator,"),
+        ("config = 'x'", "has the key 'config'"),
+        ("module = true", "has the key 'module'"),
+        ("[launch]\nworkers = 3", "has the key 'launch'"),
+        ("workers = '3'", "has workers = '3'.\nExpected a whole number."),
+        ("workers = true", "has workers = True.\nExpected a whole number."),
+        ("chief = 1", "has chief = 1.\nExpected true or false."),
+        ("grace-s = 'long'", "has grace-s = 'long'.\nExpected a number."),
+        ("log_dir = 3", "has log_dir = 3.\nExpected a text."),
+        ("workers = 2.5", "has workers = 2.5.\nExpected a whole number."),
+        ("workers", "cannot be read: "),
+    ],
+)
+def test_file_that_cannot_be_right_is_refused(tmp_path, text, words) -> None:
+    path = tmp_path / "launch.toml"
+    path.write_text(text)
+    error = error_of("--config", str(path), "train.py")
+    assert error.startswith(f"Error: {path} ")
+    assert words in error
+
+
+def test_file_that_does_not_exist_is_named(tmp_path) -> None:
+    path = str(tmp_path / "launch.toml")
+    assert f"{path} cannot be read: " in error_of("--config", path, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--workers", "-1", "x.py"], "-1 is not in the range x>=0"),
+        (["--devices-per-worker", "0", "x.py"], "0 is not in the range x>=1"),
+        (["--show", "some", "x.py"], "'some' is not one of 'all', 'leader'"),
+        (["--worker", "2", "x.py"], "No such option"),
+        ([], "Missing argument 'SCRIPT'"),
+    ],
+)
+def test_wrong_command_line_ends_with_code_2(arguments, words) -> None:
+    assert words in error_of(*arguments, code=2)
+
+
+def test_value_of_the_file_is_checked_like_any_other(tmp_path) -> None:
+    (tmp_path / "launch.toml").write_text("show = 'some'")
+    error = error_of("--config", str(tmp_path / "launch.toml"), "x.py", code=2)
+    assert "'some' is not one of 'all', 'leader'" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no-such-script.py"], "Error: There is no file 'no-such-script.py'"),
+        (["--workers", "0", "x"], "Error: There is no program 'x'"),
+        (["--workers", "0", "true"], "Error: workers=0 without a chief"),
+    ],
+)
+def test_launcher_s_errors_are_told_without_a_traceback(arguments, words) -> None:
+    assert error_of(*arguments).startswith(words)
+
+
+@pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-9, 137)])
+def test_exit_code_is_that_of_the_cause(monkeypatch, returncode, code) -> None:
+    ends = (TaskEnd(name="worker 0", returncode=returncode, at_s=0.0),)
+    outcome = Outcome(ends=ends, signum=None, restart=0)
+    monkeypatch.setattr(scripts, "run_script", lambda *_, **__: outcome)
+    assert error_of("true", code=code) == ""
+
+
+def test_real_tasks_run_and_their_failure_is_told(tmp_path, capfd) -> None:
+    (tmp_path / "train.py").write_text(
+        "import json, os, sys\n"
+        "assert json.loads(os.environ['TF_CONFIG'])['task']['index'] == 0, sys.argv[1]\n"
+    )
+    options = ["--workers=2", "--ps=1", "--log_dir", str(tmp_path / "logs")]
+    with pytest.raises(SystemExit) as caught:
+        main(["launch", *options, str(tmp_path / "train.py"), "not here"])
+    assert caught.value.code == 1
+    err = capfd.readouterr().err
+    assert "[launch] worker 1 failed first: exit code 1.\n" in err
+    assert "[launch]     AssertionError: not here\n" in err
+    assert "AssertionError: not here" in (tmp_path / "logs" / "worker-1.log").read_text()
+
+
+def default_in_help(name: str) -> str | None:
+    named = re.search(r"\[default: (.*)\]", OPTIONS[name].help or "")
+    return named and named[1]
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(LaunchOptions), ids=lambda field: field.name)
+def test_default_that_the_help_names_is_the_launcher_s(field) -> None:
+    named = default_in_help(field.name)
+    if field.name == "devices_per_worker":
+        assert (field.default, named) == (None, "the GPUs shared evenly")
+    elif field.default is None or field.default is False:
+        assert named is None
+    else:
+        assert named is not None
+        assert type(field.default)(named) == field.default
+
+
+def test_page_lists_every_option_with_its_variable_and_default() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for name, option in OPTIONS.items():
+        row = re.search(
+            rf"^\| `--{name.replace('_', '-')}[^`]*` \| `{option.envvar}` \| (.*?) \|", page, re.M
+        )
+        assert row is not None, name
+        assert row[1] == (default_in_help(name) or "-"), name
+
+
+def test_example_of_the_page_prints_what_the_page_shows(tmp_path, monkeypatch, capfd) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    block = re.search(r"## An example\n\n```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(block[1])
+    typed, *shown = block[2].replace("/home/me", str(tmp_path)).splitlines()
+    with pytest.raises(SystemExit) as caught:
+        main(typed.removeprefix("$ stratagem ").split())
+    assert caught.value.code == 0
+    printed = "".join(capfd.readouterr()).splitlines()
+    for name in ("launch", "worker 1"):
+        # stdout and stderr are caught apart, so that a task's lines can be in another order.
+        own = [
+            [line for line in lines if line.startswith(f"[{name}]")] for lines in (printed, shown)
+        ]
+        assert own[0] == own[1] if name == "launch" else sorted(own[0]) == sorted(own[1])
+    # Worker 0 may be stopped before it has printed a thing.
+    assert 1 <= printed.count("[worker 0] one of 2") <= 2
+
+
+def test_help_is_complete() -> None:
+    result = CliRunner().invoke(main, ["launch", "--help"], terminal_width=200)
+    assert result.exit_code == 0
+    for name in OPTIONS:
+        assert f"--{name.replace('_', '-')}" in result.output
+        assert f"STRATAGEM_{name.upper()}" in result.output

@@ -1,0 +1,153 @@
+"""`spawn`: functions in real tasks, and what comes back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import types
+
+import pytest
+
+import stratagem as sg
+from tests.launch import task_functions
+
+
+class Stubborn:
+    """It raises what nobody expects when it is pickled."""
+
+    def __reduce__(self):
+        raise ZeroDivisionError("not me")
+
+
+def test_each_worker_s_value_comes_back_in_order() -> None:
+    values = sg.launch.spawn(
+        task_functions.place, (1, "a"), {"key": [2]}, workers=2, chief=True, ps=1
+    )
+    assert [value[:2] for value in values] == [("chief", 0), ("worker", 0), ("worker", 1)]
+    assert [value[2:4] for value in values] == [((1, "a"), {"key": [2]})] * 3
+    assert len({os.getpid(), *(value[4] for value in values)}) == 4
+
+
+def test_exception_comes_back_with_the_traceback_of_its_task() -> None:
+    with pytest.raises(LookupError) as caught:
+        sg.launch.spawn(task_functions.fail_in_worker_1, ("exception",), workers=3)
+    assert caught.value.args == ("no such example", 7)
+    cause = caught.value.__cause__
+    assert isinstance(cause, sg.launch.RemoteError)
+    lines = str(cause).splitlines()
+    assert lines[:3] == ["", "[worker 1]", "Traceback (most recent call last):"]
+    assert any(f'"{task_functions.__file__}"' in line for line in lines)
+    assert lines[-1] == "LookupError: ('no such example', 7)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "last"),
+    [
+        ("unsendable", "exit code 1", "tests.launch.task_functions.UnsendableError: ab"),
+        ("exit", "exit code 3", "[worker 1]"),
+        ("kill", "killed by SIGKILL", "[worker 1]"),
+    ],
+)
+def test_task_without_an_exception_to_raise_is_named(kind, how, last) -> None:
+    with pytest.raises(RuntimeError, match=f"worker 1 failed first of 2 tasks: {how}") as caught:
+        sg.launch.spawn(task_functions.fail_in_worker_1, (kind,), workers=2)
+    assert str(caught.value.__cause__).splitlines()[-1] == last
+
+
+def test_task_that_leaves_well_returns_nothing() -> None:
+    assert sg.launch.spawn(task_functions.leave_well) == [None]
+
+
+def test_value_that_cannot_be_sent_back_is_named() -> None:
+    with pytest.raises(TypeError, match="returned a function that cannot be sent back") as caught:
+        sg.launch.spawn(task_functions.unsendable_value)
+    assert "Fix: return arrays and plain Python values." in str(caught.value)
+
+
+def test_answers_are_those_of_the_last_start() -> None:
+    values = sg.launch.spawn(task_functions.succeed_at_restart, (2,), workers=2, max_restarts=2)
+    assert values == [2, 2]
+    with pytest.raises(ValueError, match=r"^attempt 1$"):
+        sg.launch.spawn(task_functions.succeed_at_restart, (2,), max_restarts=1)
+    with pytest.raises(RuntimeError, match="worker 0 failed first of 1 tasks: killed by SIGKILL"):
+        sg.launch.spawn(task_functions.raise_and_then_die, max_restarts=1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "words"),
+    [
+        (lambda: None, (), "cannot be sent to another process(?s:.)*at the top of a module"),
+        (print, (threading.Lock(),), "<built-in function print> with its arguments cannot be sent"),
+        (print, (Stubborn(),), "cannot be sent to another process: not me"),
+        (3, (), "fn=3 is of type int(?s:.)*spawn\\(train"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(fn, args, words) -> None:
+    with pytest.raises(TypeError, match=words):
+        sg.launch.spawn(fn, args)
+
+
+def test_function_needs_no_jax_in_its_task() -> None:
+    heavy = ("jax", "keras", "numpy", "pytest")
+    assert sg.launch.spawn(task_functions.loaded, heavy) == [[]]
+
+
+MAIN = """
+import stratagem as sg
+class Result:
+    def __init__(self, value):
+        self.value = value
+def work(number):
+    import __main__
+    return Result(number + 1), __name__, __main__.__file__ == __file__
+class WorkError(Exception):
+    pass
+def fail():
+    raise WorkError("here")
+if __name__ == "__main__":
+    for result, name, is_main in sg.launch.spawn(work, (4,), workers=2):
+        print(type(result) is Result, result.value, name, is_main)
+    try:
+        sg.launch.spawn(fail)
+    except WorkError as error:
+        print("caught", error)
+"""
+
+
+def run_script(path, folder) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, cwd=folder, timeout=60, check=False
+    )
+
+
+def test_function_of_a_script_is_found_in_the_script(folder) -> None:
+    (folder / "main.py").write_text(MAIN)
+    ended = run_script("main.py", folder)
+    assert ended.returncode == 0, ended.stderr
+    line = "True 5 __mp_main__ True"
+    assert ended.stdout.splitlines() == [line, line, "caught here"]
+
+
+def test_function_of_a_session_is_refused(monkeypatch) -> None:
+    session = types.ModuleType("__main__")
+    exec("def work(): pass", session.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", session)
+    with pytest.raises(
+        TypeError, match=r"function work at .* belong to an interactive session(?s:.)*into a module"
+    ):
+        sg.launch.spawn(session.work)
+
+
+def test_task_may_start_tasks_of_its_own() -> None:
+    assert sg.launch.spawn(sg.launch.spawn, (task_functions.leave_well,)) == [[None]]
+
+
+def test_script_that_does_its_work_without_a_guard_is_stopped(folder) -> None:
+    """Each task would start tasks of its own; as with multiprocessing, it must not come to that."""
+    (folder / "main.py").write_text(MAIN.split("if __name__")[0] + "sg.launch.spawn(work, (4,))\n")
+    ended = run_script("main.py", folder)
+    assert ended.returncode == 1
+    assert "A task that is loading its script starts tasks." in ended.stderr
+    assert 'if __name__ == "__main__":' in ended.stderr
