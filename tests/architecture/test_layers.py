@@ -26,8 +26,8 @@ LAYERS = (
     ("values",),
     ("topology",),
     # no JAX below this line
-    ("cluster", "launch"),
-    ("config", "errors", "options", "environment", "messages"),
+    ("cluster", "launch", "manifests"),
+    ("config", "errors", "options", "environment", "messages", "optional_libraries"),
 )
 NO_JAX_BELOW = LAYERS.index(("topology",))
 DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}

@@ -6,7 +6,7 @@ import urllib.request
 from typing import Any
 
 from stratagem import environment
-from stratagem.cluster.optional_libraries import load
+from stratagem.optional_libraries import load
 from stratagem.messages import explain
 
 __all__ = ["build_service", "metadata"]
