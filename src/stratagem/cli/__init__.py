@@ -11,6 +11,8 @@ import importlib
 import click
 
 from stratagem import environment
+from stratagem.cli.kubernetes import kubernetes_group
+from stratagem.cli.slurm import slurm_group
 
 __all__ = ["main"]
 
@@ -29,3 +31,8 @@ def devices() -> None:
     except ImportError as error:
         raise click.ClickException(str(error)) from error
     importlib.import_module("stratagem.cli.devices").show()
+
+
+main.add_command(kubernetes_group)
+main.add_command(click.Group("k8s", kubernetes_group.commands, help="Short for kubernetes."))
+main.add_command(slurm_group)

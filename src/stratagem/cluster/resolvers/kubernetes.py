@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stratagem.cluster.addresses import join_address
-from stratagem.optional_libraries import load
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
+from stratagem.optional_libraries import load
 
 __all__ = ["KubernetesClusterResolver", "KubernetesExecutableLocation"]
 
