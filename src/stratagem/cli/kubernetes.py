@@ -61,7 +61,8 @@ def template() -> None:
 def validate(file: IO[str], kubernetes_version: str | None) -> None:
     """Check manifests offline: schemas, names and TF_CONFIG.
 
-    FILE is what `stratagem kubernetes render` prints; "-", or none, is standard input. The exit code is 1 if something is wrong.
+    FILE is what `stratagem kubernetes render` prints; "-", or none, is standard input. The exit
+    code is 1 if something is wrong.
     """
     with reported():
         version = kubernetes_version or manifests().kubernetes_versions()[-1]

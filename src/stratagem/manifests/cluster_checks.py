@@ -9,11 +9,10 @@ from typing import Any
 
 from stratagem.manifests.documents import Problem, own_name
 from stratagem.manifests.pods import Container, Pod, pods_of
+from stratagem.manifests.rendering import MAX_VARIABLE_BYTES
 
 __all__ = ["cluster_problems"]
 
-# Linux starts no process with a longer variable, its name and the zero at its end included.
-_MAX_VARIABLE_BYTES = 128 * 1024
 _Cluster = dict[str, dict[int, str]]
 
 
@@ -55,9 +54,9 @@ def _place(pod: Pod) -> str:
 
 def _read(text: str) -> tuple[_Cluster, tuple[str, int]]:
     """The cluster of a `TF_CONFIG` and the task in it."""
-    num_bytes = len(f"TF_CONFIG={text}".encode()) + 1
-    if num_bytes > _MAX_VARIABLE_BYTES:
-        raise ValueError(f"{num_bytes} bytes; a process can be given {_MAX_VARIABLE_BYTES} at most")
+    num_bytes = len(f"TF_CONFIG={text}\0".encode())
+    if num_bytes > MAX_VARIABLE_BYTES:
+        raise ValueError(f"{num_bytes} bytes; a process can be given {MAX_VARIABLE_BYTES} at most")
     try:
         config = json.loads(text)
         cluster = {job: _addresses(tasks) for job, tasks in config["cluster"].items()}

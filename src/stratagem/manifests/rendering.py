@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     import jinja2
     import jinja2.nodes
 
-__all__ = ["Template", "packaged_template"]
+__all__ = ["MAX_VARIABLE_BYTES", "Template", "packaged_template"]
+
+MAX_VARIABLE_BYTES = 128 * 1024
+"""Linux starts no process with a longer variable, its name and the zero at its end included."""
 
 _NEEDED = {"needed_by": "Rendering", "install": "'stratagem[manifests]'"}
 _TRUTH = {
@@ -41,7 +44,8 @@ class Template:
     """A Jinja template; the `{% set %}` lines at its top are its variables.
 
     Filters beside Jinja's own: `quoted` gives a YAML string, `literal` keeps `$(NAME)` as it is
-    where Kubernetes would fill it in, `shell_words` splits a command line, `shell` quotes a word.
+    where Kubernetes would fill it in, `variable(name)` refuses a value that is too long for an
+    environment variable, `shell_words` splits a command line, `shell` quotes a word.
 
     Args:
         text: the template.
@@ -187,6 +191,7 @@ def _environment(jinja2_module: Any) -> Any:
         "quoted": _quoted,
         "shell": shlex.quote,
         "shell_words": _shell_words,
+        "variable": _variable,
     }
     return environment
 
@@ -243,3 +248,16 @@ def _shell_words(value: object) -> list[str]:
                 fix="close the quote, or give a list of words.",
             )
         ) from error
+
+
+def _variable(value: object, name: str) -> str:
+    num_bytes = len(f"{name}={value}\0".encode())
+    if num_bytes > MAX_VARIABLE_BYTES:
+        raise ValueError(
+            explain(
+                f"{name} would be {num_bytes} bytes long.",
+                expected=f"at most {MAX_VARIABLE_BYTES}, which is what a process can be given.",
+                fix="choose a shorter name, or fewer tasks.",
+            )
+        )
+    return str(value)
