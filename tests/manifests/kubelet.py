@@ -11,6 +11,9 @@ from typing import Any
 
 import yaml
 
+# The one in C is ten times as fast.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 @dataclasses.dataclass(frozen=True)
 class StartedPod:
@@ -25,7 +28,7 @@ class StartedPod:
 
 
 def documents(manifests: str) -> list[dict[str, Any]]:
-    return [document for document in yaml.safe_load_all(manifests) if document is not None]
+    return [document for document in yaml.load_all(manifests, _LOADER) if document is not None]
 
 
 def by_kind(manifests: str, kind: str) -> dict[str, dict[str, Any]]:

@@ -230,11 +230,14 @@ def test_exposed_tasks_have_a_load_balancer_each() -> None:
 ARGUMENTS = [
     ("--epochs 5", ["--epochs", "5"]),
     ("", []),
-    ('''--text 'a b' --json '{"a": [1, "x"]}' ''', ["--text", "a b", "--json", '{"a": [1, "x"]}']),
+    ("""--text 'a b' --json '{"a": [1, "x"]}' """, ["--text", "a b", "--json", '{"a": [1, "x"]}']),
     ([], []),
     (["--a b", "'", '"', "\\", "{{ x }}", "# no comment", ": ", "- ", "&a *b !c %d @e"], None),
     (["$(HOME)", "$$(HOME)", "$HOME", "$", "$$", "$(JOB_COMPLETION_INDEX)", "a$(b"], None),
-    (["gr\u00fc\u00df dich", "\u65e5\u672c", "\U0001f600", "line\nline", "tab\t", "\x7f\x85"], None),
+    (
+        ["gr\u00fc\u00df dich", "\u65e5\u672c", "\U0001f600", "line\nline", "tab\t", "\x7f\x85"],
+        None,
+    ),
     (["\u2028\ufeff", "yes", "null", "1e3", "0x10", "~", ""], None),
 ]
 
@@ -259,10 +262,16 @@ def test_name_that_yaml_would_take_for_something_else_stays_a_name(name) -> None
         ({"name": "My_Train"}, r"name='My_Train' cannot be rendered(?s:.)*a DNS label: small"),
         ({"name": "1train"}, "a letter first"),
         ({"name": "a" * 55}, r"The last worker would be called 'a+-worker-1', in 64(?s:.)*most 63"),
-        ({"worker_replicas": 9999}, r"would be \d+ bytes long(?s:.)*at most 131072(?s:.)*fewer tasks"),
+        (
+            {"worker_replicas": 9999},
+            r"would be \d+ bytes long(?s:.)*at most 131072(?s:.)*fewer tasks",
+        ),
         ({"worker_replicas": 0}, "whole number of at least 1"),
         ({"worker_replicas": "-3"}, "whole number of at least 1"),
-        ({"worker_replicas": "two"}, r"worker_replicas='two' is of another kind than 2(?s:.)*whole"),
+        (
+            {"worker_replicas": "two"},
+            r"worker_replicas='two' is of another kind than 2(?s:.)*whole",
+        ),
         ({"worker_replicas": 2.0}, "worker_replicas=2.0 cannot be rendered"),
         ({"ps_replicas": -1}, "ps_replicas=-1 cannot be rendered"),
         ({"has_eval": "maybe"}, r"has_eval='maybe' is of another kind(?s:.)*true or false"),

@@ -88,12 +88,11 @@ def _own_address(
     if container.ports and port not in map(str, container.ports):
         ports = ", ".join(map(str, sorted(container.ports)))
         yield f"its own address {address!r} has another port than the container, {ports}"
-    first, _, rest = host.partition(".")
-    if pod.name and rest:
-        own = f"{pod.name}.{pod.domain}"
-        if host != own and not host.startswith(f"{own}."):
-            yield f"its own address {address!r} is not the pod's, {own}"
-    elif first in services and not _selects(services[first], pod):
+    service, name = _service_and_pod(host, services)
+    if name is not None:
+        if pod.name and (name, service) != (pod.name, pod.domain):
+            yield f"its own address {address!r} is not the pod's, {pod.name}.{pod.domain}"
+    elif service in services and not _selects(services[service], pod):
         yield f"its own address {address!r} is a Service that does not select the pod"
 
 
@@ -122,20 +121,29 @@ def _clusters_problems(
 
 def _unreachable(address: str, pods: list[Pod], services: dict[Any, dict[str, Any]]) -> str:
     """Why nobody would answer at an address; "" where somebody would, or may."""
-    host = address.rpartition(":")[0]
-    first, *rest = host.split(".")
-    is_ip = ":" in host or not any(map(str.isalpha, host))
-    if is_ip or first in services:
+    service, name = _service_and_pod(address.rpartition(":")[0], services)
+    if service is None:
         return ""
-    domain = rest[0] if rest else first
-    if domain not in services:
-        return f"{address!r}: no Service is called {domain!r}"
-    named = [pod for pod in pods if (pod.name, pod.domain) == (first, domain)]
+    if service not in services:
+        return f"{address!r}: no Service is called {service!r}"
+    if name is None:
+        return ""
+    named = [pod for pod in pods if (pod.name, pod.domain) == (name, service)]
     if not named:
-        return f"{address!r}: no pod is called {first!r} in {domain!r}"
-    if not any(_selects(services[domain], pod) for pod in named):
-        return f"{address!r}: Service {domain!r} does not select the pod"
+        return f"{address!r}: no pod is called {name!r} in {service!r}"
+    if not any(_selects(services[service], pod) for pod in named):
+        return f"{address!r}: Service {service!r} does not select the pod"
     return ""
+
+
+def _service_and_pod(
+    host: str, services: dict[Any, dict[str, Any]]
+) -> tuple[str | None, str | None]:
+    """What a host name stands for: a Service, or a pod in its Service; neither for an IP."""
+    if ":" in host or not any(map(str.isalpha, host)):
+        return None, None
+    first, *rest = host.split(".")
+    return (first, None) if first in services or not rest else (rest[0], first)
 
 
 def _selects(service: dict[str, Any], pod: Pod) -> bool:
