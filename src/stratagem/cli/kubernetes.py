@@ -20,7 +20,7 @@ __all__ = ["kubernetes_group"]
 
 @click.group("kubernetes")
 def kubernetes_group() -> None:
-    """Describe a training cluster to Kubernetes, and check the description."""
+    """Manifests for Kubernetes: render and check them."""
 
 
 @kubernetes_group.command()

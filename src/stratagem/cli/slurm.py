@@ -20,7 +20,7 @@ __all__ = ["slurm_group"]
 
 @click.group("slurm")
 def slurm_group() -> None:
-    """Describe a training job to Slurm."""
+    """Batch scripts for Slurm: render them."""
 
 
 @slurm_group.command()

@@ -120,12 +120,13 @@ def _check_complete(found: dict[tuple[str, int], Any], others: list[str]) -> Non
                 fix="wait until the cluster is ready, or render it with expose_tasks.",
             )
         )
-    for task_type, last in found:
-        missing = [index for index in range(last) if (task_type, index) not in found]
+    for task_type in {task_type for task_type, _ in found}:
+        count = 1 + max(index for other, index in found if other == task_type)
+        missing = [index for index in range(count) if (task_type, index) not in found]
         if missing:
             raise ValueError(
                 explain(
-                    f"Not all tasks are there: {task_type} {missing} of {last + 1} or more.",
+                    f"Not all tasks are there: {task_type} {missing} of {count} or more.",
                     expected=f"a load balancer for each {task_type}.",
                     fix="wait until the cluster is ready, or start the missing tasks.",
                 )
