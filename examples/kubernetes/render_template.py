@@ -1,6 +1,6 @@
 """Renders a template: `stratagem kubernetes render`, as a script with TensorFlow's name for it.
 
-    python render_template.py template.yaml.jinja | kubectl create -f -
+python render_template.py template.yaml.jinja | kubectl create -f -
 """
 
 import sys

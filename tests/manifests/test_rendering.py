@@ -55,7 +55,7 @@ def test_text_becomes_what_the_template_has(overrides, shown) -> None:
 def test_template_without_variables_knows_none(text) -> None:
     template = Template(text, "mine")
     assert template.variables == {}
-    with pytest.raises(ValueError, match=r"mine has no variable 'late'(?s:.)*at the top of the te"):
+    with pytest.raises(ValueError, match=r"mine has no variable 'late'(?s:.)*at the top of"):
         template.render({"late": 2})
 
 
