@@ -85,7 +85,7 @@ def test_what_the_schema_does_not_allow_is_named_with_its_place(document, path, 
 
 def test_all_mistakes_of_a_document_are_told() -> None:
     document = _changed("spec", "prots", value=[])
-    document["metadata"]["nome"] = "a"
+    document["metadata"]["owner"] = "a"
     assert {problem.path for problem in schema_problems(document, "1.33")} == {"spec", "metadata"}
 
 
