@@ -71,7 +71,17 @@ spec: {completions: 2, template: {spec: {containers: [{name: a}]}}}
 ---
 kind: StatefulSet
 metadata: {name: s}
-spec: {serviceName: x, template: {spec: {containers: [{name: a}]}}}
+spec:
+  serviceName: x
+  template:
+    spec:
+      containers:
+      - name: a
+        env:
+        - name: LABEL
+          valueFrom: {fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}}
+        - name: NO_ANNOTATION
+          valueFrom: {fieldRef: {fieldPath: "metadata.annotations['apps.kubernetes.io/pod-index']"}}
 ---
 kind: ConfigMap
 ---
@@ -100,3 +110,4 @@ def test_pods_of_other_kinds() -> None:
     assert (job.owner, job.name) == ("Job/j", "")
     assert (stateful.name, stateful.domain) == ("s-0", "x")
     assert stateful.labels == {"apps.kubernetes.io/pod-index": "0"}
+    assert stateful.containers[0].environment == {"LABEL": "0", "NO_ANNOTATION": ""}

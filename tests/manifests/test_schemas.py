@@ -83,6 +83,15 @@ def test_what_the_schema_does_not_allow_is_named_with_its_place(document, path, 
         kubernetes_validate.validate(document, "1.33", strict=True)
 
 
+def test_of_several_forms_the_one_that_was_meant_is_told() -> None:
+    claim = next(d for d in _EVERYTHING if d["kind"] == "PersistentVolumeClaim")
+    wrong = copy.deepcopy(claim)
+    wrong["spec"]["resources"]["requests"]["storage"] = ["10Gi"]
+    (problem,) = schema_problems(wrong, "1.33")
+    assert problem.path == "spec.resources.requests.storage"
+    assert problem.message.startswith("['10Gi'] is not of type")
+
+
 def test_all_mistakes_of_a_document_are_told() -> None:
     document = _changed("spec", "prots", value=[])
     document["metadata"]["owner"] = "a"

@@ -149,7 +149,7 @@ class Template:
             raise ValueError(
                 explain(
                     f"{self._name} has no variable {', '.join(map(repr, unknown))}.",
-                    expected=f"one of {', '.join(sorted(known))}.",
+                    expected=f"one of {', '.join(sorted(known)) or 'none: it has no variables'}.",
                     fix="correct the name, or add a {% set %} line at the top of the template.",
                 )
             )
