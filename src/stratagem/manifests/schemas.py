@@ -57,13 +57,11 @@ def schema_problems(document: dict[str, Any], version: str) -> list[Problem]:
 
 
 def _problems(validator: Any, document: dict[str, Any], name: str) -> Iterator[Problem]:
-    best_match = load("jsonschema.exceptions", **_NEEDED).best_match
     for error in validator.iter_errors(document):
-        closest = best_match([error])  # of the alternatives of a oneOf, the one that was meant
         path = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in closest.absolute_path
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path
         )
-        yield Problem(name, path.removeprefix("."), closest.message)
+        yield Problem(name, path.removeprefix("."), error.message)
 
 
 @functools.cache
