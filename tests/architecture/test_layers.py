@@ -27,8 +27,16 @@ LAYERS = (
     ("topology",),
     # no JAX below this line
     ("group",),
-    ("cluster", "launch"),
-    ("accelerators", "config", "errors", "options", "environment", "messages"),
+    ("cluster", "launch", "manifests"),
+    (
+        "accelerators",
+        "config",
+        "environment",
+        "errors",
+        "messages",
+        "optional_libraries",
+        "options",
+    ),
 )
 NO_JAX_BELOW = LAYERS.index(("topology",))
 DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}

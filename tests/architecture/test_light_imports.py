@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("jax", "jaxlib", "keras", "tensorflow", "torch", "ray", "matplotlib")
+HEAVY = (
+    "jax",
+    "jaxlib",
+    "keras",
+    "tensorflow",
+    "torch",
+    "ray",
+    "matplotlib",
+    "jinja2",
+    "yaml",
+    "kubernetes_validate",
+)
 LIGHT_STATEMENTS = [
     "import stratagem",
     "import stratagem.errors, stratagem.options, stratagem.environment",
@@ -17,13 +28,14 @@ LIGHT_STATEMENTS = [
     # Rooms below the line, as they come.
     *(
         f"import {name}"
-        for name in ("stratagem.cluster", "stratagem.launch")
+        for name in ("stratagem.cluster", "stratagem.launch", "stratagem.manifests")
         if importlib.util.find_spec(name) is not None
     ),
     "from stratagem.cli import main; main(['--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['--version'], standalone_mode=False)",
     "from stratagem.cli import main; main(['devices', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['launch', '--help'], standalone_mode=False)",
+    "from stratagem.cli import main; main(['kubernetes', 'render', '-h'], standalone_mode=False)",
 ]
 
 

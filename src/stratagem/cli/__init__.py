@@ -11,7 +11,9 @@ import importlib
 import click
 
 from stratagem import environment
+from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
+from stratagem.cli.slurm import slurm_group
 
 __all__ = ["main"]
 
@@ -33,3 +35,6 @@ def devices() -> None:
 
 
 main.add_command(launch_command)
+main.add_command(kubernetes_group)
+main.add_command(click.Group("k8s", kubernetes_group.commands, help="Short for kubernetes."))
+main.add_command(slurm_group)

@@ -5,6 +5,7 @@ Nothing here loads JAX or Keras.
 
 from stratagem.cluster.checks import check_cluster
 from stratagem.cluster.detection import ENVIRONMENTS, detect
+from stratagem.cluster.kubernetes_services import resolve_cluster
 from stratagem.cluster.processes import Processes, processes_of_task
 from stratagem.cluster.resolvers import (
     ClusterResolver,
@@ -58,6 +59,7 @@ __all__ = [
     "is_chief",
     "normalize_cluster_spec",
     "processes_of_task",
+    "resolve_cluster",
     "task_count",
     "worker_count",
 ]

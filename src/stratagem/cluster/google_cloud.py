@@ -6,8 +6,8 @@ import urllib.request
 from typing import Any
 
 from stratagem import environment
-from stratagem.cluster.optional_libraries import load
 from stratagem.messages import explain
+from stratagem.optional_libraries import load
 
 __all__ = ["build_service", "metadata"]
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stratagem.cluster.addresses import join_address
-from stratagem.cluster.optional_libraries import load
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
+from stratagem.optional_libraries import load
 
-__all__ = ["KubernetesClusterResolver", "KubernetesExecutableLocation"]
+__all__ = ["KubernetesClusterResolver", "KubernetesExecutableLocation", "core_api"]
 
 
 class KubernetesExecutableLocation(enum.Enum):
@@ -72,7 +72,9 @@ class KubernetesClusterResolver(ClusterResolver):
         }
         self._port = tf_server_port
         self._rpc_layer = rpc_layer
-        self._client = override_client or _client(executable_location)
+        self._client = override_client or core_api(
+            executable_location, needed_by="KubernetesClusterResolver"
+        )
 
     def cluster_spec(self) -> ClusterSpec:
         """Asks for the pods, and returns their addresses.
@@ -107,8 +109,20 @@ class KubernetesClusterResolver(ClusterResolver):
         return sorted(pods, key=lambda pod: _numbers_by_value(pod.metadata.name))
 
 
-def _client(location: KubernetesExecutableLocation) -> Any:
-    needed = {"needed_by": "KubernetesClusterResolver", "install": "'stratagem[kubernetes]'"}
+def core_api(location: KubernetesExecutableLocation, *, needed_by: str) -> Any:
+    """Returns a client of Kubernetes' core API.
+
+    Args:
+        location: where to take credentials from.
+        needed_by: who asks for it.
+
+    Returns:
+        A `kubernetes.client.CoreV1Api`.
+
+    Raises:
+        ImportError: the package `kubernetes` is not installed.
+    """
+    needed = {"needed_by": needed_by, "install": "'stratagem[kubernetes]'"}
     config = load("kubernetes.config", **needed)
     if location is KubernetesExecutableLocation.OFF_CLUSTER:
         config.load_kube_config()

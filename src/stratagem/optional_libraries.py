@@ -1,4 +1,4 @@
-"""Libraries that only some resolvers use, loaded when they do."""
+"""Libraries that only some parts use, loaded when they do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(module: str, *, needed_by: str, install: str) -> Any:
         raise ImportError(
             explain(
                 f"{needed_by} needs {module}, which cannot be imported: {error}",
-                expected="the library to be installed where the resolver runs.",
+                expected="the library to be installed where this runs.",
                 fix=f"pip install {install}",
             )
         ) from error

@@ -1,4 +1,4 @@
-"""Libraries that only some resolvers need."""
+"""Libraries that only some parts need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stratagem.cluster.optional_libraries import load
+from stratagem.optional_libraries import load
 
 
 def test_library_that_is_there_is_returned() -> None:

@@ -1,0 +1,151 @@
+"""A cluster on Kubernetes, seen from outside: a load balancer for each task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stratagem.cluster.addresses import join_address
+from stratagem.cluster.resolvers.kubernetes import KubernetesExecutableLocation, core_api
+from stratagem.cluster.roles import TASK_TYPES
+from stratagem.cluster.spec import ClusterSpec, parse_task_index
+from stratagem.messages import explain
+
+__all__ = ["parse_task_name", "resolve_cluster"]
+
+
+def parse_task_name(name: str) -> tuple[str | None, int | None]:
+    """Reads a task's type and index from the name of its Service.
+
+    Args:
+        name: `<name>-<type>-<index>`.
+
+    Returns:
+        The type and the index; None and None where no type stands before the last dash, as in the
+        names of other programs' Services.
+
+    Raises:
+        ValueError: a type stands there, without a name before it or an index behind it.
+
+    Example:
+        >>> from stratagem.cluster.kubernetes_services import parse_task_name
+        >>> parse_task_name("train-worker-3"), parse_task_name("kubernetes")
+        (('worker', 3), (None, None))
+
+    Source: tensorflow/ecosystem, keras_model_to_estimator_client.py, _parse_task_name_fn.
+    """
+    cluster, _, task = name.rpartition("-")
+    cluster, _, task_type = cluster.rpartition("-")
+    if task_type not in TASK_TYPES:
+        return None, None
+    try:
+        index = parse_task_index(task)
+    except ValueError:
+        index = None
+    if not cluster or index is None:
+        raise ValueError(
+            explain(
+                f"Service {name!r} is called like a task, and which one cannot be read.",
+                expected="<name>-<type>-<index>, such as train-worker-0.",
+                fix="rename it, or pass a parse_task_name_fn that knows it.",
+            )
+        )
+    return task_type, index
+
+
+def resolve_cluster(
+    port: int = 5000,
+    parse_task_name_fn: Callable[[str], tuple[str | None, int | None]] = parse_task_name,
+    *,
+    override_client: Any = None,
+    executable_location: KubernetesExecutableLocation = KubernetesExecutableLocation.OFF_CLUSTER,
+) -> ClusterSpec:
+    """Asks Kubernetes which load balancer leads to which task.
+
+    `stratagem kubernetes render --set expose_tasks=true` makes one for each.
+
+    Args:
+        port: the port of every task.
+        parse_task_name_fn: gives a Service's task type and index, or None and None for a Service
+            that is no task's.
+        override_client: a `kubernetes.client.CoreV1Api` with credentials.
+        executable_location: where to take credentials from without a client.
+
+    Returns:
+        The cluster, with the addresses of the load balancers.
+
+    Raises:
+        ImportError: no client is given, and the package `kubernetes` is not installed.
+        ValueError: no task is there, one is missing or has no address yet, two Services are for
+            the same one, or a name does not parse.
+
+    Source: tensorflow/ecosystem, keras_model_to_estimator_client.py, resolve_cluster.
+    """
+    client = override_client or core_api(executable_location, needed_by="resolve_cluster")
+    services = client.list_service_for_all_namespaces().items
+    found: dict[tuple[str, int], Any] = {}
+    others: list[str] = []
+    for service in services:
+        name = service.metadata.name
+        if not (_ingresses(service) or service.spec.type == "LoadBalancer"):
+            continue
+        task_type, index = parse_task_name_fn(name)
+        if task_type is None or index is None:
+            others.append(name)
+            continue
+        task = (task_type, parse_task_index(index))
+        if task in found:
+            raise ValueError(
+                explain(
+                    f"Services {found[task].metadata.name!r} and {name!r} are both for "
+                    f"{task_type} {index}.",
+                    expected="one Service a task, and the tasks of one cluster.",
+                    fix="pass a parse_task_name_fn that returns None, None for the others.",
+                )
+            )
+        found[task] = service
+    _check_complete(found, others)
+    jobs: dict[str, list[str]] = {}
+    for (task_type, _), service in sorted(found.items(), key=lambda item: item[0]):
+        jobs.setdefault(task_type, []).append(join_address(_address(service), port))
+    return ClusterSpec(jobs)
+
+
+def _check_complete(found: dict[tuple[str, int], Any], others: list[str]) -> None:
+    if not found:
+        raise ValueError(
+            explain(
+                f"No load balancer is a task's; there are {others}.",
+                expected="one called <name>-<type>-<index> for each task.",
+                fix="wait until the cluster is ready, or render it with expose_tasks.",
+            )
+        )
+    for task_type in {task_type for task_type, _ in found}:
+        count = 1 + max(index for other, index in found if other == task_type)
+        missing = [index for index in range(count) if (task_type, index) not in found]
+        if missing:
+            raise ValueError(
+                explain(
+                    f"Not all tasks are there: {task_type} {missing} of {count} or more.",
+                    expected=f"a load balancer for each {task_type}.",
+                    fix="wait until the cluster is ready, or start the missing tasks.",
+                )
+            )
+
+
+def _ingresses(service: Any) -> list[Any]:
+    balancer = service.status.load_balancer
+    return list((balancer and balancer.ingress) or [])
+
+
+def _address(service: Any) -> str:
+    for ingress in _ingresses(service):
+        if ingress.ip or ingress.hostname:
+            return ingress.ip or ingress.hostname
+    raise ValueError(
+        explain(
+            f"Service {service.metadata.name!r} has no address yet.",
+            expected="a load balancer that the cluster's provider has set up.",
+            fix="wait for it: `kubectl get services --watch`.",
+        )
+    )

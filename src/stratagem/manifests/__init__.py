@@ -1,0 +1,28 @@
+"""Job descriptions for Kubernetes and Slurm: rendered from templates, and checked offline.
+
+Nothing here loads JAX or Keras; Jinja, PyYAML and the schemas are loaded when they are used.
+"""
+
+from stratagem.manifests.documents import Problem
+from stratagem.manifests.kubernetes import (
+    KUBERNETES_TEMPLATE,
+    kubernetes_template,
+    render_kubernetes,
+    validate_kubernetes,
+)
+from stratagem.manifests.rendering import Template
+from stratagem.manifests.schemas import kubernetes_versions
+from stratagem.manifests.slurm import SLURM_TEMPLATE, render_slurm, slurm_template
+
+__all__ = [
+    "KUBERNETES_TEMPLATE",
+    "Problem",
+    "SLURM_TEMPLATE",
+    "Template",
+    "kubernetes_template",
+    "kubernetes_versions",
+    "render_kubernetes",
+    "render_slurm",
+    "slurm_template",
+    "validate_kubernetes",
+]

@@ -1,0 +1,151 @@
+"""What no schema sees: whether the tasks that pods are told of are those that there will be."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from stratagem.manifests.documents import Problem, own_name
+from stratagem.manifests.pods import Container, Pod, pods_of
+from stratagem.manifests.rendering import MAX_VARIABLE_BYTES
+
+__all__ = ["cluster_problems"]
+
+_Cluster = dict[str, dict[int, str]]
+
+
+def cluster_problems(documents: list[dict[str, Any]]) -> list[Problem]:
+    """Compares the `TF_CONFIG` of every pod with the pods and the Services.
+
+    Args:
+        documents: documents that their schemas allow.
+
+    Returns:
+        What does not fit, each thing once.
+    """
+    pods = list(pods_of(documents))
+    services = {own_name(d): d for d in documents if d["kind"] == "Service"}
+    problems: dict[Problem, None] = {}
+    clusters: dict[str, tuple[Pod, _Cluster]] = {}
+    tasks: Counter[tuple[str, int]] = Counter()
+    for pod in pods:
+        for container in pod.containers:
+            text = container.environment.get("TF_CONFIG")
+            if text is None:
+                continue
+            try:
+                cluster, task = _read(text)
+            except ValueError as error:
+                problems[Problem(pod.owner, _place(pod), str(error))] = None
+                continue
+            tasks[task] += 1
+            clusters.setdefault(json.dumps(cluster, sort_keys=True), (pod, cluster))
+            for message in _own_address(pod, container, cluster, task, services):
+                problems[Problem(pod.owner, _place(pod), message)] = None
+    problems |= dict.fromkeys(_clusters_problems(list(clusters.values()), tasks, pods, services))
+    return list(problems)
+
+
+def _place(pod: Pod) -> str:
+    return f"pod {pod.name}: TF_CONFIG" if pod.name else "TF_CONFIG"
+
+
+def _read(text: str) -> tuple[_Cluster, tuple[str, int]]:
+    """The cluster of a `TF_CONFIG` and the task in it."""
+    num_bytes = len(f"TF_CONFIG={text}\0".encode())
+    if num_bytes > MAX_VARIABLE_BYTES:
+        raise ValueError(f"{num_bytes} bytes; a process can be given {MAX_VARIABLE_BYTES} at most")
+    try:
+        config = json.loads(text)
+        cluster = {job: _addresses(tasks) for job, tasks in config["cluster"].items()}
+        task = str(config["task"]["type"]), int(config["task"]["index"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"not a cluster and a task as JSON ({type(error).__name__}: {error}): {text[:200]}"
+        ) from error
+    if task[1] not in cluster.get(task[0], {}):
+        raise ValueError(f"its own task, {task[0]} {task[1]}, is not in its cluster")
+    return cluster, task
+
+
+def _addresses(tasks: Any) -> dict[int, str]:
+    pairs = tasks.items() if isinstance(tasks, dict) else enumerate(tasks)
+    return {int(index): str(address) for index, address in pairs}
+
+
+def _own_address(
+    pod: Pod,
+    container: Container,
+    cluster: _Cluster,
+    task: tuple[str, int],
+    services: dict[Any, dict[str, Any]],
+) -> Iterator[str]:
+    """What is wrong with the address that others know this task by."""
+    address = cluster[task[0]][task[1]]
+    host, _, port = address.rpartition(":")
+    if container.ports and port not in map(str, container.ports):
+        ports = ", ".join(map(str, sorted(container.ports)))
+        yield f"its own address {address!r} has another port than the container, {ports}"
+    service, name = _service_and_pod(host, services)
+    if name is not None:
+        if pod.name and (name, service) != (pod.name, pod.domain):
+            yield f"its own address {address!r} is not the pod's, {pod.name}.{pod.domain}"
+    elif service in services and not _selects(services[service], pod):
+        yield f"its own address {address!r} is a Service that does not select the pod"
+
+
+def _clusters_problems(
+    clusters: list[tuple[Pod, _Cluster]],
+    tasks: Counter[tuple[str, int]],
+    pods: list[Pod],
+    services: dict[Any, dict[str, Any]],
+) -> Iterator[Problem]:
+    """What is wrong with the addresses, each looked at once, and with the tasks as a whole."""
+    for pod, cluster in clusters:
+        for job, addresses in cluster.items():
+            for index, address in addresses.items():
+                message = _unreachable(address, pods, services)
+                if message:
+                    yield Problem(pod.owner, "TF_CONFIG", f"{job} {index}: {message}")
+                if not tasks[job, index]:
+                    yield Problem(pod.owner, "TF_CONFIG", f"{job} {index}: no pod is this task")
+    for (job, index), count in tasks.items():
+        if count > 1:
+            yield Problem("TF_CONFIG", "", f"{count} pods are {job} {index}")
+    for pod, _ in clusters[1:]:
+        first = clusters[0][0].owner
+        yield Problem(pod.owner, "TF_CONFIG", f"another cluster than that of {first}")
+
+
+def _unreachable(address: str, pods: list[Pod], services: dict[Any, dict[str, Any]]) -> str:
+    """Why nobody would answer at an address; "" where somebody would, or may."""
+    service, name = _service_and_pod(address.rpartition(":")[0], services)
+    if service is None:
+        return ""
+    if service not in services:
+        return f"{address!r}: no Service is called {service!r}"
+    if name is None:
+        return ""
+    named = [pod for pod in pods if (pod.name, pod.domain) == (name, service)]
+    if not named:
+        return f"{address!r}: no pod is called {name!r} in {service!r}"
+    if not any(_selects(services[service], pod) for pod in named):
+        return f"{address!r}: Service {service!r} does not select the pod"
+    return ""
+
+
+def _service_and_pod(
+    host: str, services: dict[Any, dict[str, Any]]
+) -> tuple[str | None, str | None]:
+    """What a host name stands for: a Service, or a pod in its Service; neither for an IP."""
+    if ":" in host or not any(map(str.isalpha, host)):
+        return None, None
+    first, *rest = host.split(".")
+    return (first, None) if first in services or not rest else (rest[0], first)
+
+
+def _selects(service: dict[str, Any], pod: Pod) -> bool:
+    selector = (service.get("spec") or {}).get("selector") or {}
+    return bool(selector) and selector.items() <= dict(pod.labels).items()

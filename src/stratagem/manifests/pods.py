@@ -1,0 +1,146 @@
+"""The pods that manifests bring to life, with the environment that each will see."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from stratagem.manifests.documents import document_name, own_name
+
+__all__ = ["Container", "Pod", "expand", "pods_of"]
+
+# Where a pod finds its index. The annotation is older than the label: 1.21, and 1.28.
+_INDEX_KEY = {
+    "Job": "batch.kubernetes.io/job-completion-index",
+    "StatefulSet": "apps.kubernetes.io/pod-index",
+}
+_METADATA = re.compile(r"metadata\.(?P<part>labels|annotations)\['(?P<key>[^']+)'\]")
+_REFERENCE = re.compile(r"\$(\$|\((?P<name>[^)]*)\))")
+
+
+@dataclasses.dataclass(frozen=True)
+class Container:
+    """One container of a pod.
+
+    Args:
+        environment: its variables; None is a value that only the running cluster knows.
+        ports: the ports that it says it listens on.
+    """
+
+    environment: Mapping[str, str | None]
+    ports: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+    """One pod.
+
+    Args:
+        owner: what errors call the document that makes it.
+        name: its host name; "" where it is not known before.
+        domain: the Service that gives its name an address; "" for none.
+        labels: its labels.
+        containers: what runs in it.
+    """
+
+    owner: str
+    name: str
+    domain: str
+    labels: Mapping[str, str]
+    containers: tuple[Container, ...]
+
+
+def pods_of(documents: Iterable[dict[str, Any]]) -> Iterator[Pod]:
+    """Says which pods documents bring to life.
+
+    Args:
+        documents: documents that their schemas allow.
+
+    Yields:
+        Each pod; of a Deployment one stands for all, because they are the same.
+    """
+    for document in documents:
+        kind, spec = document["kind"], document.get("spec") or {}
+        if kind == "Pod":
+            yield _pod(document, document, name=own_name(document))
+        elif kind == "Job" and spec.get("completionMode") == "Indexed":
+            yield from _indexed_pods(document, spec.get("completions") or 0)
+        elif kind == "StatefulSet":
+            replicas = spec.get("replicas")
+            yield from _indexed_pods(document, 1 if replicas is None else replicas)
+        elif "template" in spec and "containers" in (spec["template"].get("spec") or {}):
+            yield _pod(document, spec["template"])
+
+
+def expand(text: str, variables: Mapping[str, str | None]) -> str | None:
+    """Fills in `$(NAME)` as Kubernetes does; `$$` is a dollar sign.
+
+    Args:
+        text: a value of an environment variable, or an argument.
+        variables: what is known there.
+
+    Returns:
+        The text; a name that is not known stays. None where a value is needed that is None.
+
+    Example:
+        >>> from stratagem.manifests.pods import expand
+        >>> expand("$(INDEX) of $(TOTAL), $$(INDEX)", {"INDEX": "3"})
+        '3 of $(TOTAL), $(INDEX)'
+
+    Source: Kubernetes' third_party/forked/golang/expansion/expand.go.
+    """
+    names = [match["name"] for match in _REFERENCE.finditer(text)]
+    if any(name in variables and variables[name] is None for name in names if name is not None):
+        return None
+
+    def fill_in(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name is None:
+            return "$"
+        return str(variables[name]) if name in variables else match[0]
+
+    return _REFERENCE.sub(fill_in, text)
+
+
+def _indexed_pods(document: dict[str, Any], count: int) -> Iterator[Pod]:
+    spec, name = document["spec"], own_name(document)
+    for index in range(count):
+        pod = _pod(document, spec["template"], name=f"{name}-{index}", index=index)
+        yield dataclasses.replace(pod, domain=spec.get("serviceName") or pod.domain)
+
+
+def _pod(
+    document: dict[str, Any], template: dict[str, Any], name: str = "", index: int | None = None
+) -> Pod:
+    metadata, spec = template.get("metadata") or {}, template["spec"]
+    parts = {part: dict(metadata.get(part) or {}) for part in ("labels", "annotations")}
+    if index is not None:
+        key = _INDEX_KEY[document["kind"]]
+        parts["labels"][key] = str(index)
+        if document["kind"] == "Job":
+            parts["annotations"][key] = str(index)
+    return Pod(
+        owner=document_name(document),
+        name=spec.get("hostname") or name,
+        domain=spec.get("subdomain") or "",
+        labels=parts["labels"],
+        containers=tuple(_container(container, parts) for container in spec["containers"]),
+    )
+
+
+def _container(container: dict[str, Any], parts: Mapping[str, dict[str, str]]) -> Container:
+    variables: dict[str, str | None] = {}
+    for variable in container.get("env") or []:
+        source = variable.get("valueFrom")
+        if source is None:
+            variables[variable["name"]] = expand(variable.get("value") or "", variables)
+        else:
+            path = (source.get("fieldRef") or {}).get("fieldPath") or ""
+            field = _METADATA.fullmatch(path)
+            # A label that a pod does not have is the empty text.
+            value = None if field is None else parts[field["part"]].get(field["key"], "")
+            variables[variable["name"]] = value
+    ports = frozenset(port["containerPort"] for port in container.get("ports") or [])
+    return Container(variables, ports)

@@ -1,0 +1,103 @@
+"""Kubernetes' own schemas, which `kubernetes-validate` brings for many versions."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from stratagem.manifests.documents import Problem, document_name
+from stratagem.messages import explain
+from stratagem.optional_libraries import load
+
+__all__ = ["kubernetes_versions", "schema_problems"]
+
+_NEEDED = {"needed_by": "Validating manifests", "install": "'stratagem[manifests]'"}
+# Strict: a key that the schema does not know is wrong.
+_FOLDER = re.compile(r"v(\d+\.\d+)\.\d+-local-strict")
+
+
+def kubernetes_versions() -> list[str]:
+    """Returns the versions of Kubernetes whose schemas are installed.
+
+    Returns:
+        Versions such as "1.33", the oldest first.
+
+    Raises:
+        ImportError: kubernetes-validate is not installed.
+    """
+    return sorted(_folders(), key=lambda version: [int(part) for part in version.split(".")])
+
+
+def schema_problems(document: dict[str, Any], version: str) -> list[Problem]:
+    """Holds a document against its schema.
+
+    Args:
+        document: one document.
+        version: a version of `kubernetes_versions`.
+
+    Returns:
+        Everything that its schema does not allow.
+
+    Raises:
+        ImportError: kubernetes-validate is not installed.
+        ValueError: the version's schemas are not there.
+    """
+    name = document_name(document)
+    kind, api_version = document.get("kind"), document.get("apiVersion")
+    if not isinstance(kind, str) or not isinstance(api_version, str):
+        return [Problem(name, "", "without kind or apiVersion")]
+    validator = _validator(version, kind, api_version)
+    if validator is None:
+        return [Problem(name, "", f"Kubernetes {version} has no {kind} of {api_version}")]
+    return list(_problems(validator, document, name))
+
+
+def _problems(validator: Any, document: dict[str, Any], name: str) -> Iterator[Problem]:
+    for error in validator.iter_errors(document):
+        path = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path
+        )
+        yield Problem(name, path.removeprefix("."), error.message)
+
+
+@functools.cache
+def _folders() -> dict[str, Any]:
+    load("kubernetes_validate", **_NEEDED)
+    root = importlib.resources.files("kubernetes_validate") / "kubernetes-json-schema"
+    found = ((_FOLDER.fullmatch(folder.name), folder) for folder in root.iterdir())
+    return {match[1]: folder for match, folder in found if match}
+
+
+@functools.cache
+def _definitions(version: str) -> Any:
+    folders = _folders()
+    if version not in folders:
+        raise ValueError(
+            explain(
+                f"The schemas of Kubernetes {version!r} are not installed.",
+                expected=f"one of {', '.join(kubernetes_versions())}.",
+                fix="choose one of them, or upgrade the package kubernetes-validate.",
+            )
+        )
+    text = (folders[version] / "_definitions.json").read_text(encoding="utf-8")
+    resource = load("referencing", **_NEEDED).Resource.from_contents(json.loads(text))
+    return resource @ load("referencing", **_NEEDED).Registry()
+
+
+@functools.cache
+def _validator(version: str, kind: str, api_version: str) -> Any:
+    """None where the version has no such kind."""
+    registry = _definitions(version)
+    # "rbac.authorization.k8s.io/v1" is in files called "...-rbac-v1.json".
+    group, slash, number = api_version.partition("/")
+    suffix = f"{group.partition('.')[0]}-{number}" if slash else group
+    file_name = f"{kind.lower()}-{suffix}.json"
+    file = _folders()[version] / file_name
+    if not re.fullmatch(r"[-.a-z0-9]+", file_name) or not file.is_file():
+        return None
+    schema = json.loads(file.read_text(encoding="utf-8"))
+    return load("jsonschema", **_NEEDED).Draft202012Validator(schema, registry=registry)

@@ -1,0 +1,137 @@
+"""`stratagem kubernetes`: what is printed, and with which exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stratagem.cli import main
+from tests.manifests.kubelet import by_kind, started_pods
+
+
+def _call(*arguments: str, given: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["kubernetes", *arguments], input=given)
+
+
+def test_flags_are_the_variables_of_the_template() -> None:
+    result = _call(
+        "render",
+        *("--name", "digits", "--image", "me/digits:v2", "--workers", "3", "--ps", "2"),
+        *("--gpus-per-worker", "8", "--evaluator", "--tensorboard", "--script", "/run.py"),
+        *("--args", "--epochs 5 --note 'a b'", "--port", "6000", "--set", "train_dir=/out"),
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    pods = {pod.host: pod for pod in started_pods(result.stdout)}
+    assert list(pods) == [
+        *(f"digits-worker-{index}.digits-worker" for index in range(3)),
+        "digits-evaluator-0.digits-evaluator",
+        *(f"digits-ps-{index}.digits-ps" for index in range(2)),
+    ]
+    worker = pods["digits-worker-2.digits-worker"]
+    assert worker.container["image"] == "me/digits:v2"
+    assert worker.container["command"][-1] == "/run.py"
+    assert worker.arguments == ["--epochs", "5", "--note", "a b"]
+    assert worker.container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    assert worker.container["ports"] == [{"name": "task", "containerPort": 6000}]
+    assert worker.container["volumeMounts"][0]["mountPath"] == "/out"
+    assert set(by_kind(result.stdout, "Deployment")) == {"digits-tensorboard"}
+
+
+@pytest.mark.parametrize("command", ["kubernetes", "k8s"])
+def test_what_is_rendered_is_valid(command) -> None:
+    rendered = CliRunner().invoke(main, [command, "render", "--workers", "3"])
+    checked = CliRunner().invoke(main, [command, "validate"], input=rendered.stdout)
+    assert (checked.exit_code, checked.stdout.startswith("Valid for Kubernetes 1.")) == (0, True)
+
+
+def test_template_is_printed_edited_and_rendered(tmp_path) -> None:
+    printed = _call("template").stdout
+    path = tmp_path / "mine.jinja"
+    path.write_text(
+        printed.replace("worker_replicas = 2", "worker_replicas = 3").replace(
+            "has_eval = False", "has_eval = True"
+        )
+    )
+    assert len(list(started_pods(_call("render", str(path)).stdout))) == 4
+    assert len(list(started_pods(_call("render", str(path), "--workers", "5").stdout))) == 6
+    assert len(list(started_pods(_call("render", str(path), "--no-evaluator").stdout))) == 3
+    from_input = _call("render", "-", given=path.read_text()).stdout
+    assert from_input == _call("render", str(path)).stdout
+    assert _call("render").stdout == _call("render", "-", given=printed).stdout
+
+
+def test_last_assignment_wins_and_may_contain_an_equals_sign() -> None:
+    result = _call(
+        "render",
+        *("--set", "worker_replicas=9", "--set", " worker_replicas = 1"),
+        "--set",
+        "cmdline_args=--a=b",
+    )
+    (pod,) = started_pods(result.stdout)
+    assert pod.arguments == ["--a=b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "workers=3"], "has no variable 'workers'.\nExpected one of cmdline_args, "),
+        (["--set", "port"], "--set port: expected NAME=VALUE."),
+        (["--set", "port=1", "--port", "2"], "port is set by --set and by its flag: leave out one"),
+        (["--name", "My_Train"], "name='My_Train' cannot be rendered."),
+        (["--workers", "0"], "worker_replicas=0 cannot be rendered."),
+        (["--workers", "two"], "Invalid value for '--workers': 'two' is not a valid integer."),
+        (["--port", "70000"], "Expected a port from 1 to 65535."),
+        (["--args", "'open"], "No closing quotation"),
+        (["no-such-file"], "No such file or directory"),
+        (["--unknown"], "No such option"),
+    ],
+)
+def test_what_was_given_wrongly_ends_with_exit_code_2(arguments, message) -> None:
+    result = _call("render", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
+def test_wrong_template_is_named_with_its_line(tmp_path) -> None:
+    path = tmp_path / "mine.jinja"
+    path.write_text("a: 1\n{% if %}\n")
+    result = _call("render", str(path))
+    assert result.exit_code == 2
+    assert f"{path}, line 2: " in result.stderr
+
+
+def test_each_problem_is_a_line_and_the_exit_code_is_1(tmp_path) -> None:
+    path = tmp_path / "manifests.yaml"
+    path.write_text(_call("render").stdout.replace("port: 5000", "prot: 5000"))
+    result = _call("validate", str(path), "--kubernetes-version", "1.30")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        "Service/dist-strat-example-worker: spec.ports[0]: 'port' is a required property",
+        "Service/dist-strat-example-worker: spec.ports[0]: "
+        "Additional properties are not allowed ('prot' was unexpected)",
+    ]
+
+
+@pytest.mark.parametrize("given", ["", "a: [", "text", "a: 1\n"])
+def test_what_is_no_manifest_is_a_problem(given) -> None:
+    result = _call("validate", given=given)
+    assert (result.exit_code, len(result.stdout.splitlines())) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("version", "exit_code"), [("v1.31.4", 0), ("1.31", 0), ("1.12", 2), ("newest", 2)]
+)
+def test_version_is_written_as_kubectl_writes_it(version, exit_code) -> None:
+    rendered = _call("render").stdout
+    result = _call("validate", "--kubernetes-version", version, given=rendered)
+    assert result.exit_code == exit_code
+    assert ("are not installed" in result.stderr) == (exit_code == 2)
+
+
+def test_library_that_is_missing_is_named_without_a_traceback(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    result = _call("render")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "Fix: pip install 'stratagem[manifests]'" in result.stderr

@@ -1,0 +1,142 @@
+"""Manifests whose documents are right, and whose tasks would not find each other."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from stratagem.manifests import render_kubernetes, validate_kubernetes
+
+_MANIFESTS = render_kubernetes({"name": "t", "ps_replicas": 1, "has_eval": True})
+_WORKER = "Job/t-worker: "
+_ADDRESS = "'t-worker-1.t-worker:5000'"
+
+
+def _problems(*changes: tuple[str, str], count: int = 1) -> list[str]:
+    manifests = _MANIFESTS
+    for pattern, replacement in changes:
+        manifests, found = re.subn(pattern, replacement, manifests, count=count)
+        assert found, f"{pattern!r} is not in the manifests"
+    return [str(problem) for problem in validate_kubernetes(manifests)]
+
+
+def test_rendered_manifests_have_no_problem() -> None:
+    assert validate_kubernetes(_MANIFESTS) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "problem"),
+    [
+        (
+            "completions: 2",
+            "completions: 3",
+            "pod t-worker-2: TF_CONFIG: its own task, worker 2, is",
+        ),
+        ("completions: 2", "completions: 1", "TF_CONFIG: worker 1: no pod is this task"),
+        (
+            "completions: 2",
+            "completions: 1",
+            f"{_ADDRESS}: no pod is called 't-worker-1' in 't-wor",
+        ),
+        (
+            "containerPort: 5000",
+            "containerPort: 5001",
+            f"its own address {_ADDRESS} has another port than the container, 5001",
+        ),
+        (
+            "subdomain: t-worker",
+            "subdomain: t-ps",
+            f"its own address {_ADDRESS} is not the pod's, t-worker-1.t-ps",
+        ),
+        (
+            r"name: t-worker\n  labels",
+            "name: other\n  labels",
+            f"worker 1: {_ADDRESS}: no Service is called 't-worker'",
+        ),
+        (
+            "component: worker\n  ports",
+            "component: walker\n  ports",
+            f"worker 1: {_ADDRESS}: Service 't-worker' does not select the pod",
+        ),
+        (
+            r"JOB_COMPLETION_INDEX\)",
+            "INDEX)",
+            "pod t-worker-1: TF_CONFIG: not a cluster and a task",
+        ),
+        (r'\\"type\\"', r'\\"typ\\"', "(KeyError: 'type')"),
+        (
+            r'\\"worker\\", \\"index',
+            r'\\"chief\\", \\"index',
+            "its own task, chief 1, is not in its",
+        ),
+        (r'"{\\"cluster', r'"3{\\"cluster', "JSONDecodeError"),
+        (r'value: "{\\"cluster.*"', 'value: "[]"', "(TypeError: "),
+    ],
+)
+def test_mistake_is_told_with_its_place(pattern, replacement, problem) -> None:
+    found = _problems((pattern, replacement))
+    assert any(problem in told for told in found), found
+    assert any(told.startswith(_WORKER) for told in found)
+
+
+def test_cluster_that_others_see_otherwise_is_told() -> None:
+    found = _problems(("t-worker-0.t-worker:5000", "t-worker-0.t-worker:5001"))
+    assert "StatefulSet/t-ps: TF_CONFIG: another cluster than that of Job/t-worker" in found
+
+
+def test_task_that_two_pods_are_is_told() -> None:
+    found = _problems((r'\\"evaluator\\", \\"index\\": ', r'\\"ps\\", \\"index\\": '), count=1)
+    assert "TF_CONFIG: 2 pods are ps 0" in found
+    assert any(told.endswith("evaluator 0: no pod is this task") for told in found)
+
+
+def test_variable_too_long_for_a_process_is_told() -> None:
+    long = "x" * (128 * 1024)
+    found = _problems((r'(value: "{\\"cluster\\": {)', rf'\1\\"{long}\\": [], '))
+    assert any("bytes; a process can be given 131072 at most" in told for told in found)
+
+
+def test_each_problem_is_told_once() -> None:
+    found = _problems((r"name: t-worker\n  labels", "name: other\n  labels"))
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    ("addresses", "problems"),
+    [
+        (["10.0.0.1:5000", "10.0.0.2:5000"], []),
+        (["[fd00::1]:5000", "[fd00::2]:5000"], []),
+        (["a:5000", "a.default.svc:5000"], []),
+        (["a:5000", "b:5000"], ["'b:5000': no Service is called 'b'"]),
+        (["c:5000", "a:5000"], ["is a Service that does not select the pod"]),
+    ],
+)
+def test_addresses_of_other_kinds(addresses, problems) -> None:
+    hosts = ", ".join(f'"{address}"' for address in addresses)
+    config = f'{{"cluster": {{"worker": [{hosts}]}}, "task": {{"type": "worker", "index": "0"}}}}'
+    other = config.replace('"0"', '"1"')
+    manifests = "".join(
+        f"""
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: p{index}, labels: {{app: x}}}}
+spec: {{containers: [{{name: c, image: i, env: [{{name: TF_CONFIG, value: '{text}'}}]}}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: {service}}}
+spec: {{selector: {{app: {selected}}}, ports: [{{port: 5000}}]}}
+"""
+        for index, text, service, selected in ((0, config, "a", "x"), (1, other, "c", "y"))
+    )
+    found = [problem.message for problem in validate_kubernetes(manifests)]
+    assert len(found) == len(problems)
+    for message, wanted in zip(found, problems, strict=True):
+        assert wanted in message
+
+
+def test_pods_that_are_told_nothing_are_fine() -> None:
+    plain = re.sub(r"name: TF_CONFIG", "name: OTHER", _MANIFESTS)
+    assert validate_kubernetes(plain) == []

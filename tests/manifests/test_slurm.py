@@ -1,0 +1,248 @@
+"""Scripts for Slurm: what each worker makes of the variables that srun would set."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stratagem.manifests import render_slurm, slurm_template
+
+_BASH = shutil.which("bash") or "bash"
+
+# Tells which task it is, in one write: the tasks share one output.
+_WORKER = """
+import json, os, sys
+from stratagem.cluster import detect
+resolver = detect()
+spec = resolver.cluster_spec()
+processes = resolver.processes()
+told = {
+    "task": [resolver.task_type, resolver.task_id],
+    "process": [processes.process_id, processes.num_processes],
+    "hosts": [address.rpartition(":")[0] for address in spec.as_dict()["worker"]],
+    "coordinator_is_first": processes.coordinator_address == spec.task_address("worker", 0),
+    "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    "arguments": sys.argv[1:],
+}
+os.write(1, (json.dumps(told) + "\\n").encode())
+sys.exit(int(os.environ.get("EXIT_CODES", "0,0,0").split(",")[resolver.task_id]))
+"""
+
+# Starts the tasks node by node, as srun with --distribution=block; ends with the highest code.
+_SRUN = """
+import itertools, os, subprocess, sys
+options = list(itertools.takewhile(lambda word: word.startswith("--"), sys.argv[1:]))
+command = sys.argv[1 + len(options) :]
+assert "--distribution=block" in options, options
+counts = [int(n) for n in os.environ["TASKS_OF_NODES"].split(",")]
+common = {
+    "SLURM_STEP_NUM_TASKS": str(sum(counts)),
+    "SLURM_STEP_NODELIST": f"node[1-{len(counts)}]",
+    "SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, counts)),
+}
+rank, codes = 0, []
+for node, count in enumerate(counts, 1):
+    for _ in range(count):
+        own = {"SLURM_PROCID": str(rank), "SLURMD_NODENAME": f"node{node}"}
+        codes.append(subprocess.run(command, env={**os.environ, **common, **own}).returncode)
+        rank += 1
+sys.exit(max(codes))
+"""
+
+
+class _Run:
+    """A script as sbatch would start it, with a `srun` and a `scontrol` of our own."""
+
+    def __init__(self, folder: Path, **variables: str) -> None:
+        self.folder = folder
+        self.variables = variables
+        self.requeued: list[str] = []
+        self.exit_code = -1
+
+    def __call__(self, script: str) -> list[dict[str, object]]:
+        (self.folder / "my worker.py").write_text(_WORKER)
+        self._program("srun", f"#!{sys.executable}\n{_SRUN}")
+        self._program("scontrol", f'#!{_BASH}\necho "$@" >> {self.folder}/scontrol.txt\n')
+        checked = subprocess.run([_BASH, "-n"], input=script, text=True, capture_output=True)
+        assert (checked.returncode, checked.stderr) == (0, "")
+        told = dict(re.findall(r"^#SBATCH --([-a-z]+)=(.*)$", script, re.MULTILINE))
+        counts = _block(int(told["ntasks"]), int(told["nodes"]), int(told["ntasks-per-node"]))
+        environment = {
+            name: text for name, text in os.environ.items() if not name.startswith("SLURM")
+        }
+        environment.pop("TF_CONFIG", None)
+        environment |= {
+            "PATH": f"{self.folder}:{environment['PATH']}",
+            "SLURM_JOB_ID": "4711",
+            "TASKS_OF_NODES": ",".join(map(str, counts)),
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(int(told.get("gpus-per-node", 0))))),
+            **self.variables,
+        }
+        finished = subprocess.run(
+            [_BASH],
+            input=script,
+            text=True,
+            capture_output=True,
+            cwd=self.folder,
+            env=environment,
+            timeout=120,
+        )
+        self.exit_code = finished.returncode
+        assert finished.stderr == ""
+        requeued = self.folder / "scontrol.txt"
+        self.requeued = requeued.read_text().splitlines() if requeued.exists() else []
+        return [json.loads(line) for line in finished.stdout.splitlines()]
+
+    def _program(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def _srun_line(script: str) -> str:
+    (line,) = (line for line in script.splitlines() if line.startswith("srun "))
+    return line
+
+
+def _block(tasks: int, nodes: int, most: int) -> list[int]:
+    counts = [min(most, tasks - most * node) for node in range(nodes)]
+    assert all(count > 0 for count in counts), "a node without a task"
+    assert sum(counts) == tasks, "a task without a node"
+    return counts
+
+
+def _render(**overrides: object) -> str:
+    given = {"python": sys.executable, "script": "my worker.py", **overrides}
+    nodes = given.pop("nodes", None)
+    return render_slurm(given, nodes=nodes if isinstance(nodes, int) else None)
+
+
+def _directive(script: str, name: str) -> str | None:
+    found = re.findall(rf"^#SBATCH --{name}=(.*)$", script, re.MULTILINE)
+    return found[0] if found else None
+
+
+def test_every_worker_finds_its_place_and_its_gpus(tmp_path) -> None:
+    words = ["--text", "a b", "it's", '{"a": "$HOME"}', "*", "; exit 3", "gr\u00fc\u00df"]
+    run = _Run(tmp_path)
+    told = run(
+        _render(worker_replicas=3, tasks_per_node=2, num_gpus_per_worker=2, cmdline_args=words)
+    )
+    assert [worker["task"] for worker in told] == [["worker", rank] for rank in range(3)]
+    assert [worker["process"] for worker in told] == [[rank, 3] for rank in range(3)]
+    assert [worker["gpus"] for worker in told] == ["0,1", "2,3", "0,1"]
+    for worker in told:
+        assert worker["hosts"] == ["node1", "node1", "node2"]
+        assert worker["coordinator_is_first"] is True
+        assert worker["arguments"] == words
+    assert (run.exit_code, run.requeued) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("codes", "exit_code", "requeued"),
+    [("42,42", 42, ["requeue 4711"]), ("1,1", 1, []), ("0,0", 0, []), ("42,137", 137, [])],
+)
+def test_job_that_has_saved_before_it_had_to_stop_runs_again(
+    tmp_path, codes, exit_code, requeued
+) -> None:
+    run = _Run(tmp_path, EXIT_CODES=codes)
+    assert len(run(_render())) == 2
+    assert (run.exit_code, run.requeued) == (exit_code, requeued)
+
+
+def test_directives_say_what_was_asked_for() -> None:
+    script = _render(
+        name="digits",
+        worker_replicas=8,
+        tasks_per_node=4,
+        num_gpus_per_worker=2,
+        cpus_per_worker=6,
+        partition="gpu,long",
+        time="1-12:00:00",
+        grace_period_s=300,
+    )
+    assert script.startswith("#!/bin/bash\n#SBATCH --job-name=digits\n")
+    for name, text in {
+        "nodes": "2",
+        "ntasks": "8",
+        "ntasks-per-node": "4",
+        "gpus-per-node": "8",
+        "cpus-per-task": "6",
+        "partition": "gpu,long",
+        "time": "1-12:00:00",
+        "signal": "TERM@300",
+        "open-mode": "append",
+    }.items():
+        assert _directive(script, name) == text
+    assert "#SBATCH --requeue\n" in script
+    assert "--cpus-per-task=6" in _srun_line(script)
+    # Slurm reads directives down to the first command only.
+    assert script.rindex("#SBATCH") < script.index("\nsrun")
+
+
+def test_what_was_not_asked_for_is_left_to_the_site() -> None:
+    script = _render(num_gpus_per_worker=0)
+    for name in ("gpus-per-node", "cpus-per-task", "partition", "time"):
+        assert _directive(script, name) is None
+    assert "cpus-per-task" not in script
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nodes", "tasks", "on_a_node"),
+    [
+        ({"nodes": 3}, "3", "3", "1"),
+        ({"nodes": 3, "tasks_per_node": 4}, "3", "12", "4"),
+        ({"nodes": 2, "worker_replicas": 5}, "2", "5", "3"),
+        ({"nodes": 2, "worker_replicas": 5, "tasks_per_node": "4"}, "2", "5", "4"),
+        ({"worker_replicas": "5", "tasks_per_node": 2}, "3", "5", "2"),
+        ({"worker_replicas": 1, "tasks_per_node": 8}, "1", "1", "1"),
+    ],
+)
+def test_nodes_and_workers_follow_from_each_other(overrides, nodes, tasks, on_a_node) -> None:
+    script = _render(**overrides)
+    assert _directive(script, "nodes") == nodes
+    assert _directive(script, "ntasks") == tasks
+    assert _directive(script, "ntasks-per-node") == on_a_node
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"nodes": 0}, r"nodes=0(?s:.)*at least one node"),
+        (
+            {"nodes": 3, "worker_replicas": 2, "tasks_per_node": 1},
+            r"2 workers, 1 on a node, need 2 nodes; 3 were asked",
+        ),
+        ({"nodes": 3, "worker_replicas": 2}, "as many nodes as the workers need"),
+        ({"worker_replicas": 0}, "worker_replicas=0 cannot be rendered"),
+        ({"name": "a b"}, "letters, digits, dots, dashes and underscores"),
+        ({"name": "a\n#SBATCH --account=x"}, "letters, digits, dots, dashes and underscores"),
+        ({"partition": "a b"}, "names with commas between them"),
+        ({"time": "2 hours"}, "minutes, or as 30:00"),
+        ({"grace_period_s": 65536}, "at least 0 and at most 65535"),
+        ({"python": ""}, "the path of a file"),
+        ({"cmdline_args": "'"}, "cannot be split into words"),
+        ({"ps_replicas": 1}, "slurm.sh.jinja has no variable 'ps_replicas'"),
+    ],
+)
+def test_value_that_cannot_work_is_named(overrides, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        _render(**overrides)
+
+
+@pytest.mark.parametrize("time", ["", "90", "30:00", "12:00:00", "1-12", "1-12:30", "UNLIMITED"])
+def test_times_that_slurm_knows_are_taken(time) -> None:
+    assert _directive(_render(time=time), "time") == (time or None)
+
+
+def test_edited_template_is_rendered() -> None:
+    edited = slurm_template().replace("worker_replicas = 2", "worker_replicas = 7")
+    assert _directive(render_slurm(template=edited), "ntasks") == "7"
