@@ -13,6 +13,7 @@ from stratagem import environment as _environment
 
 if TYPE_CHECKING:
     from stratagem import cluster as cluster
+    from stratagem import collectives as collectives
     from stratagem import config as config
     from stratagem import errors as errors
     from stratagem import input as input
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from stratagem import nn as nn
     from stratagem.cluster import ClusterSpec as ClusterSpec
     from stratagem.cluster import resolvers as cluster_resolver
+    from stratagem.communication import CommunicationImplementation as CommunicationImplementation
+    from stratagem.communication import CommunicationOptions as CommunicationOptions
     from stratagem.context import ReplicaContext as ReplicaContext
     from stratagem.context import experimental_set_strategy as experimental_set_strategy
     from stratagem.context import get_replica_context as get_replica_context
@@ -65,6 +68,11 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
     "ClusterSpec": ("stratagem.cluster", "ClusterSpec"),
     "CollectiveAllReduceStrategy": ("stratagem.strategies", "CollectiveAllReduceStrategy"),
+    "CommunicationImplementation": (
+        "stratagem.communication",
+        "CommunicationImplementation",
+    ),
+    "CommunicationOptions": ("stratagem.communication", "CommunicationOptions"),
     "DistributedDataset": ("stratagem.input", "DistributedDataset"),
     "DistributedIterator": ("stratagem.input", "DistributedIterator"),
     "DistributedValues": ("stratagem.values", "DistributedValues"),
@@ -89,6 +97,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "apply_gradients": ("stratagem.keras", "apply_gradients"),
     "cluster": ("stratagem.cluster", None),
     "cluster_resolver": ("stratagem.cluster.resolvers", None),
+    "collectives": ("stratagem.collectives", None),
     "compile": ("stratagem.keras", "compile"),
     "compute_average_loss": ("stratagem.keras", "compute_average_loss"),
     "config": ("stratagem.config", None),
@@ -113,6 +122,8 @@ __all__ = [
     "AutoShardPolicy",
     "ClusterSpec",
     "CollectiveAllReduceStrategy",
+    "CommunicationImplementation",
+    "CommunicationOptions",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
@@ -137,6 +148,7 @@ __all__ = [
     "apply_gradients",
     "cluster",
     "cluster_resolver",
+    "collectives",
     "compile",
     "compute_average_loss",
     "config",
@@ -157,7 +169,7 @@ __all__ = [
     "value_and_grad",
 ]
 
-_ROOMS_WITHOUT_JAX = ("cluster", "config", "errors", "launch", "options")
+_ROOMS_WITHOUT_JAX = ("cluster", "communication", "config", "errors", "launch", "options")
 
 _environment.select_keras_backend()
 

@@ -30,6 +30,7 @@ LAYERS = (
     ("cluster", "launch", "manifests"),
     (
         "accelerators",
+        "communication",
         "config",
         "environment",
         "errors",

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.collectives import device
+from stratagem.collectives import WITHIN_PROCESS, device
 from stratagem.options import ReduceOp
 from tests.collectives.replicas import AXIS, NUM_REPLICAS, on_replicas
 
@@ -52,7 +52,7 @@ def test_packed_reduction_gives_what_single_ones_give_in_fewer_messages() -> Non
     parts = [*PARTS.values(), np.ones((3, 2, 1), np.float32), large]
 
     def both(parts):
-        packed = device.all_reduce_packed(ReduceOp.MEAN, parts, AXIS)
+        packed = device.all_reduce_packed(ReduceOp.MEAN, parts, AXIS, WITHIN_PROCESS)
         return packed, [device.all_reduce(ReduceOp.MEAN, part, AXIS) for part in parts]
 
     packed, single = on_replicas(both, parts)
@@ -61,7 +61,9 @@ def test_packed_reduction_gives_what_single_ones_give_in_fewer_messages() -> Non
         np.testing.assert_array_equal(got, expected)
 
     def messages(parts):
-        reduce = lambda parts: device.all_reduce_packed(ReduceOp.SUM, parts, AXIS)  # noqa: E731
+        reduce = lambda parts: device.all_reduce_packed(  # noqa: E731
+            ReduceOp.SUM, parts, AXIS, WITHIN_PROCESS
+        )
         program = jax.make_jaxpr(reduce, axis_env=[(AXIS, 3)])(parts)
         return sum(equation.primitive.name.startswith("psum") for equation in program.eqns)
 

@@ -28,6 +28,8 @@ _IN_STEP_8 = _member(0, Kind.STEP, step=8, unmoved_s=200)
         [_member(1, Kind.COMPILE, unmoved_s=1000)],
         [_member(1, unmoved_s=119)],
         [_member(1, Kind.EXCHANGE, "save", step=7, unmoved_s=1)],  # may be old news
+        [_member(1, Kind.EXCHANGE, "save", step=7, unmoved_s=9, silent_s=5)],  # surely is
+        [_member(1, unmoved_s=200, silent_s=5)],
         [_member(1, Kind.EXCHANGE, "save", step=9, unmoved_s=10)],
         [_member(1, Kind.STEP, "train", step=9, unmoved_s=10)],
         [_member(1, Kind.EXIT, step=8, has_left=True, unmoved_s=10, is_connected=False)],

@@ -55,13 +55,20 @@ def environment(index: int, workers: Sequence[str], **variables: str) -> dict[st
 
 @contextmanager
 def started(
-    command: Sequence[str], count: int, **variables: str
+    command: Sequence[str],
+    count: int,
+    hosts: Sequence[tuple[list[str], str]] | None = None,
+    **variables: str,
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Starts a command once a worker; whatever is left of them is killed at the end."""
-    workers = addresses(count)
+    """Starts a command once a worker; whatever is left of them is killed at the end.
+
+    `hosts` are of `namespaces.hosts`; None runs all workers on this one.
+    """
+    hosts = hosts or [([], address) for address in addresses(count)]
+    workers = [address for _, address in hosts]
     processes = [
         subprocess.Popen(
-            [sys.executable, *command],
+            [*hosts[index][0], sys.executable, *command],
             env=environment(index, workers, **variables),
             cwd=_ROOT,
             text=True,
@@ -88,9 +95,14 @@ def ended(process: subprocess.Popen[str]) -> Ended:
     return Ended(process.returncode, output, errors)
 
 
-def run_cluster(command: Sequence[str], count: int, **variables: str) -> list[Ended]:
+def run_cluster(
+    command: Sequence[str],
+    count: int,
+    hosts: Sequence[tuple[list[str], str]] | None = None,
+    **variables: str,
+) -> list[Ended]:
     """Runs a command once a worker, to the end."""
-    with started(command, count, **variables) as processes:
+    with started(command, count, hosts, **variables) as processes:
         return [ended(process) for process in processes]
 
 

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.multiprocess.cluster import PROGRAMS, Ended, ended, started
+from tests.multiprocess.namespaces import can_make_hosts, hosts
 
 _PROGRAM = str(PROGRAMS / "failing.py")
 _LIMITS = {
@@ -61,3 +62,23 @@ def test_every_failure_of_every_worker_is_named(how: str, loop: str, culprit: in
     if how == "other program" and loop == "fit":
         how = "error"
     _check(how, loop, num_workers=3, culprit=culprit)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and iproute2")
+@pytest.mark.parametrize("loop", ["fit", "loop"])
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_worker_whose_link_is_down_is_named(loop: str, culprit: int) -> None:
+    """And so is process 0 by the worker that hears nobody any more."""
+    with (
+        hosts(3) as three,
+        started(
+            [_PROGRAM, "link down", loop], 3, three, CULPRIT=str(culprit), LINK="eth0", **_LIMITS
+        ) as processes,
+    ):
+        every = [ended(process) for process in processes]
+    for index, one in enumerate(every):
+        named = culprit if index != culprit else 0 if culprit else 1
+        message = one.errors.split("UnavailableError: ")[-1]
+        assert one.code == 1, one.errors
+        assert f"worker {named} (10.77.0.{named + 1}:2222) has not answered for" in message

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.multiprocess.cluster import PROGRAMS, run_alone, run_cluster
+from tests.multiprocess.cluster import PROGRAMS, Ended, run_alone, run_cluster
+from tests.multiprocess.namespaces import can_make_hosts, hosts
 
 _PROGRAM = str(PROGRAMS / "training.py")
 
@@ -35,10 +36,25 @@ def test_workers_train_to_the_weights_of_one_process(
 ) -> None:
     """601 examples, batches of 64, the last one short: by `fit` and by a loop, with all that it
     reports."""
-    for ended in run_cluster([_PROGRAM, str(num_devices), str(tmp_path)], num_workers):
+    ended = run_cluster([_PROGRAM, str(num_devices), str(tmp_path)], num_workers)
+    _check(ended, of_one_device, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and iproute2")
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_hosts_with_addresses_of_their_own_train_to_the_same_weights(
+    of_one_device: dict[str, Any], num_devices: int, tmp_path: Path
+) -> None:
+    with hosts(4) as four:
+        ended = run_cluster([_PROGRAM, str(num_devices), str(tmp_path)], 4, four)
+    _check(ended, of_one_device, tmp_path)
+
+
+def _check(every: list[Ended], of_one_device: dict[str, Any], folder: Path) -> None:
+    for index, ended in enumerate(every):
         assert ended.code == 0, ended.errors
-    for index in range(num_workers):
-        got = dict(np.load(tmp_path / f"process-{index}.npz"))
+        got = dict(np.load(folder / f"process-{index}.npz"))
         assert got.keys() == of_one_device.keys()
         for name, wanted in of_one_device.items():
             np.testing.assert_allclose(got[name], wanted, rtol=1e-5, atol=1e-5, err_msg=name)

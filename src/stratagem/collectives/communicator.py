@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from stratagem.collectives import device
+from stratagem.collectives.packing import NO_PACKING, Packing
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, PerReplica
@@ -83,14 +84,13 @@ class MeshCommunicator(Communicator):
     Args:
         axis_name: the mesh axis of the replicas.
         num_replicas: its size.
-        packs_small: whether many small arrays travel as one, which pays where a message has a price
-            of its own and nobody combines them later.
+        packing: which of many arrays travel as one.
     """
 
-    def __init__(self, axis_name: str, num_replicas: int, *, packs_small: bool = False) -> None:
+    def __init__(self, axis_name: str, num_replicas: int, *, packing: Packing = NO_PACKING) -> None:
         self._axis_name = axis_name
         self._num_replicas = num_replicas
-        self._packs_small = packs_small
+        self._packing = packing
 
     @property
     def num_replicas(self) -> int:
@@ -102,10 +102,8 @@ class MeshCommunicator(Communicator):
         return device.all_reduce(op, value, self._axis_name)
 
     def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
-        """Combines over the mesh axis, small arrays together if this communicator packs."""
-        if self._packs_small:
-            return device.all_reduce_packed(op, values, self._axis_name)
-        return super().all_reduce_many(op, values)
+        """Combines over the mesh axis, in as many messages as the packing makes of them."""
+        return device.all_reduce_packed(op, values, self._axis_name, self._packing)
 
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Concatenates over the mesh axis."""

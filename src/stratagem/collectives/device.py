@@ -13,12 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stratagem.collectives.packing import Packing
 from stratagem.options import ReduceOp
 
 __all__ = ["all_gather", "all_reduce", "all_reduce_packed"]
-
-# Measured on two CPU devices of one process: copying larger arrays costs more than the messages.
-_MAX_PACKED_ELEMENTS = 16_384
 
 
 def all_reduce(op: ReduceOp, value: Any, axis_name: str) -> jax.Array:
@@ -40,30 +38,31 @@ def all_reduce(op: ReduceOp, value: Any, axis_name: str) -> jax.Array:
     return jax.lax.pmean(value, axis_name)
 
 
-def all_reduce_packed(op: ReduceOp, values: Sequence[Any], axis_name: str) -> list[jax.Array]:
-    """Combines many values over a mesh axis, the small ones of a dtype as one array.
+def all_reduce_packed(
+    op: ReduceOp, values: Sequence[Any], axis_name: str, packing: Packing
+) -> list[jax.Array]:
+    """Combines many values over a mesh axis, several of a dtype as one array.
 
     Args:
         op: SUM or MEAN.
         values: local arrays, each of one shape on all replicas.
         axis_name: the mesh axis.
+        packing: which of them are joined.
 
     Returns:
         What `all_reduce` returns for each.
     """
     arrays = [jnp.asarray(value) for value in values]
+    packs = packing.packs([array.nbytes for array in arrays], [array.dtype for array in arrays])
     results = dict[int, jax.Array]()
-    small: dict[Any, list[int]] = {}
-    for index, array in enumerate(arrays):
-        if array.size <= _MAX_PACKED_ELEMENTS:
-            small.setdefault(array.dtype, []).append(index)
-        else:
-            results[index] = all_reduce(op, array, axis_name)
-    for members in small.values():
-        flat = [arrays[index].ravel() for index in members]
+    for pack in packs:
+        if len(pack) == 1:
+            results[pack[0]] = all_reduce(op, arrays[pack[0]], axis_name)
+            continue
+        flat = [arrays[index].ravel() for index in pack]
         joined = all_reduce(op, jnp.concatenate(flat), axis_name)
         parts = jnp.split(joined, np.cumsum([part.size for part in flat])[:-1])
-        for index, part in zip(members, parts, strict=True):
+        for index, part in zip(pack, parts, strict=True):
             results[index] = part.reshape(arrays[index].shape)
     return [results[index] for index in range(len(arrays))]
 

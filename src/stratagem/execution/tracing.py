@@ -12,7 +12,15 @@ import keras
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import PartitionSpec
 
-from stratagem.collectives import MeshCommunicator, SoleCommunicator
+from stratagem.collectives import (
+    BETWEEN_PROCESSES,
+    NO_PACKING,
+    WITHIN_PROCESS,
+    MeshCommunicator,
+    Packing,
+    SoleCommunicator,
+)
+from stratagem.communication import CommunicationOptions
 from stratagem.context import ReplicaContext, stack
 from stratagem.context.function_trace import NeedsInitialization, current_function_trace
 from stratagem.execution.arguments import Arguments
@@ -138,7 +146,7 @@ class _Recorder:
         communicator = MeshCommunicator(
             REPLICA_AXIS,
             self._topology.num_replicas,
-            packs_small=self._topology.platform == "cpu",  # elsewhere the compiler combines
+            packing=_packing(self._topology, self._strategy.communication_options),
         )
         replica_id = jax.lax.axis_index(REPLICA_AXIS)
         return ReplicaContext(self._strategy, replica_id, communicator, self.arguments.batch)
@@ -182,6 +190,15 @@ class _Recorder:
             self.result_shapes.append(value.shape)
             outputs.append(value[None] if several else value)
         return outputs
+
+
+def _packing(topology: Topology, options: CommunicationOptions) -> Packing:
+    if topology.platform != "cpu":
+        return NO_PACKING  # the compiler combines
+    if not topology.spans_processes:
+        return WITHIN_PROCESS
+    size = options.bytes_per_pack
+    return Packing(size, size) if size else BETWEEN_PROCESSES
 
 
 def trace_replica_function(

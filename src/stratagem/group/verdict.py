@@ -122,6 +122,8 @@ class Verdict:
 _WAITING = (Kind.STEP, Kind.EXCHANGE, Kind.INPUT, Kind.EXIT)
 # A place is told once a beat, so that one of two that belong together is seen a little later.
 _SETTLED_S = 3.0
+# Of one that has been silent for longer than some beats nobody knows where it is by now.
+_FRESH_S = 2.5
 
 
 def judge(members: Sequence[MemberView], limits: Limits) -> Verdict | None:
@@ -186,7 +188,7 @@ def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> 
 
 def _apart(members: Sequence[MemberView]) -> Verdict | None:
     """Processes that wait for each other at places that cannot meet."""
-    settled = [m for m in members if m.unmoved_s >= _SETTLED_S]
+    settled = [m for m in members if m.unmoved_s >= _SETTLED_S and _is_fresh(m)]
     in_step = [m for m in settled if m.place.kind is Kind.STEP]
     for waiting in in_step:
         for member in settled:
@@ -206,6 +208,10 @@ def _apart(members: Sequence[MemberView]) -> Verdict | None:
     return None
 
 
+def _is_fresh(member: MemberView) -> bool:
+    return member.has_left or member.silent_s <= _FRESH_S
+
+
 def _out_of_step(waiting: MemberView, member: MemberView) -> Verdict:
     left = member.place.kind is Kind.EXIT
     return Verdict(
@@ -222,7 +228,11 @@ def _out_of_step(waiting: MemberView, member: MemberView) -> Verdict:
 
 def _stuck(members: Sequence[MemberView], limits: Limits) -> Verdict | None:
     waiting = [m for m in members if m.place.kind in _WAITING and m.unmoved_s > limits.stuck_s]
-    busy = [m for m in members if m.place.kind is Kind.PYTHON and m.unmoved_s > limits.stuck_s]
+    busy = [
+        m
+        for m in members
+        if m.place.kind is Kind.PYTHON and m.unmoved_s > limits.stuck_s and _is_fresh(m)
+    ]
     if not waiting or not busy or all(m.place.kind is Kind.EXIT for m in waiting):
         return None
     member = max(busy, key=lambda m: m.unmoved_s)

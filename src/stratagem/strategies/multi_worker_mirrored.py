@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
 from typing import Any, NoReturn, final
 
 from stratagem import config, environment
 from stratagem.cluster import ClusterResolver, Processes, TFConfigClusterResolver, detect
 from stratagem.cluster.addresses import split_address
+from stratagem.communication import CommunicationOptions
 from stratagem.group import Identity, Limits, agree_on_random_state
 from stratagem.messages import explain
 from stratagem.strategies.strategy import Strategy
@@ -28,7 +30,8 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Args:
         cluster_resolver: tells the cluster and which task this is; None asks the environment.
-        communication_options: None; how gradients are combined is left to the compiler.
+        communication_options: how gradients travel between the processes, and how long they may;
+            the first strategy of a process decides.
 
     Raises:
         ValueError: a cluster that cannot be right, a task that does not train, processes that do
@@ -45,7 +48,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     """
 
     def __init__(
-        self, cluster_resolver: ClusterResolver | None = None, communication_options: Any = None
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
     ) -> None:
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise ValueError(
@@ -56,12 +61,14 @@ class MultiWorkerMirroredStrategy(Strategy):
                     fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
                 )
             )
-        if communication_options is not None:
+        if communication_options is None:
+            communication_options = CommunicationOptions()
+        if not isinstance(communication_options, CommunicationOptions):
             raise ValueError(
                 explain(
                     f"communication_options={communication_options!r} is of type "
                     f"{type(communication_options).__name__}.",
-                    expected="None.",
+                    expected="sg.CommunicationOptions, or None.",
                     fix="leave communication_options out.",
                 )
             )
@@ -69,16 +76,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         processes = self._resolver.processes()
         if processes.num_processes == 1:
             super().__init__(Topology(local_devices()))
+            self.communication_options = communication_options
             return
-        limits = Limits(
-            join_s=config.join_timeout_s(),
-            peer_s=config.peer_timeout_s(),
-            stuck_s=config.stuck_timeout_s(),
-            barrier_s=config.barrier_timeout_s(),
-        )
+        limits = _limits(communication_options.timeout_seconds)
         identity = _identity(self._resolver, processes)
         devices = start_processes(identity, limits, _own_accelerators(processes))
         super().__init__(Topology(devices))
+        self.communication_options = communication_options
         agree_on_random_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
@@ -97,6 +101,16 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 CollectiveAllReduceStrategy = MultiWorkerMirroredStrategy
+
+
+def _limits(timeout_s: float | None) -> Limits:
+    stuck_s = config.stuck_timeout_s() if timeout_s is None else timeout_s or math.inf
+    return Limits(
+        join_s=config.join_timeout_s(),
+        peer_s=config.peer_timeout_s(),
+        stuck_s=stuck_s,
+        barrier_s=config.barrier_timeout_s(),
+    )
 
 
 def _identity(resolver: ClusterResolver, processes: Processes) -> Identity:

@@ -13,6 +13,7 @@ import numpy as np
 
 from stratagem import config
 from stratagem.cluster import ClusterResolver
+from stratagem.communication import CommunicationOptions
 from stratagem.context import stack
 from stratagem.execution import CompiledExecution, run_eagerly, run_steps
 from stratagem.input import DistributedDataset, DistributedIterator
@@ -68,6 +69,7 @@ class Strategy:
                 )
             )
         self.topology = topology
+        self.communication_options = CommunicationOptions()
         self.variables = VariableRegistry()
         self.compiled = CompiledExecution(self)
         self._extended = StrategyExtended(self)

@@ -1,0 +1,89 @@
+"""How a user wants values of several replicas to be combined."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from stratagem.messages import explain
+
+__all__ = ["CommunicationImplementation", "CommunicationOptions"]
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which algorithm combines the values of several processes.
+
+    AUTO leaves it to this library. NCCL is what the compiler does on GPUs.
+
+    Source: TF 2.21 collective_util.py, CommunicationImplementation.
+    """
+
+    AUTO = "AUTO"
+    NCCL = "NCCL"
+
+
+@dataclasses.dataclass(frozen=True)
+class CommunicationOptions:
+    """Hints for collectives.
+
+    Args:
+        bytes_per_pack: gradients travel in buffers of about that size where each message has a
+            price of its own, between processes on CPU; elsewhere the compiler combines them. 0
+            chooses.
+        timeout_seconds: how long one collective may wait for a process that lives and makes no
+            progress; None for `STRATAGEM_STUCK_TIMEOUT_S`, 0 for no limit.
+        implementation: the algorithm; a member or its name.
+
+    Raises:
+        ValueError: a negative number, an unknown name, or another type.
+
+    Example:
+        >>> sg.CommunicationOptions(bytes_per_pack=50 * 1024 * 1024).timeout_seconds is None
+        True
+
+    Source: TF 2.21 collective_util.py, CommunicationOptions.
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
+            raise ValueError(
+                explain(
+                    f"bytes_per_pack={self.bytes_per_pack!r} is no size.",
+                    expected="a whole number of bytes, or 0 to choose.",
+                    fix="pass 4 * 1024 * 1024, for example, or leave it out.",
+                )
+            )
+        seconds = self.timeout_seconds
+        if seconds is not None and (not _is_number(seconds, int | float) or seconds < 0):
+            raise ValueError(
+                explain(
+                    f"timeout_seconds={seconds!r} is no time limit.",
+                    expected="a number of seconds, 0 for none, or None for the default.",
+                    fix="pass 120.0, for example, or leave it out.",
+                )
+            )
+        object.__setattr__(self, "implementation", _parse(self.implementation))
+
+
+def _is_number(value: Any, kinds: Any) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _parse(value: Any) -> CommunicationImplementation:
+    if isinstance(value, CommunicationImplementation):
+        return value
+    names = list(CommunicationImplementation.__members__)
+    if isinstance(value, str) and value.upper() in names:
+        return CommunicationImplementation[value.upper()]
+    raise ValueError(
+        explain(
+            f"implementation={value!r} is not known.",
+            expected=f"a CommunicationImplementation, or one of {', '.join(names)}.",
+            fix="leave it out: AUTO chooses.",
+        )
+    )

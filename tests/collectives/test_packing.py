@@ -1,0 +1,32 @@
+"""Which arrays travel together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratagem.collectives import NO_PACKING, WITHIN_PROCESS, Packing
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.sampled_from("fi")), max_size=30),
+    st.integers(1, 120),
+    st.integers(1, 200),
+)
+def test_every_array_travels_once_and_no_pack_is_too_large(arrays, max_array, pack) -> None:
+    sizes, kinds = [size for size, _ in arrays], [kind for _, kind in arrays]
+    packs = Packing(max_array, pack).packs(sizes, kinds)
+    assert sorted(place for places in packs for place in places) == list(range(len(arrays)))
+    for places in packs:
+        assert len({kinds[place] for place in places}) == 1
+        if len(places) > 1:
+            assert all(sizes[place] <= max_array for place in places)
+            assert sum(sizes[place] for place in places) <= pack
+
+
+@pytest.mark.parametrize(("packing", "count"), [(NO_PACKING, 4), (WITHIN_PROCESS, 2)])
+def test_rules_in_use(packing, count) -> None:
+    sizes = [4, 2**16, 8, 2**20]
+    assert len(packing.packs(sizes, ["float32"] * 4)) == count

@@ -1,0 +1,91 @@
+"""What users meet on a cluster, in one start of it: `python behaviour.py FOLDER`.
+
+Each process writes what it saw to FOLDER/process-N.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import keras
+import numpy as np
+
+import stratagem as sg
+
+folder = Path(sys.argv[1])
+strategy = sg.MultiWorkerMirroredStrategy()
+rank = jax.process_index()
+host = sg.collectives.host
+seen: dict[str, object] = {
+    "gathered": host.all_gather_object({"rank": rank}),
+    "broadcast": host.broadcast_object(["from", rank]),
+    "replicas": strategy.num_replicas_in_sync,
+    "task": [strategy.cluster_resolver.task_type, strategy.cluster_resolver.task_id],
+}
+host.barrier("a place of the user's")
+
+
+def ids_of(dataset: sg.DistributedDataset) -> list[list[list[int]]]:
+    """The examples of each step, a list for each replica."""
+    steps = []
+    for batch in dataset:
+        parts = [np.asarray(part).tolist() for part in strategy.local_results(batch)]
+        steps.append([part for own in host.all_gather_object(parts) for part in own])
+    return steps
+
+
+lengths = {"a": 5, "b": 9, "c": 2, "d": 1, "e": 7}
+starts = dict(zip(lengths, np.cumsum([0, *lengths.values()]).tolist(), strict=False))
+
+
+def read(names: list[str]) -> sg.input.Dataset:
+    rows = [np.arange(starts[name], starts[name] + lengths[name]) for name in names]
+    return sg.input.Dataset(np.concatenate(rows), batch_size=4)
+
+
+files = sg.input.Dataset.from_files(list(lengths), read)
+seen["by file"] = ids_of(strategy.distribute_dataset(files))
+seen["by data"] = ids_of(strategy.distribute_dataset([np.arange(5), np.arange(5, 8)]))
+seen["from function"] = ids_of(
+    strategy.distribute_datasets_from_function(
+        lambda context: [
+            np.arange(2) + 10 * context.input_pipeline_id + 2 * step
+            for step in range(1 + 2 * context.input_pipeline_id)
+        ]
+    )
+)
+
+# The constant model: it says 1 to all of the targets 0 to 7.
+with strategy.scope():
+    constant = keras.Sequential(
+        [
+            keras.layers.Input((1,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+        ]
+    )
+    constant.compile(keras.optimizers.SGD(0.0), "mae")
+x, y = np.ones((8, 1), "float32"), np.arange(8, dtype="float32").reshape(8, 1)
+csv, best = folder / f"log-{rank}.csv", folder / "best.keras"
+history = constant.fit(
+    x,
+    y,
+    batch_size=4,
+    epochs=2,
+    verbose=2,
+    callbacks=[keras.callbacks.CSVLogger(str(csv)), keras.callbacks.ModelCheckpoint(str(best))],
+)
+seen["fit loss"] = history.history["loss"]
+seen["evaluate loss"] = constant.evaluate(x, y, batch_size=4, verbose=0)
+seen["wrote"] = [csv.exists(), best.exists()]
+
+# Nobody has set a seed.
+with strategy.scope():
+    drawn = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4)])
+    numpy_drawn = sg.Variable(np.random.default_rng().normal(size=3))
+seen["weights"] = [float(np.sum(w)) for w in drawn.get_weights()]
+seen["weights of NumPy"] = np.asarray(numpy_drawn.value).tolist()
+
+(folder / f"process-{rank}.json").write_text(json.dumps(seen))

@@ -1,0 +1,81 @@
+"""What users meet on a cluster of two workers, each with one replica."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import stratagem as sg
+from tests.multiprocess.cluster import PROGRAMS, Ended, run_cluster
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Ended], list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("behaviour")
+    every = run_cluster([str(PROGRAMS / "behaviour.py"), str(folder)], 2)
+    for ended in every:
+        assert ended.code == 0, ended.errors
+    return every, [json.loads((folder / f"process-{i}.json").read_text()) for i in range(2)]
+
+
+@pytest.fixture(scope="module")
+def seen(run: tuple[list[Ended], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return run[1]
+
+
+def test_host_collectives_bring_objects_to_all(seen) -> None:
+    for one in seen:
+        assert one["gathered"] == [{"rank": 0}, {"rank": 1}]
+        assert one["broadcast"] == ["from", 0]
+        assert one["replicas"] == 2
+    assert [one["task"] for one in seen] == [["worker", 0], ["worker", 1]]
+
+
+def test_host_collectives_of_one_process_return_at_once() -> None:
+    host = sg.collectives.host
+    assert host.all_gather_object(3) == [3]
+    assert host.broadcast_object("a") == "a"
+    assert host.barrier("here", timeout_s=1.0) is None
+
+
+def test_files_of_unequal_length_are_read_once_and_all_end_together(seen) -> None:
+    """Five files of 5, 9, 2, 1 and 7 examples in batches of 4: worker 1 has the fewer."""
+    steps = seen[0]["by file"]
+    assert seen[1]["by file"] == steps
+    read = sorted(i for step in steps for part in step for i in part)
+    assert read == list(range(24))
+    assert all(len(step) == 2 for step in steps)
+    assert all(sum(map(len, step)) <= 4 for step in steps)
+    assert any(not part for part in steps[-1])
+
+
+def test_batches_that_all_read_are_split(seen) -> None:
+    wanted = [[[0, 1, 2], [3, 4]], [[5, 6], [7]]]
+    assert [one["by data"] for one in seen] == [wanted] * 2
+
+
+def test_datasets_of_ones_own_go_on_empty_until_all_have_ended(seen) -> None:
+    wanted = [[[0, 1], [10, 11]], [[], [12, 13]], [[], [14, 15]]]
+    assert [one["from function"] for one in seen] == [wanted] * 2
+
+
+def test_constant_model_reports_the_loss_of_one_device(seen) -> None:
+    """As TensorFlow's MultiWorkerMirroredStrategy: 2.75 for targets 0 to 7 and the constant 1."""
+    for one in seen:
+        assert one["fit loss"] == pytest.approx([2.75, 2.75], abs=1e-6)
+        assert one["evaluate loss"] == pytest.approx(2.75, abs=1e-6)
+
+
+def test_only_process_0_writes_and_shows_progress(run) -> None:
+    every, seen = run
+    assert [one["wrote"] for one in seen] == [[True, True], [False, True]]
+    assert "Epoch 1/2" in every[0].output
+    assert "Epoch" not in every[1].output
+
+
+def test_initial_values_are_those_of_process_0_without_a_seed(seen) -> None:
+    for name in ("weights", "weights of NumPy"):
+        assert seen[0][name] == seen[1][name]
+        assert any(seen[0][name])

@@ -1,0 +1,42 @@
+"""Hints for collectives: what they take."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import stratagem as sg
+
+
+def test_options_have_tensorflows_defaults_and_are_frozen() -> None:
+    options = sg.CommunicationOptions()
+    assert options.bytes_per_pack == 0
+    assert options.timeout_seconds is None
+    assert options.implementation is sg.CommunicationImplementation.AUTO
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.bytes_per_pack = 1
+
+
+@pytest.mark.parametrize("name", ["NCCL", "nccl", sg.CommunicationImplementation.NCCL])
+def test_implementation_may_be_named(name) -> None:
+    options = sg.CommunicationOptions(implementation=name)
+    assert options.implementation is sg.CommunicationImplementation.NCCL
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, True, "4"])
+def test_what_is_no_size_is_refused(size) -> None:
+    with pytest.raises(ValueError, match=f"bytes_per_pack={size!r} is no size"):
+        sg.CommunicationOptions(bytes_per_pack=size)
+
+
+@pytest.mark.parametrize("seconds", [-1, True, "4"])
+def test_what_is_no_time_limit_is_refused(seconds) -> None:
+    with pytest.raises(ValueError, match=f"timeout_seconds={seconds!r} is no time limit"):
+        sg.CommunicationOptions(timeout_seconds=seconds)
+
+
+@pytest.mark.parametrize("name", ["STAR", 3, None])
+def test_unknown_implementation_is_refused(name) -> None:
+    with pytest.raises(ValueError, match=f"implementation={name!r} is not known(?s:.)*AUTO, NCCL"):
+        sg.CommunicationOptions(implementation=name)
