@@ -6,7 +6,9 @@ A process whose data has ended goes on with empty parts until all have ended.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from stratagem.group import current_group
 from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.sources import Reader
 from stratagem.messages import explain
+from stratagem.topology.lockstep import waiting_for_input
 
 __all__ = ["Agreement"]
 
@@ -80,7 +83,10 @@ class _Reading:
         group = current_group()
         assert group is not None
         own = None if batch is None else (batch.size, batch.lengths)
-        told = group.exchange_beside(self._stream, own)
+        # A thread that reads ahead says nothing of where the program is.
+        is_main = threading.current_thread() is threading.main_thread()
+        with waiting_for_input(self._stream) if is_main else contextlib.nullcontext():
+            told = group.exchange_beside(self._stream, own)
         if all(theirs is None for theirs in told):
             raise StopIteration
         size = max(theirs[0] for theirs in told if theirs is not None)

@@ -85,6 +85,11 @@ class DistributedDataset:
         return self._options
 
     @property
+    def is_agreed_on(self) -> bool:
+        """Whether several processes read different data and tell each other how much."""
+        return self._agreement is not None
+
+    @property
     def cardinality(self) -> int:
         """Steps of an epoch; -1 if it has no end, -2 if that is not known."""
         count = self._own_cardinality()

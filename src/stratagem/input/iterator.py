@@ -159,6 +159,8 @@ class DistributedIterator:
         if self._pending:
             return self._pending.pop(0)
         if self._error is None:
+            if not self._dataset.is_agreed_on:
+                return self._prefetcher.take()
             with waiting_for_input("a distributed dataset"):
                 return self._prefetcher.take()
         error, self._error = self._error, None

@@ -17,7 +17,6 @@ from stratagem.keras.metric_logs import MetricLogs
 from stratagem.keras.replica_steps import ReplicaSteps
 from stratagem.strategies.reduction import of_all
 from stratagem.topology import Topology
-from stratagem.topology.lockstep import waiting_for_input
 from stratagem.values import PerReplica, regroup
 
 __all__ = ["HostBatches", "PredictFunction", "TrainOrTestFunction", "logs_wanted"]
@@ -58,8 +57,7 @@ class HostBatches:
         Args:
             topology: the devices of the replicas that share it.
         """
-        with waiting_for_input("the data of the model"):
-            batch = next(self._batches)
+        batch = next(self._batches)
         return batch if isinstance(batch, HostBatch) else take_own_part(batch, topology)
 
 
