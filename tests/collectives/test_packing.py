@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.collectives import NO_PACKING, WITHIN_PROCESS, Packing
+from stratagem.collectives import NO_PACKING, WITHIN_PROCESS, Packing, packing_for
 
 
 @settings(deadline=None, max_examples=50)
@@ -30,3 +30,11 @@ def test_every_array_travels_once_and_no_pack_is_too_large(arrays, max_array, pa
 def test_rules_in_use(packing, count) -> None:
     sizes = [4, 2**16, 8, 2**20]
     assert len(packing.packs(sizes, ["float32"] * 4)) == count
+
+
+def test_choice_follows_the_platform_the_processes_and_the_option() -> None:
+    assert packing_for("gpu", spans_processes=True, bytes_per_pack=100) == NO_PACKING
+    assert packing_for("cpu", spans_processes=False, bytes_per_pack=100) == WITHIN_PROCESS
+    assert packing_for("cpu", spans_processes=True, bytes_per_pack=100) == Packing(100, 100)
+    chosen = packing_for("cpu", spans_processes=True, bytes_per_pack=0)
+    assert chosen.pack_bytes > 2**20

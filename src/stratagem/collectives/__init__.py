@@ -2,15 +2,9 @@
 
 from stratagem.collectives import host
 from stratagem.collectives.communicator import Communicator, MeshCommunicator, SoleCommunicator
-from stratagem.collectives.packing import (
-    BETWEEN_PROCESSES,
-    NO_PACKING,
-    WITHIN_PROCESS,
-    Packing,
-)
+from stratagem.collectives.packing import NO_PACKING, WITHIN_PROCESS, Packing, packing_for
 
 __all__ = [
-    "BETWEEN_PROCESSES",
     "Communicator",
     "MeshCommunicator",
     "NO_PACKING",
@@ -18,4 +12,5 @@ __all__ = [
     "SoleCommunicator",
     "WITHIN_PROCESS",
     "host",
+    "packing_for",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Sequence
 
-__all__ = ["BETWEEN_PROCESSES", "NO_PACKING", "WITHIN_PROCESS", "Packing"]
+__all__ = ["NO_PACKING", "Packing", "WITHIN_PROCESS", "packing_for"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,4 +54,23 @@ class Packing:
 NO_PACKING = Packing(max_array_bytes=-1, pack_bytes=0)
 # Measured on two CPU devices of one process: copying larger arrays costs more than the messages.
 WITHIN_PROCESS = Packing(max_array_bytes=2**16, pack_bytes=2**62)
-BETWEEN_PROCESSES = Packing(max_array_bytes=2**22, pack_bytes=2**22)
+_BYTES_BETWEEN_PROCESSES = 2**22
+
+
+def packing_for(platform: str, *, spans_processes: bool, bytes_per_pack: int) -> Packing:
+    """Chooses how gradients travel.
+
+    Args:
+        platform: of the devices, as JAX calls it.
+        spans_processes: whether they belong to several processes.
+        bytes_per_pack: of `CommunicationOptions`; 0 chooses.
+
+    Returns:
+        The rule: on accelerators none, because there the compiler combines.
+    """
+    if platform != "cpu":
+        return NO_PACKING
+    if not spans_processes:
+        return WITHIN_PROCESS
+    size = bytes_per_pack or _BYTES_BETWEEN_PROCESSES
+    return Packing(max_array_bytes=size, pack_bytes=size)

@@ -12,15 +12,7 @@ import keras
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import PartitionSpec
 
-from stratagem.collectives import (
-    BETWEEN_PROCESSES,
-    NO_PACKING,
-    WITHIN_PROCESS,
-    MeshCommunicator,
-    Packing,
-    SoleCommunicator,
-)
-from stratagem.communication import CommunicationOptions
+from stratagem.collectives import MeshCommunicator, SoleCommunicator, packing_for
 from stratagem.context import ReplicaContext, stack
 from stratagem.context.function_trace import NeedsInitialization, current_function_trace
 from stratagem.execution.arguments import Arguments
@@ -146,7 +138,11 @@ class _Recorder:
         communicator = MeshCommunicator(
             REPLICA_AXIS,
             self._topology.num_replicas,
-            packing=_packing(self._topology, self._strategy.communication_options),
+            packing=packing_for(
+                self._topology.platform,
+                spans_processes=self._topology.spans_processes,
+                bytes_per_pack=self._strategy.communication_options.bytes_per_pack,
+            ),
         )
         replica_id = jax.lax.axis_index(REPLICA_AXIS)
         return ReplicaContext(self._strategy, replica_id, communicator, self.arguments.batch)
@@ -190,15 +186,6 @@ class _Recorder:
             self.result_shapes.append(value.shape)
             outputs.append(value[None] if several else value)
         return outputs
-
-
-def _packing(topology: Topology, options: CommunicationOptions) -> Packing:
-    if topology.platform != "cpu":
-        return NO_PACKING  # the compiler combines
-    if not topology.spans_processes:
-        return WITHIN_PROCESS
-    size = options.bytes_per_pack
-    return Packing(size, size) if size else BETWEEN_PROCESSES
 
 
 def trace_replica_function(

@@ -17,6 +17,7 @@ import keras
 
 from stratagem.context import get_replica_context, get_strategy, has_strategy
 from stratagem.keras.dataset_adapter import adapted, is_dataset
+from stratagem.keras.made_in_scope import scope_of
 from stratagem.keras.private import (
     AGGREGATE_ADDITIONAL_LOSS,
     GET_ITERATOR,
@@ -64,7 +65,7 @@ def strategy_of(model: Any) -> Any:
 
     Returns:
         The strategy under which its variables were made; of a model without variables the current
-        one; None for a model of no strategy.
+        one, or the one in whose scope it was filled; None for a model of no strategy.
 
     Raises:
         ValueError: variables of two strategies, or some of none.
@@ -76,7 +77,8 @@ def strategy_of(model: Any) -> Any:
     homes = [home_of(variable) for variable in variables]
     owners = [home.strategy for home in homes if home is not None]
     current = get_strategy() if has_strategy() else None
-    owner = owners[0] if owners else current
+    made_in = scope_of(model) if not variables else None
+    owner = owners[0] if owners else current or made_in
     if owner is None:
         return None
     for variable, home in zip(variables, homes, strict=True):
@@ -195,6 +197,8 @@ def _compile_in_scope() -> None:
     def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
         homes = [home_of(variable) for variable in self.variables]
         strategy = next((home.strategy for home in homes if home is not None), None)
+        if strategy is None and not homes:
+            strategy = scope_of(self)
         if strategy is None or has_strategy():
             return original(self, *args, **kwargs)
         with strategy.scope():

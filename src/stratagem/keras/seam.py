@@ -14,6 +14,7 @@ from stratagem.keras import (  # noqa: E402
     batch_normalization,
     embedding,
     losses,
+    made_in_scope,
     metrics,
     model,
     optimizer,
@@ -29,5 +30,14 @@ def install() -> None:
     """Installs every replacement."""
     assert strategies.DefaultStrategy
     layers = (batch_normalization, embedding, pooling)
-    for part in (variable_creation, random, metrics, losses, *layers, optimizer, model):
+    for part in (
+        variable_creation,
+        random,
+        metrics,
+        losses,
+        *layers,
+        optimizer,
+        model,
+        made_in_scope,
+    ):
         part.install()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
-import platform
 from typing import Any, NoReturn, final
 
-from stratagem import config, environment
-from stratagem.cluster import ClusterResolver, Processes, TFConfigClusterResolver, detect
-from stratagem.cluster.addresses import split_address
+from stratagem import config
+from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
 from stratagem.communication import CommunicationOptions
-from stratagem.group import Identity, Limits, agree_on_random_state
+from stratagem.group import Limits, agree_on_random_state
 from stratagem.messages import explain
+from stratagem.strategies.membership import identity_of, own_accelerators
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
 from stratagem.topology.processes import start_processes
@@ -79,8 +77,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             self.communication_options = communication_options
             return
         limits = _limits(communication_options.timeout_seconds)
-        identity = _identity(self._resolver, processes)
-        devices = start_processes(identity, limits, _own_accelerators(processes))
+        identity = identity_of(self._resolver, processes)
+        devices = start_processes(identity, limits, own_accelerators(processes))
         super().__init__(Topology(devices))
         self.communication_options = communication_options
         agree_on_random_state()
@@ -111,52 +109,3 @@ def _limits(timeout_s: float | None) -> Limits:
         stuck_s=stuck_s,
         barrier_s=config.barrier_timeout_s(),
     )
-
-
-def _identity(resolver: ClusterResolver, processes: Processes) -> Identity:
-    assert processes.coordinator_address is not None
-    host, port = split_address(processes.coordinator_address)
-    return Identity(
-        process_id=processes.process_id,
-        labels=_labels(resolver, processes),
-        host=host,
-        port=port,
-        same={
-            "the cluster": str(resolver.cluster_spec()),
-            **{f"{name}": _version(name) for name in ("stratagem", "jax", "jaxlib", "keras")},
-            "Python": ".".join(platform.python_version_tuple()[:2]),
-        },
-    )
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # run from its source
-        return "unknown"
-
-
-def _labels(resolver: ClusterResolver, processes: Processes) -> tuple[str, ...]:
-    """The processes by task and address, where the cluster tells them; else by number."""
-    spec = resolver.cluster_spec()
-    labels = [
-        f"{job if job == 'chief' else f'{job} {index}'} ({spec.task_address(job, index)})"
-        for job in ("chief", "worker")
-        if job in spec.jobs
-        for index in spec.task_indices(job)
-    ]
-    if len(labels) == processes.num_processes:
-        return tuple(labels)
-    return tuple(f"process {index}" for index in range(processes.num_processes))
-
-
-def _own_accelerators(processes: Processes) -> list[int] | None:
-    """This process's part of a host's GPUs, where several share the host and see all of them."""
-    count, place = processes.num_local_processes, processes.local_process_id
-    if count is None or place is None or count == 1:
-        return None
-    gpus = environment.visible_gpus()
-    if gpus is None:  # nobody has dealt them out: one each, as JAX does it
-        return [place]
-    share = len(gpus) // count
-    return list(range(place * share, (place + 1) * share)) or None

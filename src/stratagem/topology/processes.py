@@ -63,14 +63,8 @@ def start_processes(
 
 
 def _require_fresh_jax() -> None:
-    if not jax.distributed.is_initialized():
-        try:
-            count: Any = jax.config
-            jax.config.update("jax_num_cpu_devices", count.jax_num_cpu_devices)
-        except RuntimeError:  # which says that it is too late
-            pass
-        else:
-            return
+    if not jax.distributed.is_initialized() and not _has_started():
+        return
     raise RuntimeError(
         explain(
             "JAX has started before the strategy of several processes was made.",
@@ -80,6 +74,18 @@ def _require_fresh_jax() -> None:
             "jax.distributed.initialize, which it calls.",
         )
     )
+
+
+def _has_started() -> bool:
+    """Whether JAX's backends have: after that it refuses to change the number of CPU devices."""
+    settings: Any = jax.config
+    count = settings.jax_num_cpu_devices
+    try:
+        jax.config.update("jax_num_cpu_devices", max(count, 0) + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", count)
+    return False
 
 
 def _start_jax(group: Group, local_device_ids: list[int] | None) -> None:

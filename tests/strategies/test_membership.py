@@ -1,0 +1,52 @@
+"""Who this process is among those that train together."""
+
+from __future__ import annotations
+
+import pytest
+
+import stratagem as sg
+from stratagem.cluster import Processes
+from stratagem.strategies.membership import identity_of, own_accelerators
+
+
+def _identity(cluster: dict, task_type: str, task_id: int):
+    resolver = sg.cluster_resolver.SimpleClusterResolver(
+        sg.ClusterSpec(cluster), task_type=task_type, task_id=task_id
+    )
+    return identity_of(resolver, resolver.processes())
+
+
+def test_processes_are_named_by_task_and_address() -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4"], "evaluator": ["e:5"]}
+    identity = _identity(cluster, "worker", 1)
+    assert identity.labels == ("chief (a:1)", "worker 0 (b:2)", "worker 1 (c:3)")
+    assert identity.label == "worker 1 (c:3)"
+    assert (identity.host, identity.port) == ("a", 1)
+    assert {"the cluster", "jax", "keras", "Python"} <= identity.same.keys()
+
+
+def test_processes_without_addresses_are_numbered() -> None:
+    processes = Processes(3, 1, "a:1")
+    resolver = sg.cluster.ProcessClusterResolver(processes, "torchrun")
+    identity = identity_of(resolver, processes)
+    assert identity.labels == ("process 0", "process 1", "process 2")
+    assert identity.process_id == 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "local", "share"),
+    [
+        ("0,1,2,3", (0, 2), [0, 1]),
+        ("0,1,2,3", (1, 2), [2, 3]),
+        ("0,1", (2, 4), None),  # fewer than processes: nothing to deal out
+        (None, (1, 2), [1]),
+        ("0,1", (0, 1), None),
+        ("0,1", (None, None), None),
+    ],
+)
+def test_gpus_of_a_host_are_dealt_out(monkeypatch, visible, local, share) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert own_accelerators(Processes(4, 1, "a:1", *local)) == share

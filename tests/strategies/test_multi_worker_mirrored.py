@@ -1,0 +1,69 @@
+"""The strategy of many processes, as far as one process sees it; more is in multiprocess/."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jax
+import pytest
+
+import stratagem as sg
+from stratagem.group import Identity, Limits
+from stratagem.topology.processes import start_processes
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+def test_without_a_cluster_it_takes_the_local_devices() -> None:
+    strategy = sg.MultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == jax.local_device_count()
+    assert strategy.topology.devices == sg.MirroredStrategy().topology.devices
+    assert strategy.cluster_resolver.task_type is None
+    assert not strategy.topology.spans_processes
+
+
+@pytest.mark.parametrize("task_type", ["worker", "evaluator"])
+def test_a_task_that_trains_alone_takes_the_local_devices(monkeypatch, task_type) -> None:
+    task = {"type": task_type, "index": 0}
+    cluster = {task["type"]: ["localhost:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    strategy = sg.MultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == jax.local_device_count()
+    assert strategy.cluster_resolver.task_type == task["type"]
+
+
+def test_alias_and_options_are_kept() -> None:
+    options = sg.CommunicationOptions(bytes_per_pack=10)
+    strategy = sg.CollectiveAllReduceStrategy(communication_options=options)
+    assert type(strategy) is sg.MultiWorkerMirroredStrategy
+    assert strategy.communication_options is options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cluster_resolver": "localhost:1"}, "cluster_resolver='localhost:1' is of type str"),
+        ({"communication_options": 4}, "communication_options=4 is of type int"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(arguments, message) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sg.MultiWorkerMirroredStrategy(**arguments)
+
+
+def test_parameter_servers_do_not_train() -> None:
+    cluster = sg.ClusterSpec({"worker": ["a:1"], "ps": ["b:1"]})
+    resolver = sg.cluster_resolver.SimpleClusterResolver(cluster, task_type="ps", task_id=0)
+    with pytest.raises(ValueError, match="ps"):
+        sg.MultiWorkerMirroredStrategy(resolver)
+
+
+def test_it_is_too_late_once_jax_has_started() -> None:
+    assert jax.devices()
+    identity = Identity(0, ("worker 0", "worker 1"), "127.0.0.1", 1)
+    with pytest.raises(RuntimeError, match=r"JAX has started before(?s:.)*top of the program"):
+        start_processes(identity, Limits(), None)
