@@ -12,7 +12,8 @@ _PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/contract
 @pytest.mark.parametrize(
     ("num_workers", "num_devices", "choice"),
     [
-        (2, 2, "not eager"),
+        (2, 2, "not eager and (aggregation or collectives or input or reduce_and_gather)"),
+        pytest.param(2, 2, "not eager", marks=pytest.mark.slow),
         pytest.param(2, 2, "eager", marks=pytest.mark.slow),
     ],
 )
@@ -29,4 +30,4 @@ def test_contract_holds_on_a_cluster(num_workers: int, num_devices: int, choice:
     for ended in every:
         assert ended.code == 0, ended.output[-4000:]
         assert "failed" not in ended.output.splitlines()[-1]
-        assert int(ended.output.splitlines()[-1].split(" passed")[0]) > 100
+        assert int(ended.output.splitlines()[-1].split(" passed")[0]) > 50

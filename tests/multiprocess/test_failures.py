@@ -47,9 +47,7 @@ def _check(how: str, loop: str, *, num_workers: int, culprit: int) -> None:
         assert "done" not in other.output
 
 
-@pytest.mark.parametrize(
-    ("how", "loop"), [("kill", "fit"), ("stop", "loop"), ("other length", "fit")]
-)
+@pytest.mark.parametrize(("how", "loop"), [("kill", "fit"), ("other program", "loop")])
 def test_others_end_with_an_error_that_names_the_worker(how: str, loop: str) -> None:
     _check(how, loop, num_workers=2, culprit=1)
 

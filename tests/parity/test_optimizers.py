@@ -51,7 +51,17 @@ _OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", _OPTIMIZERS)
+# Of each kind one: what differs between the others is a formula of Keras's own.
+_IN_EVERY_RUN = {"sgd", "adam", "adamw", "rmsprop", "ftrl", "muon"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in _IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.slow)
+        for name in _OPTIMIZERS
+    ],
+)
 def test_built_in_optimizer(name: str) -> None:
     assert_like_plain_keras(_job(_OPTIMIZERS[name]))
 

@@ -54,7 +54,9 @@ class Packing:
 NO_PACKING = Packing(max_array_bytes=-1, pack_bytes=0)
 # Measured on two CPU devices of one process: copying larger arrays costs more than the messages.
 WITHIN_PROCESS = Packing(max_array_bytes=2**16, pack_bytes=2**62)
-_BYTES_BETWEEN_PROCESSES = 2**22
+# Two processes, MLP of 235,000 parameters: 181 steps/s unpacked, 213 with packs of 256 KiB, 93 with
+# 1 MiB and 62 with 4 MiB, because XLA:CPU copies large gradients slowly.
+_BYTES_BETWEEN_PROCESSES = 2**18
 
 
 def packing_for(platform: str, *, spans_processes: bool, bytes_per_pack: int) -> Packing:

@@ -66,7 +66,7 @@ class Group:
             self._join()
         except BaseException:
             if self._verdict is not None:  # who comes late would wait for nobody else
-                self._connection.tell_everybody(_LAST_WORDS_S)
+                self._connection.tell_everybody(min(_LAST_WORDS_S, limits.join_s))
             self._connection.abandon()
             raise
 
