@@ -36,14 +36,11 @@ if "STRATAGEM_TEST_REPLICAS" in os.environ:  # what joining a cluster changes be
 _COMPATIBILITY_FILES = (
     "contract/test_aggregation.py",
     "contract/test_merge_call.py",
-    "contract/test_reduce_and_gather.py",
     "keras/test_batch_normalization.py",
     "keras/test_layers.py",
-    "keras/test_losses.py",
     "keras/test_metrics.py",
     "keras/test_model.py",
     "keras/test_own_steps.py",
-    "keras/test_pooling.py",
     "keras/test_saving.py",
     "keras/test_variable.py",
 )

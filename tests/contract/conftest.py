@@ -51,7 +51,10 @@ def execution(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Moves eight replicas run op by op to the slow tests: ten times as long as two."""
+    """Moves what is run op by op on one replica, and on eight, to the slow tests.
+
+    Eight take ten times as long as two; one mirrored replica is as one device.
+    """
     for item in items:
         parameters = (
             item.callspec.params
@@ -59,5 +62,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             else {}
         )
         names = {parameters.get("strategy"), parameters.get("distributing")}
-        if parameters.get("execution") == "eager" and "mirrored_8" in names:
+        if parameters.get("execution") == "eager" and names & {"mirrored_1", "mirrored_8"}:
             item.add_marker(pytest.mark.slow)

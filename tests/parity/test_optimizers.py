@@ -52,7 +52,7 @@ _OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 # Of each kind one: what differs between the others is a formula of Keras's own.
-_IN_EVERY_RUN = {"sgd", "adam", "adamw", "rmsprop", "ftrl", "muon"}
+_IN_EVERY_RUN = {"sgd", "adam", "rmsprop", "muon"}
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_plain_keras_computes_what_numpy_does(optimizer: str) -> None:
 
 
 @settings(
-    max_examples=8,
+    max_examples=5,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
