@@ -38,5 +38,23 @@ def test_what_is_no_time_limit_is_refused(seconds) -> None:
 
 @pytest.mark.parametrize("name", ["STAR", 3, None])
 def test_unknown_implementation_is_refused(name) -> None:
-    with pytest.raises(ValueError, match=f"implementation={name!r} is not known(?s:.)*AUTO, NCCL"):
+    with pytest.raises(ValueError, match=f"implementation={name!r} is not known(?s:.)*AUTO, RING"):
         sg.CommunicationOptions(implementation=name)
+
+
+def test_gradients_in_half_width_are_an_option() -> None:
+    assert sg.CommunicationOptions().reduction_dtype is None
+    assert sg.CommunicationOptions(reduction_dtype="bfloat16").reduction_dtype == "bfloat16"
+    with pytest.raises(ValueError, match="reduction_dtype='int8' is not known"):
+        sg.CommunicationOptions(reduction_dtype="int8")
+
+
+def test_hints_are_options_that_leave_the_algorithm_open() -> None:
+    hints = sg.CollectiveHints(bytes_per_pack=8, timeout_seconds=3.0)
+    assert isinstance(hints, sg.CommunicationOptions)
+    assert (hints.bytes_per_pack, hints.timeout_seconds) == (8, 3.0)
+    assert hints.implementation is sg.CollectiveCommunication.AUTO
+    with pytest.raises(TypeError, match="implementation"):
+        sg.CollectiveHints(implementation="RING")
+    with pytest.raises(ValueError, match="bytes_per_pack=-1 is no size"):
+        sg.CollectiveHints(-1)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from stratagem import nn as nn
     from stratagem.cluster import ClusterSpec as ClusterSpec
     from stratagem.cluster import resolvers as cluster_resolver
+    from stratagem.communication import CollectiveCommunication as CollectiveCommunication
+    from stratagem.communication import CollectiveHints as CollectiveHints
     from stratagem.communication import CommunicationImplementation as CommunicationImplementation
     from stratagem.communication import CommunicationOptions as CommunicationOptions
     from stratagem.context import ReplicaContext as ReplicaContext
@@ -45,15 +47,20 @@ if TYPE_CHECKING:
     from stratagem.options import InputReplicationMode as InputReplicationMode
     from stratagem.options import ReduceOp as ReduceOp
     from stratagem.options import RunOptions as RunOptions
+    from stratagem.options import ValueContext as ValueContext
     from stratagem.options import VariableAggregation as VariableAggregation
     from stratagem.options import VariableSynchronization as VariableSynchronization
     from stratagem.strategies import CollectiveAllReduceStrategy as CollectiveAllReduceStrategy
+    from stratagem.strategies import CrossDeviceOps as CrossDeviceOps
+    from stratagem.strategies import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
     from stratagem.strategies import MirroredStrategy as MirroredStrategy
     from stratagem.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from stratagem.strategies import NcclAllReduce as NcclAllReduce
     from stratagem.strategies import OneDeviceStrategy as OneDeviceStrategy
+    from stratagem.strategies import ReductionToOneDevice as ReductionToOneDevice
+    from stratagem.strategies import RingAllReduce as RingAllReduce
     from stratagem.strategies import Strategy as Strategy
     from stratagem.strategies import StrategyExtended as StrategyExtended
-    from stratagem.strategies import ValueContext as ValueContext
     from stratagem.values import DistributedValues as DistributedValues
     from stratagem.values import IndexedSlices as IndexedSlices
     from stratagem.values import Mirrored as Mirrored
@@ -68,14 +75,18 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
     "ClusterSpec": ("stratagem.cluster", "ClusterSpec"),
     "CollectiveAllReduceStrategy": ("stratagem.strategies", "CollectiveAllReduceStrategy"),
+    "CollectiveCommunication": ("stratagem.communication", "CollectiveCommunication"),
+    "CollectiveHints": ("stratagem.communication", "CollectiveHints"),
     "CommunicationImplementation": (
         "stratagem.communication",
         "CommunicationImplementation",
     ),
     "CommunicationOptions": ("stratagem.communication", "CommunicationOptions"),
+    "CrossDeviceOps": ("stratagem.strategies", "CrossDeviceOps"),
     "DistributedDataset": ("stratagem.input", "DistributedDataset"),
     "DistributedIterator": ("stratagem.input", "DistributedIterator"),
     "DistributedValues": ("stratagem.values", "DistributedValues"),
+    "HierarchicalCopyAllReduce": ("stratagem.strategies", "HierarchicalCopyAllReduce"),
     "IndexedSlices": ("stratagem.values", "IndexedSlices"),
     "InputContext": ("stratagem.options", "InputContext"),
     "InputOptions": ("stratagem.options", "InputOptions"),
@@ -83,14 +94,17 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Mirrored": ("stratagem.values", "Mirrored"),
     "MirroredStrategy": ("stratagem.strategies", "MirroredStrategy"),
     "MultiWorkerMirroredStrategy": ("stratagem.strategies", "MultiWorkerMirroredStrategy"),
+    "NcclAllReduce": ("stratagem.strategies", "NcclAllReduce"),
     "OneDeviceStrategy": ("stratagem.strategies", "OneDeviceStrategy"),
     "PerReplica": ("stratagem.values", "PerReplica"),
     "ReduceOp": ("stratagem.options", "ReduceOp"),
+    "ReductionToOneDevice": ("stratagem.strategies", "ReductionToOneDevice"),
     "ReplicaContext": ("stratagem.context", "ReplicaContext"),
+    "RingAllReduce": ("stratagem.strategies", "RingAllReduce"),
     "RunOptions": ("stratagem.options", "RunOptions"),
     "Strategy": ("stratagem.strategies", "Strategy"),
     "StrategyExtended": ("stratagem.strategies", "StrategyExtended"),
-    "ValueContext": ("stratagem.strategies", "ValueContext"),
+    "ValueContext": ("stratagem.options", "ValueContext"),
     "Variable": ("stratagem.keras", "Variable"),
     "VariableAggregation": ("stratagem.options", "VariableAggregation"),
     "VariableSynchronization": ("stratagem.options", "VariableSynchronization"),
@@ -122,11 +136,15 @@ __all__ = [
     "AutoShardPolicy",
     "ClusterSpec",
     "CollectiveAllReduceStrategy",
+    "CollectiveCommunication",
+    "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "CrossDeviceOps",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "HierarchicalCopyAllReduce",
     "IndexedSlices",
     "InputContext",
     "InputOptions",
@@ -134,10 +152,13 @@ __all__ = [
     "Mirrored",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "PerReplica",
     "ReduceOp",
+    "ReductionToOneDevice",
     "ReplicaContext",
+    "RingAllReduce",
     "RunOptions",
     "Strategy",
     "StrategyExtended",

@@ -18,6 +18,7 @@ __all__ = [
     "InputReplicationMode",
     "ReduceOp",
     "RunOptions",
+    "ValueContext",
     "VariableAggregation",
     "VariableSynchronization",
 ]
@@ -333,3 +334,18 @@ class InputOptions:
     def per_replica_buffer_size(self) -> int:
         """The short name."""
         return self.experimental_per_replica_buffer_size
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueContext:
+    """What `distribute_values_from_function` tells the function about the replica.
+
+    Args:
+        replica_id_in_sync_group: 0 ... n-1.
+        num_replicas_in_sync: n.
+
+    Source: TF 2.21 distribute_lib.py, ValueContext.
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1

@@ -8,7 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.collectives import Communicator, MeshCommunicator, SoleCommunicator
+from stratagem.collectives import (
+    ChosenAllReduce,
+    Communicator,
+    MeshCommunicator,
+    ReplicaAxis,
+    SoleCommunicator,
+)
 from stratagem.options import ReduceOp
 from stratagem.values import Mirrored, PerReplica
 from tests.collectives.replicas import AXIS, NUM_REPLICAS, on_replicas
@@ -24,7 +30,7 @@ def sole() -> SoleCommunicator:
 
 @pytest.fixture
 def mesh() -> MeshCommunicator:
-    return MeshCommunicator(AXIS, NUM_REPLICAS)
+    return MeshCommunicator(ChosenAllReduce(ReplicaAxis(AXIS, NUM_REPLICAS)))
 
 
 def test_both_are_communicators_of_a_number_of_replicas(sole, mesh) -> None:

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.collectives import NO_PACKING, WITHIN_PROCESS, Packing, packing_for
+from stratagem.collectives import (
+    NO_PACKING,
+    WITHIN_PROCESS,
+    NumberedPacks,
+    SizedPacks,
+    packing_for,
+)
 
 
 @settings(deadline=None, max_examples=50)
@@ -17,13 +23,32 @@ from stratagem.collectives import NO_PACKING, WITHIN_PROCESS, Packing, packing_f
 )
 def test_every_array_travels_once_and_no_pack_is_too_large(arrays, max_array, pack) -> None:
     sizes, kinds = [size for size, _ in arrays], [kind for _, kind in arrays]
-    packs = Packing(max_array, pack).packs(sizes, kinds)
+    packs = SizedPacks(max_array, pack).packs(sizes, kinds)
     assert sorted(place for places in packs for place in places) == list(range(len(arrays)))
     for places in packs:
         assert len({kinds[place] for place in places}) == 1
         if len(places) > 1:
             assert all(sizes[place] <= max_array for place in places)
             assert sum(sizes[place] for place in places) <= pack
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.sampled_from("fi")), max_size=30), st.integers(1, 5)
+)
+def test_numbered_packs_hold_neighbours_and_are_of_about_one_size(arrays, num_packs) -> None:
+    sizes, kinds = [size for size, _ in arrays], [kind for _, kind in arrays]
+    packs = NumberedPacks(num_packs).packs(sizes, kinds)
+    assert sorted(place for places in packs for place in places) == list(range(len(arrays)))
+    for kind in set(kinds):
+        of_kind = [places for places in packs if kinds[places[0]] == kind]
+        assert len(of_kind) <= num_packs
+        assert [place for places in of_kind for place in places] == [
+            place for place, other in enumerate(kinds) if other == kind
+        ]
+        share = sum(size for size, other in arrays if other == kind) / num_packs
+        largest = max(size for size, other in arrays if other == kind)
+        assert all(sum(sizes[place] for place in places) <= share + largest for places in of_kind)
 
 
 @pytest.mark.parametrize(("packing", "count"), [(NO_PACKING, 4), (WITHIN_PROCESS, 2)])
@@ -35,6 +60,6 @@ def test_rules_in_use(packing, count) -> None:
 def test_choice_follows_the_platform_the_processes_and_the_option() -> None:
     assert packing_for("gpu", spans_processes=True, bytes_per_pack=100) == NO_PACKING
     assert packing_for("cpu", spans_processes=False, bytes_per_pack=100) == WITHIN_PROCESS
-    assert packing_for("cpu", spans_processes=True, bytes_per_pack=100) == Packing(100, 100)
+    assert packing_for("cpu", spans_processes=True, bytes_per_pack=100) == SizedPacks(100, 100)
     chosen = packing_for("cpu", spans_processes=True, bytes_per_pack=0)
     assert 2**16 < chosen.pack_bytes < 2**20

@@ -1,16 +1,38 @@
 """How values of several replicas are combined."""
 
 from stratagem.collectives import host
+from stratagem.collectives.all_reduce import (
+    AllReduce,
+    ChosenAllReduce,
+    GatheredAllReduce,
+    mean_of,
+)
+from stratagem.collectives.axis import ReplicaAxis
+from stratagem.collectives.choice import Algorithm, Choice
 from stratagem.collectives.communicator import Communicator, MeshCommunicator, SoleCommunicator
-from stratagem.collectives.packing import NO_PACKING, WITHIN_PROCESS, Packing, packing_for
+from stratagem.collectives.packing import (
+    NO_PACKING,
+    WITHIN_PROCESS,
+    NumberedPacks,
+    SizedPacks,
+    packing_for,
+)
 
 __all__ = [
+    "Algorithm",
+    "AllReduce",
+    "Choice",
+    "ChosenAllReduce",
     "Communicator",
+    "GatheredAllReduce",
     "MeshCommunicator",
     "NO_PACKING",
-    "Packing",
+    "NumberedPacks",
+    "ReplicaAxis",
+    "SizedPacks",
     "SoleCommunicator",
     "WITHIN_PROCESS",
     "host",
+    "mean_of",
     "packing_for",
 ]

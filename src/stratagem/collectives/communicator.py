@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from stratagem.collectives import device
-from stratagem.collectives.packing import NO_PACKING, Packing
+from stratagem.collectives.all_reduce import AllReduce
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, PerReplica
@@ -82,28 +82,25 @@ class MeshCommunicator(Communicator):
     """The communicator of a compiled step: collectives over a mesh axis.
 
     Args:
-        axis_name: the mesh axis of the replicas.
-        num_replicas: its size.
-        packing: which of many arrays travel as one.
+        all_reduce: how they combine values over it.
     """
 
-    def __init__(self, axis_name: str, num_replicas: int, *, packing: Packing = NO_PACKING) -> None:
-        self._axis_name = axis_name
-        self._num_replicas = num_replicas
-        self._packing = packing
+    def __init__(self, all_reduce: AllReduce) -> None:
+        self._all_reduce = all_reduce
+        self._axis_name = all_reduce.axis.name
 
     @property
     def num_replicas(self) -> int:
         """Size of the replica axis."""
-        return self._num_replicas
+        return self._all_reduce.axis.size
 
     def all_reduce(self, op: ReduceOp, value: Any) -> Any:
         """Combines over the mesh axis."""
-        return device.all_reduce(op, value, self._axis_name)
+        return self._all_reduce.one(op, value)
 
     def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
         """Combines over the mesh axis, in as many messages as the packing makes of them."""
-        return device.all_reduce_packed(op, values, self._axis_name, self._packing)
+        return self._all_reduce.many(op, values)
 
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Concatenates over the mesh axis."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.collectives import Communicator, SoleCommunicator
+from stratagem.collectives import AllReduce, Communicator, SoleCommunicator
 from stratagem.context import ReplicaBatch, ReplicaContext, stack
 from stratagem.context.replica import check_equal_shapes
 from stratagem.execution.arguments import Arguments, flatten_arguments
@@ -128,6 +128,7 @@ class _Session:
         self._fn = fn
         self.num_replicas: int = strategy.num_replicas_in_sync
         self._topology: Topology = strategy.topology
+        self.all_reduce: AllReduce = strategy.cross_device_ops.all_reduce(strategy.topology)
         self._arguments = (tuple(args), kwargs)
         self._batch = _flatten_for_batch(args, kwargs, self.num_replicas)
         self._baton = threading.Semaphore(0)
@@ -293,11 +294,21 @@ class _EagerCommunicator(Communicator):
 
     def all_reduce(self, op: ReduceOp, value: Any) -> Any:
         """Meets the others for a sum or a mean; can be differentiated."""
+        return self._all_reduce(op, value, are_gradients=False)
+
+    def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
+        """Meets the others for each of the values."""
+        return [self._all_reduce(op, value, are_gradients=True) for value in values]
+
+    def _all_reduce(self, op: ReduceOp, value: Any, *, are_gradients: bool) -> Any:
+        def answer(values: list[Any]) -> list[Any]:
+            check_equal_shapes([value.shape for value in values], "all_reduce")
+            host = [np.asarray(value) for value in values]
+            result = self._session.all_reduce.parts(op, host, are_gradients=are_gradients)
+            return [result] * len(values)
 
         def reduce(value: Any) -> Any:
-            request = _Request(
-                f"all_reduce({op.value})", value, lambda values: self._reduce(op, values)
-            )
+            request = _Request(f"all_reduce({op.value})", value, answer)
             return jax.device_put(self._session.meet(self._replica, request), self._device)
 
         return _self_transposed(reduce)(jnp.asarray(value))
@@ -354,19 +365,6 @@ class _EagerCommunicator(Communicator):
             reply,
             is_leaf=lambda leaf: isinstance(leaf, PerReplica | Mirrored),
         )
-
-    def _reduce(self, op: ReduceOp, values: list[Any]) -> list[Any]:
-        check_equal_shapes([value.shape for value in values], "all_reduce")
-        host = [np.asarray(value) for value in values]
-        if host[0].dtype == bool:
-            host = [part.astype(np.int32) for part in host]
-        if op is ReduceOp.MEAN and not jnp.issubdtype(host[0].dtype, jnp.inexact):
-            host = [part.astype(np.float32) for part in host]
-        total = jnp.asarray(host[0])
-        for part in host[1:]:
-            total = total + part
-        result = total / len(values) if op is ReduceOp.MEAN else total
-        return [result] * len(values)
 
     def _check_gatherable(self, values: list[Any], axis: int) -> None:
         rest = [value.shape[:axis] + value.shape[axis + 1 :] for value in values]

@@ -12,7 +12,7 @@ import keras
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import PartitionSpec
 
-from stratagem.collectives import MeshCommunicator, SoleCommunicator, packing_for
+from stratagem.collectives import MeshCommunicator, SoleCommunicator
 from stratagem.context import ReplicaContext, stack
 from stratagem.context.function_trace import NeedsInitialization, current_function_trace
 from stratagem.execution.arguments import Arguments
@@ -135,15 +135,8 @@ class _Recorder:
     def _context(self, several: bool) -> ReplicaContext:
         if not several:
             return ReplicaContext(self._strategy, 0, SoleCommunicator(), self.arguments.batch)
-        communicator = MeshCommunicator(
-            REPLICA_AXIS,
-            self._topology.num_replicas,
-            packing=packing_for(
-                self._topology.platform,
-                spans_processes=self._topology.spans_processes,
-                bytes_per_pack=self._strategy.communication_options.bytes_per_pack,
-            ),
-        )
+        all_reduce = self._strategy.cross_device_ops.all_reduce(self._topology)
+        communicator = MeshCommunicator(all_reduce)
         replica_id = jax.lax.axis_index(REPLICA_AXIS)
         return ReplicaContext(self._strategy, replica_id, communicator, self.arguments.batch)
 

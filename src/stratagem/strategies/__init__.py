@@ -1,5 +1,12 @@
 """The strategies: each names its parts and checks its arguments."""
 
+from stratagem.strategies.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+    RingAllReduce,
+)
 from stratagem.strategies.default import DefaultStrategy
 from stratagem.strategies.extended import StrategyExtended
 from stratagem.strategies.mirrored import MirroredStrategy
@@ -8,15 +15,19 @@ from stratagem.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
 )
 from stratagem.strategies.one_device import OneDeviceStrategy
-from stratagem.strategies.strategy import Strategy, ValueContext
+from stratagem.strategies.strategy import Strategy
 
 __all__ = [
     "CollectiveAllReduceStrategy",
+    "CrossDeviceOps",
     "DefaultStrategy",
+    "HierarchicalCopyAllReduce",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
+    "ReductionToOneDevice",
+    "RingAllReduce",
     "Strategy",
     "StrategyExtended",
-    "ValueContext",
 ]

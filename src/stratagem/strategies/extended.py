@@ -67,7 +67,7 @@ class StrategyExtended:
             reduce_op: "sum" or "mean".
             value: `PerReplica`, or a pytree of them.
             destinations: a variable, a distributed value or a device.
-            options: accepted for the sake of moved code.
+            options: handed to cross-device ops of your own.
 
         Returns:
             `Mirrored`.
@@ -91,11 +91,14 @@ class StrategyExtended:
                 )
             )
         count = self._strategy.num_replicas_in_sync
-        return jax.tree.map(
-            lambda leaf: Mirrored(reduction.reduce(op, leaf, None, num_replicas=count)),
-            value,
-            is_leaf=reduction.is_leaf,
-        )
+        ops = self._strategy.cross_device_ops
+
+        def reduce(leaf: Any) -> Any:
+            if isinstance(leaf, PerReplica) and leaf.local is None and not ops.is_built_in:
+                return ops.reduce(op, reduction.of_all(leaf, count), destinations, options)
+            return Mirrored(reduction.reduce(op, leaf, None, num_replicas=count))
+
+        return jax.tree.map(reduce, value, is_leaf=reduction.is_leaf)
 
     def batch_reduce_to(
         self,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import jax
 
 from stratagem.messages import explain
+from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, find_devices, local_devices
 from stratagem.topology.devices import DeviceLike
@@ -29,7 +30,7 @@ class MirroredStrategy(Strategy):
         cross_device_ops: how gradients are combined; None lets the compiler choose.
 
     Raises:
-        ValueError: an empty list; an unknown, repeated or remote device.
+        ValueError: an empty list; an unknown, repeated or remote device; `NcclAllReduce` on CPUs.
         TypeError: `cross_device_ops` that are none, or devices of another type.
 
     Example:
@@ -40,17 +41,10 @@ class MirroredStrategy(Strategy):
     """
 
     def __init__(
-        self, devices: Sequence[DeviceLike] | None = None, cross_device_ops: Any = None
+        self,
+        devices: Sequence[DeviceLike] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
     ) -> None:
-        if cross_device_ops is not None:
-            raise TypeError(
-                explain(
-                    f"cross_device_ops={cross_device_ops!r} is of type "
-                    f"{type(cross_device_ops).__name__}.",
-                    expected="None: on one machine the compiler combines gradients.",
-                    fix="leave cross_device_ops out.",
-                )
-            )
         if isinstance(devices, str | jax.Device):
             devices = [devices]
         if devices is not None and not isinstance(devices, Sequence):
@@ -61,6 +55,5 @@ class MirroredStrategy(Strategy):
                     fix='write devices=["gpu:0", "gpu:1"].',
                 )
             )
-        super().__init__(
-            Topology(local_devices() if devices is None else find_devices(list(devices)))
-        )
+        found = local_devices() if devices is None else find_devices(list(devices))
+        super().__init__(Topology(found), cross_device_ops)

@@ -10,6 +10,7 @@ from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
 from stratagem.communication import CommunicationOptions
 from stratagem.group import Limits, agree_on_random_state
 from stratagem.messages import explain
+from stratagem.strategies.automatic import AutomaticOps
 from stratagem.strategies.membership import identity_of, own_accelerators
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
@@ -70,17 +71,17 @@ class MultiWorkerMirroredStrategy(Strategy):
                     fix="leave communication_options out.",
                 )
             )
+        self._options = communication_options
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         processes = self._resolver.processes()
         if processes.num_processes == 1:
-            super().__init__(Topology(local_devices()))
-            self.communication_options = communication_options
+            super().__init__(Topology(local_devices()), AutomaticOps(communication_options))
             return
         limits = _limits(communication_options.timeout_seconds)
         identity = identity_of(self._resolver, processes)
         devices = start_processes(identity, limits, own_accelerators(processes))
-        super().__init__(Topology(devices))
-        self.communication_options = communication_options
+        topology = Topology(devices)
+        super().__init__(topology, AutomaticOps(communication_options))
         agree_on_random_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
@@ -96,6 +97,11 @@ class MultiWorkerMirroredStrategy(Strategy):
     def cluster_resolver(self) -> ClusterResolver:
         """What told the cluster."""
         return self._resolver
+
+    @property
+    def communication_options(self) -> CommunicationOptions:
+        """How gradients travel."""
+        return self._options
 
 
 CollectiveAllReduceStrategy = MultiWorkerMirroredStrategy

@@ -17,7 +17,7 @@ from stratagem.options import ReduceOp
 from stratagem.topology.lockstep import is_of_several, on_every_process
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 
-__all__ = ["gather", "is_leaf", "of_all", "parse_axes", "reduce"]
+__all__ = ["gather", "is_leaf", "merge_context", "movable", "of_all", "parse_axes", "reduce"]
 
 
 def is_leaf(value: Any) -> bool:
@@ -106,9 +106,9 @@ def _reduce_slices(op: ReduceOp, slices: IndexedSlices, num_replicas: int) -> In
         return slices.combined()
     if values.local is not None:
         local = IndexedSlices(values.local, indices.local, slices.dense_shape)
-        return _merge_context().communicator.all_reduce_slices(op, local).combined()
-    rows = jnp.concatenate([_movable(part) for part in of_all(values, num_replicas).components])
-    places = jnp.concatenate([_movable(part) for part in of_all(indices, num_replicas).components])
+        return merge_context().communicator.all_reduce_slices(op, local).combined()
+    rows = jnp.concatenate([movable(part) for part in of_all(values, num_replicas).components])
+    places = jnp.concatenate([movable(part) for part in of_all(indices, num_replicas).components])
     if op is ReduceOp.MEAN:
         rows = rows / num_replicas
     return IndexedSlices(rows, places, slices.dense_shape).combined()
@@ -163,7 +163,7 @@ def _one_copy(value: Any) -> Any:
 
 
 def _reduce_parts(op: ReduceOp, parts: list[Any], axes: tuple[int, ...] | None) -> Any:
-    arrays = [jnp.asarray(_movable(part)) for part in parts]
+    arrays = [jnp.asarray(movable(part)) for part in parts]
     if axes is None:
         check_equal_shapes([part.shape for part in arrays], "reduce with axis=None")
         return _combine(op, jnp.stack(arrays))
@@ -180,7 +180,7 @@ def _reduce_parts(op: ReduceOp, parts: list[Any], axes: tuple[int, ...] | None) 
 
 def _reduce_local(op: ReduceOp, local: Any, axes: tuple[int, ...] | None) -> Any:
     """The same while a step is traced: this replica's part is an array, the others are reached."""
-    context = _merge_context()
+    context = merge_context()
     local = jnp.asarray(local)
     batch = context.batch
     padded = batch.is_padded and local.ndim > 0 and local.shape[0] == batch.size
@@ -206,7 +206,12 @@ def _reduce_local(op: ReduceOp, local: Any, axes: tuple[int, ...] | None) -> Any
     return total / count if op is ReduceOp.MEAN else total
 
 
-def _merge_context() -> Any:
+def merge_context() -> Any:
+    """Returns the replica context of the step that is being traced.
+
+    Raises:
+        ValueError: there is none.
+    """
     frame = stack.current_frame()
     if frame is None or frame.replica is None:
         raise ValueError(
@@ -239,14 +244,14 @@ def gather(value: Any, axis: Any, *, num_replicas: int) -> Any:
     if not isinstance(value, PerReplica):
         return value.value if isinstance(value, Mirrored) else value
     if value.local is not None:
-        context = _merge_context()
+        context = merge_context()
         local = jnp.asarray(value.local)
         axis = check_axis(axis, local.ndim, "gather")
         padded = axis == 0 and context.batch.is_padded and local.shape[0] == context.batch.size
         return context.communicator.all_gather(
             local, axis, context.batch.lengths if padded else None
         )
-    parts = [_movable(part) for part in of_all(value, num_replicas).components]
+    parts = [movable(part) for part in of_all(value, num_replicas).components]
     axes = [check_axis(axis, part.ndim, "gather") for part in parts]
     check_equal_shapes(
         [part.shape[:one] + part.shape[one + 1 :] for part, one in zip(parts, axes, strict=True)],
@@ -255,6 +260,13 @@ def gather(value: Any, axis: Any, *, num_replicas: int) -> Any:
     return jnp.concatenate(parts, axis=axes[0])
 
 
-def _movable(part: Any) -> Any:
-    """Takes a part off its device, so that parts of several devices can be combined."""
+def movable(part: Any) -> Any:
+    """Takes a part off its device, so that parts of several devices can be combined.
+
+    Args:
+        part: array.
+
+    Returns:
+        A NumPy array; a traced one as it is.
+    """
     return part if isinstance(part, Tracer) else np.asarray(part)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -13,35 +12,21 @@ import numpy as np
 
 from stratagem import config
 from stratagem.cluster import ClusterResolver
-from stratagem.communication import CommunicationOptions
 from stratagem.context import stack
 from stratagem.execution import CompiledExecution, run_eagerly, run_steps
 from stratagem.input import DistributedDataset, DistributedIterator
 from stratagem.messages import explain
-from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions
+from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions, ValueContext
 from stratagem.strategies import datasets, reduction
+from stratagem.strategies.automatic import AutomaticOps
+from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
 from stratagem.topology import Topology
 from stratagem.values import PerReplica, regroup
 from stratagem.values.distributed import DistributedValues
 from stratagem.variables import VariableRegistry, agree_on_initial_values
 
-__all__ = ["Strategy", "ValueContext"]
-
-
-@dataclasses.dataclass(frozen=True)
-class ValueContext:
-    """What `distribute_values_from_function` tells the function about the replica.
-
-    Args:
-        replica_id_in_sync_group: 0 ... n-1.
-        num_replicas_in_sync: n.
-
-    Source: TF 2.21 distribute_lib.py, ValueContext.
-    """
-
-    replica_id_in_sync_group: int = 0
-    num_replicas_in_sync: int = 1
+__all__ = ["Strategy"]
 
 
 class Strategy:
@@ -52,14 +37,16 @@ class Strategy:
 
     Args:
         topology: the devices of the replicas.
+        cross_device_ops: how their values are combined; None chooses.
 
     Raises:
-        TypeError: `topology` is no Topology.
+        TypeError: an argument of another type.
+        ValueError: cross-device ops that are not for these devices.
 
     Source: TF 2.21 distribute_lib.py, Strategy.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, cross_device_ops: CrossDeviceOps | None = None) -> None:
         if not isinstance(topology, Topology):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 explain(
@@ -68,8 +55,18 @@ class Strategy:
                     fix="make one from devices: Topology(find_devices([...])).",
                 )
             )
+        if not isinstance(cross_device_ops, CrossDeviceOps | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                explain(
+                    f"cross_device_ops={cross_device_ops!r} is of type "
+                    f"{type(cross_device_ops).__name__}.",
+                    expected="an sg.CrossDeviceOps, or None to choose.",
+                    fix="leave cross_device_ops out, or pass sg.RingAllReduce(), for example.",
+                )
+            )
         self.topology = topology
-        self.communication_options = CommunicationOptions()
+        self.cross_device_ops = cross_device_ops or AutomaticOps()
+        self.cross_device_ops.all_reduce(topology)  # raises where they do not fit the devices
         self.variables = VariableRegistry()
         self.compiled = CompiledExecution(self)
         self._extended = StrategyExtended(self)
@@ -92,7 +89,7 @@ class Strategy:
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         copied = object.__new__(type(self))
         memo[id(self)] = copied
-        Strategy.__init__(copied, self.topology)
+        Strategy.__init__(copied, self.topology, self.cross_device_ops)
         own = vars(self).keys() - vars(copied).keys()  # of a subclass
         if own:
             devices = (*jax.devices(), *jax.devices("cpu"))

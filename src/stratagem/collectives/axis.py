@@ -1,0 +1,44 @@
+"""The replicas of a step, as its collectives see them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from stratagem.topology import Topology
+from stratagem.topology.mesh import REPLICA_AXIS
+
+__all__ = ["ReplicaAxis"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaAxis:
+    """A mesh axis.
+
+    Args:
+        name: of the axis.
+        size: number of replicas.
+        groups: replicas that are near each other, in groups of one size; () where there are none.
+    """
+
+    name: str
+    size: int
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    @staticmethod
+    def of(topology: Topology) -> ReplicaAxis:
+        """Returns the axis of the replicas of a strategy.
+
+        Args:
+            topology: its devices. Those of one process form a group; where all belong to one, the
+                first half and the second, as on a machine with two sockets.
+        """
+        size = topology.num_replicas
+        devices = topology.devices or ()
+        members: dict[int, list[int]] = {}
+        for replica_id, device in enumerate(devices):
+            members.setdefault(device.process_index, []).append(replica_id)
+        groups = [tuple(group) for group in members.values()]
+        if len(groups) == 1 and size >= 4 and size % 2 == 0:
+            groups = [tuple(range(size // 2)), tuple(range(size // 2, size))]
+        is_nested = 1 < len(groups) < size and len({len(group) for group in groups}) == 1
+        return ReplicaAxis(REPLICA_AXIS, size, tuple(groups) if is_nested else ())

@@ -1,0 +1,88 @@
+"""Which algorithm sums an array over replicas: by its size, from measured times."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping
+
+__all__ = ["Algorithm", "BY_COMPILER", "Choice", "choose"]
+
+# A gain within this is within what a measurement varies by.
+_LEAST_GAIN = 0.05
+
+
+class Algorithm(enum.StrEnum):
+    """How an array is summed over replicas.
+
+    COMPILER: what the compiler makes of it: NCCL on GPUs, Gloo between processes on CPU. RING,
+    HIERARCHICAL, TO_ONE_DEVICE: written out in the program, see the modules of these names.
+    """
+
+    COMPILER = "compiler"
+    RING = "ring"
+    HIERARCHICAL = "hierarchical"
+    TO_ONE_DEVICE = "to one device"
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A rule that names an algorithm for each size.
+
+    Args:
+        default: for arrays beyond all limits.
+        limits: pairs of a size in bytes and the algorithm for arrays up to it, in ascending order.
+    """
+
+    default: Algorithm = Algorithm.COMPILER
+    limits: tuple[tuple[int, Algorithm], ...] = ()
+
+    def algorithm(self, size_bytes: int) -> Algorithm:
+        """Returns the algorithm for an array.
+
+        Args:
+            size_bytes: of the array on one replica.
+
+        Example:
+            >>> from stratagem.collectives.choice import Algorithm, Choice
+            >>> Choice(Algorithm.RING, ((1024, Algorithm.COMPILER),)).algorithm(4096).value
+            'ring'
+        """
+        for limit, algorithm in self.limits:
+            if size_bytes <= limit:
+                return algorithm
+        return self.default
+
+
+BY_COMPILER = Choice()
+
+
+def choose(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
+    """Makes a rule from measured times.
+
+    The compiler's own algorithm stands unless another is faster by more than measurements vary.
+    Between two measured sizes the limit is their geometric mean.
+
+    Args:
+        times_s: of each algorithm, by the size of the array in bytes; the same sizes for all, the
+            compiler's among them.
+
+    Returns:
+        The rule.
+    """
+    sizes = sorted(times_s[Algorithm.COMPILER])
+    best = [
+        _best({algorithm: times[size] for algorithm, times in times_s.items()}) for size in sizes
+    ]
+    limits: list[tuple[int, Algorithm]] = []
+    for place in range(len(sizes) - 1):
+        if best[place] is not best[place + 1]:
+            limits.append((math.isqrt(sizes[place] * sizes[place + 1]), best[place]))
+    return Choice(best[-1], tuple(limits))
+
+
+def _best(times_s: Mapping[Algorithm, float]) -> Algorithm:
+    fastest = min(times_s, key=lambda algorithm: times_s[algorithm])
+    gains = times_s[fastest] < (1.0 - _LEAST_GAIN) * times_s[Algorithm.COMPILER]
+    return fastest if gains else Algorithm.COMPILER
