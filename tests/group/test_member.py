@@ -35,7 +35,7 @@ def test_all_get_the_values_of_all_in_order(members) -> None:
 
 def test_streams_of_two_threads_do_not_disturb_each_other(members) -> None:
     def act(index: int) -> tuple:
-        beside = members[index].exchange_beside("dataset 1", 10 + index)
+        beside = members[index].stream("dataset 1").exchange(10 + index)
         return beside, members[index].exchange("place", index)
 
     assert together(3, act) == [([10, 11, 12], [0, 1, 2])] * 3

@@ -8,7 +8,7 @@ import dataclasses
 import time
 from typing import Any
 
-from stratagem.group.exchanges import Exchanges
+from stratagem.group.exchanges import Answer, Exchanges
 from stratagem.group.tunnel import forward
 from stratagem.group.verdict import Kind, Limits, MemberView, Place, Verdict, judge
 from stratagem.group.wire import frame, read_frame
@@ -191,7 +191,10 @@ class Hub:
             if isinstance(outcome, Verdict):
                 self._fail(outcome)
             elif outcome is not None:
-                self._send_all(outcome)
+                self._answer(outcome)
+        elif kind == "leave":
+            for answer in self._exchanges.leave(process_id, message["stream"]):
+                self._answer(answer)
         elif kind == "error":
             member.parting = message["text"]
             self._judge()
@@ -248,9 +251,15 @@ class Hub:
         while len(self._told) < len(self._members):
             await asyncio.sleep(_JUDGE_EVERY_S)
 
+    def _answer(self, answer: Answer) -> None:
+        self._send([self._members[index] for index in answer.to], answer.message)
+
     def _send_all(self, message: dict[str, Any]) -> None:
+        self._send(self._members, message)
+
+    def _send(self, members: list[_Member], message: dict[str, Any]) -> None:
         data = frame(message)
-        for member in self._members:
+        for member in members:
             if member.writer is not None:
                 with contextlib.suppress(ConnectionError, RuntimeError):
                     member.writer.write(data)
