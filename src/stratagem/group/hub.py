@@ -8,6 +8,7 @@ import dataclasses
 import time
 from typing import Any
 
+from stratagem.group.addresses import Link, reachable_addresses
 from stratagem.group.exchanges import Answer, Exchanges
 from stratagem.group.tunnel import forward
 from stratagem.group.verdict import Kind, Limits, MemberView, Place, Verdict, judge
@@ -26,6 +27,7 @@ class _Member:
     label: str
     writer: asyncio.StreamWriter | None = None
     facts: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    link: Link | None = None
     heard_at: float = 0.0
     place: Place = dataclasses.field(default_factory=Place)
     moved_at: float = 0.0
@@ -118,8 +120,7 @@ class Hub:
         member = self._members[hello["process_id"]]
         now = time.monotonic()
         member.writer, member.facts = writer, hello["facts"]
-        if hello["process_id"] != 0:  # process 0 reaches itself by loopback, the others do not
-            self._members[0].facts["address"] = _plain(writer.get_extra_info("sockname")[0])
+        member.link = Link.of(hello["facts"]["address"], writer)
         member.heard_at = member.moved_at = now
         self._complete()
         try:
@@ -169,7 +170,8 @@ class Hub:
             self._tell_progress()
             return
         self._is_complete = True
-        self._send_all({"kind": "welcome", "facts": [member.facts for member in self._members]})
+        links = [member.link for member in self._members if member.link is not None]
+        self._send_all({"kind": "welcome", "addresses": reachable_addresses(links)})
 
     def _tell_progress(self) -> None:
         missing = [member.label for member in self._members if member.writer is None]
@@ -263,8 +265,3 @@ class Hub:
             if member.writer is not None:
                 with contextlib.suppress(ConnectionError, RuntimeError):
                     member.writer.write(data)
-
-
-def _plain(address: str) -> str:
-    """An IPv4 address as such, also where a socket for both kinds accepted it."""
-    return address.removeprefix("::ffff:")

@@ -332,7 +332,7 @@ class Group:
                 self._streams.take(message)
             elif kind == "welcome":
                 self._has_joined = True
-                self.own_address = message["facts"][self.process_id]["address"]
+                self.own_address = message["addresses"][self.process_id]
             elif kind == "progress":
                 self._missing = message["missing"]
             elif kind == "gone":
