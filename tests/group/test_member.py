@@ -43,7 +43,7 @@ def test_streams_of_two_threads_do_not_disturb_each_other(members) -> None:
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_broken_connection_is_told_to_all_at_once(members, lost) -> None:
-    members[lost].begin_step("train")
+    members[lost].begin_step()
     members[lost].abandon()
     others = [index for index in range(3) if index != lost]
     for error in together(2, lambda i: members[others[i]].exchange("place", None)):
@@ -67,10 +67,10 @@ def test_different_calls_are_told_to_all(members) -> None:
 
 
 def test_one_that_makes_no_progress_is_named_to_all_that_wait(members) -> None:
-    members[2].begin_step("train")
+    members[2].begin_step()
 
     def wait(index: int) -> None:
-        number = members[index].begin_step("train")
+        number = members[index].begin_step()
         members[index].wait_for_step(number, "train", lambda: False)
 
     for error in together(2, wait):
@@ -95,7 +95,7 @@ def test_missing_one_is_named_when_a_limit_of_the_call_is_over(members) -> None:
         assert "for worker 1 (host1:1) (compiling" in str(error)
         assert "my setting" in str(error)
     with pytest.raises(DeadlineExceededError, match="This is worker 1"):
-        members[1].begin_step("train")
+        members[1].begin_step()
 
 
 def test_error_of_one_is_the_reason_that_others_give(members) -> None:
@@ -114,7 +114,7 @@ def test_one_that_leaves_while_others_need_it_is_named(members) -> None:
     def act(index: int) -> object:
         if index == 2:
             return members[2].leave()
-        number = members[index].begin_step("train")
+        number = members[index].begin_step()
         return members[index].wait_for_step(number, "train", lambda: False)
 
     *errors, left = together(3, act)

@@ -128,11 +128,8 @@ class Group:
         finally:
             self._move(before.kind, before.name, self._place.step)
 
-    def begin_step(self, name: str) -> int:
+    def begin_step(self) -> int:
         """Counts a program that all processes run together, before this one starts it.
-
-        Args:
-            name: of the program.
 
         Returns:
             Its number, from 1.

@@ -75,7 +75,7 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     before = dataclasses.replace(_last)
     if platform == "cpu":
         _wait(before)
-    number = group.begin_step(name)
+    number = group.begin_step()
     try:
         with group.in_step(number, name):  # starting a small program may be all of it
             results, token = start()
