@@ -41,6 +41,11 @@ def joined(count: int, limits: Limits) -> list[Group]:
     return together(count, lambda index: Group(identity(index, count, port), limits))
 
 
+def as_bytes(message: dict[str, Any] | bytes) -> bytes:
+    """A message as it travels; bytes as they are."""
+    return message if isinstance(message, bytes) else frame(message)
+
+
 @contextmanager
 def connected(port: int, *messages: dict[str, Any] | bytes) -> Iterator[socket.socket]:
     """A connection to process 0, on which these messages were sent, or bytes as they are."""
@@ -54,7 +59,7 @@ def connected(port: int, *messages: dict[str, Any] | bytes) -> Iterator[socket.s
             time.sleep(0.01)
     with connection:
         for message in messages:
-            connection.sendall(message if isinstance(message, bytes) else frame(message))
+            connection.sendall(as_bytes(message))
         yield connection
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from stratagem.group.addresses import Link, reachable_addresses
 from stratagem.group.exchanges import Answer, Exchanges
+from stratagem.group.protocol import read_message
 from stratagem.group.tunnel import forward
 from stratagem.group.verdict import Kind, Limits, MemberView, Place, Verdict, judge
-from stratagem.group.wire import frame, read_frame
+from stratagem.group.wire import frame
 from stratagem.messages import explain
 
 __all__ = ["Hub"]
@@ -93,12 +94,12 @@ class Hub:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            hello = await read_frame(reader)
-            if hello.get("kind") == "tunnel":
+            hello = await read_message(reader)
+            if hello["kind"] == "tunnel":
                 await forward(reader, writer, self._service_port)
-            else:
+            elif hello["kind"] == "hello":
                 await self._serve_member(hello, reader, writer)
-        except (ConnectionError, OSError, KeyError, TypeError):
+        except OSError:
             pass  # a stranger, or a process that has gone; the judge sees which is missing
         except asyncio.CancelledError:
             pass  # the hub closes; asyncio would else log each connection as an error
@@ -125,7 +126,7 @@ class Hub:
         self._complete()
         try:
             while True:
-                self._take(hello["process_id"], await read_frame(reader))
+                self._take(hello["process_id"], await read_message(reader))
         finally:
             member.writer = None
             self._judge()
@@ -153,7 +154,7 @@ class Hub:
     def _compare(self, hello: dict[str, Any]) -> None:
         """Ends the group where this process is unlike the others."""
         member = self._members[hello["process_id"]]
-        for name, value in hello["facts"].get("same", {}).items():
+        for name, value in hello["facts"]["same"].items():
             for other in self._members:
                 theirs = other.facts.get("same", {}).get(name, value)
                 if theirs != value:
