@@ -98,6 +98,26 @@ def test_missing_one_is_named_when_a_limit_of_the_call_is_over(members) -> None:
         members[1].begin_step()
 
 
+def test_error_that_a_thread_meets_is_told_once_it_reaches_the_program(members) -> None:
+    """Until then the program may wait inside JAX, and has to be ended there."""
+    members[1].abandon()
+    (error,) = together(1, lambda _: members[0].stream("dataset 0 (1)").exchange(1))
+    assert isinstance(error, UnavailableError)
+    assert not members[0].is_told
+    members[0].note_told()
+    assert members[0].is_told
+
+
+def test_error_that_the_program_meets_is_told(members) -> None:
+    members[0].note_told()
+    assert not members[0].is_told, "there is nothing to tell"
+    members[1].abandon()
+    members[0].wait_for_verdict()
+    with pytest.raises(UnavailableError, match="died"):
+        members[0].check()
+    assert members[0].is_told
+
+
 def test_error_of_one_is_the_reason_that_others_give(members) -> None:
     members[1].tell_error("Traceback: ValueError: a bug")
     for error in together(2, lambda i: members[2 * i].exchange("place", None)):

@@ -108,8 +108,13 @@ class Group:
         if self._verdict is not None:
             raise self._ended(self._verdict)
 
+    def note_told(self) -> None:
+        """Notes that an error that another thread has met reaches the program."""
+        self._is_told |= self._verdict is not None
+
     def _ended(self, verdict: Verdict) -> Exception:
-        self._is_told = True
+        # The thread that reads ahead tells nobody: its program may wait inside JAX.
+        self._is_told |= threading.current_thread() is threading.main_thread()
         here = f"This is {self.identity.label}, {self._place}."
         return Verdict(verdict.error, f"{verdict.message}\n{here}").exception()
 
