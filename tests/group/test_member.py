@@ -108,13 +108,27 @@ def test_error_that_a_thread_meets_is_told_once_it_reaches_the_program(members) 
     assert members[0].is_told
 
 
-def test_error_that_the_program_meets_is_told(members) -> None:
+def _check(member: Group) -> None:
+    with pytest.raises(UnavailableError, match="died"):
+        member.check()
+
+
+def _exchange(member: Group) -> None:
+    with pytest.raises(UnavailableError, match="died"):
+        member.exchange("place", None)
+
+
+def _explain_loss(member: Group) -> None:
+    assert "died" in str(member.explain_loss(OSError("reset by peer")))
+
+
+@pytest.mark.parametrize("act", [_check, _exchange, _explain_loss])
+def test_error_that_the_program_meets_is_told(members, act) -> None:
     members[0].note_told()
     assert not members[0].is_told, "there is nothing to tell"
     members[1].abandon()
     members[0].wait_for_verdict()
-    with pytest.raises(UnavailableError, match="died"):
-        members[0].check()
+    act(members[0])
     assert members[0].is_told
 
 

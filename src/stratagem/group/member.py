@@ -60,7 +60,7 @@ class Group:
             on_error=self._fail_to_join,
         )
         self._streams = Streams(
-            identity.label, self._changed, send=self._connection.send, check=self.check
+            identity.label, self._changed, send=self._connection.send, check=self._check_beside
         )
         self._main = self._streams.open("main")
         self._connection.start()
@@ -106,6 +106,12 @@ class Group:
             RuntimeError: the processes came apart.
         """
         if self._verdict is not None:
+            self._is_told = True
+            raise self._ended(self._verdict)
+
+    def _check_beside(self) -> None:
+        """As `check`, for a thread that is ahead of the program: that may wait inside JAX."""
+        if self._verdict is not None:
             raise self._ended(self._verdict)
 
     def note_told(self) -> None:
@@ -113,8 +119,6 @@ class Group:
         self._is_told |= self._verdict is not None
 
     def _ended(self, verdict: Verdict) -> Exception:
-        # The thread that reads ahead tells nobody: its program may wait inside JAX.
-        self._is_told |= threading.current_thread() is threading.main_thread()
         here = f"This is {self.identity.label}, {self._place}."
         return Verdict(verdict.error, f"{verdict.message}\n{here}").exception()
 
@@ -191,6 +195,7 @@ class Group:
             while self._verdict is None and time.monotonic() < deadline:
                 self._changed.wait(0.1)
         if self._verdict is not None:
+            self._is_told = True
             return self._ended(self._verdict)
         return UnavailableError(
             explain(
@@ -226,7 +231,11 @@ class Group:
         """
         limit_s = self.limits.barrier_s if timeout_s is None else timeout_s
         with self.at(Kind.EXCHANGE, name):
-            told = self._main.exchange(value, place=name, limit_s=limit_s, setting=setting)
+            try:
+                told = self._main.exchange(value, place=name, limit_s=limit_s, setting=setting)
+            except Exception:
+                self.note_told()
+                raise
         assert told is not None  # nobody closes this stream
         return told
 
