@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from stratagem.group import Group, Identity, Limits
+from stratagem.group.wire import frame
+
+_LIMIT_S = 20.0
 
 
 def free_port() -> int:
@@ -34,3 +39,31 @@ def joined(count: int, limits: Limits) -> list[Group]:
     """As many members that have joined."""
     port = free_port()
     return together(count, lambda index: Group(identity(index, count, port), limits))
+
+
+def as_bytes(message: dict[str, Any] | bytes) -> bytes:
+    """A message as it travels; bytes as they are."""
+    return message if isinstance(message, bytes) else frame(message)
+
+
+@contextmanager
+def connected(port: int, *messages: dict[str, Any] | bytes) -> Iterator[socket.socket]:
+    """A connection to process 0, on which these messages were sent, or bytes as they are."""
+    deadline = time.monotonic() + _LIMIT_S
+    while True:
+        try:
+            connection = socket.create_connection(("127.0.1.1", port), _LIMIT_S)
+            break
+        except ConnectionRefusedError:  # it does not listen yet
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    with connection:
+        for message in messages:
+            connection.sendall(as_bytes(message))
+        yield connection
+
+
+def hello(index: int, count: int, **facts: Any) -> dict[str, Any]:
+    """What member `index` of `count` says first."""
+    said = {"host": "h", "pid": 1, "address": "127.0.0.1", "same": {}, **facts}
+    return {"kind": "hello", "process_id": index, "num_processes": count, "facts": said}

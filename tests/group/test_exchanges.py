@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from stratagem.group.exchanges import Exchanges
+from stratagem.group.exchanges import Answer, Exchanges
 from stratagem.group.verdict import Kind, Limits, MemberView, Place, Verdict
 
 _LABELS = ["worker 0", "worker 1", "worker 2"]
 _LIMITS = Limits(stuck_s=120)
 
 
-def _message(name: str, value: Any, number: int = 0, limit_s: float | None = 300.0) -> Any:
+def _message(
+    name: str, value: Any, number: int = 0, limit_s: float | None = 300.0, stream: str = "main"
+) -> Any:
     return {
-        "stream": "main",
+        "stream": stream,
         "number": number,
         "name": name,
         "value": value,
@@ -34,8 +36,10 @@ def test_values_come_out_in_the_order_of_the_processes_when_all_are_there() -> N
     assert exchanges.add(2, _message("save", "c"), 0.0) is None
     assert exchanges.add(0, _message("save", "a"), 1.0) is None
     told = exchanges.add(1, _message("save", "b"), 2.0)
-    assert told["values"] == ["a", "b", "c"]
-    assert (told["stream"], told["number"]) == ("main", 0)
+    assert told == Answer(
+        [0, 1, 2],
+        {"kind": "exchanged", "stream": "main", "number": 0, "values": ["a", "b", "c"]},
+    )
     assert exchanges.overdue(_views(Kind.PYTHON, Kind.PYTHON, Kind.PYTHON), _LIMITS, 9e9) is None
 
 
@@ -44,7 +48,9 @@ def test_calls_of_different_numbers_do_not_mix() -> None:
     for process_id in (0, 1):
         exchanges.add(process_id, _message("a", process_id, number=0), 0.0)
     exchanges.add(0, _message("b", 10, number=1), 0.0)
-    assert exchanges.add(2, _message("a", 2, number=0), 0.0)["values"] == [0, 1, 2]
+    told = exchanges.add(2, _message("a", 2, number=0), 0.0)
+    assert isinstance(told, Answer)
+    assert told.message["values"] == [0, 1, 2]
 
 
 def test_another_name_at_the_same_place_names_both_calls() -> None:
@@ -88,3 +94,47 @@ def test_input_that_is_read_ahead_has_time_until_somebody_waits_for_it() -> None
         exchanges.overdue(_views(Kind.INPUT, Kind.STEP, Kind.INPUT, unmoved_s=5), _LIMITS, 9)
         is None
     )
+
+
+def _input(number: int, stream: str = "d") -> Any:
+    return _message(f"batches of {stream}", 8, number=number, limit_s=None, stream=stream)
+
+
+def test_who_waits_in_a_stream_that_another_leaves_is_told_who_left() -> None:
+    exchanges = Exchanges(_LABELS)
+    exchanges.add(0, _input(4), 0.0)
+    exchanges.add(1, _input(4), 0.0)
+    told = [Answer([0], {"kind": "abandoned", "stream": "d", "number": 4, "by": ["worker 1"]})]
+    assert exchanges.leave(1, "d") == told
+    assert exchanges.leave(1, "e") == [], "it is another stream"
+
+
+def test_who_comes_after_another_left_is_told_at_once_and_others_are_not() -> None:
+    exchanges = Exchanges(_LABELS)
+    exchanges.leave(0, "d")
+    exchanges.leave(2, "d")
+    told = exchanges.add(1, _input(7), 0.0)
+    by = ["worker 0", "worker 2"]
+    assert told == Answer([1], {"kind": "abandoned", "stream": "d", "number": 7, "by": by})
+
+
+def test_stream_that_was_left_makes_nobody_late() -> None:
+    exchanges = Exchanges(_LABELS)
+    waiting = _views(Kind.INPUT, Kind.STEP, Kind.INPUT)
+    exchanges.add(0, _input(0), 0.0)
+    assert exchanges.overdue(waiting, _LIMITS, 1e6) is not None
+    exchanges.leave(0, "d")
+    assert exchanges.overdue(waiting, _LIMITS, 1e6) is None
+
+
+def test_nothing_is_kept_of_streams_that_all_have_left() -> None:
+    exchanges = Exchanges(_LABELS)
+    empty = {name: len(value) for name, value in vars(exchanges).items()}
+    for epoch in range(3):
+        stream = f"d ({epoch})"
+        exchanges.add(0, _input(0, stream), 0.0)
+        exchanges.leave(1, stream)
+        exchanges.add(2, _input(0, stream), 0.0)
+        exchanges.leave(0, stream)
+        exchanges.leave(2, stream)
+    assert {name: len(value) for name, value in vars(exchanges).items()} == empty

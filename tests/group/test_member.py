@@ -35,7 +35,7 @@ def test_all_get_the_values_of_all_in_order(members) -> None:
 
 def test_streams_of_two_threads_do_not_disturb_each_other(members) -> None:
     def act(index: int) -> tuple:
-        beside = members[index].exchange_beside("dataset 1", 10 + index)
+        beside = members[index].stream("dataset 1").exchange(10 + index)
         return beside, members[index].exchange("place", index)
 
     assert together(3, act) == [([10, 11, 12], [0, 1, 2])] * 3
@@ -43,7 +43,7 @@ def test_streams_of_two_threads_do_not_disturb_each_other(members) -> None:
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_broken_connection_is_told_to_all_at_once(members, lost) -> None:
-    members[lost].begin_step("train")
+    members[lost].begin_step()
     members[lost].abandon()
     others = [index for index in range(3) if index != lost]
     for error in together(2, lambda i: members[others[i]].exchange("place", None)):
@@ -67,10 +67,10 @@ def test_different_calls_are_told_to_all(members) -> None:
 
 
 def test_one_that_makes_no_progress_is_named_to_all_that_wait(members) -> None:
-    members[2].begin_step("train")
+    members[2].begin_step()
 
     def wait(index: int) -> None:
-        number = members[index].begin_step("train")
+        number = members[index].begin_step()
         members[index].wait_for_step(number, "train", lambda: False)
 
     for error in together(2, wait):
@@ -95,7 +95,41 @@ def test_missing_one_is_named_when_a_limit_of_the_call_is_over(members) -> None:
         assert "for worker 1 (host1:1) (compiling" in str(error)
         assert "my setting" in str(error)
     with pytest.raises(DeadlineExceededError, match="This is worker 1"):
-        members[1].begin_step("train")
+        members[1].begin_step()
+
+
+def test_error_that_a_thread_meets_is_told_once_it_reaches_the_program(members) -> None:
+    """Until then the program may wait inside JAX, and has to be ended there."""
+    members[1].abandon()
+    (error,) = together(1, lambda _: members[0].stream("dataset 0 (1)").exchange(1))
+    assert isinstance(error, UnavailableError)
+    assert not members[0].is_told
+    members[0].note_told()
+    assert members[0].is_told
+
+
+def _check(member: Group) -> None:
+    with pytest.raises(UnavailableError, match="died"):
+        member.check()
+
+
+def _exchange(member: Group) -> None:
+    with pytest.raises(UnavailableError, match="died"):
+        member.exchange("place", None)
+
+
+def _explain_loss(member: Group) -> None:
+    assert "died" in str(member.explain_loss(OSError("reset by peer")))
+
+
+@pytest.mark.parametrize("act", [_check, _exchange, _explain_loss])
+def test_error_that_the_program_meets_is_told(members, act) -> None:
+    members[0].note_told()
+    assert not members[0].is_told, "there is nothing to tell"
+    members[1].abandon()
+    members[0].wait_for_verdict()
+    act(members[0])
+    assert members[0].is_told
 
 
 def test_error_of_one_is_the_reason_that_others_give(members) -> None:
@@ -114,7 +148,7 @@ def test_one_that_leaves_while_others_need_it_is_named(members) -> None:
     def act(index: int) -> object:
         if index == 2:
             return members[2].leave()
-        number = members[index].begin_step("train")
+        number = members[index].begin_step()
         return members[index].wait_for_step(number, "train", lambda: False)
 
     *errors, left = together(3, act)

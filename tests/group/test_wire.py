@@ -81,6 +81,7 @@ def test_frames_are_read_as_they_were_written() -> None:
         (b"", "closed by the other side"),
         (b"\x00\x00\x00\x09{", "closed by the other side"),
         (b"\x00\x00\x00\x03abc", "closed by the other side"),
+        (b"\x00\x01\x00\x00" + b"[" * 2**16, "closed by the other side"),
         (b"GET / HTTP/1.1\r\n\r\n", r"a frame of \d+ bytes is none of this library's"),
         (b"\x00\x00\x00\x02[]", "a frame of this library holds an object"),
     ],

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
+from stratagem.input import prefetch
 from stratagem.input.prefetch import Prefetcher
 
 # How long a test waits for a thread before it fails.
@@ -147,6 +148,48 @@ def test_closed_prefetcher_gives_nothing_more_and_may_be_closed_again() -> None:
     assert not _threads()
     with pytest.raises(StopIteration):
         prefetcher.take()
+
+
+def _close(prefetchers: list[Prefetcher]) -> None:
+    prefetchers[0].close()
+
+
+def _end_process(_: list[Prefetcher]) -> None:
+    prefetch._end_all()
+
+
+@pytest.mark.parametrize("end", [_close, list.clear, _end_process])
+def test_load_that_waits_for_others_is_given_up(end: Callable[[list[Prefetcher]], None]) -> None:
+    is_waiting, is_given_up = threading.Event(), threading.Event()
+    numbers = itertools.count()
+
+    def load() -> int:
+        number = next(numbers)
+        if number:
+            is_waiting.set()
+            assert is_given_up.wait(_LIMIT_S), "nobody gave it up"
+            raise StopIteration
+        return number
+
+    prefetchers = [Prefetcher(load, 2, is_given_up.set)]
+    assert prefetchers[0].take() == 0
+    assert is_waiting.wait(_LIMIT_S)
+    (thread,) = _threads()
+    end(prefetchers)
+    assert is_given_up.is_set()
+    thread.join(_LIMIT_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("buffer_size", [0, 2])
+@pytest.mark.parametrize("end", [_close, list.clear])
+def test_what_was_never_begun_is_given_up_too(
+    end: Callable[[list[Prefetcher]], None], buffer_size: int
+) -> None:
+    is_given_up = threading.Event()
+    prefetchers = [Prefetcher(itertools.count().__next__, buffer_size, is_given_up.set)]
+    end(prefetchers)
+    assert is_given_up.is_set()
 
 
 def test_process_ends_while_a_source_is_read() -> None:

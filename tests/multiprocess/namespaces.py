@@ -7,10 +7,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-__all__ = ["can_make_hosts", "hosts"]
-
-_NETWORK = "10.77.0"
+__all__ = ["can_make_hosts", "hosts", "knowing"]
 
 
 def can_make_hosts() -> bool:
@@ -29,7 +28,7 @@ def _ip(*words: str) -> None:
 
 
 @contextmanager
-def hosts(count: int) -> Iterator[list[tuple[list[str], str]]]:
+def hosts(count: int, network: str = "10.77.0") -> Iterator[list[tuple[list[str], str]]]:
     """Makes hosts that reach each other; returns of each the command to run there and its address.
 
     The network device of a host is called eth0.
@@ -47,13 +46,25 @@ def hosts(count: int) -> Iterator[list[tuple[list[str], str]]]:
             end = f"port{index}"
             _ip("-n", switch, "link", "add", end, "type", "veth", "peer", "eth0", "netns", name)
             _ip("-n", switch, "link", "set", end, "master", "br0", "up")
-            _ip("-n", name, "address", "add", f"{_NETWORK}.{index + 1}/24", "dev", "eth0")
+            _ip("-n", name, "address", "add", f"{network}.{index + 1}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
         yield [
-            (["ip", "netns", "exec", name], f"{_NETWORK}.{index + 1}:2222")
+            (["ip", "netns", "exec", name], f"{network}.{index + 1}:2222")
             for index, name in enumerate(names)
         ]
     finally:
         for name in made:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+@contextmanager
+def knowing(host: list[str], name: str, address: str) -> Iterator[None]:
+    """Writes a name into /etc/hosts of a host of `hosts`, given the command to run there."""
+    folder = Path("/etc/netns") / host[-1]
+    folder.mkdir(parents=True)
+    (folder / "hosts").write_text(f"127.0.0.1 localhost\n{address} {name}\n")
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder)

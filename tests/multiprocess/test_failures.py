@@ -63,6 +63,14 @@ def test_every_failure_of_every_worker_is_named(how: str, loop: str, culprit: in
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "stop", "stuck", "leave", "error"])
+def test_every_failure_is_named_where_others_wait_for_its_data_ahead_of_their_steps(
+    how: str,
+) -> None:
+    _check(how, "input", num_workers=2, culprit=1)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and iproute2")
 @pytest.mark.parametrize("loop", ["fit", "loop"])
 @pytest.mark.parametrize("culprit", [0, 1, 2])

@@ -9,7 +9,20 @@ from typing import Any
 from stratagem.group.verdict import Kind, Limits, MemberView, Verdict
 from stratagem.messages import explain
 
-__all__ = ["Exchanges"]
+__all__ = ["Answer", "Exchanges"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What to tell some processes.
+
+    Args:
+        to: their numbers.
+        message: what to tell them.
+    """
+
+    to: list[int]
+    message: dict[str, Any]
 
 
 @dataclasses.dataclass
@@ -27,7 +40,7 @@ class Exchanges:
     """The exchanges that are open.
 
     Each belongs to a stream, of which every process takes part in the same order; its name tells
-    whether they do.
+    whether they do. A stream is forgotten when all have left it.
 
     Args:
         labels: the names of the processes.
@@ -36,8 +49,9 @@ class Exchanges:
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = labels
         self._open: dict[tuple[str, int], _Open] = {}
+        self._left: dict[str, set[int]] = {}
 
-    def add(self, process_id: int, message: dict[str, Any], now: float) -> Any:
+    def add(self, process_id: int, message: dict[str, Any], now: float) -> Answer | Verdict | None:
         """Takes the value of one process.
 
         Args:
@@ -47,10 +61,12 @@ class Exchanges:
             now: the time in seconds.
 
         Returns:
-            What to tell everybody, where it was the last value; a Verdict, where it does not
-            belong there; else None.
+            What to tell, where it was the last value or one that waits in vain; a Verdict, where
+            it does not belong there; else None.
         """
         key = (message["stream"], message["number"])
+        if message["stream"] in self._left:
+            return self._abandoned(key, [process_id])
         exchange = self._open.get(key)
         if exchange is None:
             exchange = _Open(message["name"], now, message["limit_s"], message["setting"])
@@ -61,8 +77,39 @@ class Exchanges:
         if len(exchange.values) < len(self._labels):
             return None
         del self._open[key]
-        values = [exchange.values[index] for index in range(len(self._labels))]
-        return {"kind": "exchanged", "stream": key[0], "number": key[1], "values": values}
+        everybody = list(range(len(self._labels)))
+        values = [exchange.values[index] for index in everybody]
+        return Answer(
+            everybody,
+            {"kind": "exchanged", "stream": key[0], "number": key[1], "values": values},
+        )
+
+    def leave(self, process_id: int, stream: str) -> list[Answer]:
+        """Takes note that a process takes no part in a stream any more.
+
+        Every batch that its program has had is complete. So nobody whose program takes as many
+        misses one, and who is ahead of its program may have come for more than that.
+
+        Args:
+            process_id: who leaves.
+            stream: of which everything that is open is dropped.
+
+        Returns:
+            What to tell those who wait there.
+        """
+        left = self._left.setdefault(stream, set())
+        left.add(process_id)
+        answers: list[Answer] = []
+        for key in [key for key in self._open if key[0] == stream]:
+            waiting = self._open.pop(key).values.keys() - left
+            answers.append(self._abandoned(key, sorted(waiting)))
+        if len(left) == len(self._labels):
+            del self._left[stream]
+        return answers
+
+    def _abandoned(self, key: tuple[str, int], to: list[int]) -> Answer:
+        by = [self._labels[index] for index in sorted(self._left[key[0]])]
+        return Answer(to, {"kind": "abandoned", "stream": key[0], "number": key[1], "by": by})
 
     def _out_of_step(self, process_id: int, name: str, exchange: _Open) -> Verdict:
         first = self._labels[next(iter(exchange.values))]

@@ -8,10 +8,12 @@ import dataclasses
 import time
 from typing import Any
 
-from stratagem.group.exchanges import Exchanges
+from stratagem.group.addresses import Link, reachable_addresses
+from stratagem.group.exchanges import Answer, Exchanges
+from stratagem.group.protocol import read_message
 from stratagem.group.tunnel import forward
 from stratagem.group.verdict import Kind, Limits, MemberView, Place, Verdict, judge
-from stratagem.group.wire import frame, read_frame
+from stratagem.group.wire import frame
 from stratagem.messages import explain
 
 __all__ = ["Hub"]
@@ -26,6 +28,7 @@ class _Member:
     label: str
     writer: asyncio.StreamWriter | None = None
     facts: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    link: Link | None = None
     heard_at: float = 0.0
     place: Place = dataclasses.field(default_factory=Place)
     moved_at: float = 0.0
@@ -91,12 +94,12 @@ class Hub:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            hello = await read_frame(reader)
-            if hello.get("kind") == "tunnel":
+            hello = await read_message(reader)
+            if hello["kind"] == "tunnel":
                 await forward(reader, writer, self._service_port)
-            else:
+            elif hello["kind"] == "hello":
                 await self._serve_member(hello, reader, writer)
-        except (ConnectionError, OSError, KeyError, TypeError):
+        except OSError:
             pass  # a stranger, or a process that has gone; the judge sees which is missing
         except asyncio.CancelledError:
             pass  # the hub closes; asyncio would else log each connection as an error
@@ -118,13 +121,12 @@ class Hub:
         member = self._members[hello["process_id"]]
         now = time.monotonic()
         member.writer, member.facts = writer, hello["facts"]
-        if hello["process_id"] != 0:  # process 0 reaches itself by loopback, the others do not
-            self._members[0].facts["address"] = _plain(writer.get_extra_info("sockname")[0])
+        member.link = Link.of(hello["facts"]["address"], writer)
         member.heard_at = member.moved_at = now
         self._complete()
         try:
             while True:
-                self._take(hello["process_id"], await read_frame(reader))
+                self._take(hello["process_id"], await read_message(reader))
         finally:
             member.writer = None
             self._judge()
@@ -152,7 +154,7 @@ class Hub:
     def _compare(self, hello: dict[str, Any]) -> None:
         """Ends the group where this process is unlike the others."""
         member = self._members[hello["process_id"]]
-        for name, value in hello["facts"].get("same", {}).items():
+        for name, value in hello["facts"]["same"].items():
             for other in self._members:
                 theirs = other.facts.get("same", {}).get(name, value)
                 if theirs != value:
@@ -169,7 +171,8 @@ class Hub:
             self._tell_progress()
             return
         self._is_complete = True
-        self._send_all({"kind": "welcome", "facts": [member.facts for member in self._members]})
+        links = [member.link for member in self._members if member.link is not None]
+        self._send_all({"kind": "welcome", "addresses": reachable_addresses(links)})
 
     def _tell_progress(self) -> None:
         missing = [member.label for member in self._members if member.writer is None]
@@ -191,7 +194,10 @@ class Hub:
             if isinstance(outcome, Verdict):
                 self._fail(outcome)
             elif outcome is not None:
-                self._send_all(outcome)
+                self._answer(outcome)
+        elif kind == "leave":
+            for answer in self._exchanges.leave(process_id, message["stream"]):
+                self._answer(answer)
         elif kind == "error":
             member.parting = message["text"]
             self._judge()
@@ -248,14 +254,15 @@ class Hub:
         while len(self._told) < len(self._members):
             await asyncio.sleep(_JUDGE_EVERY_S)
 
+    def _answer(self, answer: Answer) -> None:
+        self._send([self._members[index] for index in answer.to], answer.message)
+
     def _send_all(self, message: dict[str, Any]) -> None:
+        self._send(self._members, message)
+
+    def _send(self, members: list[_Member], message: dict[str, Any]) -> None:
         data = frame(message)
-        for member in self._members:
+        for member in members:
             if member.writer is not None:
                 with contextlib.suppress(ConnectionError, RuntimeError):
                     member.writer.write(data)
-
-
-def _plain(address: str) -> str:
-    """An IPv4 address as such, also where a socket for both kinds accepted it."""
-    return address.removeprefix("::ffff:")

@@ -12,8 +12,8 @@ from typing import Any
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group.connection import Connection
 from stratagem.group.identity import Identity
+from stratagem.group.streams import Stream, Streams
 from stratagem.group.verdict import Kind, Limits, Place, Verdict
-from stratagem.group.wire import decode, encode
 from stratagem.messages import explain
 
 __all__ = ["Group"]
@@ -45,8 +45,6 @@ class Group:
         self._place_lock = threading.Lock()
         self._verdict: Verdict | None = None
         self._is_told = False
-        self._numbers: dict[str, int] = {}
-        self._values: dict[tuple[str, int], list[Any]] = {}
         self._changed = threading.Condition()
         self._missing = [identity.labels[0]]
         self._has_joined = False
@@ -61,6 +59,10 @@ class Group:
             on_lost=self._lose,
             on_error=self._fail_to_join,
         )
+        self._streams = Streams(
+            identity.label, self._changed, send=self._connection.send, check=self._check_beside
+        )
+        self._main = self._streams.open("main")
         self._connection.start()
         try:
             self._join()
@@ -104,10 +106,19 @@ class Group:
             RuntimeError: the processes came apart.
         """
         if self._verdict is not None:
+            self._is_told = True
             raise self._ended(self._verdict)
 
+    def _check_beside(self) -> None:
+        """As `check`, for a thread that is ahead of the program: that may wait inside JAX."""
+        if self._verdict is not None:
+            raise self._ended(self._verdict)
+
+    def note_told(self) -> None:
+        """Notes that an error that another thread has met reaches the program."""
+        self._is_told |= self._verdict is not None
+
     def _ended(self, verdict: Verdict) -> Exception:
-        self._is_told = True
         here = f"This is {self.identity.label}, {self._place}."
         return Verdict(verdict.error, f"{verdict.message}\n{here}").exception()
 
@@ -126,11 +137,8 @@ class Group:
         finally:
             self._move(before.kind, before.name, self._place.step)
 
-    def begin_step(self, name: str) -> int:
+    def begin_step(self) -> int:
         """Counts a program that all processes run together, before this one starts it.
-
-        Args:
-            name: of the program.
 
         Returns:
             Its number, from 1.
@@ -187,6 +195,7 @@ class Group:
             while self._verdict is None and time.monotonic() < deadline:
                 self._changed.wait(0.1)
         if self._verdict is not None:
+            self._is_told = True
             return self._ended(self._verdict)
         return UnavailableError(
             explain(
@@ -222,43 +231,24 @@ class Group:
         """
         limit_s = self.limits.barrier_s if timeout_s is None else timeout_s
         with self.at(Kind.EXCHANGE, name):
-            return self._exchange("main", name, value, limit_s, setting)
+            try:
+                told = self._main.exchange(value, place=name, limit_s=limit_s, setting=setting)
+            except Exception:
+                self.note_told()
+                raise
+        assert told is not None  # nobody closes this stream
+        return told
 
-    def exchange_beside(self, stream: str, value: Any) -> list[Any]:
-        """As `exchange`, in a stream of its own, for a thread that is ahead of the program.
+    def stream(self, name: str) -> Stream:
+        """Begins a stream of exchanges of its own, for a thread that is ahead of the program.
 
         Args:
-            stream: the same on all processes, of which each takes part in the same order.
-            value: small.
+            name: the same on all processes, and new; each process closes it.
 
         Returns:
-            The values of all processes.
+            The stream.
         """
-        setting = "STRATAGEM_STUCK_TIMEOUT_S"
-        return self._exchange(stream, f"batches of {stream}", value, None, setting)
-
-    def _exchange(
-        self, stream: str, name: str, value: Any, limit_s: float | None, setting: str
-    ) -> list[Any]:
-        with self._changed:
-            number = self._numbers.get(stream, 0)
-            self._numbers[stream] = number + 1
-        message = {
-            "kind": "exchange",
-            "stream": stream,
-            "number": number,
-            "name": name,
-            "value": encode(value),
-            "limit_s": limit_s,
-            "setting": setting,
-        }
-        self._connection.send(message)
-        key = (stream, number)
-        with self._changed:
-            while key not in self._values:
-                self.check()
-                self._changed.wait(1.0)
-            return [decode(part) for part in self._values.pop(key)]
+        return self._streams.open(name)
 
     def leave(self) -> bool:
         """Says that this process has ended, and waits until all have.
@@ -349,11 +339,11 @@ class Group:
     def _take(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         with self._changed:
-            if kind == "exchanged":
-                self._values[message["stream"], message["number"]] = message["values"]
+            if kind in ("exchanged", "abandoned"):
+                self._streams.take(message)
             elif kind == "welcome":
                 self._has_joined = True
-                self.own_address = message["facts"][self.process_id]["address"]
+                self.own_address = message["addresses"][self.process_id]
             elif kind == "progress":
                 self._missing = message["missing"]
             elif kind == "gone":

@@ -50,7 +50,7 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
         if size > _MAX_FRAME_BYTES:
             raise ConnectionError(f"a frame of {size} bytes is none of this library's")
         message = json.loads(await reader.readexactly(size))
-    except (asyncio.IncompleteReadError, ValueError) as error:
+    except (asyncio.IncompleteReadError, ValueError, RecursionError) as error:
         raise ConnectionError(f"closed by the other side ({error})") from error
     if not isinstance(message, dict):
         raise ConnectionError("a frame of this library holds an object")

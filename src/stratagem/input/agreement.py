@@ -19,7 +19,7 @@ from stratagem.input.sources import Reader
 from stratagem.messages import explain
 from stratagem.topology.lockstep import waiting_for_input
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "Reading"]
 
 _numbers = itertools.count()  # all processes make their datasets in the same order
 
@@ -50,44 +50,64 @@ class Agreement:
             self._cardinalities[own] = min(counts) if min(counts) < 0 else max(counts)
         return self._cardinalities[own]
 
-    def reading(self, read: Callable[[Reader], HostBatch]) -> Callable[[Reader], HostBatch]:
-        """Returns a function that reads the next batch and agrees on it with the others.
+    def reading(self, read: Callable[[Reader], HostBatch]) -> Reading:
+        """Begins to read the dataset once more.
 
         Args:
             read: reads the next batch of this process.
+
+        Returns:
+            What reads the next batch and agrees on it with the others.
         """
         self._num_readings += 1
-        reading = _Reading(f"{self._name} ({self._num_readings})", self._num_local_replicas, read)
-        return reading.next
+        return Reading(f"{self._name} ({self._num_readings})", self._num_local_replicas, read)
 
 
-class _Reading:
-    """One time through a dataset."""
+class Reading:
+    """One time through a dataset.
+
+    Args:
+        name: of this time, the same on all processes.
+        num_local_replicas: replicas of this process.
+        read: reads the next batch of this process.
+    """
 
     def __init__(
-        self, stream: str, num_local_replicas: int, read: Callable[[Reader], HostBatch]
+        self, name: str, num_local_replicas: int, read: Callable[[Reader], HostBatch]
     ) -> None:
-        self._stream = stream
+        group = current_group()
+        assert group is not None
+        self._name = name
+        self._label = group.identity.label
+        self._stream = group.stream(name)
         self._count = num_local_replicas
         self._read = read
         self._pattern: HostBatch | None = None  # what an empty batch looks like
         self._has_ended = False
 
     def next(self, reader: Reader) -> HostBatch:
+        """Returns the next batch, with the lengths of all replicas.
+
+        Args:
+            reader: of the source of this process.
+
+        Raises:
+            StopIteration: the data of all has ended, or the reading was given up.
+            RuntimeError: another process has given it up.
+            InvalidArgumentError: this process has no data at all.
+        """
         batch = None
         if not self._has_ended:
             try:
                 batch = self._read(reader)
             except StopIteration:
                 self._has_ended = True
-        group = current_group()
-        assert group is not None
         own = None if batch is None else (batch.size, batch.lengths)
         # A thread that reads ahead says nothing of where the program is.
         is_main = threading.current_thread() is threading.main_thread()
-        with waiting_for_input(self._stream) if is_main else contextlib.nullcontext():
-            told = group.exchange_beside(self._stream, own)
-        if all(theirs is None for theirs in told):
+        with waiting_for_input(self._name) if is_main else contextlib.nullcontext():
+            told = self._stream.exchange(own)
+        if told is None or all(theirs is None for theirs in told):
             raise StopIteration
         size = max(theirs[0] for theirs in told if theirs is not None)
         lengths: list[int] = []
@@ -96,16 +116,23 @@ class _Reading:
             lengths += none if theirs is None else theirs[1] or (theirs[0],) * self._count
         self._pattern = batch or self._pattern
         if self._pattern is None:
-            raise self._nothing(group.identity.label)
+            raise self._nothing()
         parts: list[Any] = [None] * self._count if batch is None else batch.parts(self._count)
         if batch is None:
             parts[0] = self._pattern.rows(0, 0)
         return join_parts(parts, size=size, all_lengths=tuple(lengths))
 
-    def _nothing(self, label: str) -> InvalidArgumentError:
+    def give_up(self) -> None:
+        """Ends the reading: whoever waits in `next` hears that there is nothing more.
+
+        May be called again, and from any thread.
+        """
+        self._stream.close()
+
+    def _nothing(self) -> InvalidArgumentError:
         return InvalidArgumentError(
             explain(
-                f"{label} has no data at all in {self._stream}, and others have.",
+                f"{self._label} has no data at all in {self._name}, and others have.",
                 expected="at least one batch on each worker: what an empty one looks like is not "
                 "known else.",
                 fix="give each worker some of the data, or choose AutoShardPolicy.DATA.",

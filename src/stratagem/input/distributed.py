@@ -175,10 +175,17 @@ class DistributedDataset:
             reader.restore(state["source"])
             for _ in range(state["then_read"]):
                 next(reader)
+        give_up: Callable[[], None] | None = None
         if self._agreement is not None:
-            read = self._agreement.reading(read)
-        to_device = self._options.fetch_to_device
-        return Loader(reader, read, self._strategy.topology, to_device=to_device)
+            reading = self._agreement.reading(read)
+            read, give_up = reading.next, reading.give_up
+        return Loader(
+            reader,
+            read,
+            self._strategy.topology,
+            to_device=self._options.fetch_to_device,
+            give_up=give_up,
+        )
 
     def go_to_epoch(self, epoch: int) -> None:
         """Says which epoch an iterator that was restored is in: the next one follows it.

@@ -70,7 +70,9 @@ class DistributedIterator:
         self._loader = self._dataset.make_loader(epoch, state)
         self._position = self._loader.position
         self._prefetcher = Prefetcher(
-            self._loader.load, self._dataset.options.per_replica_buffer_size
+            self._loader.load,
+            self._dataset.options.per_replica_buffer_size,
+            self._loader.give_up,
         )
         self._pending = []
         self._error: Exception | None = None

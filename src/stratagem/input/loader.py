@@ -79,6 +79,7 @@ class Loader:
         read: given the reader, returns the next batch of all replicas.
         topology: the devices.
         to_device: False leaves the batches on the host.
+        give_up: ends a `read` that waits for other processes, for good; called from any thread.
 
     `group_size` is how many batches a group has; `position` is where reading began.
     """
@@ -90,8 +91,10 @@ class Loader:
         topology: Topology,
         *,
         to_device: bool,
+        give_up: Callable[[], None] | None = None,
     ) -> None:
         self.reader = reader
+        self.give_up = give_up
         self._read = read
         self._topology = topology
         self._to_device = to_device
@@ -111,6 +114,8 @@ class Loader:
                     return
                 yield batch
         finally:
+            if self.give_up is not None:
+                self.give_up()
             self.reader.close()
 
     def load(self) -> Group:

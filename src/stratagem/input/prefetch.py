@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -24,11 +25,21 @@ class Prefetcher:
     Args:
         load: returns the next item.
         buffer_size: how many items wait at most; 0 calls `load` in the thread that takes.
+        give_up: called when no more items are wanted, from any thread, also where none was ever:
+            ends a `load` that waits for others. It may not refer to the prefetcher.
     """
 
-    def __init__(self, load: Callable[[], Any], buffer_size: int) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Any],
+        buffer_size: int,
+        give_up: Callable[[], None] | None = None,
+    ) -> None:
         self._load = load
         self._buffer = _Buffer(buffer_size) if buffer_size else None
+        # The thread refers to the buffer and not to us: when nobody wants more, it ends.
+        self._end = functools.partial(_end, self._buffer, give_up)
+        weakref.finalize(self, self._end).atexit = False
         self._thread: threading.Thread | None = None
         self._has_ended = False
 
@@ -53,19 +64,16 @@ class Prefetcher:
             raise
 
     def _start(self, buffer: _Buffer) -> threading.Thread:
-        # The thread refers to the buffer and not to us: when nobody wants more, it ends.
         thread = threading.Thread(
             target=_fill, args=(buffer, self._load), name="stratagem-prefetch", daemon=True
         )
-        weakref.finalize(self, buffer.close).atexit = False
-        _running[thread] = buffer
+        _running[thread] = self._end
         thread.start()
         return thread
 
     def close(self) -> None:
         """Ends the thread, waiting for the item that it is loading. May be called again."""
-        if self._buffer is not None:
-            self._buffer.close()
+        self._end()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._has_ended = True
@@ -118,6 +126,13 @@ class _Buffer:
             self._changed.notify_all()
 
 
+def _end(buffer: _Buffer | None, give_up: Callable[[], None] | None) -> None:
+    if buffer is not None:
+        buffer.close()
+    if give_up is not None:
+        give_up()
+
+
 def _fill(buffer: _Buffer, load: Callable[[], Any]) -> None:
     try:
         while buffer.wait_for_room():
@@ -126,13 +141,17 @@ def _fill(buffer: _Buffer, load: Callable[[], Any]) -> None:
         buffer.fail(error)
 
 
-_running: weakref.WeakKeyDictionary[threading.Thread, _Buffer] = weakref.WeakKeyDictionary()
+_running: weakref.WeakKeyDictionary[threading.Thread, Callable[[], None]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def _end_all() -> None:
     """A daemon thread that is inside JAX when the interpreter goes away would crash the process."""
-    for thread, buffer in list(_running.items()):
-        buffer.close()
+    running = list(_running.items())
+    for _, end in running:
+        end()
+    for thread, _ in running:
         thread.join(_EXIT_WAIT_S)
 
 

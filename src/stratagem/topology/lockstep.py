@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
 import jax
@@ -75,7 +75,7 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     before = dataclasses.replace(_last)
     if platform == "cpu":
         _wait(before)
-    number = group.begin_step(name)
+    number = group.begin_step()
     try:
         with group.in_step(number, name):  # starting a small program may be all of it
             results, token = start()
@@ -173,17 +173,23 @@ def _program(function: Callable[[Any], Any], sharding: Any) -> Any:
     return jax.jit(function, out_shardings=sharding)
 
 
-def waiting_for_input(name: str) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def waiting_for_input(name: str) -> Generator[None]:
     """Says that the program waits for data, whose sizes processes may tell each other.
 
     Args:
         name: of the data.
-
-    Returns:
-        A context manager; without a group it does nothing.
     """
     group = current_group()
-    return contextlib.nullcontext() if group is None else group.at(Kind.INPUT, name)
+    if group is None:
+        yield
+        return
+    with group.at(Kind.INPUT, name):
+        try:
+            yield
+        except Exception:
+            group.note_told()
+            raise
 
 
 def compiling(name: str) -> Any:

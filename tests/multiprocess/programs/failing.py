@@ -1,6 +1,7 @@
 """A loop of steps in which worker 1 does something wrong at step 5.
 
-`python failing.py HOW LOOP`: HOW is what it does, LOOP whether the steps are of `fit` or by hand.
+`python failing.py HOW LOOP`: HOW is what it does, LOOP whether the steps are of `fit`, by hand, or
+over data of each process's own, for which the others wait ahead of their steps.
 """
 
 from __future__ import annotations
@@ -68,6 +69,16 @@ if loop == "fit":
     model.fit(*data, batch_size=8, epochs=1, verbose=0, callbacks=[Misbehave()])
     if how == "other length":
         model.evaluate(*data, batch_size=8, verbose=0)
+elif loop == "input":
+    options = sg.InputOptions(per_replica_buffer_size=0 if is_culprit else 3)
+    for number, batch in enumerate(
+        strategy.distribute_datasets_from_function(
+            lambda context: [np.ones(4, "float32")] * 10, options
+        )
+    ):
+        if is_culprit and number == 5:
+            misbehave()
+        strategy.run(step, args=(batch,))
 else:
     values = strategy.distribute_values_from_function(lambda context: np.ones(4, "float32"))
     for number in range(5 if how == "other length" and is_culprit else 10):

@@ -1,0 +1,149 @@
+"""Whoever connects to the port of a group and says something else does the group no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stratagem.errors import UnavailableError
+from stratagem.group import Group, Limits
+from stratagem.group.protocol import read_message
+from tests.group.members import (
+    as_bytes,
+    connected,
+    free_port,
+    hello,
+    identity,
+    joined,
+    together,
+)
+
+_LIMITS = Limits(join_s=20, peer_s=20, stuck_s=600, barrier_s=20)
+_BEAT = {"kind": "beat", "place": "python", "name": "", "step": 1, "moves": 1}
+_EXCHANGE = {
+    "kind": "exchange",
+    "stream": "main",
+    "number": 0,
+    "name": "place",
+    "value": 1,
+    "limit_s": 20.0,
+    "setting": "S",
+}
+_NO_MESSAGES: list[Any] = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\x00\x00\x00\x02[]",
+    b"\x00\x00\x00\x04\xff\xfe\xff\xfe",
+    b"\x00\x01\x00\x00" + b"[" * 2**16,
+    {},
+    {"kind": 3},
+    {"kind": ["hello"]},
+    {"kind": "dance"},
+]
+
+
+@pytest.mark.parametrize("message", [_BEAT, _EXCHANGE, hello(1, 2), {"kind": "gone"}])
+def test_messages_are_read_as_they_were_written(message) -> None:
+    assert _read(message) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"kind": "dance"}, "no message of this library: {'kind': 'dance'}"),
+        ({**_BEAT, "step": True}, "no message of this library"),
+        ({**_BEAT, "place": "nowhere"}, "a message of this library with other contents: beat"),
+        (hello(1, 2, pid="1"), "a message of this library with other contents: hello"),
+    ],
+)
+def test_other_messages_are_taken_for_a_broken_connection(message, words) -> None:
+    with pytest.raises(ConnectionError, match=words):
+        _read(message)
+
+
+def _read(message: dict[str, Any]) -> Any:
+    async def read() -> Any:
+        reader = asyncio.StreamReader()
+        reader.feed_data(as_bytes(message))
+        return await read_message(reader)
+
+    return asyncio.run(read())
+
+
+@pytest.fixture
+def asyncio_is_silent(caplog) -> Iterator[None]:
+    """The loop of process 0 has reported no error, as it does of tasks that nobody looks at."""
+    caplog.set_level(logging.WARNING)
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call")] == []
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[list[Group]]:
+    groups = joined(2, _LIMITS)
+    yield groups
+    for group in groups:
+        group.abandon()
+
+
+@pytest.mark.usefixtures("asyncio_is_silent")
+@pytest.mark.parametrize(
+    "message",
+    [
+        *_NO_MESSAGES,
+        _BEAT,
+        {"kind": "hello"},
+        {**hello(1, 2), "process_id": "1"},
+        {**hello(1, 2), "process_id": True},
+        {**hello(1, 2), "num_processes": None},
+        {**hello(1, 2), "facts": ["host"]},
+        {**hello(1, 2), "facts": {"host": "h"}},
+        hello(1, 2, address=None),
+        hello(1, 2, same=[1]),
+    ],
+    ids=str,
+)
+def test_stranger_is_shown_out_and_the_group_goes_on(two, message) -> None:
+    with connected(two[0].identity.port, message) as connection:
+        assert connection.recv(1) == b""
+    assert together(2, lambda i: two[i].exchange("place", i)) == [[0, 1]] * 2
+
+
+@pytest.mark.usefixtures("asyncio_is_silent")
+@pytest.mark.parametrize(
+    "message",
+    [
+        *_NO_MESSAGES,
+        {**_BEAT, "place": "nowhere"},
+        {**_BEAT, "name": None},
+        {**_BEAT, "step": "one"},
+        {**_BEAT, "moves": [1]},
+        {**_EXCHANGE, "stream": ["main"]},
+        {**_EXCHANGE, "number": None},
+        {**_EXCHANGE, "name": {}},
+        {**_EXCHANGE, "limit_s": "soon"},
+        {**_EXCHANGE, "setting": 3},
+        {key: _EXCHANGE[key] for key in _EXCHANGE if key != "value"},
+        {"kind": "leave", "stream": 3},
+        {"kind": "error", "text": None},
+    ],
+    ids=str,
+)
+def test_member_that_says_nonsense_is_named_as_lost(message) -> None:
+    port = free_port()
+    with concurrent.futures.ThreadPoolExecutor(2) as executor:
+        joining = [executor.submit(Group, identity(i, 3, port), _LIMITS) for i in range(2)]
+        with connected(port, hello(2, 3)) as connection:
+            members = [future.result() for future in joining]
+            connection.sendall(as_bytes(message))
+            try:
+                for error in together(2, lambda i: members[i].exchange("place", None)):
+                    assert isinstance(error, UnavailableError)
+                    assert "worker 2 (host2:1) died in your code" in str(error)
+            finally:
+                for member in members:
+                    member.abandon()

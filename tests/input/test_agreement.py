@@ -1,0 +1,99 @@
+"""Two processes that read different data ahead of their programs, and leave it early."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stratagem.group import Group, Limits
+from stratagem.input import agreement
+from stratagem.input.batches import HostBatch, join_parts
+from stratagem.input.loader import Loader
+from stratagem.input.prefetch import Prefetcher
+from stratagem.input.sources import as_source
+from tests.group.members import joined, together
+
+_LIMITS = Limits(join_s=20, peer_s=10, stuck_s=600, barrier_s=20)
+# Process 0 reads so far ahead that it waits for what process 1 never reads.
+_BUFFERS = (3, 1)
+
+
+@pytest.fixture
+def members() -> Iterator[list[Group]]:
+    groups = joined(2, _LIMITS)
+    yield groups
+    for group in groups:
+        group.abandon()
+
+
+@pytest.fixture
+def prefetchers(members, monkeypatch) -> list[Prefetcher]:
+    """Of both processes, each over 50 batches of its own."""
+    both = []
+    for index, member in enumerate(members):
+        monkeypatch.setattr(agreement, "current_group", lambda member=member: member)
+        reading = agreement.Reading("dataset 0 (1)", 1, lambda reader: join_parts([next(reader)]))
+        reader = as_source([np.full(1 + index, step) for step in range(50)]).open(0)
+        both.append(
+            Prefetcher(
+                lambda reading=reading, reader=reader: reading.next(reader),
+                _BUFFERS[index],
+                reading.give_up,
+            )
+        )
+    return both
+
+
+def _lengths(batch: HostBatch) -> Any:
+    return batch.all_lengths
+
+
+def test_both_know_the_sizes_of_both(prefetchers) -> None:
+    taken = together(2, lambda i: [_lengths(prefetchers[i].take()) for _ in range(5)])
+    assert taken == [[(1, 2)] * 5] * 2
+    together(2, lambda i: prefetchers[i].close())
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_loop_that_both_leave_early_ends_at_once(prefetchers, members, order) -> None:
+    taken = together(2, lambda i: [_lengths(prefetchers[i].take()) for _ in range(2)])
+    assert taken == [[(1, 2)] * 2] * 2
+    for index in order:
+        prefetchers[index].close()  # waits for its thread
+    assert together(2, lambda i: members[i].exchange("after", i)) == [[0, 1]] * 2
+
+
+def test_loop_that_one_leaves_is_told_to_the_other_when_its_program_asks(
+    prefetchers, monkeypatch
+) -> None:
+    monkeypatch.setattr("stratagem.group.streams._LAST_WORDS_S", 0.05)
+    together(2, lambda i: prefetchers[i].take())
+    prefetchers[1].close()
+
+    def go_on() -> None:
+        for step in itertools.count(1):
+            assert prefetchers[0].take().arrays[0].tolist() == [step, step]  # padded
+
+    with pytest.raises(RuntimeError, match=r"left the loop over dataset 0 \(1\), of which worker"):
+        go_on()
+
+
+def test_batches_on_the_host_are_given_up_when_they_are_left() -> None:
+    given_up: list[bool] = []
+    reader = as_source([np.arange(2)] * 3).open(0)
+    loader = Loader(
+        reader,
+        lambda reader: join_parts([next(reader)]),
+        None,  # nothing moves
+        to_device=False,
+        give_up=lambda: given_up.append(True),
+    )
+    batches = loader.host_batches()
+    next(batches)
+    assert not given_up
+    batches.close()
+    assert given_up == [True]

@@ -1,0 +1,35 @@
+"""What a program says while it waits for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from stratagem.group import Group, Limits
+from stratagem.topology import lockstep
+from tests.group.members import joined
+
+
+@pytest.fixture
+def group(monkeypatch) -> Iterator[Group]:
+    (member,) = joined(1, Limits(join_s=20))
+    monkeypatch.setattr(lockstep, "current_group", lambda: member)
+    yield member
+    member.abandon()
+
+
+def test_error_that_comes_with_the_data_of_a_broken_group_is_told_to_the_program(group) -> None:
+    with pytest.raises(OSError, match="disk"), lockstep.waiting_for_input("a dataset"):
+        raise OSError("disk")
+    assert not group.is_told, "the group is whole"
+    group.tell_error("a bug")
+    group.wait_for_verdict()
+    with pytest.raises(StopIteration), lockstep.waiting_for_input("a dataset"):
+        raise StopIteration
+    assert group.is_told
+
+
+def test_without_a_group_nothing_is_said() -> None:
+    with lockstep.waiting_for_input("a dataset"):
+        assert lockstep.current_group() is None
