@@ -26,7 +26,8 @@ def test_every_variable_is_named_after_the_library_and_explained() -> None:
 def test_every_variable_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[1] / "docs" / "environment.md").read_text()
     for variable in environment.VARIABLES.values():
-        default = int(variable.default)
+        default = variable.default
+        default = default if isinstance(default, str) else int(default)
         assert f"| `{variable.name}` | `{default}` | {variable.meaning} |" in page
 
 

@@ -6,12 +6,14 @@ Each starts from one environment variable (`environment.VARIABLES`) and can be c
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 from stratagem import environment
 from stratagem.messages import explain
 
 __all__ = [
     "barrier_timeout_s",
+    "cache_dir",
     "join_timeout_s",
     "peer_timeout_s",
     "program_cache_size",
@@ -77,6 +79,15 @@ def program_cache_size() -> int:
         The value of `STRATAGEM_PROGRAM_CACHE_SIZE`; the least recently used go first.
     """
     return environment.read("program_cache_size")
+
+
+def cache_dir() -> Path:
+    """Returns the folder for what is measured once and kept for later runs.
+
+    Returns:
+        The value of `STRATAGEM_CACHE_DIR`, with `~` for the home folder. It need not exist.
+    """
+    return Path(environment.read("cache_dir")).expanduser()
 
 
 def join_timeout_s() -> float:

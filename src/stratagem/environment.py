@@ -107,6 +107,12 @@ VARIABLES = {
         parse=_parse_count,
         meaning="How many compiled replica functions a strategy keeps.",
     ),
+    "cache_dir": Variable(
+        name="STRATAGEM_CACHE_DIR",
+        default="~/.cache/stratagem",
+        parse=str,
+        meaning="Folder for what is measured once and kept for later runs.",
+    ),
     "join_timeout_s": Variable(
         name="STRATAGEM_JOIN_TIMEOUT_S",
         default=300.0,

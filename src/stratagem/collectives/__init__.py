@@ -10,6 +10,8 @@ from stratagem.collectives.all_reduce import (
 from stratagem.collectives.axis import ReplicaAxis
 from stratagem.collectives.choice import Algorithm, Choice
 from stratagem.collectives.communicator import Communicator, MeshCommunicator, SoleCommunicator
+from stratagem.collectives.explanation import explain
+from stratagem.collectives.measuring import MeasuredChoice, measured_choice
 from stratagem.collectives.packing import (
     NO_PACKING,
     WITHIN_PROCESS,
@@ -25,6 +27,7 @@ __all__ = [
     "ChosenAllReduce",
     "Communicator",
     "GatheredAllReduce",
+    "MeasuredChoice",
     "MeshCommunicator",
     "NO_PACKING",
     "NumberedPacks",
@@ -32,7 +35,9 @@ __all__ = [
     "SizedPacks",
     "SoleCommunicator",
     "WITHIN_PROCESS",
+    "explain",
     "host",
     "mean_of",
+    "measured_choice",
     "packing_for",
 ]

@@ -84,7 +84,8 @@ class NumberedPacks(Packing):
             ends = list(itertools.accumulate(sizes_bytes[place] for place in places))
             for place, end in zip(places, ends, strict=True):
                 middle = end - sizes_bytes[place] / 2
-                number = int(middle * self.num_packs / ends[-1]) if ends[-1] else 0
+                # An empty array at the end has its middle at the very end.
+                number = min(int(middle * self.num_packs / max(ends[-1], 1)), self.num_packs - 1)
                 packs.setdefault((kind, number), []).append(place)
         return list(packs.values())
 

@@ -148,6 +148,11 @@ class Group:
         self._move(place.kind, place.name, place.step + 1)
         return place.step + 1
 
+    def forget_steps(self) -> None:
+        """Counts steps from 1 again. Call on every process, right after an exchange of all."""
+        place = self._place
+        self._move(place.kind, place.name, 0)
+
     def wait_for_step(self, number: int, name: str, is_ready: Callable[[], bool]) -> None:
         """Waits for the results of a step.
 

@@ -9,6 +9,7 @@ from stratagem.collectives import (
     AllReduce,
     Choice,
     ChosenAllReduce,
+    MeasuredChoice,
     ReplicaAxis,
     packing_for,
 )
@@ -30,16 +31,20 @@ class AutomaticOps(BuiltInOps):
 
     Args:
         options: of the user.
-        choice: of the algorithm, where `options.implementation` is AUTO.
+        measured: what the algorithm is chosen by where `options.implementation` is AUTO; None for
+            the compiler's own.
     """
 
     def __init__(
-        self, options: CommunicationOptions | None = None, choice: Choice | None = None
+        self, options: CommunicationOptions | None = None, measured: MeasuredChoice | None = None
     ) -> None:
         self.options = options or CommunicationOptions()
+        self.measured = measured
         implementation = self.options.implementation
-        named = None if isinstance(implementation, str) else _NAMED.get(implementation)
-        self.choice = (choice or Choice()) if named is None else Choice(named)
+        if isinstance(implementation, CommunicationImplementation) and implementation in _NAMED:
+            self._choice = Choice(_NAMED[implementation])
+        else:
+            self._choice = measured.choice if measured else Choice()
 
     def all_reduce(self, topology: Topology) -> AllReduce:
         """Returns how a step on some devices combines values."""
@@ -50,5 +55,5 @@ class AutomaticOps(BuiltInOps):
         )
         in_bfloat16 = self.options.reduction_dtype == "bfloat16"
         return ChosenAllReduce(
-            ReplicaAxis.of(topology), self.choice, packing, in_bfloat16=in_bfloat16
+            ReplicaAxis.of(topology), self._choice, packing, in_bfloat16=in_bfloat16
         )

@@ -7,7 +7,8 @@ from typing import Any, NoReturn, final
 
 from stratagem import config
 from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
-from stratagem.communication import CommunicationOptions
+from stratagem.collectives import measured_choice
+from stratagem.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.group import Limits, agree_on_random_state
 from stratagem.messages import explain
 from stratagem.strategies.automatic import AutomaticOps
@@ -81,7 +82,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         identity = identity_of(self._resolver, processes)
         devices = start_processes(identity, limits, own_accelerators(processes))
         topology = Topology(devices)
-        super().__init__(topology, AutomaticOps(communication_options))
+        is_open = communication_options.implementation is CommunicationImplementation.AUTO
+        measured = measured_choice(topology, config.cache_dir()) if is_open else None
+        super().__init__(topology, AutomaticOps(communication_options, measured))
         agree_on_random_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:

@@ -1,0 +1,91 @@
+"""What was chosen for a strategy and why, in words and figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem.collectives.all_reduce import AllReduce, ChosenAllReduce
+from stratagem.collectives.choice import Choice
+from stratagem.collectives.measuring import MeasuredChoice
+from stratagem.collectives.packing import (
+    NO_PACKING,
+    WITHIN_PROCESS,
+    NumberedPacks,
+    Packing,
+    SizedPacks,
+)
+from stratagem.topology import Topology
+
+__all__ = ["explain"]
+
+
+def explain(strategy: Any) -> None:
+    """Prints how a strategy combines values over its replicas, and what that was chosen from.
+
+    Args:
+        strategy: a strategy.
+
+    Example:
+        >>> sg.collectives.explain(sg.MirroredStrategy(["cpu:0", "cpu:1"]))
+        2 replicas on 1 process, cpu
+        algorithm: compiler
+        gradients: those up to 64 KiB travel together
+        Nothing was measured: inside one process, and on accelerators, the compiler tunes itself.
+    """
+    ops, topology = strategy.cross_device_ops, strategy.topology
+    print("\n".join(_lines(ops.all_reduce(topology), topology, getattr(ops, "measured", None))))
+
+
+def _lines(all_reduce: AllReduce, topology: Topology, measured: MeasuredChoice | None) -> list[str]:
+    num_processes = topology.num_replicas // topology.num_local_replicas
+    lines = [
+        f"{_count(topology.num_replicas, 'replica')} on {_count(num_processes, 'process')}, "
+        f"{topology.platform}"
+    ]
+    if not isinstance(all_reduce, ChosenAllReduce):
+        return [*lines, "algorithm: a function of yours, given the values of all replicas"]
+    lines.append(f"algorithm: {_rule(all_reduce.choice)}")
+    lines.append(f"gradients: {_packs(all_reduce.packing)}")
+    if all_reduce.in_bfloat16:
+        lines.append("gradients of float32 travel as bfloat16, by an algorithm of its own")
+    if measured is None:
+        lines.append(
+            "Nothing was measured: inside one process, and on accelerators, the compiler tunes "
+            "itself."
+        )
+        return lines
+    lines.append(f"Milliseconds of a sum of float32, {measured.source}:")
+    sizes = sorted(next(iter(measured.times_s.values())))
+    lines.append(f"{'':14}" + "".join(f"{_size(size):>10}" for size in sizes))
+    for algorithm, times_s in measured.times_s.items():
+        figures = "".join(f"{times_s[size] * 1e3:>10.3f}" for size in sizes)
+        lines.append(f"{algorithm.value:14}{figures}")
+    return lines
+
+
+def _rule(choice: Choice) -> str:
+    parts = [f"{algorithm.value} up to {_size(limit)}" for limit, algorithm in choice.limits]
+    return ", ".join([*parts, choice.default.value + (" beyond" if parts else "")])
+
+
+def _packs(packing: Packing) -> str:
+    if packing == NO_PACKING:
+        return "each by itself, as far as the compiler does not combine them"
+    if packing == WITHIN_PROCESS:
+        return f"those up to {_size(WITHIN_PROCESS.max_array_bytes)} travel together"
+    if isinstance(packing, NumberedPacks):
+        return f"in {_count(packing.num_packs, 'pack')}"
+    assert isinstance(packing, SizedPacks)
+    return f"in packs of {_size(packing.pack_bytes)}"
+
+
+def _count(number: int, what: str) -> str:
+    plural = "es" if what.endswith("s") else "s"
+    return f"{number} {what}" + ("" if number == 1 else plural)
+
+
+def _size(size_bytes: int) -> str:
+    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.4g} {name}"
+    return f"{size_bytes} B"

@@ -1,0 +1,203 @@
+"""How long each algorithm takes: measured once for a set of machines, and kept for later runs.
+
+Between processes on CPU every algorithm has a price of its own, which differs by machine and
+network. On accelerators, and inside one process, the compiler's own stands: it tunes itself there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from stratagem.collectives.all_reduce import ChosenAllReduce
+from stratagem.collectives.axis import ReplicaAxis
+from stratagem.collectives.choice import Algorithm, Choice, choose
+from stratagem.group import current_group
+from stratagem.options import ReduceOp
+from stratagem.topology import Topology
+from stratagem.topology.lockstep import compiling, run_together, wait_until_ready
+
+__all__ = ["MeasuredChoice", "SIZES_BYTES", "measured_choice", "times_of"]
+
+SIZES_BYTES = (2**12, 2**16, 2**18, 2**22, 2**25)
+_NUM_ROUNDS = 5
+# A round sums about this much, but not more often than that: long enough to be told from noise.
+_ROUND_BYTES = 2**22
+_MAX_SUMS = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredChoice:
+    """A choice and what it was made from.
+
+    Args:
+        choice: the rule.
+        times_s: of each algorithm, by the size of the array in bytes.
+        source: where the times come from, as part of a sentence.
+    """
+
+    choice: Choice
+    times_s: Mapping[Algorithm, Mapping[int, float]]
+    source: str
+
+
+def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | None:
+    """Returns the choice for a cluster; all processes call it and get the same.
+
+    Args:
+        topology: the devices of all processes.
+        cache_folder: process 0 keeps the times there, and has them from there when it was here
+            before: so that every run on the same machines computes in the same order.
+
+    Returns:
+        The choice; None where nothing is measured.
+    """
+    group = current_group()
+    if group is None or not topology.spans_processes or topology.platform != "cpu":
+        return None
+    machines = group.exchange("the machines of the cluster", _machine(topology))
+    file = cache_folder / f"all_reduce_{_digest(machines)}.json"
+    is_first = group.process_id == 0
+    [kept, *_] = group.exchange("measured times", _read(file) if is_first else None)
+    if kept is not None:
+        return MeasuredChoice(choose(_parsed(kept)), _parsed(kept), "kept by process 0")
+    own = times_of(topology, SIZES_BYTES)
+    told = group.exchange("times of this process", _as_json(own))
+    group.forget_steps()  # those of the user's program are counted from 1
+    slowest = {
+        algorithm: {
+            size: max(_parsed(theirs)[algorithm][size] for theirs in told) for size in SIZES_BYTES
+        }
+        for algorithm in own
+    }
+    if is_first:
+        _write(file, _as_json(slowest))
+    return MeasuredChoice(choose(slowest), slowest, "measured at the start of this run")
+
+
+def times_of(
+    topology: Topology, sizes_bytes: tuple[int, ...], *, num_rounds: int = _NUM_ROUNDS
+) -> dict[Algorithm, dict[int, float]]:
+    """Measures all algorithms. Call on every process.
+
+    Args:
+        topology: the devices.
+        sizes_bytes: of the arrays of a replica.
+        num_rounds: of which the median is taken.
+
+    Returns:
+        Seconds of one sum over replicas, by algorithm and size; without the hierarchical one where
+        replicas form no groups.
+    """
+    axis = ReplicaAxis.of(topology)
+    return {
+        algorithm: {
+            size: _time_s(topology, axis, algorithm, size, num_rounds) for size in sizes_bytes
+        }
+        for algorithm in Algorithm
+        if axis.groups or algorithm is not Algorithm.HIERARCHICAL
+    }
+
+
+def _time_s(
+    topology: Topology, axis: ReplicaAxis, algorithm: Algorithm, size_bytes: int, num_rounds: int
+) -> float:
+    num_sums = min(max(_ROUND_BYTES // size_bytes, 1), _MAX_SUMS)
+    reduction = ChosenAllReduce(axis, Choice(algorithm))
+
+    def body(part: jax.Array) -> jax.Array:
+        total, _ = jax.lax.scan(
+            lambda carry, _: (reduction.one(ReduceOp.SUM, carry), None),
+            part[0],
+            None,
+            length=num_sums,
+        )
+        return total[None]
+
+    spec = PartitionSpec(axis.name)
+    mapped = jax.shard_map(body, mesh=topology.mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    zeros = np.zeros((topology.num_local_replicas, size_bytes // 4), np.float32)
+    array = topology.put_stacked(zeros)
+    name = f"{algorithm.value} all-reduce of {size_bytes} bytes"
+    program = jax.jit(mapped)
+    if topology.spans_processes:
+        with compiling(name):
+            program = jax.jit(mapped).lower(array).compile()
+
+    def run() -> None:
+        if topology.spans_processes:
+            result = run_together(name, lambda: (program(array),) * 2, platform=topology.platform)
+            wait_until_ready(result)
+        else:
+            jax.block_until_ready(program(array))
+
+    run()
+    rounds: list[float] = []
+    for _ in range(num_rounds):
+        started_s = time.perf_counter()
+        run()
+        rounds.append((time.perf_counter() - started_s) / num_sums)
+    return statistics.median(rounds)
+
+
+def _machine(topology: Topology) -> list[Any]:
+    return [
+        platform.node(),
+        platform.machine(),
+        topology.num_local_replicas,
+        jax.__version__,
+        list(SIZES_BYTES),
+    ]
+
+
+def _digest(machines: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(machines).encode()).hexdigest()[:16]
+
+
+def _as_json(times_s: Mapping[Algorithm, Mapping[int, float]]) -> dict[str, dict[str, float]]:
+    return {
+        algorithm.value: {str(size): time_s for size, time_s in times.items()}
+        for algorithm, times in times_s.items()
+    }
+
+
+def _parsed(times_s: Mapping[str, Mapping[str, float]]) -> dict[Algorithm, dict[int, float]]:
+    return {
+        Algorithm(algorithm): {int(size): float(time_s) for size, time_s in times.items()}
+        for algorithm, times in times_s.items()
+    }
+
+
+def _read(file: Path) -> Any:
+    """What is kept; None where nothing is, or nothing that can be used."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        times_s = _parsed(kept)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    is_whole = Algorithm.COMPILER in times_s and all(
+        set(times) == set(SIZES_BYTES) for times in times_s.values()
+    )
+    return kept if is_whole else None
+
+
+def _write(file: Path, times_s: Any) -> None:
+    """Keeps times where that is possible: a folder that cannot be written costs seconds only."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(f".{platform.node()}.tmp")
+        unfinished.write_text(json.dumps(times_s, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(file)
+    except OSError:
+        return

@@ -1,0 +1,65 @@
+"""What `sg.collectives.explain` prints."""
+
+from __future__ import annotations
+
+import stratagem as sg
+from stratagem.collectives import MeasuredChoice
+from stratagem.collectives.choice import Algorithm, choose
+from stratagem.strategies.automatic import AutomaticOps
+from stratagem.strategies.strategy import Strategy
+from stratagem.topology import Topology, find_devices
+
+FOUR = [f"cpu:{index}" for index in range(4)]
+
+
+def lines(capsys, strategy) -> list[str]:
+    sg.collectives.explain(strategy)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_named_algorithm_and_its_packs(capsys) -> None:
+    strategy = sg.MirroredStrategy(FOUR, cross_device_ops=sg.RingAllReduce(num_packs=2))
+    assert lines(capsys, strategy)[:3] == [
+        "4 replicas on 1 process, cpu",
+        "algorithm: ring",
+        "gradients: in 2 packs",
+    ]
+    unpacked = sg.MirroredStrategy(FOUR, cross_device_ops=sg.HierarchicalCopyAllReduce(0))
+    assert "each by itself" in lines(capsys, unpacked)[2]
+
+
+def test_function_of_the_user(capsys) -> None:
+    ops = sg.ReductionToOneDevice(accumulation_fn=sum)
+    told = lines(capsys, sg.MirroredStrategy(FOUR, cross_device_ops=ops))
+    assert told[1:] == ["algorithm: a function of yours, given the values of all replicas"]
+
+
+def test_measured_times_and_the_rule_made_of_them(capsys) -> None:
+    times_s = {
+        Algorithm.COMPILER: {2**12: 0.002, 2**22: 0.01},
+        Algorithm.RING: {2**12: 0.0005, 2**22: 0.02},
+    }
+    measured = MeasuredChoice(choose(times_s), times_s, "kept by process 0")
+    options = sg.CommunicationOptions(reduction_dtype="bfloat16")
+    topology = Topology(find_devices(FOUR[:1]))
+    told = lines(capsys, Strategy(topology, AutomaticOps(options, measured)))
+    assert told[0] == "1 replica on 1 process, cpu"
+    assert told[1] == "algorithm: ring up to 128 KiB, compiler beyond"
+    assert told[3].startswith("gradients of float32 travel as bfloat16")
+    assert told[4] == "Milliseconds of a sum of float32, kept by process 0:"
+    assert told[5].split() == ["4", "KiB", "4", "MiB"]
+    assert [line.split() for line in told[6:]] == [
+        ["compiler", "2.000", "10.000"],
+        ["ring", "0.500", "20.000"],
+    ]
+
+
+def test_option_names_the_algorithm_whatever_was_measured(capsys) -> None:
+    for name, expected in [
+        ("RING", "ring"),
+        ("HIERARCHICAL", "hierarchical"),
+        ("NCCL", "compiler"),
+    ]:
+        options = sg.CommunicationOptions(implementation=name)
+        strategy = sg.MultiWorkerMirroredStrategy(communication_options=options)
+        assert lines(capsys, strategy)[1] == f"algorithm: {expected}"

@@ -1,0 +1,96 @@
+"""Times of collectives: what is measured, what is kept, and what cannot be used."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from stratagem.collectives import measuring
+from stratagem.collectives.choice import Algorithm
+from stratagem.collectives.measuring import SIZES_BYTES, measured_choice, times_of
+from stratagem.topology import Topology
+
+TIMES_S = {
+    algorithm.value: {str(size): place + size / 2**30 for size in SIZES_BYTES}
+    for place, algorithm in enumerate(Algorithm)
+}
+
+
+def test_every_algorithm_is_timed_at_every_size() -> None:
+    times_s = times_of(Topology(tuple(jax.devices()[:4])), (64, 256), num_rounds=1)
+    assert set(times_s) == set(Algorithm)
+    for times in times_s.values():
+        assert set(times) == {64, 256}
+        assert all(time_s > 0 and math.isfinite(time_s) for time_s in times.values())
+
+
+def test_hierarchical_needs_groups() -> None:
+    times_s = times_of(Topology(tuple(jax.devices()[:2])), (64,), num_rounds=1)
+    assert set(times_s) == set(Algorithm) - {Algorithm.HIERARCHICAL}
+
+
+def test_nothing_is_measured_in_a_process_by_itself(tmp_path) -> None:
+    assert measured_choice(Topology(tuple(jax.devices()[:2])), tmp_path) is None
+    assert not list(tmp_path.iterdir())
+
+
+class GroupOfOne:
+    """A group that hears its own values only."""
+
+    process_id = 0
+
+    def __init__(self) -> None:
+        self.forgotten = 0
+
+    def exchange(self, name, value):
+        json.dumps(value)
+        return [value]
+
+    def forget_steps(self) -> None:
+        self.forgotten += 1
+
+
+@pytest.fixture
+def group(monkeypatch) -> GroupOfOne:
+    group = GroupOfOne()
+    monkeypatch.setattr(measuring, "current_group", lambda: group)
+    monkeypatch.setattr(Topology, "spans_processes", True)
+    monkeypatch.setattr(measuring, "times_of", lambda topology, sizes: measuring._parsed(TIMES_S))
+    return group
+
+
+def test_times_are_kept_and_found_again(group, tmp_path) -> None:
+    topology = Topology(tuple(jax.devices()[:2]))
+    first = measured_choice(topology, tmp_path / "not yet there")
+    assert first.source == "measured at the start of this run"
+    assert group.forgotten == 1
+    again = measured_choice(topology, tmp_path / "not yet there")
+    assert again.source == "kept by process 0"
+    assert (again.choice, again.times_s) == (first.choice, first.times_s)
+    assert group.forgotten == 1
+    np.testing.assert_allclose(first.times_s[Algorithm.RING][4096], 1 + 4096 / 2**30)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"ring": {"4096": 1}}', '{"compiler": {"4096": 1}}', '{"compiler": {"x": 1}}'],
+)
+def test_what_cannot_be_used_is_measured_again(group, tmp_path, text) -> None:
+    topology = Topology(tuple(jax.devices()[:2]))
+    measured_choice(topology, tmp_path)
+    [file] = tmp_path.iterdir()
+    file.write_text(text)
+    assert measured_choice(topology, tmp_path).source == "measured at the start of this run"
+    assert measured_choice(topology, tmp_path).source == "kept by process 0"
+
+
+def test_folder_that_cannot_be_written_is_no_error(group, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    topology = Topology(tuple(jax.devices()[:2]))
+    for _ in range(2):
+        measured = measured_choice(topology, tmp_path / "file")
+        assert measured.source == "measured at the start of this run"
