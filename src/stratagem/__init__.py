@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from stratagem.execution import value_and_grad as value_and_grad
     from stratagem.input import DistributedDataset as DistributedDataset
     from stratagem.input import DistributedIterator as DistributedIterator
+    from stratagem.keras import SidecarEvaluator as SidecarEvaluator
+    from stratagem.keras import SidecarEvaluatorModelExport as SidecarEvaluatorModelExport
     from stratagem.keras import Variable as Variable
     from stratagem.keras import apply_gradients as apply_gradients
     from stratagem.keras import compile as compile
@@ -88,6 +90,8 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "ReduceOp": ("stratagem.options", "ReduceOp"),
     "ReplicaContext": ("stratagem.context", "ReplicaContext"),
     "RunOptions": ("stratagem.options", "RunOptions"),
+    "SidecarEvaluator": ("stratagem.keras", "SidecarEvaluator"),
+    "SidecarEvaluatorModelExport": ("stratagem.keras", "SidecarEvaluatorModelExport"),
     "Strategy": ("stratagem.strategies", "Strategy"),
     "StrategyExtended": ("stratagem.strategies", "StrategyExtended"),
     "ValueContext": ("stratagem.strategies", "ValueContext"),
@@ -139,6 +143,8 @@ __all__ = [
     "ReduceOp",
     "ReplicaContext",
     "RunOptions",
+    "SidecarEvaluator",
+    "SidecarEvaluatorModelExport",
     "Strategy",
     "StrategyExtended",
     "ValueContext",
