@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from stratagem.keras.checkpoint_loop import LoopLimits
+from stratagem.keras.model import strategy_of
 from stratagem.keras.sidecar_export import SidecarEvaluatorModelExport
 from stratagem.messages import explain
 
@@ -65,6 +66,15 @@ def _check_model(model: Any) -> None:
                 f"Model {model.name!r} is not compiled.",
                 expected="one that knows its loss and metrics.",
                 fix="call model.compile as in training.",
+            )
+        )
+    strategy = strategy_of(model)
+    if strategy is not None and strategy.topology.spans_processes:
+        raise ValueError(
+            explain(
+                f"Model {model.name!r} belongs to {strategy}, which other processes take part in.",
+                expected="a model that this process evaluates alone.",
+                fix='call SidecarEvaluator where the task type is "evaluator", fit elsewhere.',
             )
         )
 

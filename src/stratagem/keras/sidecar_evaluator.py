@@ -65,16 +65,16 @@ class SidecarEvaluator:
             `steps`, or a folder that cannot be one.
 
     Example:
-        >>> import pathlib, tempfile
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> import tempfile
         >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         >>> model.compile(loss="mse")
-        >>> model.save_weights(folder / "ckpt-0001.weights.h5")  # as training does
         >>> data = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
-        >>> evaluator = sg.SidecarEvaluator(model, data, folder, max_evaluations=1, poll_s=0.01)
-        >>> evaluations = evaluator.start()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save_weights(f"{folder}/ckpt-0001.weights.h5")  # as training does
+        ...     evaluator = sg.SidecarEvaluator(model, data, folder, None, 1, poll_s=0.01)
+        ...     (evaluation,) = evaluator.start()
         ckpt-0001.weights.h5: loss ...
-        >>> evaluations[0].epoch, sorted(evaluations[0].logs)
+        >>> evaluation.epoch, sorted(evaluation.logs)
         (1, ['loss'])
 
     Source: tf_keras 2.16 sidecar_evaluator.py, SidecarEvaluator.

@@ -35,8 +35,9 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
         ValueError: another `save_freq`, or an `export_filepath` that Keras cannot save to.
 
     Example:
-        >>> best = sg.SidecarEvaluatorModelExport("best/{epoch:04d}.keras", monitor="val_loss")
-        >>> evaluator_arguments = {"checkpoint_dir": "checkpoints", "callbacks": [best]}
+        >>> best = sg.SidecarEvaluatorModelExport("best/{epoch:04d}.keras", monitor="accuracy")
+        >>> best.monitor, best.save_best_only
+        ('val_accuracy', True)
 
     Source: tf_keras 2.16 sidecar_evaluator.py, SidecarEvaluatorModelExport.
     """
