@@ -424,7 +424,6 @@ def test_model_that_is_not_built_yet_is_built_on_the_data(write, folder) -> None
     _assert_measured(evaluation, 2)
 
 
-@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 def test_step_is_told_only_where_the_optimizer_is_the_one_of_training(write, folder, model) -> None:
     write(2)
     other = _model(keras.optimizers.SGD(0.1, momentum=0.9))

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,7 +139,10 @@ class KerasFiles:
                 shutil.copyfile(checkpoint.path, copy)
                 if _checkpoint(checkpoint.path) != checkpoint:
                     raise UnreadableCheckpointError("it was written again while it was read")
-                model.load_weights(copy)
+                with warnings.catch_warnings():
+                    # Evaluation needs no optimizer: it may be another one.
+                    warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+                    model.load_weights(copy)
             except FileNotFoundError:
                 raise
             except _NOT_WHOLE as error:

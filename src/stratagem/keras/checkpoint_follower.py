@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stratagem.keras.checkpoint_files import Checkpoint, CheckpointFormat
 
-__all__ = ["PATIENCE_S", "CheckpointFollower"]
+__all__ = ["CheckpointFollower"]
 
 # How long a file may stay as it is and not be whole. Another machine's writes can take a minute to
 # be seen on a network file system.

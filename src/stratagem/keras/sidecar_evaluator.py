@@ -198,7 +198,8 @@ class SidecarEvaluator:
 
 
 def _line(evaluation: SidecarEvaluation, took_s: float) -> str:
-    metrics = ", ".join(f"{name} {_number(value)}" for name, value in evaluation.logs.items())
+    logs = sorted(evaluation.logs.items(), key=lambda item: item[0] != "loss")
+    metrics = ", ".join(f"{name} {_number(value)}" for name, value in logs)
     return f"{evaluation.checkpoint.name}: {metrics} ({took_s:.1f} s)"
 
 
