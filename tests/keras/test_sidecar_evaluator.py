@@ -99,6 +99,13 @@ def between_looks(monkeypatch: pytest.MonkeyPatch) -> Between:
     return script
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    fake = _Clock()
+    monkeypatch.setattr(checkpoint_loop, "time", fake)
+    return fake
+
+
 @pytest.fixture(autouse=True)
 def default_handler() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -121,6 +128,19 @@ def _assert_measured(evaluation: Any, epoch: int) -> None:
     assert evaluation.step == 10 * epoch
     assert evaluation.checkpoint.name == f"ckpt-{epoch:04d}.weights.h5"
     assert evaluation.logs == pytest.approx(_by_hand(epoch), rel=1e-5)
+
+
+class _Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
 
 
 class _Notes(keras.callbacks.Callback):
@@ -314,6 +334,39 @@ def test_training_that_stops_writing_is_an_error_that_tells_the_last(write, fold
     assert not evaluator.was_stopped
 
 
+def test_limit_begins_again_while_a_file_grows(write, folder, model, between_looks, clock) -> None:
+    def grow(share: float) -> None:
+        clock.sleep(8)
+        write(1, share=share)
+
+    between_looks(lambda: grow(0.2), lambda: grow(0.4), lambda: grow(0.6), lambda: grow(1.0))
+    (evaluation,) = _evaluator(model, folder, max_evaluations=1, timeout_s=10).start()
+    _assert_measured(evaluation, 1)
+    assert clock.now_s == 132
+
+
+def test_limit_begins_again_after_an_evaluation(write, folder, model, between_looks, clock) -> None:
+    def wait(epoch: int) -> None:
+        clock.sleep(8)
+        write(epoch)
+
+    write(1)
+    between_looks(None, lambda: wait(2))
+    notes = _Notes(lambda: clock.sleep(100))
+    evaluator = _evaluator(model, folder, max_evaluations=2, timeout_s=10, callbacks=notes)
+    assert _epochs(evaluator.start()) == [1, 2]
+
+
+def test_limit_is_kept_to_the_second(write, folder, model, between_looks, clock) -> None:
+    write(1)
+    between_looks(None, lambda: clock.sleep(9), lambda: clock.sleep(1))
+    with pytest.raises(
+        sg.errors.DeadlineExceededError, match=r"for 10 s; the last was ckpt-0001\.weights\.h5"
+    ):
+        _evaluator(model, folder, timeout_s=10).start()
+    assert clock.now_s == pytest.approx(110.001)
+
+
 def test_line_tells_where_checkpoints_are_expected(
     folder, model, capsys, monkeypatch, between_looks, write
 ) -> None:
@@ -427,6 +480,7 @@ def test_model_that_is_not_built_yet_is_built_on_the_data(write, folder) -> None
 def test_step_is_told_only_where_the_optimizer_is_the_one_of_training(write, folder, model) -> None:
     write(2)
     other = _model(keras.optimizers.SGD(0.1, momentum=0.9))
+    other.optimizer.iterations.assign(7)
     (evaluation,) = _evaluator(other, folder, max_evaluations=1).start()
     assert evaluation.step is None
     assert evaluation.logs == pytest.approx(_by_hand(2), rel=1e-5)
@@ -440,44 +494,3 @@ def test_evaluator_of_a_cluster_knows_what_it_is(monkeypatch) -> None:
     strategy = sg.MultiWorkerMirroredStrategy()
     assert strategy.cluster_resolver.task_type == "evaluator"
     assert strategy.num_replicas_in_sync == sg.MirroredStrategy().num_replicas_in_sync
-
-
-def test_model_of_workers_that_train_together_is_refused(folder, monkeypatch) -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        model = _model()
-    monkeypatch.setitem(vars(strategy.topology), "spans_processes", True)
-    with pytest.raises(ValueError, match="which other processes take part in"):
-        sg.SidecarEvaluator(model, (_X, _Y), folder)
-
-
-_WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"model": 3}, TypeError, "model=3 is of type int"),
-    ({"model": keras.Sequential(name="bare")}, ValueError, "'bare' is not compiled"),
-    ({"data": (1, 2, 3, 4)}, ValueError, "data is a tuple of 4"),
-    ({"data": iter([])}, ValueError, "list_iterator(?s:.)*read again for each checkpoint"),
-    ({"checkpoint_dir": 3}, TypeError, "checkpoint_dir=3 is of type int"),
-    ({"checkpoint_dir": "gs://bucket/a"}, ValueError, "'gs://bucket/a' is no folder"),
-    ({"checkpoint_dir": __file__}, ValueError, "test_sidecar_evaluator.py' is no folder"),
-    ({"steps": 0}, ValueError, "steps=0 leaves nothing to evaluate"),
-    ({"steps": 1.5}, TypeError, "steps=1.5 is of type float"),
-    ({"max_evaluations": -1}, ValueError, "max_evaluations=-1 leaves nothing to evaluate"),
-    ({"max_evaluations": True}, TypeError, "max_evaluations=True is of type bool"),
-    ({"timeout_s": 0}, ValueError, "timeout_s=0 is no time to wait"),
-    ({"timeout_s": float("inf")}, ValueError, "every wait has an end"),
-    ({"poll_s": float("nan")}, ValueError, "poll_s=nan is no time to wait"),
-    ({"poll_s": "1"}, TypeError, "poll_s='1' is of type str"),
-    ({"callbacks": [print]}, TypeError, "of type builtin_function_or_method"),
-    (
-        {"callbacks": sg.SidecarEvaluatorModelExport("a/b.keras"), "checkpoint_dir": "a"},
-        ValueError,
-        "SidecarEvaluatorModelExport writes to checkpoint_dir, 'a'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("wrong", "error", "words"), _WRONG, ids=lambda value: str(value)[:40])
-def test_argument_that_cannot_be_right_is_named(wrong, error, words, model, tmp_path) -> None:
-    arguments = {"model": model, "data": (_X, _Y), "checkpoint_dir": tmp_path, **wrong}
-    with pytest.raises(error, match=words):
-        sg.SidecarEvaluator(**arguments)

@@ -73,7 +73,6 @@ class CheckpointFollower:
         """
         self._done[checkpoint.path] = checkpoint
         self._times_done[checkpoint.path] += 1
-        self._unreadable.pop(checkpoint.path, None)
 
     def postpone(self, checkpoint: Checkpoint, now_s: float) -> bool:
         """Notes that a checkpoint cannot be read, so that it is left alone until it changes.
