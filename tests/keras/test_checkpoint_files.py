@@ -47,6 +47,7 @@ def _touch(folder: Path, name: str, modified_s: float) -> None:
         ("resnet50.weights.h5", None),
         ("val-0.35.weights.h5", None),
         ("model-v2.keras", None),
+        ("step-30", 30),
     ],
 )
 def test_epoch_is_the_last_number_that_stands_by_itself(name, epoch) -> None:

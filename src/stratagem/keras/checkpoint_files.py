@@ -62,7 +62,8 @@ class Checkpoint:
     @property
     def epoch(self) -> int | None:
         """The last number that stands by itself in the name; None if there is none."""
-        stem = next(self.name.removesuffix(end) for end in _SUFFIXES if self.name.endswith(end))
+        ends = (end for end in _SUFFIXES if self.name.endswith(end))
+        stem = self.name.removesuffix(next(ends, ""))
         numbers = _EPOCH.findall(stem)
         return int(numbers[-1]) if numbers else None
 

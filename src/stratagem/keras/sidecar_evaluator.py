@@ -148,7 +148,6 @@ class SidecarEvaluator:
             RuntimeError: the newest is not whole, and is not written any more.
         """
         self._evaluations = []
-        self._prepare()
         callbacks = keras.callbacks.CallbackList(self.callbacks, model=self.model)
         loop = CheckpointLoop(
             Path(self.checkpoint_dir),
@@ -159,6 +158,7 @@ class SidecarEvaluator:
         )
         with StopNotice() as notice:
             try:
+                self._prepare()
                 loop.run(notice)
             finally:
                 self._was_stopped = notice.is_given
