@@ -37,6 +37,7 @@ _COMPATIBILITY_FILES = (
     "contract/test_aggregation.py",
     "contract/test_merge_call.py",
     "keras/test_batch_normalization.py",
+    "keras/test_checkpoint_files.py",
     "keras/test_layers.py",
     "keras/test_metrics.py",
     "keras/test_model.py",

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from stratagem.execution import value_and_grad as value_and_grad
     from stratagem.input import DistributedDataset as DistributedDataset
     from stratagem.input import DistributedIterator as DistributedIterator
+    from stratagem.keras import SidecarEvaluator as SidecarEvaluator
+    from stratagem.keras import SidecarEvaluatorModelExport as SidecarEvaluatorModelExport
     from stratagem.keras import Variable as Variable
     from stratagem.keras import apply_gradients as apply_gradients
     from stratagem.keras import compile as compile
@@ -102,6 +104,8 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "ReplicaContext": ("stratagem.context", "ReplicaContext"),
     "RingAllReduce": ("stratagem.strategies", "RingAllReduce"),
     "RunOptions": ("stratagem.options", "RunOptions"),
+    "SidecarEvaluator": ("stratagem.keras", "SidecarEvaluator"),
+    "SidecarEvaluatorModelExport": ("stratagem.keras", "SidecarEvaluatorModelExport"),
     "Strategy": ("stratagem.strategies", "Strategy"),
     "StrategyExtended": ("stratagem.strategies", "StrategyExtended"),
     "ValueContext": ("stratagem.options", "ValueContext"),
@@ -160,6 +164,8 @@ __all__ = [
     "ReplicaContext",
     "RingAllReduce",
     "RunOptions",
+    "SidecarEvaluator",
+    "SidecarEvaluatorModelExport",
     "Strategy",
     "StrategyExtended",
     "ValueContext",

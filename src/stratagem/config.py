@@ -14,6 +14,7 @@ from stratagem.messages import explain
 __all__ = [
     "barrier_timeout_s",
     "cache_dir",
+    "checkpoint_timeout_s",
     "join_timeout_s",
     "peer_timeout_s",
     "program_cache_size",
@@ -124,3 +125,12 @@ def barrier_timeout_s() -> float:
         The value of `STRATAGEM_BARRIER_TIMEOUT_S`.
     """
     return environment.read("barrier_timeout_s")
+
+
+def checkpoint_timeout_s() -> float:
+    """Returns how long an evaluator waits for the next checkpoint, in seconds.
+
+    Returns:
+        The value of `STRATAGEM_CHECKPOINT_TIMEOUT_S`.
+    """
+    return environment.read("checkpoint_timeout_s")

@@ -137,6 +137,12 @@ VARIABLES = {
         parse=_parse_seconds,
         meaning="How long processes wait for one another to arrive at one place.",
     ),
+    "checkpoint_timeout_s": Variable(
+        name="STRATAGEM_CHECKPOINT_TIMEOUT_S",
+        default=3600.0,
+        parse=_parse_seconds,
+        meaning="How long an evaluator waits for the next checkpoint.",
+    ),
 }
 
 

@@ -1,0 +1,207 @@
+"""An evaluator beside training: it follows the checkpoints and evaluates them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from stratagem import config
+from stratagem.keras.checkpoint_files import Checkpoint, KerasFiles
+from stratagem.keras.checkpoint_loop import CheckpointLoop, LoopLimits
+from stratagem.keras.model import strategy_of
+from stratagem.keras.sidecar_arguments import check_arguments
+from stratagem.keras.stop_notice import StopNotice
+
+__all__ = ["SidecarEvaluation", "SidecarEvaluator"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SidecarEvaluation:
+    """What the evaluation of one checkpoint gave.
+
+    Args:
+        checkpoint: its file.
+        epoch: the number in the file's name; None if there is none.
+        step: how often the optimizer had updated the weights; None if the file does not tell it
+            for an optimizer like the model's.
+        logs: loss and metrics by name.
+    """
+
+    checkpoint: Path
+    epoch: int | None
+    step: int | None
+    logs: Mapping[str, Any]
+
+
+class SidecarEvaluator:
+    """Evaluates each new checkpoint of a training that runs elsewhere.
+
+    Args:
+        model: a compiled model like the one that trains, under any strategy or none.
+        data: what `model.evaluate` takes as `x`; a tuple is `(x, y)` or `(x, y, sample_weight)`.
+        checkpoint_dir: the folder where `ModelCheckpoint` writes `.weights.h5` or `.keras` files;
+            it need not exist yet.
+        steps: batches of each evaluation; None for all.
+        max_evaluations: ends when this many checkpoints have been evaluated, or passed over for a
+            newer one: the number of epochs, where each writes one. None goes on until SIGTERM.
+        callbacks: Keras callbacks, whose `on_test_...` methods are called.
+        every_checkpoint: evaluate all, in order; otherwise of several the newest alone.
+        timeout_s: how long to wait for the next checkpoint; None for
+            `STRATAGEM_CHECKPOINT_TIMEOUT_S`.
+        poll_s: how long between two looks at the folder. A file that has not changed in between is
+            taken for complete.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: a model that is not compiled, a value out of range, an iterator without
+            `steps`, or a folder that cannot be one.
+
+    Example:
+        >>> import tempfile
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        >>> model.compile(loss="mse")
+        >>> data = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save_weights(f"{folder}/ckpt-0001.weights.h5")  # as training does
+        ...     evaluator = sg.SidecarEvaluator(model, data, folder, None, 1, poll_s=0.01)
+        ...     (evaluation,) = evaluator.start()
+        ckpt-0001.weights.h5: loss ...
+        >>> evaluation.epoch, sorted(evaluation.logs)
+        (1, ['loss'])
+
+    Source: tf_keras 2.16 sidecar_evaluator.py, SidecarEvaluator.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        checkpoint_dir: str | os.PathLike[str],
+        steps: int | None = None,
+        max_evaluations: int | None = None,
+        callbacks: Any = None,
+        *,
+        every_checkpoint: bool = False,
+        timeout_s: float | None = None,
+        poll_s: float = 1.0,
+    ) -> None:
+        self.model = model
+        self.data = data
+        self.checkpoint_dir = checkpoint_dir
+        self.steps = steps
+        self.max_evaluations = max_evaluations
+        if callbacks is None:
+            callbacks = []
+        self.callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+        self._limits = LoopLimits(
+            every=every_checkpoint,
+            max_checkpoints=max_evaluations,
+            timeout_s=config.checkpoint_timeout_s() if timeout_s is None else timeout_s,
+            poll_s=poll_s,
+        )
+        self._format = KerasFiles()
+        check_arguments(
+            model=model,
+            data=data,
+            checkpoint_dir=checkpoint_dir,
+            steps=steps,
+            limits=self._limits,
+            callbacks=self.callbacks,
+        )
+        names = ("x", "y", "sample_weight")
+        values = data if isinstance(data, tuple) else (data,)
+        self._data = dict(zip(names, values, strict=False))
+        self._evaluations: list[SidecarEvaluation] = []
+        self._was_stopped = False
+
+    @property
+    def evaluations(self) -> tuple[SidecarEvaluation, ...]:
+        """What the last `start` has evaluated, also where it ended with an error."""
+        return tuple(self._evaluations)
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether SIGTERM ended the last `start`."""
+        return self._was_stopped
+
+    def start(self) -> list[SidecarEvaluation]:
+        """Evaluates checkpoints as they appear, and prints a line for each.
+
+        SIGTERM, by which launchers end an evaluator when training is over, ends it in order: it
+        finishes what it is evaluating, evaluates the newest checkpoint that it has not, and
+        returns. A second SIGTERM ends the process.
+
+        Returns:
+            What was evaluated, in this order.
+
+        Raises:
+            DeadlineExceededError: no checkpoint came in time.
+            ValueError: one that does not fit the model.
+            RuntimeError: the newest is not whole, and is not written any more.
+        """
+        self._evaluations = []
+        callbacks = keras.callbacks.CallbackList(self.callbacks, model=self.model)
+        loop = CheckpointLoop(
+            Path(self.checkpoint_dir),
+            self._format,
+            load=self._load,
+            evaluate=lambda checkpoint: self._evaluate(checkpoint, callbacks),
+            limits=self._limits,
+        )
+        with StopNotice() as notice:
+            try:
+                self._prepare()
+                loop.run(notice)
+            finally:
+                self._was_stopped = notice.is_given
+        return list(self._evaluations)
+
+    def _prepare(self) -> None:
+        """Makes all variables that a checkpoint has values for."""
+        if not self.model.built:
+            self.model.evaluate(**self._data, steps=1, verbose=0)
+        optimizer = self.model.optimizer
+        if optimizer is not None and not optimizer.built:
+            strategy = strategy_of(self.model)
+            with contextlib.nullcontext() if strategy is None else strategy.scope():
+                optimizer.build(self.model.trainable_variables)
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        optimizer = self.model.optimizer
+        if optimizer is not None:
+            optimizer.iterations.assign(0)  # stays where the file has none for this optimizer
+        self._format.load(checkpoint, self.model)
+
+    def _evaluate(self, checkpoint: Checkpoint, callbacks: Any) -> None:
+        for callback in self.callbacks:
+            if hasattr(callback, "set_checkpoint"):
+                callback.set_checkpoint(checkpoint)
+        started_at_s = time.monotonic()
+        logs = self.model.evaluate(
+            **self._data, steps=self.steps, verbose=0, callbacks=callbacks, return_dict=True
+        )
+        optimizer = self.model.optimizer
+        step = 0 if optimizer is None else int(np.asarray(optimizer.iterations.value))
+        evaluation = SidecarEvaluation(
+            checkpoint=checkpoint.path, epoch=checkpoint.epoch, step=step or None, logs=dict(logs)
+        )
+        self._evaluations.append(evaluation)
+        print(_line(evaluation, time.monotonic() - started_at_s), flush=True)
+
+
+def _line(evaluation: SidecarEvaluation, took_s: float) -> str:
+    logs = sorted(evaluation.logs.items(), key=lambda item: item[0] != "loss")
+    metrics = ", ".join(f"{name} {_number(value)}" for name, value in logs)
+    return f"{evaluation.checkpoint.name}: {metrics} ({took_s:.1f} s)"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
