@@ -92,7 +92,7 @@ def draw_predictions(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     panels[0].set_ylabel("efficiency", fontsize=9)
     figure.suptitle(
         "scaling: predicted for H100 in hosts of 8 from compiled programs, nothing of it measured\n"
-        "nothing of the exchange hidden behind computing (line) to everything (dashed)",
+        "line: shortest computing, nothing hidden behind it; dashed: longest, all of it hidden",
         fontsize=10,
     )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,14 @@
 """How long a training step takes on many GPUs, as a formula: nothing here is measured.
 
-Computing takes the longer of its FLOPs at the reached rate and its bytes at the reached rate of
-the memory (the roofline of Williams, Waterman and Patterson, 2009). A message costs a latency and
-its bytes over the bandwidth, and an all-reduce costs what its algorithm sends (Thakur, Rabenseifner
-and Gropp, 2005): inside a host a ring, which moves 2(n - 1)/n of the bytes over the link of each
-GPU, as NCCL's bus bandwidth counts them; between hosts recursive halving and doubling of the part
-that each GPU of a host has, with 2 log2(hosts) messages, as many as NCCL's trees take. How much is
-sent while gradients are still computed is not known: nothing is one bound, all of it the other.
+Computing takes at least its FLOPs at the reached rate, and at most the longer of that and of its
+bytes at the reached rate of the memory (the roofline of Williams, Waterman and Patterson, 2009):
+at most, because a compiler for GPUs fuses more than the one that counted the bytes. A message costs
+a latency and its bytes over the bandwidth, and an all-reduce what its algorithm sends (Thakur,
+Rabenseifner and Gropp, 2005): inside a host a ring, which moves 2(n - 1)/n of the bytes over the
+link of each GPU, as NCCL's bus bandwidth counts them; between hosts recursive halving and doubling
+of the part that each GPU of a host has, with 2 log2(hosts) messages, as many as NCCL's trees take.
+How much is sent while gradients are still computed is not known either. So efficiency has two
+bounds: the shortest computing with nothing hidden behind it, the longest with all of it.
 """
 
 from __future__ import annotations
@@ -27,31 +29,23 @@ class Prediction:
 
     Args:
         num_gpus: how many.
-        compute_s: computing.
+        shortest_compute_s: computing, bound by FLOPs.
+        longest_compute_s: computing, bound by FLOPs or by memory.
         exchange_s: summing gradients.
     """
 
     num_gpus: int
-    compute_s: float
+    shortest_compute_s: float
+    longest_compute_s: float
     exchange_s: float
 
     @property
-    def longest_step_s(self) -> float:
-        """Nothing overlaps."""
-        return self.compute_s + self.exchange_s
-
-    @property
-    def shortest_step_s(self) -> float:
-        """Everything that can overlap does."""
-        return max(self.compute_s, self.exchange_s)
-
-    @property
     def lowest_efficiency(self) -> float:
-        return self.compute_s / self.longest_step_s
+        return self.shortest_compute_s / (self.shortest_compute_s + self.exchange_s)
 
     @property
     def highest_efficiency(self) -> float:
-        return self.compute_s / self.shortest_step_s
+        return self.longest_compute_s / max(self.longest_compute_s, self.exchange_s)
 
 
 def predict(step: StepProgram, num_gpus: int, cluster: GpuCluster) -> Prediction:
@@ -62,15 +56,14 @@ def predict(step: StepProgram, num_gpus: int, cluster: GpuCluster) -> Prediction
     """
     sent = messages_bytes(step.reductions, cluster.combined_bytes)
     exchange_s = sum(all_reduce_s(num_bytes, num_gpus, cluster) for num_bytes in sent)
-    return Prediction(num_gpus, compute_s(step, cluster), exchange_s)
+    return Prediction(num_gpus, *compute_s(step, cluster), exchange_s)
 
 
-def compute_s(step: StepProgram, cluster: GpuCluster) -> float:
-    """Returns how long one GPU computes."""
-    return max(
-        step.flops / (cluster.flops_per_s(step.dtype) * cluster.compute_share),
-        step.accessed_bytes / (cluster.memory_bytes_per_s * cluster.memory_share),
-    )
+def compute_s(step: StepProgram, cluster: GpuCluster) -> tuple[float, float]:
+    """Returns how long one GPU computes, at least and at most."""
+    flops_s = step.flops / (cluster.flops_per_s(step.dtype) * cluster.compute_share)
+    bytes_s = step.accessed_bytes / (cluster.memory_bytes_per_s * cluster.memory_share)
+    return flops_s, max(flops_s, bytes_s)
 
 
 def messages_bytes(reductions: Sequence[Reduction], combined_bytes: float) -> list[int]:

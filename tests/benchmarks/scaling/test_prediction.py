@@ -76,21 +76,22 @@ def test_as_much_is_sent_as_the_algorithms_send(num_gpus: int, per_host: int) ->
     assert all_reduce_s(size, num_gpus, cluster) == pytest.approx(wanted_s, rel=1e-12)
 
 
-def test_computing_takes_the_longer_of_both() -> None:
-    assert compute_s(STEP, PLAIN) == 40.0
-    assert compute_s(dataclasses.replace(STEP, accessed_bytes=50.0), PLAIN) == 50.0
-    halved = dataclasses.replace(PLAIN, compute_share=0.5)
-    assert compute_s(STEP, halved) == 80.0
+def test_computing_is_bound_by_flops_or_by_memory() -> None:
+    assert compute_s(STEP, PLAIN) == (40.0, 40.0)
+    assert compute_s(dataclasses.replace(STEP, accessed_bytes=50.0), PLAIN) == (40.0, 50.0)
+    halved = dataclasses.replace(PLAIN, compute_share=0.5, memory_share=0.3)
+    assert compute_s(STEP, halved) == pytest.approx((80.0, 100.0))
     # ResNet-50's three times 2 * 4.1 GFLOP an image, at half of 989.4 TFLOP/s.
     resnet = dataclasses.replace(STEP, dtype="bfloat16", flops=256 * 24.6e9)
-    assert compute_s(resnet, H100) == pytest.approx(12.73e-3, rel=1e-3)
+    assert compute_s(resnet, H100)[0] == pytest.approx(12.73e-3, rel=1e-3)
 
 
 def test_one_gpu_exchanges_nothing() -> None:
     prediction = predict(STEP, 1, H100)
     assert prediction.exchange_s == 0
     assert prediction.lowest_efficiency == prediction.highest_efficiency == 1
-    assert prediction.longest_step_s == prediction.shortest_step_s == compute_s(STEP, H100)
+    computing = (prediction.shortest_compute_s, prediction.longest_compute_s)
+    assert computing == compute_s(STEP, H100)
 
 
 def test_links_without_limit_cost_nothing() -> None:
@@ -99,12 +100,14 @@ def test_links_without_limit_cost_nothing() -> None:
 
 
 def test_bounds_by_hand() -> None:
-    # On two GPUs of a host: 100 bytes, 2 * 1/2 of them, at 1 byte/s, beside 40 s of computing.
-    prediction = predict(STEP, 2, PLAIN)
-    assert (prediction.compute_s, prediction.exchange_s) == (40.0, 100.0)
-    assert (prediction.shortest_step_s, prediction.longest_step_s) == (100.0, 140.0)
+    # Two GPUs of a host: 100 bytes, 2 * 1/2 of them, at 1 byte/s, beside 40 to 80 s of computing.
+    step = dataclasses.replace(STEP, accessed_bytes=80.0)
+    prediction = predict(step, 2, PLAIN)
+    assert dataclasses.astuple(prediction) == (2, 40.0, 80.0, 100.0)
     assert prediction.lowest_efficiency == pytest.approx(40 / 140)
-    assert prediction.highest_efficiency == pytest.approx(40 / 100)
+    assert prediction.highest_efficiency == pytest.approx(80 / 100)
+    long = dataclasses.replace(step, accessed_bytes=200.0)
+    assert predict(long, 2, PLAIN).highest_efficiency == 1
 
 
 def test_twice_the_bytes_take_twice_as_long_but_for_latencies() -> None:
