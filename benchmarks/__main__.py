@@ -16,8 +16,11 @@ from benchmarks import fit_overhead, fit_peers, input, loop, run_overhead
 from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.machine import describe_machine, load_warning
 from benchmarks.plot import draw_ratios
-from benchmarks.report import make_rows, make_table, versions_by_environment, write_json
+from benchmarks.report import Form, make_rows, make_table, versions_by_environment, write_json
 from benchmarks.runner import Effort, Measurement, measure
+from benchmarks.scaling import efficiency
+from benchmarks.scaling.outlook import look_ahead
+from benchmarks.scaling.pictures import draw_efficiencies
 from benchmarks.worker_process import WorkerError, WorkerProcess
 from benchmarks.workers.protocol import WorkerOptions
 
@@ -29,7 +32,11 @@ BENCHMARKS: dict[str, Callable[[Sequence[Place], Environments], list[Case]]] = {
     "fit_peers": fit_peers.make_cases,
     "loop": loop.make_cases,
     "input": input.make_cases,
+    "scaling": efficiency.make_cases,
 }
+_RATIOS = Form(make_rows, make_table, draw_ratios)
+_FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_efficiencies)}
+_OUTLOOKS = {"scaling": look_ahead}
 _WIDTH_OF_A_FILE = 120
 _QUICK = Effort(num_rounds=2, round_s=0.2)
 
@@ -83,7 +90,7 @@ def main(
 ) -> None:
     """Measures how fast Stratagem is.
 
-    Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input.
+    Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input, scaling.
     """
     unknown = sorted(set(names) - set(BENCHMARKS))
     if unknown:
@@ -107,6 +114,11 @@ def main(
     for name in names or BENCHMARKS:
         cases = [case for case in BENCHMARKS[name](places, environments) if only in case.name]
         results = run_benchmark(name, cases, environments, effort, accelerator, console)
+        if name in _OUTLOOKS:
+            results["predicted"] = _OUTLOOKS[name](
+                environments, effort, console, output, only=only, is_quick=quick
+            )
+            results["failures"] += results["predicted"].pop("failures")
         failed = failed or bool(results["failures"])
         write_json(output / f"{name}.json", results)
         if results["rows"]:
@@ -114,7 +126,8 @@ def main(
             measured_on = f"{machine['cpu']}, {machine['cores']} cores" + (
                 f", {accelerator}" if accelerator else ""
             )
-            draw_ratios(output / f"{name}.png", name, results["rows"], measured_on)
+            form = _FORMS.get(name, _RATIOS)
+            form.draw(output / f"{name}.png", name, results["rows"], measured_on)
         console.print(f"Results and plot: {output / name}.json, .png", soft_wrap=True)
     if failed:
         raise SystemExit(1)
@@ -137,6 +150,7 @@ def run_benchmark(
     console: Console,
 ) -> dict[str, Any]:
     """Measures cases, prints their table and returns what is written to the file."""
+    form = _FORMS.get(name, _RATIOS)
     rows: list[dict[str, Any]] = []
     measurements: list[Measurement] = []
     failures: list[dict[str, str]] = []
@@ -162,9 +176,9 @@ def run_benchmark(
                 failures.append({"case": case.name, "error": str(error)})
             else:
                 measurements += measured
-                rows += make_rows(case, measured)
+                rows += form.make_rows(case, measured)
             bar.advance(task)
-    console.print(make_table(name, rows))
+    console.print(form.make_table(name, rows))
     for left_out in skipped:
         console.print(
             f"Skipped: {left_out['case']}, {left_out['reference_name']}: {left_out['reason']}.",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,32 @@ from rich.table import Table
 from benchmarks.cases import Case
 from benchmarks.runner import Measurement, paired_ratios
 
-__all__ = ["make_rows", "make_table", "versions_by_environment", "write_json"]
+__all__ = [
+    "Form",
+    "Row",
+    "make_row",
+    "make_rows",
+    "make_table",
+    "versions_by_environment",
+    "write_json",
+]
 
 Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What becomes of the measurements of a benchmark.
+
+    Args:
+        make_rows: of a case and its measurements, ours first.
+        make_table: of the benchmark's name and all rows.
+        draw: into a file, from the benchmark's name, all rows and a subtitle.
+    """
+
+    make_rows: Callable[[Case, Sequence[Measurement]], list[Row]]
+    make_table: Callable[[str, Sequence[Row]], Table]
+    draw: Callable[[Path, str, Sequence[Row], str], None]
 
 
 def make_rows(case: Case, measurements: Sequence[Measurement]) -> list[Row]:
@@ -25,24 +49,33 @@ def make_rows(case: Case, measurements: Sequence[Measurement]) -> list[Row]:
     under the same load.
     """
     ours, *references = measurements
-    rows: list[Row] = []
-    for reference in references:
-        ratios = paired_ratios(ours.steps_per_s, reference.steps_per_s)
-        rows.append(
-            {
-                "case": case.name,
-                "metric": "steps/s",
-                "ours": ours.median_steps_per_s,
-                "reference": reference.median_steps_per_s,
-                "reference_name": reference.side.name,
-                "ratio": statistics.median(ratios),
-                "ratio_min": min(ratios),
-                "ratio_max": max(ratios),
-                "ours_rounds": list(ours.steps_per_s),
-                "reference_rounds": list(reference.steps_per_s),
-            }
-        )
-    return rows
+    return [
+        make_row(case.name, ours.steps_per_s, reference.steps_per_s, reference.side.name)
+        for reference in references
+    ]
+
+
+def make_row(
+    case_name: str,
+    ours: Sequence[float],
+    reference: Sequence[float],
+    reference_name: str,
+    metric: str = "steps/s",
+) -> Row:
+    """Returns a row from the figures of both in each round."""
+    ratios = paired_ratios(ours, reference)
+    return {
+        "case": case_name,
+        "metric": metric,
+        "ours": statistics.median(ours),
+        "reference": statistics.median(reference),
+        "reference_name": reference_name,
+        "ratio": statistics.median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+        "ours_rounds": list(ours),
+        "reference_rounds": list(reference),
+    }
 
 
 def versions_by_environment(measurements: Iterable[Measurement]) -> dict[str, dict[str, str]]:

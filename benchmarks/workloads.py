@@ -129,6 +129,17 @@ WORKLOADS = {
             gpu_steps_per_call=20,
         ),
         Workload(
+            name="large_transformer",
+            title="Transformer 109M bf16",
+            batch_size=32,
+            steps_per_epoch=20,
+            input_shape=(512,),
+            input_dtype="int32",
+            num_tokens=30522,
+            cpu_steps_per_call=1,
+            gpu_steps_per_call=10,
+        ),
+        Workload(
             name="encoded_images",
             title="Encoded images",
             batch_size=16,
@@ -156,9 +167,11 @@ WORKLOADS = {
 def workload_of(options: WorkerOptions) -> Workload:
     """Returns the workload that a worker was told to train."""
     workload = WORKLOADS[options.workload]
-    if options.steps_per_epoch is None:
-        return workload
-    return dataclasses.replace(workload, steps_per_epoch=options.steps_per_epoch)
+    return dataclasses.replace(
+        workload,
+        steps_per_epoch=options.steps_per_epoch or workload.steps_per_epoch,
+        batch_size=options.batch_size or workload.batch_size,
+    )
 
 
 def mlp_weights() -> list[Array]:

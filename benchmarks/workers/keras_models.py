@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -11,10 +12,18 @@ from benchmarks.workloads import MLP_SIZES, WORKLOADS, Workload, mlp_weights
 
 __all__ = ["build_model", "compile_model", "fit_arguments"]
 
-_MODEL_WIDTH = 64
-_NUM_HEADS = 4
-_FEED_FORWARD_WIDTH = 128
-_NUM_BLOCKS = 2
+
+@dataclasses.dataclass(frozen=True)
+class _TransformerSizes:
+    width: int
+    num_heads: int
+    feed_forward_width: int
+    num_blocks: int
+
+
+_SMALL_TRANSFORMER = _TransformerSizes(64, 4, 128, 2)
+# Those of BERT-base: Devlin et al. 2019, section 3.
+_LARGE_TRANSFORMER = _TransformerSizes(768, 12, 3072, 12)
 
 
 def build_model(name: str) -> keras.Model:
@@ -25,7 +34,8 @@ def build_model(name: str) -> keras.Model:
         "mlp": _mlp,
         "small_mlp": _small_mlp,
         "cnn": _cnn,
-        "transformer": _transformer,
+        "transformer": _small_transformer,
+        "large_transformer": _large_transformer,
         "resnet50": _resnet50,
     }
     return make[name](workload)
@@ -79,14 +89,23 @@ def _cnn(workload: Workload) -> keras.Model:
     )
 
 
-def _transformer(workload: Workload) -> keras.Model:
+def _small_transformer(workload: Workload) -> keras.Model:
+    return _transformer(workload, _SMALL_TRANSFORMER)
+
+
+def _large_transformer(workload: Workload) -> keras.Model:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    return _transformer(workload, _LARGE_TRANSFORMER)
+
+
+def _transformer(workload: Workload, sizes: _TransformerSizes) -> keras.Model:
     tokens = layers.Input(workload.input_shape, dtype="int32")
-    x = layers.Embedding(workload.num_tokens, _MODEL_WIDTH)(tokens)
-    for _ in range(_NUM_BLOCKS):
-        attention = layers.MultiHeadAttention(_NUM_HEADS, _MODEL_WIDTH // _NUM_HEADS)
+    x = layers.Embedding(workload.num_tokens, sizes.width)(tokens)
+    for _ in range(sizes.num_blocks):
+        attention = layers.MultiHeadAttention(sizes.num_heads, sizes.width // sizes.num_heads)
         x = layers.LayerNormalization()(x + attention(x, x))
-        inner = layers.Dense(_FEED_FORWARD_WIDTH, activation="relu")(x)
-        x = layers.LayerNormalization()(x + layers.Dense(_MODEL_WIDTH)(inner))
+        inner = layers.Dense(sizes.feed_forward_width, activation="relu")(x)
+        x = layers.LayerNormalization()(x + layers.Dense(sizes.width)(inner))
     x = layers.GlobalAveragePooling1D()(x)
     return keras.Model(tokens, layers.Dense(workload.num_classes)(x))
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ANSWER_PREFIX", "Training", "WorkerOptions", "serve"]
+__all__ = ["ANSWER_PREFIX", "Training", "WorkerOptions", "answer_once", "serve"]
 
 # Lines without it are noise, for example of a sitecustomize that ran before this module.
 ANSWER_PREFIX = "benchmark-answer "
@@ -37,6 +37,9 @@ class WorkerOptions:
         data_on_device: whether the data lies on the device before the first step.
         steps_per_epoch: None for as many as the workload says.
         step_s: how long a step takes that stands in for training; None for real training.
+        batch_size: of all devices together; None for as many as the workload says.
+        pinned: whether each device is a process of its own, on a core of its own.
+        apart: whether such processes train a model each, without a word to one another.
     """
 
     workload: str
@@ -46,6 +49,9 @@ class WorkerOptions:
     data_on_device: bool = False
     steps_per_epoch: int | None = None
     step_s: float | None = None
+    batch_size: int | None = None
+    pinned: bool = False
+    apart: bool = False
 
     @property
     def device_names(self) -> list[str]:
@@ -60,18 +66,18 @@ class Training:
         run_epochs: trains for so many epochs, waits for the devices and returns the last loss.
         steps_per_epoch: steps in each.
         device_kind: what the devices are.
+        end: called when nobody asks any more.
     """
 
     run_epochs: Callable[[int], float]
     steps_per_epoch: int
     device_kind: str = "CPU"
+    end: Callable[[], None] = lambda: None
 
 
 def serve(prepare: Callable[[WorkerOptions], Training]) -> None:
     """Answers until stdin ends. Whatever goes wrong ends the process: stderr tells the rest."""
-    # Libraries print to stdout whenever they like: it becomes stderr, and answers have their own.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    answers = _own_stream()
     training = prepare(WorkerOptions(**json.loads(sys.argv[1])))
     _answer(answers, {"versions": _versions(), "device_kind": training.device_kind})
     for line in sys.stdin:
@@ -81,6 +87,21 @@ def serve(prepare: Callable[[WorkerOptions], Training]) -> None:
         seconds = time.perf_counter() - start_s
         num_steps = num_epochs * training.steps_per_epoch
         _answer(answers, {"seconds": seconds, "steps": num_steps, "loss": float(loss)})
+    training.end()
+
+
+def answer_once(find_out: Callable[[WorkerOptions], dict[str, Any]]) -> None:
+    """Answers what a function found out, with the versions, and ends."""
+    answers = _own_stream()
+    found = find_out(WorkerOptions(**json.loads(sys.argv[1])))
+    _answer(answers, {**found, "versions": _versions()})
+
+
+def _own_stream() -> Any:
+    """Libraries print to stdout whenever they like: it becomes stderr, answers have their own."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return answers
 
 
 def _answer(answers: Any, message: dict[str, Any]) -> None:

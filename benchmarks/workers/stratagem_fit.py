@@ -10,7 +10,7 @@ import jax
 
 from benchmarks.workers.keras_models import build_model, compile_model, fit_arguments
 
-__all__ = ["make_strategy", "prepare"]
+__all__ = ["make_strategy", "prepare", "prepare_under"]
 
 
 def make_strategy(options: WorkerOptions) -> sg.Strategy:
@@ -20,8 +20,11 @@ def make_strategy(options: WorkerOptions) -> sg.Strategy:
 
 
 def prepare(options: WorkerOptions) -> Training:
+    return prepare_under(make_strategy(options), options)
+
+
+def prepare_under(strategy: sg.Strategy, options: WorkerOptions) -> Training:
     workload = workload_of(options)
-    strategy = make_strategy(options)
     with strategy.scope():
         model = build_model(options.workload)
         compile_model(model, steps_per_call=options.steps_per_call)

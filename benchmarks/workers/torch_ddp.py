@@ -5,6 +5,7 @@ A device is a process. This one is rank 0; it starts the others and tells them w
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = ["prepare"]
 
 def prepare(options: WorkerOptions) -> Training:
     num_ranks = options.num_devices
+    cores = sorted(os.sched_getaffinity(0)) if options.pinned else []
     others = []
     if num_ranks > 1:
         port = _free_port()
@@ -31,11 +33,13 @@ def prepare(options: WorkerOptions) -> Training:
         for rank in range(1, num_ranks):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_follow, args=(theirs, options, rank, port), daemon=True
+                target=_follow, args=(theirs, options, rank, port, cores), daemon=True
             )
             process.start()
             theirs.close()
             others.append(ours)
+    _pin(0, cores)
+    if num_ranks > 1:
         _join(0, num_ranks, port)
     train = _make_training(options, rank=0)
 
@@ -47,8 +51,9 @@ def prepare(options: WorkerOptions) -> Training:
     return Training(run_epochs, workload_of(options).steps_per_epoch)
 
 
-def _follow(pipe: Any, options: WorkerOptions, rank: int, port: int) -> None:
+def _follow(pipe: Any, options: WorkerOptions, rank: int, port: int, cores: list[int]) -> None:
     """Trains as rank 0 says, until that one is gone."""
+    _pin(rank, cores)
     _join(rank, options.num_devices, port)
     train = _make_training(options, rank)
     while True:
@@ -57,6 +62,12 @@ def _follow(pipe: Any, options: WorkerOptions, rank: int, port: int) -> None:
         except EOFError:
             return
         train(num_epochs)
+
+
+def _pin(rank: int, cores: list[int]) -> None:
+    """Keeps a rank on a core of its own, before any of its threads that compute; [] keeps none."""
+    if cores:
+        os.sched_setaffinity(0, {cores[rank]})
 
 
 def _join(rank: int, num_ranks: int, port: int) -> None:

@@ -1,0 +1,1 @@
+"""Scaling: the formula against values by hand, and what two pinned workers are."""
