@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import fit_overhead, fit_peers, input, loop, run_overhead
+from benchmarks.allreduce import run_allreduce
 from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.machine import describe_machine, load_warning
 from benchmarks.plot import draw_ratios
@@ -37,6 +38,8 @@ BENCHMARKS: dict[str, Callable[[Sequence[Place], Environments], list[Case]]] = {
 _RATIOS = Form(make_rows, make_table, draw_ratios)
 _FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_efficiencies)}
 _OUTLOOKS = {"scaling": look_ahead}
+# Benchmarks that compare no sides of training and print tables of their own.
+_WHOLE = {"allreduce": run_allreduce}
 _WIDTH_OF_A_FILE = 120
 _QUICK = Effort(num_rounds=2, round_s=0.2)
 
@@ -90,12 +93,12 @@ def main(
 ) -> None:
     """Measures how fast Stratagem is.
 
-    Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input, scaling.
+    Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input, scaling, allreduce.
     """
-    unknown = sorted(set(names) - set(BENCHMARKS))
+    unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:
         raise click.UsageError(
-            f"No benchmark {', '.join(unknown)}: there is {', '.join(BENCHMARKS)}."
+            f"No benchmark {', '.join(unknown)}: there is {', '.join((*BENCHMARKS, *_WHOLE))}."
         )
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -111,26 +114,36 @@ def main(
     if places is None:
         places = [Place("cpu", 1), Place("cpu", 2), *([Place("gpu", 1)] if accelerator else [])]
     failed = False
-    for name in names or BENCHMARKS:
-        cases = [case for case in BENCHMARKS[name](places, environments) if only in case.name]
-        results = run_benchmark(name, cases, environments, effort, accelerator, console)
-        if name in _OUTLOOKS:
-            results["predicted"] = _OUTLOOKS[name](
+    for name in names or (*BENCHMARKS, *_WHOLE):
+        if name in _WHOLE:
+            went_well = _WHOLE[name](
                 environments, effort, console, output, only=only, is_quick=quick
             )
-            results["failures"] += results["predicted"].pop("failures")
-        failed = failed or bool(results["failures"])
-        write_json(output / f"{name}.json", results)
-        if results["rows"]:
-            machine = results["machine"]
-            measured_on = f"{machine['cpu']}, {machine['cores']} cores" + (
-                f", {accelerator}" if accelerator else ""
-            )
-            form = _FORMS.get(name, _RATIOS)
-            form.draw(output / f"{name}.png", name, results["rows"], measured_on)
-        console.print(f"Results and plot: {output / name}.json, .png", soft_wrap=True)
+        else:
+            cases = [case for case in BENCHMARKS[name](places, environments) if only in case.name]
+            results = run_benchmark(name, cases, environments, effort, accelerator, console)
+            if name in _OUTLOOKS:
+                results["predicted"] = _OUTLOOKS[name](
+                    environments, effort, console, output, only=only, is_quick=quick
+                )
+                results["failures"] += results["predicted"].pop("failures")
+            went_well = not results["failures"]
+            _keep(name, results, accelerator, output)
+            console.print(f"Results and plot: {output / name}.json, .png", soft_wrap=True)
+        failed = failed or not went_well
     if failed:
         raise SystemExit(1)
+
+
+def _keep(name: str, results: dict[str, Any], accelerator: str | None, output: Path) -> None:
+    write_json(output / f"{name}.json", results)
+    if results["rows"]:
+        machine = results["machine"]
+        measured_on = f"{machine['cpu']}, {machine['cores']} cores" + (
+            f", {accelerator}" if accelerator else ""
+        )
+        form = _FORMS.get(name, _RATIOS)
+        form.draw(output / f"{name}.png", name, results["rows"], measured_on)
 
 
 def find_accelerator(environments: Environments, effort: Effort) -> str | None:

@@ -83,11 +83,15 @@ class WorkerProcess:
         Raises:
             WorkerError: no answer within the limit, or the process has ended.
         """
+        self.tell(question)
+        return self.read_answer(limit_s)
+
+    def tell(self, question: Mapping[str, Any]) -> None:
+        """Sends a question, whose answer `read_answer` waits for."""
         assert self._process.stdin is not None
         # A process that has ended tells why when its answer is read.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
-        return self.read_answer(limit_s)
 
     def close(self) -> None:
         """Ends the process and its children, asking first."""

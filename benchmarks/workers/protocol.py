@@ -17,7 +17,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ANSWER_PREFIX", "Training", "WorkerOptions", "answer_once", "serve"]
+__all__ = [
+    "ANSWER_PREFIX",
+    "Training",
+    "WorkerOptions",
+    "answer_once",
+    "serve",
+    "serve_questions",
+]
 
 # Lines without it are noise, for example of a sitecustomize that ran before this module.
 ANSWER_PREFIX = "benchmark-answer "
@@ -88,6 +95,15 @@ def serve(prepare: Callable[[WorkerOptions], Training]) -> None:
         num_steps = num_epochs * training.steps_per_epoch
         _answer(answers, {"seconds": seconds, "steps": num_steps, "loss": float(loss)})
     training.end()
+
+
+def serve_questions(prepare: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
+    """Answers each line of stdin by what a function makes of it, until stdin ends."""
+    answers = _own_stream()
+    answer = prepare()
+    _answer(answers, {"versions": _versions()})
+    for line in sys.stdin:
+        _answer(answers, answer(json.loads(line)))
 
 
 def answer_once(find_out: Callable[[WorkerOptions], dict[str, Any]]) -> None:

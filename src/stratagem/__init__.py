@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stratagem.communication import CollectiveHints as CollectiveHints
     from stratagem.communication import CommunicationImplementation as CommunicationImplementation
     from stratagem.communication import CommunicationOptions as CommunicationOptions
+    from stratagem.compat import experimental as experimental
     from stratagem.context import ReplicaContext as ReplicaContext
     from stratagem.context import experimental_set_strategy as experimental_set_strategy
     from stratagem.context import get_replica_context as get_replica_context
@@ -120,6 +121,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "compute_average_loss": ("stratagem.keras", "compute_average_loss"),
     "config": ("stratagem.config", None),
     "errors": ("stratagem.errors", None),
+    "experimental": ("stratagem.compat.experimental", None),
     "experimental_set_strategy": ("stratagem.context", "experimental_set_strategy"),
     "function": ("stratagem.execution", "function"),
     "get_replica_context": ("stratagem.context", "get_replica_context"),
@@ -180,6 +182,7 @@ __all__ = [
     "compute_average_loss",
     "config",
     "errors",
+    "experimental",
     "experimental_set_strategy",
     "function",
     "get_replica_context",

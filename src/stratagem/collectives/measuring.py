@@ -30,11 +30,11 @@ from stratagem.topology.lockstep import compiling, run_together, wait_until_read
 
 __all__ = ["MeasuredChoice", "SIZES_BYTES", "measured_choice", "times_of"]
 
-SIZES_BYTES = (2**12, 2**16, 2**18, 2**22, 2**25)
+SIZES_BYTES = (2**12, 2**16, 2**18, 2**20, 2**23)
 _NUM_ROUNDS = 5
 # A round sums about this much, but not more often than that: long enough to be told from noise.
-_ROUND_BYTES = 2**22
-_MAX_SUMS = 50
+_ROUND_BYTES = 2**21
+_MAX_SUMS = 20
 
 
 @dataclasses.dataclass(frozen=True)

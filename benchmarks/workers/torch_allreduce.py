@@ -1,0 +1,50 @@
+"""Peer: `torch.distributed.all_reduce` over Gloo, as one rank."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.workers.protocol import serve_questions
+
+__all__ = ["prepare"]
+
+# As `stratagem.collectives.measuring` counts the sums of a round.
+_ROUND_BYTES = 2**21
+_MAX_SUMS = 20
+
+
+def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Answers how long a sum takes."""
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{options['port']}",
+        rank=options["rank"],
+        world_size=options["num_processes"],
+    )
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        array = torch.zeros(question["bytes"] // 4)
+        num_sums = min(max(_ROUND_BYTES // question["bytes"], 1), _MAX_SUMS)
+        rounds: list[float] = []
+        for _ in range(question["rounds"] + 1):
+            started_s = time.perf_counter()
+            for _ in range(num_sums):
+                dist.all_reduce(array)
+            rounds.append((time.perf_counter() - started_s) / num_sums)
+        return {"seconds": {"PyTorch Gloo": statistics.median(rounds[1:])}}
+
+    return answer
+
+
+if __name__ == "__main__":
+    serve_questions(prepare)

@@ -1,0 +1,5 @@
+"""Spellings that come from elsewhere: tables of names."""
+
+from stratagem.compat import experimental
+
+__all__ = ["experimental"]

@@ -1,0 +1,1 @@
+"""Sums between processes: figures, table and plot; two real processes with the smallest arrays."""
