@@ -1,7 +1,8 @@
 """Two workers beside one, each on a core of its own and with as large a batch (weak scaling).
 
 Efficiency is the steps/s of two workers over those of one: a step of two trains on twice the data.
-Two workers apart, which exchange nothing, tell what the machine leaves of it. PyTorch's DDP is the
+Two workers apart, which exchange nothing, tell what the machine leaves of it: beside them, ours is
+what the exchange leaves. PyTorch's DDP is the
 peer: two ranks over Gloo, on one core each as well.
 """
 
@@ -18,14 +19,37 @@ from benchmarks.runner import Measurement, paired_ratios
 from benchmarks.workers.protocol import WorkerOptions
 from benchmarks.workloads import WORKLOADS
 
-__all__ = ["APART", "DDP", "FIT", "WANTED", "make_cases", "make_rows", "make_table"]
+__all__ = [
+    "APART",
+    "DDP",
+    "EFFICIENCY",
+    "FIT",
+    "WANTED",
+    "make_cases",
+    "make_rows",
+    "make_table",
+]
 
+EFFICIENCY = "efficiency"
 FIT, APART, DDP = "fit", "fit, apart", "PyTorch DDP"
 # What an efficiency should at least be.
 WANTED = {"mlp": 0.85, "cnn": 0.95, "transformer": 0.95}
 
 _NUM_WORKERS = 2
-_EFFICIENCY, _SPEED = "efficiency", "steps/s"
+
+
+def _names(kind: str) -> tuple[str, str]:
+    """What the sides of one worker and of several are called."""
+    return f"{kind}, 1 worker", f"{kind}, {_NUM_WORKERS} workers"
+
+
+# What is compared, and what its sides of one worker and of several are called. Workers apart are
+# measured against the same one that works alone.
+_KINDS = (
+    (FIT, *_names(FIT)),
+    (APART, _names(FIT)[0], _names(APART)[1]),
+    (DDP, *_names(DDP)),
+)
 
 
 def make_cases(places: Sequence[Place], environments: Environments) -> list[Case]:
@@ -44,33 +68,41 @@ def make_cases(places: Sequence[Place], environments: Environments) -> list[Case
 
 
 def make_rows(case: Case, measurements: Sequence[Measurement]) -> list[Row]:
-    """Returns the efficiencies of a case, and ours beside the peer's, as far as it was measured."""
+    """Returns the efficiencies of a case, and ours beside the others', as far as was measured."""
     speeds = {measured.side.name: measured.steps_per_s for measured in measurements}
-    one, two = _names(FIT)
+    efficiencies = {
+        kind: paired_ratios(speeds[two], speeds[one])
+        for kind, one, two in _KINDS
+        if one in speeds and two in speeds
+    }
     rows = [
         {
-            **_row(case, _EFFICIENCY, FIT, speeds[two], speeds[one], one),
-            "wanted": WANTED[case.ours.options.workload],
-        },
+            **make_row(case.name, speeds[two], speeds[one], one, EFFICIENCY),
+            "side": kind,
+            "compared": f"{kind}: {_NUM_WORKERS} workers / 1",
+        }
+        for kind, one, two in _KINDS
+        if kind in efficiencies
     ]
-    if (apart := _names(APART)[1]) in speeds:
-        rows.append(_row(case, _EFFICIENCY, APART, speeds[apart], speeds[one], one))
-    peer_one, peer_two = _names(DDP)
-    if peer_one in speeds and peer_two in speeds:
-        rows.append(_row(case, _EFFICIENCY, DDP, speeds[peer_two], speeds[peer_one], peer_one))
-        ours = paired_ratios(speeds[two], speeds[one])
-        peers = paired_ratios(speeds[peer_two], speeds[peer_one])
-        rows.append(_row(case, "efficiency beside the peer's", FIT, ours, peers, DDP))
-        rows.append(_row(case, _SPEED, FIT, speeds[two], speeds[peer_two], peer_two))
+    rows[0]["wanted"] = WANTED[case.ours.options.workload]
+    for kind, ratios in efficiencies.items():
+        if kind != FIT:
+            row = make_row(case.name, efficiencies[FIT], ratios, kind, "efficiencies")
+            rows.append({**row, "side": FIT, "compared": f"{FIT} / {kind}, efficiency"})
+    if DDP in efficiencies:
+        ours, peer = _names(FIT)[1], _names(DDP)[1]
+        row = make_row(case.name, speeds[ours], speeds[peer], peer)
+        compared = f"{FIT} / {DDP}, {_NUM_WORKERS} workers"
+        rows.append({**row, "side": FIT, "compared": compared})
     return rows
 
 
 def make_table(benchmark: str, rows: Sequence[Row]) -> Table:
     title = f"{benchmark}: efficiency of {_NUM_WORKERS} workers on a core each, medians of rounds"
     table = Table(title=title, title_justify="left")
-    for header in ("case", "what", "of", "over"):
+    for header in ("case", "compared"):
         table.add_column(header)
-    for header in ("left", "right", "ratio", "min", "max", "wanted"):
+    for header in ("first", "second", "ratio", "min", "max", "wanted"):
         table.add_column(header, justify="right", no_wrap=True)
     previous = None
     for row in rows:
@@ -78,9 +110,7 @@ def make_table(benchmark: str, rows: Sequence[Row]) -> Table:
             table.add_section()
         table.add_row(
             row["case"] if row["case"] != previous else "",
-            row["metric"],
-            row["side"],
-            row["reference_name"],
+            row["compared"],
             *(_number(row[key]) for key in ("ours", "reference")),
             _colored(row),
             f"{row['ratio_min']:.3f}",
@@ -111,11 +141,6 @@ def _case(workload: str, batch_size: int, steps_per_call: int) -> Case:
             _torch_side(peer_one, 1, workload, batch_size),
         ),
     )
-
-
-def _names(kind: str) -> tuple[str, str]:
-    """What the sides of one worker and of several are called."""
-    return f"{kind}, 1 worker", f"{kind}, {_NUM_WORKERS} workers"
 
 
 def _fit_side(
@@ -155,17 +180,6 @@ def _torch_side(name: str, num_ranks: int, workload: str, batch_size: int) -> Si
         variables={"OMP_NUM_THREADS": "1"},
         environment="peers",
     )
-
-
-def _row(
-    case: Case,
-    metric: str,
-    side: str,
-    ours: Sequence[float],
-    reference: Sequence[float],
-    reference_name: str,
-) -> Row:
-    return {**make_row(case.name, ours, reference, reference_name, metric), "side": side}
 
 
 def _number(value: float) -> str:

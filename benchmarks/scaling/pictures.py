@@ -40,7 +40,7 @@ def draw_efficiencies(
         if "wanted" in row:
             axes.plot([row["wanted"]] * 2, [place - 0.42, place + 0.42], color="black", lw=2.5)
         axes.text(
-            max(row["ratio"], row["ratio_max"], row.get("wanted", 0)) + 0.012 * longest,
+            max(row["ratio"], row["ratio_max"], 1.0) + 0.012 * longest,
             place,
             f"{row['ratio']:.3f}",
             va="center",

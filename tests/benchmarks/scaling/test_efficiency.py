@@ -76,16 +76,17 @@ def test_rows_are_made_of_what_was_measured() -> None:
         Measurement(side, (1 / float(EPOCH_S[side.name]),), {}, "fake") for side in sides
     ]
     rows = efficiency.make_rows(case, measurements)
-    assert [(row["metric"], row["side"], row["ratio"]) for row in rows] == [
-        ("efficiency", "fit", 0.8),
-        ("efficiency", "fit, apart", 1.0),
-        ("efficiency", "PyTorch DDP", 0.5),
-        ("efficiency beside the peer's", "fit", 1.6),
-        ("steps/s", "fit", 1.6),
+    assert [(row["compared"], row["metric"], row["ratio"]) for row in rows] == [
+        ("fit: 2 workers / 1", "efficiency", 0.8),
+        ("fit, apart: 2 workers / 1", "efficiency", 1.0),
+        ("PyTorch DDP: 2 workers / 1", "efficiency", 0.5),
+        ("fit / fit, apart, efficiency", "efficiencies", 0.8),
+        ("fit / PyTorch DDP, efficiency", "efficiencies", 1.6),
+        ("fit / PyTorch DDP, 2 workers", "steps/s", 1.6),
     ]
     assert rows[0]["wanted"] == 0.85
     without_peers = efficiency.make_rows(case, measurements[:3])
-    assert [row["side"] for row in without_peers] == ["fit", "fit, apart"]
+    assert [row["side"] for row in without_peers] == ["fit", "fit, apart", "fit"]
 
 
 def test_command_writes_efficiencies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_command_writes_efficiencies(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     result = CliRunner().invoke(command.main, [*arguments, "--peers", "nowhere"])
     assert result.exit_code == 0, result.output
     written = json.loads((tmp_path / "scaling.json").read_text(encoding="utf-8"))
-    assert [row["ratio"] for row in written["rows"]] == [0.8, 1.0, 0.5, 1.6, 1.6]
+    assert [row["ratio"] for row in written["rows"]] == [0.8, 1.0, 0.5, 0.8, 1.6, 1.6]
     assert [row["num_gpus"] for row in written["predicted"]["rows"]] == list(NUMBERS_OF_GPUS)
     assert len(written["predicted"]["constants"]) == len(dataclasses.fields(GpuCluster))
     assert "nothing of it measured" in result.output
