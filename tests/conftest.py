@@ -14,6 +14,7 @@ os.environ["KERAS_BACKEND"] = "jax"
 # between virtual devices can wait for each other for ever (JAX up to 0.11.2).
 os.environ["NPROC"] = "32"
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,10 @@ import pytest
 
 import stratagem
 from tests.process_state import ProcessState
+
+# What a cluster of the tests measures at its start serves those after it, and nobody else.
+_cache_dir = tempfile.TemporaryDirectory(prefix="stratagem-tests-")
+os.environ.setdefault("STRATAGEM_CACHE_DIR", _cache_dir.name)
 
 # A process of a cluster (tests/multiprocess) has fewer.
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("STRATAGEM_TEST_DEVICES", "8")))

@@ -30,7 +30,7 @@ from stratagem.topology.lockstep import compiling, run_together, wait_until_read
 
 __all__ = ["MeasuredChoice", "SIZES_BYTES", "measured_choice", "times_of"]
 
-SIZES_BYTES = (2**12, 2**16, 2**18, 2**20, 2**23)
+SIZES_BYTES = (2**12, 2**16, 2**19, 2**22)
 _NUM_ROUNDS = 5
 # A round sums about this much, but not more often than that: long enough to be told from noise.
 _ROUND_BYTES = 2**21

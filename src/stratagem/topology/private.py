@@ -4,7 +4,11 @@
 address that other processes are to connect to. Where that name stands for 127.0.1.1, as Debian
 writes it into /etc/hosts, or for another network than the one that processes meet in, no other host
 can. The function takes an address; JAX has no setting for it (0.10 to 0.12). Without the name, Gloo
-looks up the host's name as before.
+looks up the host's name as before. The thread that Gloo starts there is put under SCHED_BATCH. It
+wakes when a message comes, takes the core from the thread that computes, finds that one holding the
+lock of the connection, and asks again without a pause until its time slice ends, 4 ms later. Under
+SCHED_BATCH a thread that wakes takes no core from another. Median of 200 sums of 64 KiB between
+two processes on a core each: 4.0 ms, and 0.30 ms so.
 
 `sys._current_frames`: which code a thread is in; Python documents it, for use by specialists.
 
@@ -14,7 +18,6 @@ looks up the host's name as before.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import sys
@@ -40,11 +43,29 @@ def gloo_at(address: str) -> Generator[None]:
     except (ImportError, AttributeError):
         yield
         return
-    setattr(library, _MAKER, functools.partial(original, hostname=address))
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        with _starting_patient_threads():
+            return original(*args, hostname=address, **kwargs)
+
+    setattr(library, _MAKER, make)
     try:
         yield
     finally:
         setattr(library, _MAKER, original)
+
+
+@contextlib.contextmanager
+def _starting_patient_threads() -> Generator[None]:
+    """Threads that are started meanwhile take no core from another when they wake: Linux only."""
+    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        yield
+        return
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def file_of_main_thread() -> str:
