@@ -67,3 +67,13 @@ def test_it_is_too_late_once_jax_has_started() -> None:
     identity = Identity(0, ("worker 0", "worker 1"), "127.0.0.1", 1)
     with pytest.raises(RuntimeError, match=r"JAX has started before(?s:.)*top of the program"):
         start_processes(identity, Limits(), None)
+
+
+def test_cluster_that_changes_afterwards_is_warned_of(monkeypatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    strategy = sg.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        pass
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1", "b:1"]}}))
+    with pytest.warns(UserWarning, match="TF_CONFIG has changed since"), strategy.scope() as made:
+        assert made is strategy

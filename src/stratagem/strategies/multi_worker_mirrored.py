@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import warnings
+from collections.abc import Generator
 from typing import Any, NoReturn, final
 
-from stratagem import config
+from stratagem import config, environment
 from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
 from stratagem.collectives import measured_choice
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
@@ -73,6 +76,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 )
             )
         self._options = communication_options
+        self._tf_config = environment.lookup("TF_CONFIG")
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         processes = self._resolver.processes()
         if processes.num_processes == 1:
@@ -95,6 +99,27 @@ class MultiWorkerMirroredStrategy(Strategy):
                 fix="use the strategy itself.",
             )
         )
+
+    @contextlib.contextmanager
+    def scope(self) -> Generator[Strategy]:
+        """Makes this strategy current, as `Strategy.scope` says; warns where `TF_CONFIG` changed.
+
+        Yields:
+            The strategy.
+
+        Source: TensorFlow issue 31154.
+        """
+        if environment.lookup("TF_CONFIG") != self._tf_config:
+            warnings.warn(
+                explain(
+                    "TF_CONFIG has changed since this strategy was made.",
+                    expected="the cluster that the strategy was made for: it is read once.",
+                    fix="set TF_CONFIG before the strategy is made.",
+                ),
+                stacklevel=3,
+            )
+        with super().scope():
+            yield self
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
