@@ -12,6 +12,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.execution.arguments import flatten_arguments
+from stratagem.execution.tracing import trace_replica_function
 
 
 @pytest.fixture(params=[1, 2])
@@ -182,3 +183,25 @@ def test_initial_value_that_a_step_computes_is_refused(strategy) -> None:
         return made[0].value
 
     assert float(first_part(strategy, strategy.run(step))) == 1.0
+
+
+@pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]])
+def test_program_does_not_depend_on_variables_that_it_does_not_touch(devices) -> None:
+    """They go when Python collects them, which other processes do at other times."""
+    strategy = sg.MirroredStrategy(devices)
+    with strategy.scope():
+        used = sg.Variable(jnp.ones(3))
+
+    def traced():
+        arguments = flatten_arguments((), {}, num_replicas=len(devices))
+        return trace_replica_function(strategy, lambda: used.assign_add(used * 2.0), arguments)
+
+    alone = traced()
+    with strategy.scope():
+        other = sg.Variable(jnp.ones((5, 5)))
+    beside = traced()
+    assert str(beside.jaxpr.in_avals) == str(alone.jaxpr.in_avals) == "[ShapedArray(float32[3])]"
+    assert beside.inputs == alone.inputs == [("written", 0)]
+    strategy.run(lambda: used.assign_add(used * 2.0))
+    np.testing.assert_array_equal(np.asarray(used.value), [3.0] * 3)
+    np.testing.assert_array_equal(np.asarray(other.value), np.ones((5, 5)))

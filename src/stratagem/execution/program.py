@@ -179,11 +179,7 @@ class Program:
             "shared": shared,
             "constant": constants,
         }
-        avals = self.trace.jaxpr.in_avals
-        inputs = [
-            jax.lax.full(aval.shape, 0, aval.dtype) if index < 0 else pools[source][index]
-            for (source, index), aval in zip(self.trace.inputs, avals, strict=True)
-        ]
+        inputs = [pools[source][index] for source, index in self.trace.inputs]
         outputs = jaxpr_as_fun(self.trace.jaxpr)(*inputs)
         token = jnp.zeros((), bool) if self._topology.spans_processes else ()
         return list(outputs[: len(written)]), list(outputs[len(written) :]), token

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
 from stratagem.collectives import MeshCommunicator, SoleCommunicator
@@ -41,6 +41,9 @@ _BRANCHING_NOTE = (
     "runs. "
     "Fix: choose with jax.numpy.where or lax.cond, or debug with sg.config.run_eagerly(True)."
 )
+
+
+_UNTOUCHED = ("untouched", 0)
 
 
 @dataclasses.dataclass
@@ -143,14 +146,14 @@ class _Recorder:
     def _local_values(self, state: dict[str, list[Any]]) -> dict[int, Any]:
         copied, stacked = iter(state["copied"]), iter(state["stacked"])
         return {
-            id(variable): next(stacked)[0] if self.is_stacked(variable) else next(copied)
+            id(variable): next(stacked) if self.is_stacked(variable) else next(copied)
             for variable in self.candidates
         }
 
     def _read(self, variable: Any, values: dict[int, Any]) -> Any:
         value = values.get(id(variable))
-        if value is not None:
-            return value
+        if value is not None:  # taken out here: of a variable that is not read nothing is computed
+            return value[0] if self.is_stacked(variable) else value
         self._note_missed(variable)
         return None
 
@@ -286,7 +289,8 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
         if id(variable) in written_ids:
             sources.append(("written", written_ids[id(variable)]))
         else:
-            sources.append(("read_only", read_only_ids.get(id(variable), -1)))
+            place = read_only_ids.get(id(variable))
+            sources.append(_UNTOUCHED if place is None else ("read_only", place))
     sources += [("split", index) for index in range(len(arguments.split))]
     sources += [("shared", index) for index in range(len(arguments.shared))]
     jaxpr, inputs, constants = _local_jaxpr(closed, sources, strategy.topology)
@@ -318,8 +322,8 @@ def _local_jaxpr(
     if topology.num_replicas == 1:
         inner = closed.jaxpr
         ordered = [*inner.constvars, *inner.invars]
-        flat = inner.replace(constvars=[], invars=ordered)
-        return ClosedJaxpr(flat, []), [origin[var] for var in ordered], constants
+        jaxpr, inputs = _without_unread(inner, ordered, [origin[var] for var in ordered])
+        return jaxpr, inputs, constants
     (eqn,) = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "shard_map"]
     inputs: list[tuple[str, int]] = []
     for atom in eqn.invars:
@@ -328,7 +332,26 @@ def _local_jaxpr(
             constants.append(atom.val)
         else:
             inputs.append(origin[atom])
-    return ClosedJaxpr(eqn.params["jaxpr"], []), inputs, constants
+    inner = eqn.params["jaxpr"]
+    jaxpr, inputs = _without_unread(inner, inner.invars, inputs)
+    return jaxpr, inputs, constants
+
+
+def _without_unread(
+    jaxpr: Jaxpr, variables: list[Any], sources: list[tuple[str, int]]
+) -> tuple[ClosedJaxpr, list[tuple[str, int]]]:
+    """Drops the inputs that stand for variables that the function does not touch.
+
+    Which other variables there are depends on when Python collects them: on processes that run one
+    program at different times.
+    """
+    kept = [
+        (variable, source)
+        for variable, source in zip(variables, sources, strict=True)
+        if source != _UNTOUCHED
+    ]
+    reduced = jaxpr.replace(constvars=[], invars=[variable for variable, _ in kept])
+    return ClosedJaxpr(reduced, []), [source for _, source in kept]
 
 
 def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None:
@@ -360,7 +383,7 @@ def _differing_inputs(recorder: _Recorder, trace: Trace) -> list[bool]:
         if source == "written":
             flags.append(recorder.is_stacked(trace.written[index]))
         elif source == "read_only":
-            flags.append(index < 0 or recorder.is_stacked(trace.read_only[index]))
+            flags.append(recorder.is_stacked(trace.read_only[index]))
         else:
             flags.append(source == "split")
     return flags
