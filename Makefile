@@ -39,6 +39,9 @@ TPU := .venv-tpu/.complete
 # What is run op by op depends little on versions.
 COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
 
+# One process of tests leaves half of two cores idle. A file's tests share what is dear to make.
+IN_TWO := --numprocesses 2 --dist loadfile
+
 # Makes the environment of folder $(1) with interpreter $(2) hold exactly the lock $(3) and us.
 define environment
 @test -n "$(2)" || { echo "No Python 3.11 to 3.13 with venv found: install one, or give it with PYTHON=/its/path." >&2; exit 1; }
@@ -89,7 +92,7 @@ $(PEERS): requirements/peers.txt
 
 .PHONY: test
 test: lint types compatibility $(MAIN) ## all that CI runs; pytest's own summary comes last
-	.venv/bin/python -m pytest $(TESTS)
+	.venv/bin/python -m pytest $(IN_TWO) $(TESTS)
 
 .PHONY: test-slow
 test-slow: $(MAIN) ## the tests that take minutes

@@ -110,7 +110,11 @@ ONE_MORE = {
 }
 
 
-@pytest.mark.parametrize(("rule", "name", "text"), AT_THE_LIMIT, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("rule", "name", "text"),
+    AT_THE_LIMIT,
+    ids=lambda value: getattr(value, "__name__", str(value))[:30],
+)
 def test_rule_begins_one_line_after_the_limit(rule, name, text) -> None:
     assert rule(from_text(text, name)) == []
     assert len(rule(from_text(text + ONE_MORE[rule], name))) == 1

@@ -53,6 +53,7 @@ def test_loops_over_encoded_images_read_the_same() -> None:
     assert got == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_run_overhead_runs(tmp_path: Path) -> None:
     arguments = ["run_overhead", "--quick", "--devices", "2", "--only", "MLP"]
     result = CliRunner().invoke(main, [*arguments, "--output", str(tmp_path)])

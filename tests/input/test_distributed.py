@@ -289,6 +289,7 @@ def _resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 def test_ten_thousand_batches_grow_neither_memory_nor_threads() -> None:
     strategy = mirrored(2)
     dataset = strategy.distribute_dataset(_numbers(200, 20, shuffle=True))

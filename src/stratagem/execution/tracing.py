@@ -345,11 +345,7 @@ def _without_unread(
     Which other variables there are depends on when Python collects them: on processes that run one
     program at different times.
     """
-    kept = [
-        (variable, source)
-        for variable, source in zip(variables, sources, strict=True)
-        if source != _UNTOUCHED
-    ]
+    kept = [pair for pair in zip(variables, sources, strict=True) if pair[1] != _UNTOUCHED]
     reduced = jaxpr.replace(constvars=[], invars=[variable for variable, _ in kept])
     return ClosedJaxpr(reduced, []), [source for _, source in kept]
 

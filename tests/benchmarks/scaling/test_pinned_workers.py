@@ -48,6 +48,7 @@ def test_workers_are_of_one_cluster() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_two_workers_compute_what_two_devices_of_one_process_do() -> None:
     place = Place("cpu", 2)
     case = efficiency.make_cases([place], Environments())[0]
