@@ -27,7 +27,7 @@ def make_table(cluster: Cluster, figures: Sequence[Figures]) -> Table:
     table = Table(title=f"allreduce, {cluster}: milliseconds of a sum", title_justify="left")
     names = list(figures[0].times_s)
     for header in ("bytes", *names, "AUTO", "loss", "algorithm GB/s", "bus GB/s", f"/ {PEER}"):
-        table.add_column(header, justify="right", no_wrap=header == "bytes")
+        table.add_column(header, justify="right", no_wrap=header in ("bytes", "AUTO"))
     for one in figures:
         speed = one.speed_over_peer
         table.add_row(
@@ -67,7 +67,8 @@ def draw_bandwidths(
         axes.grid(color="#e6e6e6", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("bus bandwidth, GB/s")
-    panels[0].legend(fontsize=9, frameon=False)
+    lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+    panels[0].legend(lines.values(), lines, fontsize=9, frameon=False)
     figure.suptitle(f"allreduce: float32 summed between processes\n{subtitle}", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -17,8 +17,8 @@ from benchmarks.workers.protocol import serve_questions
 __all__ = ["prepare"]
 
 # As `stratagem.collectives.measuring` counts the sums of a round.
-_ROUND_BYTES = 2**21
-_MAX_SUMS = 20
+_ROUND_BYTES = 2**23
+_MIN_SUMS, _MAX_SUMS = 4, 40
 
 
 def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -34,7 +34,7 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         array = torch.zeros(question["bytes"] // 4)
-        num_sums = min(max(_ROUND_BYTES // question["bytes"], 1), _MAX_SUMS)
+        num_sums = min(max(_ROUND_BYTES // question["bytes"], _MIN_SUMS), _MAX_SUMS)
         rounds: list[float] = []
         for _ in range(question["rounds"] + 1):
             started_s = time.perf_counter()

@@ -30,3 +30,10 @@ def test_no_limits_where_one_is_always_the_fastest() -> None:
     times_s = {COMPILER: {4: 2.0, 64: 2.0}, RING: {4: 1.0, 64: 1.0}}
     assert choose(times_s) == Choice(RING)
     assert Choice().algorithm(2**40) is COMPILER
+
+
+def test_arrays_come_to_one_device_only_up_to_the_largest_size_that_was_measured() -> None:
+    times_s = {COMPILER: {4: 2.0, 64: 2.0}, RING: {4: 3.0, 64: 1.9}, ONE: {4: 3.0, 64: 1.0}}
+    assert choose(times_s) == Choice(COMPILER, ((16, COMPILER), (64, ONE)))
+    times_s[RING][64] = 1.5
+    assert choose(times_s) == Choice(RING, ((16, COMPILER), (64, ONE)))

@@ -62,7 +62,9 @@ def choose(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
     """Makes a rule from measured times.
 
     The compiler's own algorithm stands unless another is faster by more than measurements vary.
-    Between two measured sizes the limit is their geometric mean.
+    Between two measured sizes the limit is their geometric mean. Nothing but a measurement makes an
+    array come to one device, where it takes as much memory as all replicas' together: beyond the
+    largest size another algorithm is taken.
 
     Args:
         times_s: of each algorithm, by the size of the array in bytes; the same sizes for all, the
@@ -79,7 +81,17 @@ def choose(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
     for place in range(len(sizes) - 1):
         if best[place] is not best[place + 1]:
             limits.append((math.isqrt(sizes[place] * sizes[place + 1]), best[place]))
-    return Choice(best[-1], tuple(limits))
+    largest = sizes[-1]
+    beyond = _best(
+        {
+            algorithm: times[largest]
+            for algorithm, times in times_s.items()
+            if algorithm is not Algorithm.TO_ONE_DEVICE
+        }
+    )
+    if beyond is not best[-1]:
+        limits.append((largest, best[-1]))
+    return Choice(beyond, tuple(limits))
 
 
 def _best(times_s: Mapping[Algorithm, float]) -> Algorithm:

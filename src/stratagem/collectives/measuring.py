@@ -12,7 +12,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,12 @@ from stratagem.topology.lockstep import compiling, run_together, wait_until_read
 
 __all__ = ["MeasuredChoice", "SIZES_BYTES", "measured_choice", "times_of"]
 
-SIZES_BYTES = (2**12, 2**16, 2**19, 2**22)
-_NUM_ROUNDS = 5
+SIZES_BYTES = tuple(2**power for power in (12, 14, 16, 18, 20, 22, 24))
+# Sums of large arrays take long, and vary less.
+_NUM_ROUNDS, _NUM_LARGE_ROUNDS, _LARGE_BYTES = 9, 3, 2**23
 # A round sums about this much, but not more often than that: long enough to be told from noise.
-_ROUND_BYTES = 2**21
-_MAX_SUMS = 20
+_ROUND_BYTES = 2**23
+_MIN_SUMS, _MAX_SUMS = 4, 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,68 +88,84 @@ def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | 
 
 
 def times_of(
-    topology: Topology, sizes_bytes: tuple[int, ...], *, num_rounds: int = _NUM_ROUNDS
+    topology: Topology, sizes_bytes: tuple[int, ...], *, num_rounds: int | None = None
 ) -> dict[Algorithm, dict[int, float]]:
     """Measures all algorithms. Call on every process.
 
     Args:
         topology: the devices.
         sizes_bytes: of the arrays of a replica.
-        num_rounds: of which the median is taken.
+        num_rounds: of which the median is taken; None for as many as a size needs.
 
     Returns:
         Seconds of one sum over replicas, by algorithm and size; without the hierarchical one where
         replicas form no groups.
     """
     axis = ReplicaAxis.of(topology)
-    return {
-        algorithm: {
-            size: _time_s(topology, axis, algorithm, size, num_rounds) for size in sizes_bytes
-        }
+    algorithms = [
+        algorithm
         for algorithm in Algorithm
         if axis.groups or algorithm is not Algorithm.HIERARCHICAL
-    }
+    ]
+    times_s: dict[Algorithm, dict[int, float]] = {algorithm: {} for algorithm in algorithms}
+    for size in sizes_bytes:
+        sums = [_Sums(topology, axis, algorithm, size) for algorithm in algorithms]
+        count = num_rounds or (_NUM_ROUNDS if size < _LARGE_BYTES else _NUM_LARGE_ROUNDS)
+        # In turns, so that what else the machine does is no algorithm's alone.
+        rounds = [[one.time_s() for one in sums] for _ in range(count)]
+        for algorithm, own_rounds in zip(algorithms, zip(*rounds, strict=True), strict=True):
+            times_s[algorithm][size] = statistics.median(own_rounds)
+    return times_s
 
 
-def _time_s(
-    topology: Topology, axis: ReplicaAxis, algorithm: Algorithm, size_bytes: int, num_rounds: int
-) -> float:
-    num_sums = min(max(_ROUND_BYTES // size_bytes, 1), _MAX_SUMS)
-    reduction = ChosenAllReduce(axis, Choice(algorithm))
+class _Sums:
+    """A compiled program that sums an array several times by one algorithm."""
 
-    def body(part: jax.Array) -> jax.Array:
-        total, _ = jax.lax.scan(
-            lambda carry, _: (reduction.one(ReduceOp.SUM, carry), None),
-            part[0],
-            None,
-            length=num_sums,
+    def __init__(
+        self, topology: Topology, axis: ReplicaAxis, algorithm: Algorithm, size_bytes: int
+    ) -> None:
+        self._topology = topology
+        self._name = f"{algorithm.value} all-reduce of {size_bytes} bytes"
+        self._num_sums = min(max(_ROUND_BYTES // size_bytes, _MIN_SUMS), _MAX_SUMS)
+        reduction = ChosenAllReduce(axis, Choice(algorithm))
+
+        def body(part: jax.Array) -> jax.Array:
+            total, _ = jax.lax.scan(
+                lambda carry, _: (reduction.one(ReduceOp.SUM, carry), None),
+                part[0],
+                None,
+                length=self._num_sums,
+                unroll=2,  # else the result is copied to where the next sum reads it
+            )
+            return total[None]
+
+        spec = PartitionSpec(axis.name)
+        mapped = jax.shard_map(
+            body, mesh=topology.mesh, in_specs=spec, out_specs=spec, check_vma=False
         )
-        return total[None]
-
-    spec = PartitionSpec(axis.name)
-    mapped = jax.shard_map(body, mesh=topology.mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    zeros = np.zeros((topology.num_local_replicas, size_bytes // 4), np.float32)
-    array = topology.put_stacked(zeros)
-    name = f"{algorithm.value} all-reduce of {size_bytes} bytes"
-    program = jax.jit(mapped)
-    if topology.spans_processes:
-        with compiling(name):
-            program = jax.jit(mapped).lower(array).compile()
-
-    def run() -> None:
+        zeros = np.zeros((topology.num_local_replicas, size_bytes // 4), np.float32)
+        self._array = topology.put_stacked(zeros)
+        # Donated: fresh pages for every result cost as much as a sum of a large array.
+        self._program: Callable[..., jax.Array] = jax.jit(mapped, donate_argnums=0)
         if topology.spans_processes:
-            result = run_together(name, lambda: (program(array),) * 2, platform=topology.platform)
-            wait_until_ready(result)
-        else:
-            jax.block_until_ready(program(array))
+            with compiling(self._name):
+                self._program = self._program.lower(self._array).compile()
+        self._run()
 
-    run()
-    rounds: list[float] = []
-    for _ in range(num_rounds):
+    def time_s(self) -> float:
+        """Returns seconds of one sum."""
         started_s = time.perf_counter()
-        run()
-        rounds.append((time.perf_counter() - started_s) / num_sums)
-    return statistics.median(rounds)
+        self._run()
+        return (time.perf_counter() - started_s) / self._num_sums
+
+    def _run(self) -> None:
+        if not self._topology.spans_processes:
+            self._array = jax.block_until_ready(self._program(self._array))
+            return
+        self._array = run_together(
+            self._name, lambda: (self._program(self._array),) * 2, platform=self._topology.platform
+        )
+        wait_until_ready(self._array)
 
 
 def _machine(topology: Topology) -> list[Any]:
