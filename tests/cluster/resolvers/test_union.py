@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import ClusterSpec, Processes, SimpleClusterResolver, UnionResolver
+from stratagem.cluster import (
+    ClusterSpec,
+    ProcessClusterResolver,
+    Processes,
+    SimpleClusterResolver,
+    UnionResolver,
+)
 
 # TF 2.21 UnionClusterResolver.cluster_spec: clusters, what they are together.
 RECORDED = [
@@ -98,3 +104,12 @@ def test_other_arguments_are_refused() -> None:
         ValueError, match=r"UnionResolver received {'job': 1}(?s:.)*correct the keyw"
     ):
         _union({}, job=1)
+
+
+def test_single_resolver_answers_what_its_cluster_does_not_tell() -> None:
+    """A launcher such as torchrun tells how many there are, and the address of the first alone."""
+    processes = Processes(4, 2, "10.0.0.1:2222")
+    resolver = ProcessClusterResolver(processes)
+    assert UnionResolver(resolver).processes() == processes
+    with pytest.raises(ValueError, match="Task id 3 of 'worker' is past the end"):
+        UnionResolver(resolver, task_id=3).processes()

@@ -83,8 +83,3 @@ class ProcessClusterResolver(ClusterResolver):
         if self._processes.num_processes == 1:
             return ""
         return super().master(task_type, 0 if task_id is None else task_id, rpc_layer)
-
-    @property
-    def environment(self) -> str:
-        """The launcher's name."""
-        return self._environment

@@ -14,8 +14,9 @@ __all__ = ["ClusterResolver", "has_one_task", "master_url"]
 class ClusterResolver(abc.ABC):
     """Finds out the cluster that this process belongs to, and its own place in it.
 
-    A subclass defines `cluster_spec` and `master`, and sets `_task_type`, `_task_id` and
-    `_rpc_layer`, or overrides the properties, where it knows them.
+    A subclass defines `cluster_spec`, and sets `_task_type`, `_task_id`, `_rpc_layer` and
+    `_environment` where it knows them. What has to be looked up at each question is defined as
+    `_find_task` and `_find_rpc_layer`; what was set wins over it.
 
     Source: TF 2.21 cluster_resolver.py, ClusterResolver.
     """
@@ -23,6 +24,7 @@ class ClusterResolver(abc.ABC):
     _task_type: str | None = None
     _task_id: int | None = None
     _rpc_layer: str | None = None
+    _environment: str | None = ""
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
@@ -99,12 +101,12 @@ class ClusterResolver(abc.ABC):
     @property
     def environment(self) -> str | None:
         """The name of the environment; "" for an ordinary one."""
-        return ""
+        return self._environment
 
     @property
     def task_type(self) -> str | None:
         """The type of this process's task; None if unknown."""
-        return self._task_type
+        return self._find_task()[0] if self._task_type is None else self._task_type
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -113,7 +115,7 @@ class ClusterResolver(abc.ABC):
     @property
     def task_id(self) -> int | None:
         """The index of this process's task among those of its type; None if unknown."""
-        return self._task_id
+        return self._find_task()[1] if self._task_id is None else self._task_id
 
     @task_id.setter
     def task_id(self, task_id: int | str | None) -> None:
@@ -122,11 +124,17 @@ class ClusterResolver(abc.ABC):
     @property
     def rpc_layer(self) -> str | None:
         """The prefix of the addresses that `master` returns; None for no prefix."""
-        return self._rpc_layer
+        return self._find_rpc_layer() if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
         self._rpc_layer = rpc_layer
+
+    def _find_task(self) -> tuple[str | None, int | None]:
+        return None, None
+
+    def _find_rpc_layer(self) -> str | None:
+        return None
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:

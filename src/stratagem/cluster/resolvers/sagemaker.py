@@ -75,11 +75,6 @@ class SageMakerClusterResolver(ClusterResolver):
             return ""
         return super().master(task_type, task_id, rpc_layer)
 
-    @property
-    def environment(self) -> str | None:
-        """The environment that was given."""
-        return self._environment
-
 
 def _hosts() -> tuple[list[str], int]:
     """All hosts, sorted, and the place of this one."""

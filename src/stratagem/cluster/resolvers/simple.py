@@ -99,11 +99,6 @@ class SimpleClusterResolver(ClusterResolver):
             address = self._cluster_spec.task_address(task_type, task_id)
         return master_url(address, rpc_layer or self._rpc_layer)
 
-    @property
-    def environment(self) -> str:
-        """The environment that was given."""
-        return self._environment
-
     def num_accelerators(
         self,
         task_type: str | None = None,

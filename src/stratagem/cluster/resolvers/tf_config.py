@@ -106,37 +106,11 @@ class TFConfigClusterResolver(ClusterResolver):
             self.rpc_layer if rpc_layer is None else rpc_layer,
         )
 
-    @property
-    def environment(self) -> str | None:
-        """The environment that was given."""
-        return self._environment
+    def _find_task(self) -> tuple[str | None, int | None]:
+        return _task()
 
-    @property
-    def task_type(self) -> str | None:
-        """The type that was given or set, else the variable's."""
-        return self._task_type if self._task_type is not None else _task()[0]
-
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = None if task_type is None else str(task_type)
-
-    @property
-    def task_id(self) -> int | None:
-        """The index that was given or set, else the variable's."""
-        return self._task_id if self._task_id is not None else _task()[1]
-
-    @task_id.setter
-    def task_id(self, task_id: int | str | None) -> None:
-        self._task_id = None if task_id is None else parse_task_index(task_id)
-
-    @property
-    def rpc_layer(self) -> str | None:
-        """The prefix that was given or set, else the variable's."""
-        return self._rpc_layer if self._rpc_layer is not None else tf_config().get("rpc_layer")
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
+    def _find_rpc_layer(self) -> str | None:
+        return tf_config().get("rpc_layer")
 
     def _check_task(self, spec: ClusterSpec) -> None:
         """The index against its job, if both are known; whose task it is, `check_cluster` looks."""

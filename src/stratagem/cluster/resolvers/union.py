@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.resolver import ClusterResolver, master_url
-from stratagem.cluster.spec import ClusterSpec, parse_task_index
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
 
 __all__ = ["UnionResolver"]
@@ -139,37 +140,33 @@ class UnionResolver(ClusterResolver):
         numbers = (r.num_accelerators(task_type, task_id, config_proto) for r in self._resolvers)
         return next(filter(None, numbers), {})
 
+    def processes(self) -> Processes:
+        """Returns the processes of the cluster; of a single resolver, what it says itself.
+
+        Returns:
+            What `jax.distributed.initialize` has to be told.
+
+        Raises:
+            ValueError: the cluster cannot be right, or this task does not train in lockstep.
+        """
+        [first, *others] = self._resolvers
+        if not others and (self.task_type, self.task_id) == (first.task_type, first.task_id):
+            return first.processes()
+        return super().processes()
+
     @property
     def environment(self) -> str | None:
         """The first environment that has a name."""
         return next(filter(None, (resolver.environment for resolver in self._resolvers)), "")
 
-    @property
-    def task_type(self) -> str | None:
-        """The type that was given or set, else the first that a resolver knows."""
-        return _first((self._task_type, *(resolver.task_type for resolver in self._resolvers)))
+    def _find_task(self) -> tuple[str | None, int | None]:
+        return (
+            _first(resolver.task_type for resolver in self._resolvers),
+            _first(resolver.task_id for resolver in self._resolvers),
+        )
 
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """The index that was given or set, else the first that a resolver knows."""
-        return _first((self._task_id, *(resolver.task_id for resolver in self._resolvers)))
-
-    @task_id.setter
-    def task_id(self, task_id: int | str | None) -> None:
-        self._task_id = None if task_id is None else parse_task_index(task_id)
-
-    @property
-    def rpc_layer(self) -> str | None:
-        """The prefix that was given or set, else the first that a resolver knows."""
-        return _first((self._rpc_layer, *(resolver.rpc_layer for resolver in self._resolvers)))
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
+    def _find_rpc_layer(self) -> str | None:
+        return _first(resolver.rpc_layer for resolver in self._resolvers)
 
 
 def _first(values: Iterable[_T | None]) -> _T | None:
