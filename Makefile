@@ -35,6 +35,7 @@ OLDEST := .venv-oldest/.complete
 NEWEST := .venv-newest/.complete
 PEERS := .venv-peers/.complete
 TPU := .venv-tpu/.complete
+GPU := .venv-gpu/.complete
 
 # What is run op by op depends little on versions.
 COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
@@ -79,6 +80,14 @@ $(TPU): requirements/dev.lock requirements/tpu.txt pyproject.toml
 		.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/tpu.txt; \
 	fi
 
+$(GPU): requirements/dev.lock requirements/gpu.txt pyproject.toml
+	$(call environment,.venv-gpu,$(PYTHON),requirements/dev.lock)
+	@if command -v uv >/dev/null; then \
+		uv pip install --quiet --python .venv-gpu/bin/python -r requirements/gpu.txt; \
+	else \
+		.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/gpu.txt; \
+	fi
+
 # torch comes first and by pip: a CPU build on the local disk is seen by pip only, and the build
 # that a resolver would choose in its place brings several GB of CUDA.
 $(PEERS): requirements/peers.txt
@@ -100,7 +109,11 @@ test-slow: $(MAIN) ## the tests that take minutes
 
 .PHONY: test-tpu
 test-tpu: $(TPU) ## the training step compiled for eight TPU chips; needs no TPU
-	.venv-tpu/bin/python -m pytest tests/programs
+	.venv-tpu/bin/python -m pytest tests/programs/test_tpu.py
+
+.PHONY: test-gpu
+test-gpu: $(GPU) ## the training step compiled for eight H100; needs no GPU
+	.venv-gpu/bin/python -m pytest tests/programs/test_gpu.py
 
 .PHONY: test-peers
 test-peers: $(PEERS) ## the tests of datasets of TensorFlow, PyTorch and Hugging Face
@@ -160,5 +173,5 @@ lock: ## renews the locks; needs uv
 
 .PHONY: clean
 clean: ## removes the environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -8,20 +8,24 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 
-from stratagem.execution import batch_arguments
-from stratagem.input.batches import place, take_batch
-from stratagem.keras.replica_steps import ReplicaSteps
 from stratagem.topology import Topology
-from tests.parity.comparison import mirrored
+from tests.programs.schedule import Schedule, share_behind
+from tests.programs.training_steps import dense_step
 
 pytest.importorskip("libtpu", reason="libtpu is not installed: `make test-tpu` has it")
 
 _REDUCTION = re.compile(r"= (.*) all-reduce(?:-start)?\(")
 _SHAPE = re.compile(r"f32\[([\d,]*)\]")
+
+# What docs/many_workers.md tells users to set, and docs/design/core.md why we do not.
+_OVERLAP = {
+    "xla_enable_async_all_reduce": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
+    "xla_jf_crs_combiner_threshold_in_bytes": 4 * 2**20,
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,31 +38,14 @@ def chips() -> Topology:
     return Topology(tuple(description.devices))
 
 
-def _program(chips: Topology) -> tuple[Any, str]:
-    strategy = mirrored(8)
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((784,)),
-                keras.layers.Dense(256, activation="relu"),
-                keras.layers.Dense(128, activation="relu"),
-                keras.layers.Dense(10),
-            ]
-        )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
-        model.optimizer.build(model.trainable_variables)
-    batch = take_batch(
-        (np.ones((128, 784), "float32"), np.zeros(128, "int32")), strategy.num_replicas_in_sync
-    )
-    model.train_on_batch(*[np.asarray(array) for array in batch.arrays])  # builds the metrics
-    arguments = batch_arguments(place([batch], strategy.topology))
-    lowered = strategy.compiled.lower(ReplicaSteps(model).train, arguments, chips)
-    return model, lowered.compile().as_text()
+@pytest.fixture(scope="module")
+def deep_step(chips: Topology) -> Any:
+    return dense_step(chips, [2048] * 5, batch_size=2048, optimizer="sgd")
 
 
 def test_every_gradient_is_reduced_over_all_chips(chips: Topology) -> None:
-    model, text = _program(chips)
+    model, step = dense_step(chips, [784, 256, 128], batch_size=128)
+    text = step.compile().as_text()
     reductions = [line for line in text.splitlines() if _REDUCTION.search(line)]
     assert reductions
     for line in reductions:
@@ -71,3 +58,23 @@ def test_every_gradient_is_reduced_over_all_chips(chips: Topology) -> None:
     gradients = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
     assert reduced >= gradients
     assert len(reductions) < len(model.trainable_variables)  # the compiler combines them
+
+
+def test_gradients_travel_during_the_backward_pass_where_the_compiler_is_told_to(
+    deep_step: Any,
+) -> None:
+    model, step = deep_step
+    reductions = Schedule(step.compile(compiler_options=_OVERLAP).as_text()).reductions()
+    for reduction in reductions:
+        print(reduction)
+    gradients = sum(4 * int(np.prod(variable.shape)) for variable in model.trainable_variables)
+    assert sum(reduction.num_bytes for reduction in reductions) >= gradients
+    assert sum(bool(reduction.behind) for reduction in reductions) == 3
+    assert share_behind(reductions) > 0.7
+
+
+def test_left_alone_the_compiler_sums_all_gradients_at_the_end(deep_step: Any) -> None:
+    _, step = deep_step
+    reductions = Schedule(step.compile().as_text()).reductions()
+    assert len(reductions) == 1
+    assert share_behind(reductions) == 0
