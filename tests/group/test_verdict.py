@@ -94,6 +94,17 @@ def test_the_member_is_named_and_where_the_others_are(other, error, words) -> No
         assert word in str(raised)
 
 
+def test_others_that_are_silent_too_are_told() -> None:
+    verdict = judge([_member(0), _member(1, silent_s=31), _member(2, silent_s=29)], _LIMITS)
+    assert verdict is not None
+    assert "worker 1 (h1:1) has not answered for 31 s; it was last in your code" in verdict.message
+    assert "worker 0 (h0:1) is in your code after step 7." in verdict.message
+    assert (
+        "worker 2 (h2:1) was in your code after step 7, and has not answered for 29 s either."
+        in (verdict.message)
+    )
+
+
 def test_one_that_waits_for_batches_is_not_left_alone_by_one_that_ended() -> None:
     waiting = _member(0, Kind.INPUT, "dataset 0", unmoved_s=5)
     verdict = judge([waiting, _member(1, Kind.EXIT, unmoved_s=5, has_left=True)], _LIMITS)

@@ -33,3 +33,18 @@ def test_error_that_comes_with_the_data_of_a_broken_group_is_told_to_the_program
 def test_without_a_group_nothing_is_said() -> None:
     with lockstep.waiting_for_input("a dataset"):
         assert lockstep.current_group() is None
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), ValueError("a bug")])
+def test_program_that_was_not_started_does_not_count(group, error) -> None:
+    """Others that wait in it are told then that this process has left: it is a step behind."""
+
+    def start():
+        assert group.num_steps == 1
+        raise error
+
+    with pytest.raises(type(error)):
+        lockstep.run_together("train", start, platform="cpu")
+    assert group.num_steps == 0
+    assert lockstep.run_together("train", lambda: (7, ()), platform="cpu") == 7
+    assert group.num_steps == 1

@@ -75,7 +75,7 @@ def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | 
         return MeasuredChoice(choose(_parsed(kept)), _parsed(kept), "kept by process 0")
     own = times_of(topology, SIZES_BYTES)
     told = group.exchange("times of this process", _as_json(own))
-    group.forget_steps()  # those of the user's program are counted from 1
+    group.return_to_step(0)  # those of the user's program are counted from 1
     slowest = {
         algorithm: {
             size: max(_parsed(theirs)[algorithm][size] for theirs in told) for size in SIZES_BYTES
@@ -162,9 +162,12 @@ class _Sums:
         if not self._topology.spans_processes:
             self._array = jax.block_until_ready(self._program(self._array))
             return
-        self._array = run_together(
-            self._name, lambda: (self._program(self._array),) * 2, platform=self._topology.platform
-        )
+
+        def start() -> tuple[jax.Array, jax.Array]:
+            result = self._program(self._array)
+            return result, result
+
+        self._array = run_together(self._name, start, platform=self._topology.platform)
         wait_until_ready(self._array)
 
 

@@ -137,6 +137,11 @@ class Group:
         finally:
             self._move(before.kind, before.name, self._place.step)
 
+    @property
+    def num_steps(self) -> int:
+        """How many programs that all processes run together this one has begun."""
+        return self._place.step
+
     def begin_step(self) -> int:
         """Counts a program that all processes run together, before this one starts it.
 
@@ -148,10 +153,16 @@ class Group:
         self._move(place.kind, place.name, place.step + 1)
         return place.step + 1
 
-    def forget_steps(self) -> None:
-        """Counts steps from 1 again. Call on every process, right after an exchange of all."""
+    def return_to_step(self, number: int) -> None:
+        """Counts on from a step: those after it were not started, or are not the program's.
+
+        To count from 1 again, all processes call it right after an exchange of all.
+
+        Args:
+            number: of the step; 0 for none.
+        """
         place = self._place
-        self._move(place.kind, place.name, 0)
+        self._move(place.kind, place.name, number)
 
     def wait_for_step(self, number: int, name: str, is_ready: Callable[[], bool]) -> None:
         """Waits for the results of a step.

@@ -144,8 +144,14 @@ def judge(members: Sequence[MemberView], limits: Limits) -> Verdict | None:
 
 
 def _others(member: MemberView, members: Sequence[MemberView]) -> str:
-    """Where the others are, as a sentence."""
-    return " ".join(f"{m.label} is {m.place}." for m in members if m is not member)
+    """Where the others are, in sentences, and who of them is silent too."""
+    return " ".join(
+        f"{m.label} is {m.place}."
+        if _is_fresh(m)
+        else f"{m.label} was {m.place}, and has not answered for {m.silent_s:.0f} s either."
+        for m in members
+        if m is not member
+    )
 
 
 def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> Verdict | None:

@@ -75,12 +75,17 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     before = dataclasses.replace(_last)
     if platform == "cpu":
         _wait(before)
-    number = group.begin_step()
+    begun = group.num_steps
     try:
+        number = group.begin_step()
         with group.in_step(number, name):  # starting a small program may be all of it
             results, token = start()
-    except _MAY_BE_LOSSES as error:
-        _raise_loss(group, error)
+    except BaseException as error:
+        # The others wait in this step for a process that has not started it, and may leave now.
+        group.return_to_step(begun)
+        if isinstance(error, Exception):
+            _raise_loss(group, error)
+        raise
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(token)):
         return results  # traced into a program of the caller's own
     _last.number, _last.name, _last.token = number, name, token
@@ -120,7 +125,7 @@ def _wait(flight: _Flight) -> None:
 
 def _raise_loss(group: Group, error: Exception) -> NoReturn:
     """Raises who was lost, where that is what an error of JAX comes from; else the error itself."""
-    if str(error).startswith(_CODES_OF_LOSSES):
+    if isinstance(error, _MAY_BE_LOSSES) and str(error).startswith(_CODES_OF_LOSSES):
         explained = group.explain_loss(error)
         if group.verdict is not None or any(name in str(error) for name in _TRANSPORTS):
             raise explained from error
