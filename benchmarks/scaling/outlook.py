@@ -156,7 +156,7 @@ def _table(rows: Sequence[Row]) -> Table:
         title="scaling: predicted for H100 in hosts of 8, nothing of it measured",
         title_justify="left",
     )
-    table.add_column("a step of one GPU", no_wrap=True)
+    table.add_column("a step of one GPU")  # the one that is folded where the line is too short
     for header in ("GFLOP", "MB\naccessed", "MB\nsummed", "messages", "computing,\nms"):
         table.add_column(header, justify="right", no_wrap=True)
     for header in ("GPUs", "exchange,\nms", "efficiency"):
