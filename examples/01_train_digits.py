@@ -3,6 +3,7 @@
 
     python examples/01_train_digits.py --strategy mirrored
     python examples/01_train_digits.py --strategy one_device --dropout 0
+    stratagem launch --workers 2 examples/01_train_digits.py --strategy multi_worker
 
 The strategy is chosen in `choose_strategy`; nothing else knows how many devices there are. Batch
 size, loss and accuracy are those of one device: with `--dropout 0` every strategy draws the same
@@ -73,6 +74,8 @@ def choose_strategy(name, devices):
         return sg.OneDeviceStrategy(devices[0] if devices else 0)
     if name == "default":
         return sg.get_strategy()
+    if name == "multi_worker":
+        return sg.MultiWorkerMirroredStrategy()  # the cluster is in TF_CONFIG
     if not devices:
         # Where there is no accelerator the CPU counts as two devices; ignored where there is one.
         jax.config.update("jax_num_cpu_devices", 2)
@@ -82,6 +85,8 @@ def choose_strategy(name, devices):
 def describe(strategy):
     devices = strategy.topology.devices or jax.local_devices()[:1]
     names = ", ".join(f"{device.platform}:{device.id}" for device in devices)
+    if jax.process_count() > 1:
+        names = f"{len(devices)} devices of {jax.process_count()} processes"
     return f"{type(strategy).__name__} on {names} ({devices[0].device_kind})"
 
 
@@ -181,7 +186,9 @@ class ProgressBar(keras.callbacks.Callback):
 
 def write_results(folder, model, history, accuracy, images_per_s, options):
     folder.mkdir(parents=True, exist_ok=True)
-    model.save(folder / "model.keras")
+    model.save(folder / "model.keras")  # all processes call it, and one writes
+    if jax.process_index() != 0:
+        return
     strategy = model.distribute_strategy
     results = {
         "options": vars(options),
@@ -216,7 +223,8 @@ def draw_learning_curve(history, title):
 def parse_options():
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
-    add("--strategy", choices=["mirrored", "one_device", "default"], default="mirrored")
+    strategies = ["mirrored", "multi_worker", "one_device", "default"]
+    add("--strategy", choices=strategies, default="mirrored")
     add("--devices", type=lambda names: names.split(","), help='such as "gpu:0,gpu:1"')
     add("--dataset", choices=["digits", "mnist"], default="digits", help="mnist is downloaded")
     add("--epochs", type=int, default=12)
@@ -226,8 +234,8 @@ def parse_options():
     add("--seed", type=int, default=0)
     add("--output", type=Path, help="folder of the results; runs/train/STRATEGY if not given")
     options = parser.parse_args()
-    if options.devices and options.strategy == "default":
-        parser.error("--strategy default runs where JAX puts it: leave --devices out")
+    if options.devices and options.strategy in ("default", "multi_worker"):
+        parser.error(f"--strategy {options.strategy} takes the devices of JAX: leave --devices out")
     return options
 
 

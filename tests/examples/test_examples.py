@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,17 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _SET_BY_LIBRARY = ("KERAS_BACKEND", "NPROC")
 # Far beyond what an example takes: it ends one that hangs.
 _LIMIT_S = 900
+_LAUNCHER = (
+    *("-c", "from stratagem.cli import main; main()"),
+    *("launch", "--workers", "2", "--show", "leader"),
+)
 
 
-def _run(name: str, *arguments: str) -> str:
+def _run(name: str, *arguments: str, launcher: Sequence[str] = ()) -> str:
     """Returns the last line that an example prints."""
     environment = {key: text for key, text in os.environ.items() if key not in _SET_BY_LIBRARY}
     finished = subprocess.run(
-        [sys.executable, str(_EXAMPLES / name), *arguments],
+        [sys.executable, *launcher, str(_EXAMPLES / name), *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -53,7 +58,8 @@ def _assert_same(line: str, promised: str) -> None:
 
 def _train(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     """Returns the last line of the main example and the results that it wrote."""
-    line = _run("01_train_digits.py", "--output", str(folder), *arguments)
+    launcher = _LAUNCHER if "multi_worker" in arguments else ()
+    line = _run("01_train_digits.py", "--output", str(folder), *arguments, launcher=launcher)
     return line, json.loads((folder / "history.json").read_text())
 
 
@@ -84,6 +90,17 @@ def test_train_digits_short_run_writes_model_history_and_picture(tmp_path: Path)
     assert len(results["images_per_s"]) == 2
     assert (tmp_path / "new" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     model = keras.saving.load_model(tmp_path / "new" / "model.keras")
+    assert model.predict(np.zeros((3, 8, 8, 1)), verbose=0).shape == (3, 10)
+
+
+def test_train_digits_on_two_workers_is_one_training(tmp_path: Path) -> None:
+    line, results = _train(tmp_path, "--epochs", "2", "--strategy", "multi_worker")
+
+    assert "Test accuracy: " in line
+    assert results["strategy"] == "MultiWorkerMirroredStrategy on 2 devices of 2 processes (cpu)"
+    assert results["num_replicas"] == 2
+    assert results["test_accuracy"] >= 0.9
+    model = keras.saving.load_model(tmp_path / "model.keras")
     assert model.predict(np.zeros((3, 8, 8, 1)), verbose=0).shape == (3, 10)
 
 
@@ -118,6 +135,7 @@ def test_train_digits_without_dropout_draws_the_same_curve_under_every_strategy(
     _, plain = _train(tmp_path / "plain", *whole, "default")
     assert plain["num_replicas"] == 1
     for name, arguments in {
+        "two_workers": ("multi_worker",),
         "mirrored": ("mirrored",),
         "one_device": ("one_device",),
         "one_mirrored_device": ("mirrored", "--devices", "cpu:0"),
