@@ -17,8 +17,8 @@ from benchmarks.workers.protocol import serve_questions
 __all__ = ["prepare"]
 
 # As `stratagem.collectives.measuring` counts the sums of a round.
-_ROUND_BYTES = 2**23
-_MIN_SUMS, _MAX_SUMS = 4, 40
+_ROUND_BYTES = 2**22
+_MIN_SUMS, _MAX_SUMS = 2, 20
 
 
 def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:

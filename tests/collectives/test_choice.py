@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from stratagem.collectives.choice import Algorithm, Choice, choose
@@ -11,14 +12,32 @@ COMPILER, RING, ONE = Algorithm.COMPILER, Algorithm.RING, Algorithm.TO_ONE_DEVIC
 
 def test_fastest_is_chosen_for_each_size_with_limits_between_the_sizes() -> None:
     times_s = {
-        COMPILER: {4: 3.0, 64: 4.0, 1024: 5.0},
-        RING: {4: 2.0, 64: 2.0, 1024: 9.0},
-        ONE: {4: 1.0, 64: 3.0, 1024: 9.0},
+        COMPILER: {4: 3.0, 64: 4.0, 1024: 4.0},
+        RING: {4: 2.0, 64: 2.0, 1024: 8.0},
+        ONE: {4: 1.0, 64: 4.0, 1024: 9.0},
     }
     choice = choose(times_s)
     assert choice == Choice(COMPILER, ((16, ONE), (256, RING)))
     for size, expected in [(0, ONE), (16, ONE), (17, RING), (256, RING), (257, COMPILER)]:
         assert choice.algorithm(size) is expected
+
+
+@pytest.mark.parametrize(
+    ("small_s", "large_s"),
+    # Of rings: what a message takes, and a megabyte.
+    [(0.2, 10.0), (0.9, 2.1), (0.5, 3.0)],
+)
+def test_limit_is_where_times_cross(small_s: float, large_s: float) -> None:
+    small, large = 2**10, 2**20
+    steepness = np.log(large_s / small_s) / np.log(large / small)
+    expected = small * (1.0 / small_s) ** (1 / (steepness - np.log(2.0) / np.log(large / small)))
+    times_s = {COMPILER: {small: 1.0, large: 2.0}, RING: {small: small_s, large: large_s}}
+
+    choice = choose(times_s)
+
+    ((limit, algorithm),) = choice.limits
+    assert (algorithm, choice.default) == (RING, COMPILER)
+    np.testing.assert_allclose(limit, expected, atol=0.5)
 
 
 @pytest.mark.parametrize(("ring_s", "expected"), [(0.94, RING), (0.96, COMPILER), (1.5, COMPILER)])
@@ -33,7 +52,13 @@ def test_no_limits_where_one_is_always_the_fastest() -> None:
 
 
 def test_arrays_come_to_one_device_only_up_to_the_largest_size_that_was_measured() -> None:
-    times_s = {COMPILER: {4: 2.0, 64: 2.0}, RING: {4: 3.0, 64: 1.9}, ONE: {4: 3.0, 64: 1.0}}
+    times_s = {COMPILER: {4: 2.0, 64: 2.0}, RING: {4: 3.0, 64: 1.9}, ONE: {4: 4.0, 64: 1.0}}
     assert choose(times_s) == Choice(COMPILER, ((16, COMPILER), (64, ONE)))
     times_s[RING][64] = 1.5
     assert choose(times_s) == Choice(RING, ((16, COMPILER), (64, ONE)))
+
+
+def test_limit_is_the_lower_size_where_the_compiler_stands_though_another_is_as_fast() -> None:
+    assert choose({COMPILER: {4: 1.0, 64: 2.0}, RING: {4: 0.98, 64: 1.0}}) == Choice(
+        RING, ((4, COMPILER),)
+    )

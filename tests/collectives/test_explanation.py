@@ -44,7 +44,7 @@ def test_measured_times_and_the_rule_made_of_them(capsys) -> None:
     topology = Topology(find_devices(FOUR[:1]))
     told = lines(capsys, Strategy(topology, AutomaticOps(options, measured)))
     assert told[0] == "1 replica on 1 process, cpu"
-    assert told[1] == "algorithm: ring up to 128 KiB, compiler beyond"
+    assert told[1] == "algorithm: ring up to 406.4 KiB, compiler beyond"
     assert told[3].startswith("gradients of float32 travel as bfloat16")
     assert told[4] == "Milliseconds of a sum of float32, kept by process 0:"
     assert told[5].split() == ["4", "KiB", "4", "MiB"]

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 
 __all__ = ["Algorithm", "BY_COMPILER", "Choice", "choose"]
 
@@ -62,7 +63,8 @@ def choose(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
     """Makes a rule from measured times.
 
     The compiler's own algorithm stands unless another is faster by more than measurements vary.
-    Between two measured sizes the limit is their geometric mean. Nothing but a measurement makes an
+    Between two measured sizes the limit is where the times of the two would cross, if each were a
+    power of the size there. Nothing but a measurement makes an
     array come to one device, where it takes as much memory as all replicas' together: beyond the
     largest size another algorithm is taken.
 
@@ -78,9 +80,9 @@ def choose(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
         _best({algorithm: times[size] for algorithm, times in times_s.items()}) for size in sizes
     ]
     limits: list[tuple[int, Algorithm]] = []
-    for place in range(len(sizes) - 1):
-        if best[place] is not best[place + 1]:
-            limits.append((math.isqrt(sizes[place] * sizes[place + 1]), best[place]))
+    for ends, (below, above) in zip(pairwise(sizes), pairwise(best), strict=True):
+        if below is not above:
+            limits.append((_crossing(ends, times_s[below], times_s[above]), below))
     largest = sizes[-1]
     beyond = _best(
         {
@@ -98,3 +100,15 @@ def _best(times_s: Mapping[Algorithm, float]) -> Algorithm:
     fastest = min(times_s, key=lambda algorithm: times_s[algorithm])
     gains = times_s[fastest] < (1.0 - _LEAST_GAIN) * times_s[Algorithm.COMPILER]
     return fastest if gains else Algorithm.COMPILER
+
+
+def _crossing(
+    ends: tuple[int, int], below_s: Mapping[int, float], above_s: Mapping[int, float]
+) -> int:
+    """The size at which one that is best at the lower end falls behind the best at the upper."""
+    lower, upper = ends
+    # The compiler's own may stand at an end where it is not the fastest.
+    lead = max(math.log(above_s[lower] / below_s[lower]), 0.0)
+    lag = max(math.log(below_s[upper] / above_s[upper]), 0.0)
+    share = lead / (lead + lag) if lead + lag else 0.5
+    return round(lower * (upper / lower) ** share)

@@ -30,12 +30,15 @@ from stratagem.topology.lockstep import compiling, run_together, wait_until_read
 
 __all__ = ["MeasuredChoice", "SIZES_BYTES", "measured_choice", "times_of"]
 
-SIZES_BYTES = tuple(2**power for power in (12, 14, 16, 18, 20, 22, 24))
-# Sums of large arrays take long, and vary less.
-_NUM_ROUNDS, _NUM_LARGE_ROUNDS, _LARGE_BYTES = 9, 3, 2**23
+SIZES_BYTES = tuple(2**power for power in (12, 15, 18, 21, 24))
+# A size has as many rounds as fit into this, on the slowest process: a run that starts waits for
+# all of them, and large arrays vary less.
+_SIZE_S, _MIN_ROUNDS, _MAX_ROUNDS = 0.8, 3, 15
 # A round sums about this much, but not more often than that: long enough to be told from noise.
-_ROUND_BYTES = 2**23
-_MIN_SUMS, _MAX_SUMS = 4, 40
+_ROUND_BYTES = 2**22
+_MIN_SUMS, _MAX_SUMS = 2, 20
+# From here on a sum takes longer for a copy of the array than for a message.
+_COPIED_BYTES = 2**18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +113,7 @@ def times_of(
     times_s: dict[Algorithm, dict[int, float]] = {algorithm: {} for algorithm in algorithms}
     for size in sizes_bytes:
         sums = [_Sums(topology, axis, algorithm, size) for algorithm in algorithms]
-        count = num_rounds or (_NUM_ROUNDS if size < _LARGE_BYTES else _NUM_LARGE_ROUNDS)
+        count = num_rounds or _num_rounds(size, sum(one.first_round_s for one in sums))
         # In turns, so that what else the machine does is no algorithm's alone.
         rounds = [[one.time_s() for one in sums] for _ in range(count)]
         for algorithm, own_rounds in zip(algorithms, zip(*rounds, strict=True), strict=True):
@@ -118,8 +121,19 @@ def times_of(
     return times_s
 
 
+def _num_rounds(size_bytes: int, round_s: float) -> int:
+    """How many rounds a size gets, the same on all processes."""
+    group = current_group()
+    if group is not None:
+        round_s = max(group.exchange(f"a round of {size_bytes} bytes", round_s))
+    return min(max(int(_SIZE_S / round_s), _MIN_ROUNDS), _MAX_ROUNDS)
+
+
 class _Sums:
-    """A compiled program that sums an array several times by one algorithm."""
+    """A compiled program that sums an array several times by one algorithm.
+
+    `first_round_s` is what a round of it took the first time, in seconds.
+    """
 
     def __init__(
         self, topology: Topology, axis: ReplicaAxis, algorithm: Algorithm, size_bytes: int
@@ -135,7 +149,8 @@ class _Sums:
                 part[0],
                 None,
                 length=self._num_sums,
-                unroll=2,  # else the result is copied to where the next sum reads it
+                # Else the result is copied to where the next sum reads it.
+                unroll=2 if size_bytes >= _COPIED_BYTES else 1,
             )
             return total[None]
 
@@ -150,7 +165,7 @@ class _Sums:
         if topology.spans_processes:
             with compiling(self._name):
                 self._program = self._program.lower(self._array).compile()
-        self._run()
+        self.first_round_s = self.time_s() * self._num_sums
 
     def time_s(self) -> float:
         """Returns seconds of one sum."""
