@@ -9,6 +9,7 @@ import pytest
 from stratagem import errors
 
 BUILTINS = {
+    "DataLossError": OSError,
     "DeadlineExceededError": TimeoutError,
     "InvalidArgumentError": ValueError,
     "NotFoundError": LookupError,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stratagem import environment as _environment
 
 if TYPE_CHECKING:
+    from stratagem import checkpoint as checkpoint
     from stratagem import cluster as cluster
     from stratagem import collectives as collectives
     from stratagem import config as config
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from stratagem import input as input
     from stratagem import launch as launch
     from stratagem import nn as nn
+    from stratagem import train as train
+    from stratagem.checkpoint import Checkpoint as Checkpoint
+    from stratagem.checkpoint import CheckpointManager as CheckpointManager
     from stratagem.cluster import ClusterSpec as ClusterSpec
     from stratagem.cluster import resolvers as cluster_resolver
     from stratagem.communication import CollectiveCommunication as CollectiveCommunication
@@ -76,6 +80,8 @@ __version__ = "0.1.0"
 # Where each public name lives: (module, name there). A module itself has no name.
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
+    "Checkpoint": ("stratagem.checkpoint", "Checkpoint"),
+    "CheckpointManager": ("stratagem.checkpoint", "CheckpointManager"),
     "ClusterSpec": ("stratagem.cluster", "ClusterSpec"),
     "CollectiveAllReduceStrategy": ("stratagem.strategies", "CollectiveAllReduceStrategy"),
     "CollectiveCommunication": ("stratagem.communication", "CollectiveCommunication"),
@@ -114,6 +120,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "VariableAggregation": ("stratagem.options", "VariableAggregation"),
     "VariableSynchronization": ("stratagem.options", "VariableSynchronization"),
     "apply_gradients": ("stratagem.keras", "apply_gradients"),
+    "checkpoint": ("stratagem.checkpoint", None),
     "cluster": ("stratagem.cluster", None),
     "cluster_resolver": ("stratagem.cluster.resolvers", None),
     "collectives": ("stratagem.collectives", None),
@@ -135,11 +142,14 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
     "select_replica": ("stratagem.values", "select_replica"),
     "set_strategy": ("stratagem.context", "set_strategy"),
+    "train": ("stratagem.train", None),
     "value_and_grad": ("stratagem.execution", "value_and_grad"),
 }
 
 __all__ = [
     "AutoShardPolicy",
+    "Checkpoint",
+    "CheckpointManager",
     "ClusterSpec",
     "CollectiveAllReduceStrategy",
     "CollectiveCommunication",
@@ -175,6 +185,7 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "apply_gradients",
+    "checkpoint",
     "cluster",
     "cluster_resolver",
     "collectives",
@@ -196,6 +207,7 @@ __all__ = [
     "scale_regularization_loss",
     "select_replica",
     "set_strategy",
+    "train",
     "value_and_grad",
 ]
 

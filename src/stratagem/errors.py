@@ -6,6 +6,7 @@
     ├── ValueError ──────── InvalidArgumentError   shapes that do not fit a reduction or a gather
     ├── IndexError ──────── OutOfRangeError        reading past the end of the data
     ├── LookupError ─────── NotFoundError          no such checkpoint, no such accelerator
+    ├── OSError ─────────── DataLossError          a checkpoint whose files are damaged
     ├── TimeoutError ────── DeadlineExceededError  a wait beyond its limit
     └── ConnectionError ─── UnavailableError       a peer was lost
 
@@ -16,6 +17,7 @@ argument, so that it can be pickled and sent between processes.
 from __future__ import annotations
 
 __all__ = [
+    "DataLossError",
     "DeadlineExceededError",
     "InvalidArgumentError",
     "NotFoundError",
@@ -42,6 +44,13 @@ class NotFoundError(LookupError):
     """Raised when a checkpoint or an accelerator does not exist.
 
     Source: TF 2.21 errors_impl.py, NotFoundError.
+    """
+
+
+class DataLossError(OSError):
+    """Raised when the files of a checkpoint are not what was written.
+
+    Source: TF 2.21 errors_impl.py, DataLossError.
     """
 
 

@@ -6,8 +6,10 @@ calls them, the chief writes, and all go on when the file is there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -38,14 +40,24 @@ def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:
     assert group is not None
     agree_on_random_state()  # arrays are shuffled by it
     wants_logs = any(group.exchange("who looks at logs", wants_logs))
-    if group.process_id == 0:
-        return wants_logs
-    arguments["verbose"] = 0
     callbacks = arguments.get("callbacks")
     if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-        arguments["callbacks"] = [one for one in callbacks if not isinstance(one, _WRITERS)]
+        _make_folders(callbacks)
+        if group.process_id != 0:
+            arguments["callbacks"] = [one for one in callbacks if not isinstance(one, _WRITERS)]
+    if group.process_id != 0:
+        arguments["verbose"] = 0
     return wants_logs
+
+
+def _make_folders(callbacks: Sequence[Any]) -> None:
+    """Makes the folders of `ModelCheckpoint`: Keras fails where two processes do at a time."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            fixed, _, _ = os.fspath(callback.filepath).partition("{")
+            with contextlib.suppress(OSError):  # Keras will say what is wrong with it
+                os.makedirs(os.path.dirname(fixed) or ".", exist_ok=True)
 
 
 def saved_once(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,29 @@
+"""Saving and restoring: checkpoints, what to keep of them, and when to make them."""
+
+from stratagem.checkpoint.checkpoint import Checkpoint
+from stratagem.checkpoint.manager import CheckpointManager
+from stratagem.checkpoint.policies import (
+    Any,
+    KeepEveryHours,
+    KeepLatest,
+    KeepPolicy,
+    Kept,
+    Moment,
+    SaveEverySeconds,
+    SaveEverySteps,
+    SavePolicy,
+)
+
+__all__ = [
+    "Any",
+    "Checkpoint",
+    "CheckpointManager",
+    "KeepEveryHours",
+    "KeepLatest",
+    "KeepPolicy",
+    "Kept",
+    "Moment",
+    "SaveEverySeconds",
+    "SaveEverySteps",
+    "SavePolicy",
+]

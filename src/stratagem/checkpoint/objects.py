@@ -1,0 +1,151 @@
+"""What a checkpoint can hold: an object as its variables by path, and what else it has to tell."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Protocol, runtime_checkable
+
+import keras
+
+from stratagem.messages import explain
+from stratagem.variables import home_of
+
+__all__ = ["Part", "Stateful", "part_of"]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object whose state is what JSON can hold, such as an iterator over data."""
+
+    def get_state(self) -> Any:
+        """Returns the state."""
+        ...
+
+    def set_state(self, state: Any) -> None:
+        """Goes back to a state.
+
+        Args:
+            state: what `get_state` returned, perhaps in another process.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One object of a checkpoint.
+
+    Args:
+        name: what the checkpoint calls it.
+        kind: what it is, for messages.
+        variables: by path, in the order in which the object has them.
+        source: what has a state of its own beside variables; None for nothing.
+    """
+
+    name: str
+    kind: str
+    variables: dict[str, keras.Variable]
+    source: Stateful | None = None
+
+
+def part_of(name: str, value: Any) -> Part:
+    """Takes an object apart.
+
+    Args:
+        name: what the checkpoint calls it.
+        value: a Keras model, layer, optimizer, metric, seed generator or variable, or an object
+            with `get_state` and `set_state`.
+
+    Returns:
+        Its variables, and what else has a state.
+
+    Raises:
+        TypeError: another object.
+        ValueError: it has no variables yet.
+    """
+    if isinstance(value, keras.Variable):
+        return Part(name, "variable", {"value": value})
+    if isinstance(value, keras.Model):
+        return Part(name, "model", _of_model(name, value))
+    for kind, class_ in _KINDS.items():
+        if isinstance(value, class_):
+            if not getattr(value, "built", True):
+                raise _not_built(name, kind, value)
+            return Part(name, kind, dict(_by_path(_variables(value))))
+    if isinstance(value, Stateful):
+        return Part(name, "state", {}, value)
+    raise TypeError(
+        explain(
+            f"{name}={value!r} cannot be saved.",
+            expected="a Keras model, layer, optimizer, metric, seed generator or variable, or an "
+            "object with get_state() and set_state(), such as an iterator of a distributed "
+            f"dataset; got {type(value).__name__}.",
+            fix="keep numbers in a keras.Variable: step = sg.Variable(0, dtype='int64').",
+        )
+    )
+
+
+def _of_model(name: str, model: keras.Model) -> dict[str, keras.Variable]:
+    if not model.built:
+        raise _not_built(name, "model", model)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        _build(optimizer, model)
+    # As `keras.Model.get_state_tree` has them, so that plain Keras reads what is written.
+    groups: dict[str, Iterable[keras.Variable]] = {
+        "trainable_variables": model.trainable_variables,
+        "non_trainable_variables": model.non_trainable_variables,
+        "optimizer_variables": [] if optimizer is None else optimizer.variables,
+        "metrics_variables": model.metrics_variables,
+    }
+    return {
+        f"{group}/{path}": variable
+        for group, variables in groups.items()
+        for path, variable in _by_path(variables)
+    }
+
+
+def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+    """Makes the optimizer's variables where the model's are."""
+    homes = [home_of(variable) for variable in model.variables]
+    strategy = next((home.strategy for home in homes if home is not None), None)
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        optimizer.build(model.trainable_variables)
+
+
+def _by_path(variables: Iterable[keras.Variable]) -> Iterable[tuple[str, keras.Variable]]:
+    """Each variable by its path; where two have one, the later ones get a number."""
+    seen: Counter[str] = Counter()
+    for variable in variables:
+        seen[variable.path] += 1
+        number = seen[variable.path]
+        yield variable.path if number == 1 else f"{variable.path}#{number}", variable
+
+
+def _variables(value: Any) -> list[keras.Variable]:
+    if isinstance(value, keras.random.SeedGenerator):
+        return [value.state]
+    return list(value.variables)
+
+
+_KINDS: dict[str, type] = {
+    "layer": keras.Layer,
+    "optimizer": keras.optimizers.Optimizer,
+    "metric": keras.metrics.Metric,
+    "seed generator": keras.random.SeedGenerator,
+}
+
+
+def _not_built(name: str, kind: str, value: Any) -> ValueError:
+    fix = {
+        "optimizer": "call optimizer.build(model.trainable_variables) before.",
+    }.get(kind, "build it, or call it once with a batch, before.")
+    return ValueError(
+        explain(
+            f"The {kind} {name}={value!r} has no variables yet.",
+            expected="an object whose variables exist, so that their values can be saved or set.",
+            fix=fix,
+        )
+    )

@@ -1,0 +1,321 @@
+"""What is saved under one strategy is restored under any other, by Orbax and by plain Keras too."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+
+ROWS = np.random.default_rng(0).random((60, 6)).astype("float32")
+TARGETS = ROWS.sum(axis=1, keepdims=True)
+STRATEGIES = ("none", "one", "two", "three")
+
+
+def make_strategy(name: str) -> Any:
+    devices = {"one": 1, "two": 2, "three": 3}
+    if name == "none":
+        return None
+    if name == "one":
+        return sg.OneDeviceStrategy("cpu:0")
+    return sg.MirroredStrategy([f"cpu:{index}" for index in range(devices[name])])
+
+
+def scope_of(strategy: Any) -> Any:
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
+def build(strategy: Any, seed: int) -> tuple[keras.Model, Any]:
+    """A model with batch normalisation and Adam, and a sum that each replica has a part of."""
+    keras.utils.set_random_seed(seed)
+    with scope_of(strategy):
+        model = keras.Sequential(
+            [
+                keras.layers.Input((6,)),
+                keras.layers.Dense(8, "tanh"),
+                keras.layers.BatchNormalization(synchronized=strategy is not None),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        total = sg.Variable(1.0, synchronization="on_read", aggregation="sum")
+    return model, total
+
+
+def train(model: keras.Model) -> np.ndarray:
+    """Ten steps."""
+    history = model.fit(ROWS, TARGETS, batch_size=12, epochs=2, shuffle=False, verbose=0)
+    return np.array(history.history["loss"])
+
+
+@pytest.mark.parametrize("first", STRATEGIES)
+def test_saved_under_one_strategy_restored_under_each_other(first: str, tmp_path: Path) -> None:
+    strategy = make_strategy(first)
+    model, total = build(strategy, seed=1)
+    train(model)
+    total.assign(6.0)
+    path = sg.train.Checkpoint(model=model, total=total).save(tmp_path / "ckpt")
+    predicted = model.predict(ROWS, verbose=0)
+    losses = train(model)
+
+    for second in STRATEGIES:
+        other, other_total = build(make_strategy(second), seed=2)
+        checkpoint = sg.train.Checkpoint(model=other, total=other_total)
+        checkpoint.restore(path)
+        assert int(checkpoint.save_counter) == 1
+        np.testing.assert_allclose(other.predict(ROWS, verbose=0), predicted, atol=1e-6)
+        np.testing.assert_allclose(train(other), losses, rtol=1e-5, err_msg=second)
+        np.testing.assert_allclose(np.asarray(other_total.value), 6.0)
+
+
+def test_sum_is_shared_out_and_mean_is_given_to_each(tmp_path: Path) -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        kinds = {
+            name: sg.Variable(0.0, synchronization="on_read", aggregation=name)
+            for name in ("sum", "mean", "only_first_replica")
+        }
+
+    def count() -> None:
+        own = jnp.asarray(sg.get_replica_context().replica_id_in_sync_group, "float32") + 1.0
+        for variable in kinds.values():
+            variable.assign(own)
+
+    strategy.run(count)
+    checkpoint = sg.train.Checkpoint(**kinds)
+    path = checkpoint.save(tmp_path / "ckpt")
+    for variable in kinds.values():
+        variable.assign(9.0)
+    checkpoint.restore(path)
+
+    def read(name: str) -> list[float]:
+        parts = strategy.run(lambda: kinds[name] + 0.0)
+        return [float(part) for part in strategy.local_results(parts)]
+
+    assert read("sum") == [1.5, 1.5]
+    assert read("mean") == [1.5, 1.5]
+    assert read("only_first_replica") == [1.0, 1.0]
+
+
+def test_plain_keras_reads_the_model(tmp_path: Path) -> None:
+    model, total = build(make_strategy("two"), seed=1)
+    train(model)
+    path = sg.train.Checkpoint(total=total, net=model).save(tmp_path / "ckpt")
+
+    plain = keras.Sequential(
+        [
+            keras.layers.Input((6,)),
+            keras.layers.Dense(8, "tanh", name=model.layers[0].name),
+            keras.layers.BatchNormalization(name=model.layers[1].name),
+            keras.layers.Dense(1, name=model.layers[2].name),
+        ],
+        name=model.name,
+    )
+    plain.compile("adam", "mse")
+    plain.load_weights(path)
+    np.testing.assert_allclose(
+        plain.predict(ROWS, verbose=0), model.predict(ROWS, verbose=0), atol=1e-6
+    )
+
+
+def test_every_kind_of_object(tmp_path: Path) -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    dataset = strategy.distribute_dataset(sg.input.Dataset(np.arange(12), batch_size=4))
+
+    def make() -> dict[str, Any]:
+        with strategy.scope():
+            layer = keras.layers.Dense(3)
+            layer.build((None, 2))
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            optimizer.build(layer.trainable_variables)
+            return {
+                "layer": layer,
+                "optimizer": optimizer,
+                "metric": keras.metrics.Mean(),
+                "step": sg.Variable(0, dtype="int32"),
+                "half": sg.Variable(np.zeros((2, 0), "float32"), dtype="bfloat16"),
+                "seeds": keras.random.SeedGenerator(5),
+                "data": iter(dataset),
+            }
+
+    old = make()
+    old["metric"].update_state([1.0, 2.0])
+    old["step"].assign(41)
+    old["optimizer"].iterations.assign(7)
+    keras.random.normal((1,), seed=old["seeds"])
+    next(old["data"])
+    path = sg.train.Checkpoint(old["layer"], **{k: v for k, v in old.items() if k != "layer"}).save(
+        tmp_path / "ckpt"
+    )
+
+    new = make()
+    sg.train.Checkpoint(new["layer"], **{k: v for k, v in new.items() if k != "layer"}).restore(
+        path
+    )
+    np.testing.assert_array_equal(new["layer"].kernel, old["layer"].kernel)
+    assert int(new["optimizer"].iterations) == 7
+    assert float(new["metric"].result()) == 1.5
+    assert int(new["step"]) == 41
+    np.testing.assert_array_equal(
+        keras.random.normal((3,), seed=new["seeds"]), keras.random.normal((3,), seed=old["seeds"])
+    )
+    assert str(next(new["data"])) == str(next(old["data"]))
+
+
+def test_write_and_read_leave_the_counter(tmp_path: Path) -> None:
+    step = sg.Variable(3)
+    checkpoint = sg.train.Checkpoint(step=step)
+    assert checkpoint.save(tmp_path / "a") == str(tmp_path / "a-1")
+    assert checkpoint.save(tmp_path / "a") == str(tmp_path / "a-2")
+    assert checkpoint.write(tmp_path / "plain") == str(tmp_path / "plain")
+    step.assign(0)
+    checkpoint.read(tmp_path / "a-1")
+    assert (int(step), int(checkpoint.save_counter)) == (3, 2)
+    checkpoint.restore(tmp_path / "a-1")
+    assert int(checkpoint.save_counter) == 1
+
+
+def test_layers_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, keras.layers.Dense(2, name="same")(inputs))
+    first, second = sg.Variable(1.0, name="twin"), sg.Variable(2.0, name="twin")
+    model.extra = [first, second]
+    checkpoint = sg.train.Checkpoint(model=model, a=first, b=second)
+    path = checkpoint.save(tmp_path / "ckpt")
+    first.assign(8.0)
+    second.assign(9.0)
+    checkpoint.restore(path)
+    assert (float(first.value), float(second.value)) == (1.0, 2.0)
+
+
+def dense(units: int = 3, inputs: int = 2, count: int = 1) -> keras.Model:
+    layers = [keras.layers.Dense(units) for _ in range(count)]
+    return keras.Sequential([keras.layers.Input((inputs,)), *layers])
+
+
+def test_another_shape_names_the_path_and_both_shapes(tmp_path: Path) -> None:
+    path = sg.train.Checkpoint(model=dense(3)).save(tmp_path / "ckpt")
+    other = dense(4)
+    before = [np.asarray(variable.value) for variable in other.variables]
+    with pytest.raises(ValueError, match="has shape") as caught:
+        sg.train.Checkpoint(model=other).restore(path)
+    assert re.search(
+        r"model/trainable_variables/\S*kernel.* has shape \(2, 4\) here and \(2, 3\) in .*ckpt-1",
+        str(caught.value),
+    )
+    for variable, value in zip(other.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.value, value)
+
+
+def test_another_model_names_what_is_missing(tmp_path: Path) -> None:
+    path = sg.train.Checkpoint(model=dense(count=1)).save(tmp_path / "ckpt")
+    with pytest.raises(ValueError, match=r"holds 2 variables of model, which has 4"):
+        sg.train.Checkpoint(model=dense(count=2)).restore(path)
+
+
+def test_unknown_object_name_tells_those_that_are_there(tmp_path: Path) -> None:
+    path = sg.train.Checkpoint(step=sg.Variable(1)).save(tmp_path / "ckpt")
+    with pytest.raises(ValueError, match="holds no epoch") as caught:
+        sg.train.Checkpoint(epoch=sg.Variable(1)).restore(path)
+    assert "save_counter, step" in str(caught.value)
+
+
+def test_bad_objects() -> None:
+    with pytest.raises(TypeError, match="cannot be saved") as caught:
+        sg.train.Checkpoint(step=3)
+    assert "got int" in str(caught.value)
+    with pytest.raises(ValueError, match="Checkpoint got an object called save_counter"):
+        sg.train.Checkpoint(save_counter=sg.Variable(1))
+
+
+def test_object_without_variables_cannot_be_saved(tmp_path: Path) -> None:
+    unbuilt = keras.Sequential([keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match="has no variables yet"):
+        sg.train.Checkpoint(model=unbuilt).save(tmp_path / "ckpt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_such_checkpoint_names_those_beside_it(tmp_path: Path) -> None:
+    checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
+    checkpoint.save(tmp_path / "ckpt")
+    with pytest.raises(sg.errors.NotFoundError, match=r"is not there") as caught:
+        checkpoint.restore(tmp_path / "ckpt-7")
+    assert "ckpt-1" in str(caught.value)
+
+
+def test_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
+    checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
+    path = Path(checkpoint.save(tmp_path / "ckpt"))
+    (path / "commit_success.txt").unlink()
+    with pytest.raises(sg.errors.NotFoundError, match="a folder, but no whole checkpoint"):
+        checkpoint.restore(path)
+
+
+def error_of(work: Callable[[], None]) -> Exception | None:
+    try:
+        work()
+    except (sg.errors.DataLossError, sg.errors.NotFoundError) as error:
+        return error
+    return None
+
+
+def test_every_damaged_file_that_is_read_is_noticed(tmp_path: Path) -> None:
+    """Cut in half, one byte changed, gone: an error, or the right values where another copy is."""
+    step = sg.Variable(np.arange(3000.0, dtype="float32"))
+    checkpoint = sg.train.Checkpoint(step=step)
+    whole = Path(checkpoint.save(tmp_path / "ckpt"))
+    wanted = np.asarray(step.value)
+    noticed = 0
+    for file in sorted(p.relative_to(whole) for p in whole.rglob("*") if p.is_file()):
+        if not str(file).startswith(("step", "_CHECKPOINT")):
+            continue
+        for damage in ("cut", "flipped", "gone"):
+            copy = tmp_path / "copy"
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(whole, copy)
+            content = bytearray((copy / file).read_bytes())
+            if damage == "gone":
+                (copy / file).unlink()
+            else:
+                content[len(content) // 2] ^= 0xFF
+                keep = len(content) // 2 if damage == "cut" else len(content)
+                (copy / file).write_bytes(content[:keep])
+            step.assign(np.zeros(3000))
+            error = error_of(lambda copy=copy: checkpoint.restore(copy))
+            if error is not None:
+                assert str(copy) in str(error)
+                noticed += 1
+                assert not np.any(np.asarray(step.value)), (file, damage)
+            else:
+                np.testing.assert_array_equal(step.value, wanted, err_msg=f"{file} {damage}")
+    assert noticed >= 9
+
+
+def test_later_format_and_foreign_checkpoint_are_refused(tmp_path: Path) -> None:
+    ocp = pytest.importorskip("orbax.checkpoint.experimental.v1")
+    checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
+    ocp.save_checkpointables(tmp_path / "theirs", {"x": {"y": np.zeros(2)}})
+    with pytest.raises(ValueError, match=r"was not written by sg\.train\.Checkpoint"):
+        checkpoint.restore(tmp_path / "theirs")
+    ocp.save_checkpointables(
+        tmp_path / "later", {"x": {"y": np.zeros(2)}}, custom_metadata={"format": 99}
+    )
+    with pytest.raises(ValueError, match="has format 99"):
+        checkpoint.restore(tmp_path / "later")
+
+
+def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="could not be written"):
+        checkpoint.save(tmp_path / "file" / "ckpt")
+    assert int(checkpoint.save_counter) == 0
