@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.checkpoint import storage
 
 ROWS = np.random.default_rng(0).random((60, 6)).astype("float32")
 TARGETS = ROWS.sum(axis=1, keepdims=True)
@@ -106,6 +107,9 @@ def test_sum_is_shared_out_and_mean_is_given_to_each(tmp_path: Path) -> None:
     assert read("only_first_replica") == [1.0, 1.0]
 
 
+@pytest.mark.skipif(
+    not hasattr(keras.callbacks, "OrbaxCheckpoint"), reason="this Keras does not know Orbax"
+)
 def test_plain_keras_reads_the_model(tmp_path: Path) -> None:
     model, total = build(make_strategy("two"), seed=1)
     train(model)
@@ -311,6 +315,16 @@ def test_later_format_and_foreign_checkpoint_are_refused(tmp_path: Path) -> None
     )
     with pytest.raises(ValueError, match="has format 99"):
         checkpoint.restore(tmp_path / "later")
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
+    path = checkpoint.save(tmp_path / "ckpt")
+    monkeypatch.setattr(storage.jax, "process_count", lambda: 2)
+    with pytest.raises(NotImplementedError, match="A checkpoint is used in one of 2 processes"):
+        checkpoint.save(tmp_path / "ckpt")
+    with pytest.raises(NotImplementedError, match="are not written yet"):
+        checkpoint.restore(path)
 
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ class Checkpoint:
     """Saves named objects together, and restores them under any strategy.
 
     Values are those that all replicas' copies stand for: what is saved under one strategy, or none,
-    is restored under any other, on any number of devices and processes. Where several processes
-    train, all of them call each method; process 0 writes, and all read. The folder is one of
-    Orbax's; plain Keras reads the first model's weights from it with `model.load_weights(path)`.
+    is restored under any other, on any number of devices of one process. The folder is one of
+    Orbax's; Keras from 3.14 on reads the first model's weights from it with
+    `model.load_weights(path)`.
 
     Args:
         root: one object; it is saved under the name "root".

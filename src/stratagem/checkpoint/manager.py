@@ -42,9 +42,6 @@ class _Entry:
 class CheckpointManager:
     """Saves checkpoints one after the other in a folder, and keeps some of them.
 
-    Where several processes train, all of them call each method, and process 0 decides for all:
-    when a save is due, which checkpoint is the latest, what is deleted.
-
     Args:
         checkpoint: what to save.
         directory: the folder; several machines have to share it.
