@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from stratagem.goodput.events import (
     EndEvent,
@@ -15,6 +16,7 @@ from stratagem.goodput.events import (
     SaveStartedEvent,
     StartEvent,
     StepEvent,
+    encode,
 )
 from stratagem.goodput.reading import ProcessEvents, RunEvents
 
@@ -119,3 +121,36 @@ def gang_restart() -> RunEvents:
         process("worker 0", 48, *after, attempt=1),
         process("worker 1", 48, *after, attempt=1),
     )
+
+
+def long_run(num_failures: int, whole_s: int = 600) -> RunEvents:
+    """Twenty steps a second, a save behind them every twenty seconds, failures evenly spread."""
+    processes, second, saved, reached = [], 0, 0, 0
+    deaths = [whole_s * (number + 1) // (num_failures + 1) for number in range(num_failures)]
+    for attempt, death in enumerate([*deaths, whole_s - 1]):
+        first_s = second + 5
+        lines: list[Event] = [] if attempt == 0 else [restored(second + 2, saved, "backup")]
+        lines.append(first_step(first_s, saved + 1))
+        reached = saved + 1
+        for now in range(first_s, death):
+            lines.append(steps(now, now + 1, reached + 1, reached + 20, busy=0.99))
+            reached += 20
+            if now % 20 == 0:
+                lines += save(now + 1, now + 4, reached, stall_s=0.2)
+                saved = reached
+        both = [failure(death + 1, "worker 1"), end(death + 1.5, 1)]
+        tail = [[end(whole_s)]] * 2 if death == whole_s - 1 else [both, []]
+        processes += [
+            process(f"worker {index}", second, *lines, *tail[index], attempt=attempt)
+            for index in range(2)
+        ]
+        second = death + 2
+    return run(*processes)
+
+
+def write(folder: Path, events: RunEvents) -> None:
+    """The files that the processes of a run would have written."""
+    (folder / "events").mkdir(parents=True)
+    for number, one in enumerate(events.processes):
+        text = "".join(f"{encode(event)}\n" for event in one.events)
+        (folder / "events" / f"{one.task.replace(' ', '-')}.{number}.jsonl").write_text(text)

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from stratagem.errors import NotFoundError
 from stratagem.goodput import read_run
 from stratagem.goodput.events import Event, encode
-from stratagem.goodput.reading import RunEvents
-from tests.goodput.runs import end, first_step, gang_restart, process, restored, save
-
-
-def write(folder: Path, run: RunEvents) -> None:
-    (folder / "events").mkdir(parents=True)
-    for number, one in enumerate(run.processes):
-        text = "".join(f"{encode(event)}\n" for event in one.events)
-        (folder / "events" / f"{one.task.replace(' ', '-')}.{number}.jsonl").write_text(text)
+from tests.goodput.runs import end, first_step, gang_restart, process, restored, save, write
 
 
 def test_run_is_read_as_it_was_written(tmp_path) -> None:
@@ -72,19 +63,21 @@ def test_file_of_a_later_version_is_reported_once_and_left_out(tmp_path) -> None
     )
 
 
-def test_file_without_a_start_is_reported(tmp_path) -> None:
+def test_file_without_a_start_and_one_that_cannot_be_opened_are_reported(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    (tmp_path / "events" / "worker-8.jsonl").write_text(encode(end(3)) + "\n")
+    (tmp_path / "events" / "worker-9.jsonl").mkdir()
+    without, folder = read_run(tmp_path).problems
+    assert without == "worker-8.jsonl: it does not begin with a start, and is left out."
+    assert folder.startswith("worker-9.jsonl: ")
+    assert "directory" in folder
+
+
+def test_folder_in_which_nothing_can_be_read_is_named_with_the_reason(tmp_path) -> None:
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "worker-0.jsonl").write_text(encode(end(3)) + "\n")
-    read = read_run(tmp_path)
-    assert read.processes == ()
-    assert read.problems == ("worker-0.jsonl: it does not begin with a start, and is left out.",)
-
-
-def test_file_that_cannot_be_opened_is_reported(tmp_path) -> None:
-    (tmp_path / "events" / "worker-0.jsonl").mkdir(parents=True)
-    (problem,) = read_run(tmp_path).problems
-    assert problem.startswith("worker-0.jsonl: ")
-    assert "directory" in problem
+    with pytest.raises(NotFoundError, match=r"has no events\. worker-0.jsonl: it does not begin"):
+        read_run(tmp_path)
 
 
 def test_lines_of_threads_are_put_in_order(tmp_path) -> None:

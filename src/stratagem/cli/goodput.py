@@ -21,7 +21,7 @@ __all__ = ["command"]
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
-    """Show how much of a run's time was useful, and what took the rest.
+    """Show where the time of a run went.
 
     RUN_DIR is the folder into which the run has written its events.
     """

@@ -193,6 +193,14 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
     "None": (type(None),),
 }
+# For each kind its fields, and what their values may be.
+_FIELDS = {
+    event_type: {
+        field.name: {one for part in str(field.type).split(" | ") for one in _TYPES[part]}
+        for field in dataclasses.fields(event_type)
+    }
+    for event_type in _KIND_OF
+}
 
 
 def encode(event: Event) -> str:
@@ -239,18 +247,13 @@ def decode(line: str) -> Event:
     event_type = _KINDS.get(str(values.get("kind")))
     if event_type is None:
         raise _unreadable(f"its kind is {values.get('kind')!r}")
-    fields = dataclasses.fields(event_type)
-    for field in fields:
-        if field.name not in values or not _is_of_type(values[field.name], str(field.type)):
-            raise _unreadable(f"its {field.name} is {values.get(field.name)!r}")
-    return event_type(**{field.name: values[field.name] for field in fields})
-
-
-def _is_of_type(value: Any, annotation: str) -> bool:
-    allowed = [one for part in annotation.split(" | ") for one in _TYPES[part]]
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
-    return type(value) in allowed
+    allowed = _FIELDS[event_type]
+    for name, types in allowed.items():
+        value = values.get(name)
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        if name not in values or type(value) not in types or not is_finite:
+            raise _unreadable(f"its {name} is {value!r}")
+    return event_type(**{name: values[name] for name in allowed})
 
 
 def _unreadable(why: str) -> ValueError:

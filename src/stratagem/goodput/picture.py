@@ -12,7 +12,7 @@ from stratagem.optional_libraries import load
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["draw", "shares_over_time"]
+__all__ = ["draw", "figure_of", "shares_over_time"]
 
 _COLORS = {
     "useful": "#3a9a5b",
@@ -25,7 +25,7 @@ _COLORS = {
 }
 _NUM_COLUMNS = 1000
 _WIDTH_IN = 10
-_HEIGHT_IN = 5.2
+_HEIGHT_IN = 4.8
 # More names than these would lie on one another.
 _MAX_NUMBERED = 12
 
@@ -42,13 +42,31 @@ def draw(account: Account, path: str | Path) -> None:
         ValueError: matplotlib knows no such format.
         OSError: the file cannot be written.
     """
+    path = Path(path)
+    figure = figure_of(account)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def figure_of(account: Account) -> Any:
+    """Draws the time from left to right, and below it how much of it each cause took.
+
+    Args:
+        account: that of a run.
+
+    Returns:
+        A figure of matplotlib.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
     figure_module = load(
         "matplotlib.figure", needed_by="The plot of a run", install="'stratagem[plots]'"
     )
     figure = figure_module.Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
-    over_time, totals = figure.subplots(2, 1, height_ratios=(1, 2.2))
+    over_time, totals = figure.subplots(2, 1, height_ratios=(1, 2))
     _draw_time_line(over_time, account)
-    _draw_totals(totals, account)
+    _draw_losses(totals, account)
     num_failures = len(account.failures)
     figure.suptitle(
         f"Goodput {account.goodput:.3f} of {duration_text(account.whole_s)}, "
@@ -56,9 +74,7 @@ def draw(account: Account, path: str | Path) -> None:
         f"{'failure' if num_failures == 1 else 'failures'}",
         fontsize=12,
     )
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float]]:
@@ -89,30 +105,22 @@ def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float
 def _draw_time_line(axes: Any, account: Account) -> None:
     unit_s, unit = _unit(account.whole_s)
     width = account.whole_s / unit_s / _NUM_COLUMNS
-    lefts = [column * width for column in range(_NUM_COLUMNS)]
-    bottoms = [0.0] * _NUM_COLUMNS
-    for cause, heights in shares_over_time(account, _NUM_COLUMNS).items():
-        axes.bar(
-            lefts,
-            heights,
-            width,
-            bottoms,
-            align="edge",
-            color=_COLORS[cause],
-            linewidth=0,
-            snap=False,
-        )
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    # The last edge repeats the last column, because a step ends at the next edge.
+    rows = [[*row, row[-1]] for row in shares_over_time(account, _NUM_COLUMNS).values()]
+    edges = [place * width for place in range(_NUM_COLUMNS + 1)]
+    colors = [_COLORS[cause] for cause in CAUSES]
+    axes.stackplot(edges, rows, step="post", colors=colors, linewidth=0)
     told = [failure.told_s / unit_s for failure in account.failures]
-    axes.plot(
-        told, [1.1] * len(told), "v", color="black", markersize=6, linestyle="none", clip_on=False
-    )
+    # An empty series that may leave the axes would upset the layout.
+    if told:
+        axes.plot(told, [1.1] * len(told), "v", color="black", markersize=6, clip_on=False)
     if len(told) <= _MAX_NUMBERED:
         _number(axes, told, account.whole_s / unit_s)
     axes.set_xlim(0, max(account.whole_s / unit_s, 1e-9))
     axes.set_ylim(0, 1.35)
     axes.set_yticks([])
-    axes.set_xlabel(f"{unit} from the first start" + (" (triangle: failure)" if told else ""))
+    marked = "; triangle: failure" if told else ""
+    axes.set_xlabel(f"{unit} from the first start; green: useful{marked}")
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
@@ -131,18 +139,20 @@ def _number(axes: Any, told: Sequence[float], whole: float) -> None:
         axes.text(middle, 1.2, text, ha="center", va="bottom", fontsize=9)
 
 
-def _draw_totals(axes: Any, account: Account) -> None:
-    whole_s = account.whole_s or 1.0
-    shares = [100 * account.time_s[cause] / whole_s for cause in CAUSES]
-    colors = [_COLORS[cause] for cause in CAUSES]
-    axes.barh(range(len(CAUSES)), shares, height=0.7, color=colors)
-    for place, (cause, share) in enumerate(zip(CAUSES, shares, strict=True)):
+def _draw_losses(axes: Any, account: Account) -> None:
+    causes = [cause for cause in CAUSES if cause != "useful"]
+    shares = [100 * account.time_s[cause] / (account.whole_s or 1.0) for cause in causes]
+    # The useful time would make what is lost too small to see.
+    longest = max([0.1, *shares])
+    axes.barh(range(len(causes)), shares, height=0.7, color=[_COLORS[cause] for cause in causes])
+    for place, (cause, share) in enumerate(zip(causes, shares, strict=True)):
         text = f"{share:.1f} %, {duration_text(account.time_s[cause])}"
-        axes.text(share + 1, place, text, va="center", fontsize=9)
-    axes.set_yticks(range(len(CAUSES)), CAUSES)
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.text(share + 0.01 * longest, place, text, va="center", fontsize=9, bbox=white)
+    axes.set_yticks(range(len(causes)), causes)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.22 * max([1.0, *shares]))
-    axes.set_xlabel("percent of the time")
+    axes.set_xlim(0, 1.22 * longest)
+    axes.set_xlabel("lost: percent of the whole time")
     axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 
 from stratagem.goodput.events import (
@@ -109,6 +110,7 @@ def history_of(process: ProcessEvents) -> History:
         Its steps, its saves and its lives.
     """
     stalls = _stalls(process)
+    stalled = _Stalled(stalls)
     stretches: list[Stretch] = []
     positions: list[Position] = []
     lives: list[Life] = []
@@ -116,7 +118,7 @@ def history_of(process: ProcessEvents) -> History:
     for event in process.events:
         at_s = process.at_s(event)
         if isinstance(event, StepEvent):
-            stretches.append(_stretch(event, at_s, stalls, is_first=not has_steps))
+            stretches.append(_stretch(event, at_s, stalled, is_first=not has_steps))
             if not has_steps:
                 step = event.step - event.num_steps if restored_step is None else restored_step
                 positions.append(Position(at_s=begin_s, step=step))
@@ -140,12 +142,9 @@ def history_of(process: ProcessEvents) -> History:
     )
 
 
-def _stretch(event: StepEvent, at_s: float, stalls: Iterable[Stall], *, is_first: bool) -> Stretch:
+def _stretch(event: StepEvent, at_s: float, stalled: _Stalled, *, is_first: bool) -> Stretch:
     begin_s = at_s - max(0.0, event.elapsed_s)
-    stalled_s = sum(
-        max(0.0, min(stall.end_s, at_s) - max(stall.begin_s, begin_s)) for stall in stalls
-    )
-    net_s = at_s - begin_s - stalled_s
+    net_s = at_s - begin_s - stalled.between_s(begin_s, at_s)
     return Stretch(
         begin_s=begin_s,
         end_s=at_s,
@@ -154,6 +153,25 @@ def _stretch(event: StepEvent, at_s: float, stalls: Iterable[Stall], *, is_first
         share=min(1.0, max(0.0, event.duration_s) / net_s) if net_s > 0 else 1.0,
         is_first=is_first,
     )
+
+
+class _Stalled:
+    """How long a process waited for its checkpoints, looked up by time."""
+
+    def __init__(self, stalls: Iterable[Stall]) -> None:
+        self._stalls = sorted(stalls, key=lambda stall: stall.begin_s)
+        ends_s = (stall.end_s for stall in self._stalls)
+        self._latest_ends_s = list(itertools.accumulate(ends_s, max))
+
+    def between_s(self, begin_s: float, end_s: float) -> float:
+        total_s = 0.0
+        first = bisect.bisect_right(self._latest_ends_s, begin_s)
+        for place in range(first, len(self._stalls)):
+            stall = self._stalls[place]
+            if stall.begin_s >= end_s:
+                break
+            total_s += max(0.0, min(stall.end_s, end_s) - max(stall.begin_s, begin_s))
+        return total_s
 
 
 def _stalls(process: ProcessEvents) -> list[Stall]:

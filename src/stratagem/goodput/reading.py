@@ -74,18 +74,10 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunEvents:
         The events, and what could not be read of them.
 
     Raises:
-        NotFoundError: the folder has no events.
+        NotFoundError: the folder has no events, or none that can be read.
     """
     folder = Path(run_dir) / "events"
     paths = sorted(folder.glob("*.jsonl"))
-    if not paths:
-        raise NotFoundError(
-            explain(
-                f"{run_dir} has no events.",
-                expected=f"files {folder / '*.jsonl'}, which a run writes.",
-                fix="pass the folder that the run was given.",
-            )
-        )
     processes: list[ProcessEvents] = []
     problems: list[str] = []
     for path in paths:
@@ -96,6 +88,14 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunEvents:
             processes.append(ProcessEvents(start=events[0], events=ordered))
         elif events:
             problems.append(f"{path.name}: it does not begin with a start, and is left out.")
+    if not processes:
+        raise NotFoundError(
+            explain(
+                " ".join([f"{run_dir} has no events.", *problems]),
+                expected=f"files {folder / '*.jsonl'}, which a run writes.",
+                fix="pass the folder that the run was given.",
+            )
+        )
     processes.sort(key=lambda process: process.start.time_s)
     return RunEvents(processes=tuple(processes), problems=tuple(problems))
 
