@@ -26,6 +26,15 @@ for step in range(1, 101):
     writer.step(step)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+_RESTARTED = """
+import sys
+from stratagem.goodput import EventWriter
+with EventWriter(sys.argv[1], "worker", 0, num_processes=1) as writer:
+    writer.restored(60, "backup")
+    for step in range(61, 151):
+        writer.step(step)
+    writer.end()
+"""
 
 
 def open_writer(folder: Path, **options: Any) -> EventWriter:
@@ -121,11 +130,19 @@ def test_two_processes_of_one_name_have_two_files(tmp_path) -> None:
     assert [len(one.events) for one in read_run(tmp_path).processes] == [1, 1, 1]
 
 
-def test_killed_process_has_written_what_it_told(tmp_path) -> None:
+def test_killed_process_has_written_what_it_told_and_the_next_one_goes_on(tmp_path) -> None:
     ended = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
     account = account_for(read_run(tmp_path))
     assert (account.num_steps, account.is_over, account.problems) == (100, False, ())
+    again = dict(os.environ, STRATAGEM_RESTART_COUNT="1")
+    command = [sys.executable, "-c", _RESTARTED, str(tmp_path)]
+    subprocess.run(command, timeout=60, check=True, env=again)
+    account = account_for(read_run(tmp_path))
+    assert (account.num_steps, account.num_repeated, account.is_over) == (150, 40, True)
+    (failure,) = account.failures
+    assert failure.what == "worker 0 ended without a word"
+    assert sum(account.time_s.values()) == pytest.approx(account.whole_s)
 
 
 def test_threads_write_whole_lines(tmp_path) -> None:

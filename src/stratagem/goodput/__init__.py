@@ -9,8 +9,8 @@ from stratagem.goodput.reading import RunEvents, read_run
 from stratagem.goodput.writer import EventWriter
 
 __all__ = [
-    "CAUSES",
     "Account",
+    "CAUSES",
     "EventWriter",
     "Failure",
     "RunEvents",

@@ -14,7 +14,7 @@ from stratagem.goodput.failures import Failure, failures_of
 from stratagem.goodput.progress import History, Limits, Stall, StepTimes, Stretch, history_of
 from stratagem.goodput.reading import RunEvents
 
-__all__ = ["CAUSES", "Account", "Span", "account_for"]
+__all__ = ["Account", "CAUSES", "Span", "account_for"]
 
 CAUSES = ("useful", "repeated", "detecting", "restarting", "saving", "starting", "waiting")
 

@@ -10,9 +10,9 @@ from typing import Any
 from stratagem.messages import explain
 
 __all__ = [
-    "FORMAT_VERSION",
     "EndEvent",
     "Event",
+    "FORMAT_VERSION",
     "FailureEvent",
     "NoticeEvent",
     "RestartEvent",
