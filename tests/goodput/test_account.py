@@ -153,7 +153,7 @@ def test_saves_that_training_waits_for_and_one_behind_it() -> None:
                 first_step(1, 1),
                 steps(1, 5, 2, 5),
                 save(5, 8, 5),
-                steps(8, 18, 6, 15),
+                steps(8, 18, 6, 15, busy=9.5),
                 save(10, 16, 8, stall_s=0.5),
                 end(18),
             )
@@ -357,6 +357,91 @@ def test_median_of_an_even_number_lies_between() -> None:
     values = account_for(run(process("worker 0", 0, *lines))).as_dict()
     assert values["time_to_detect_s"] == {"median": 2.5, "worst": 4}
     assert values["time_to_resume_s"] == {"median": 4, "worst": 7}
+
+
+def test_second_failure_of_those_that_go_on_in_memory() -> None:
+    """Both are told by a process that has lived since before the first one."""
+    lines = (first_step(2, 1), steps(2, 10, 2, 9), failure(11, "worker 1"))
+    more = (restored(12, 9, "memory"), failure(14, "worker 2"), restored(15, 9, "memory"))
+    account = account_for(run(process("worker 0", 0, *lines, *more, first_step(16, 10), end(16))))
+    assert times(account) == [(11, 1, 5), (14, None, 2)]
+
+
+def test_second_failure_that_only_the_launcher_tells_of() -> None:
+    account = account_for(
+        run(
+            process("launcher 0", 0, failure(11), restart(12, 1), failure(14), restart(15, 2)),
+            process("worker 0", 0, first_step(2, 1), steps(2, 10, 2, 9)),
+            process("worker 0", 13),
+            process("worker 0", 16, restored(17, 9), first_step(20, 10), end(20)),
+        )
+    )
+    assert times(account) == [(11, 1, 9), (14, None, 6)]
+
+
+def test_last_words_after_the_failure_make_no_second_one() -> None:
+    """Worker 1 gives up its save when worker 0 has told already."""
+    before = (first_step(2, 1), steps(2, 10, 2, 9))
+    account = account_for(
+        run(
+            process("worker 0", 0, *before, failure(12, "worker 2"), end(12, 1)),
+            process("worker 1", 0, *before, save(10, 13, 9, failed="worker 2 is gone")),
+            process("worker 1", 14, first_step(20, 10), end(20)),
+            process("worker 0", 15, first_step(20, 10), end(20)),
+        )
+    )
+    assert times(account) == [(12, 2, 8)]
+
+
+def test_launcher_that_is_started_again_is_no_failure() -> None:
+    account = account_for(
+        run(
+            process("launcher 0", 0),
+            process("worker 0", 0, first_step(2, 1), end(2)),
+            process("launcher 0", 5),
+            process("worker 0", 6, first_step(8, 2), end(8)),
+        )
+    )
+    assert account.failures == ()
+
+
+def test_going_back_further_the_second_time() -> None:
+    account = account_for(
+        run(
+            process(
+                "worker 0",
+                0,
+                first_step(1, 1),
+                steps(1, 10, 2, 10),
+                restored(11, 8),
+                first_step(12, 9),
+                steps(12, 15, 10, 12),
+                restored(16, 2),
+                first_step(17, 3),
+                end(17),
+            )
+        )
+    )
+    assert (account.num_steps, account.num_repeated) == (3, 2 + 10)
+    assert account.time_s["useful"] == pytest.approx(1)
+    assert account.time_s["repeated"] == pytest.approx(8 + 3)
+
+
+def test_steps_are_lost_as_soon_as_an_older_state_is_restored() -> None:
+    lines = (first_step(1, 1), steps(1, 10, 2, 10), restored(12, 6))
+    account = account_for(run(process("worker 0", 0, *lines)))
+    assert parts(account) == {"starting": 1, "useful": 5, "repeated": 4, "waiting": 2}
+    assert (account.num_steps, account.num_repeated) == (6, 4)
+
+
+def test_steps_of_the_first_call_are_done_at_its_end() -> None:
+    account = account_for(
+        run(
+            process("launcher 0", 0, failure(5, "worker 1")),
+            process("worker 0", 0, steps(0, 10, 1, 10), end(10)),
+        )
+    )
+    assert times(account) == [(5, None, 5)]
 
 
 _SECONDS = st.floats(0, 100)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
 from stratagem.goodput import CAUSES, Account, account_for
 from stratagem.goodput.picture import draw, figure_of, shares_over_time
@@ -24,8 +21,12 @@ def _close_failures() -> RunEvents:
     return run(process("worker 0", 0, first_step(1, 1), *told, *lines, failure(300), end(400)))
 
 
-def _texts(figure: Figure) -> dict[str, Bbox]:
+def _texts(figure: Any) -> dict[str, Any]:
     """The places of all texts that are drawn: of ticks, those between the limits."""
+    # The tests of the oldest versions load this module without the extra `plots`.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     found = figure.findobj(Text)

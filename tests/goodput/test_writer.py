@@ -103,8 +103,12 @@ def test_steps_are_put_together_until_something_else_happens(tmp_path) -> None:
         writer.save_started(10)
         for step in range(11, 21):
             writer.step(step)
+        for tell in (lambda: writer.failure("no answer"), lambda: writer.restored(20, "memory")):
+            tell()
+            for step in range(21, 24):
+                writer.step(step)
     lines = [(one["step"], one["num_steps"]) for one in written(tmp_path) if one["kind"] == "step"]
-    assert lines == [(1, 1), (10, 9), (20, 10)]
+    assert lines == [(1, 1), (10, 9), (20, 10)] + 2 * [(21, 1), (23, 2)]
 
 
 def test_file_is_named_after_task_attempt_and_process(tmp_path, monkeypatch) -> None:
