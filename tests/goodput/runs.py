@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from stratagem.goodput import Account
 from stratagem.goodput.events import (
     EndEvent,
     Event,
@@ -154,3 +155,13 @@ def write(folder: Path, events: RunEvents) -> None:
     for number, one in enumerate(events.processes):
         text = "".join(f"{encode(event)}\n" for event in one.events)
         (folder / "events" / f"{one.task.replace(' ', '-')}.{number}.jsonl").write_text(text)
+
+
+def parts(account: Account) -> dict[str, float]:
+    """The causes that took any time."""
+    return {cause: round(time_s, 6) for cause, time_s in account.time_s.items() if time_s > 1e-9}
+
+
+def times(account: Account) -> list[tuple[float, float | None, float | None]]:
+    """Of each failure: when it was told, and how long to detect and to resume."""
+    return [(one.told_s, one.detect_s, one.resume_s) for one in account.failures]

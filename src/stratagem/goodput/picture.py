@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stratagem.goodput.account import CAUSES, Account
 from stratagem.goodput.report import duration_text
 from stratagem.optional_libraries import load
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["draw", "figure_of", "shares_over_time"]
 
