@@ -28,6 +28,7 @@ LAYERS = (
     # no JAX below this line
     ("group",),
     ("cluster", "launch", "manifests"),
+    ("goodput",),
     (
         "accelerators",
         "communication",

@@ -28,13 +28,19 @@ LIGHT_STATEMENTS = [
     # Rooms below the line, as they come.
     *(
         f"import {name}"
-        for name in ("stratagem.cluster", "stratagem.launch", "stratagem.manifests")
+        for name in (
+            "stratagem.cluster",
+            "stratagem.goodput",
+            "stratagem.launch",
+            "stratagem.manifests",
+        )
         if importlib.util.find_spec(name) is not None
     ),
     "from stratagem.cli import main; main(['--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['--version'], standalone_mode=False)",
     "from stratagem.cli import main; main(['devices', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['launch', '--help'], standalone_mode=False)",
+    "from stratagem.cli import main; main(['goodput', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['kubernetes', 'render', '-h'], standalone_mode=False)",
 ]
 

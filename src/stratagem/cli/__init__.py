@@ -11,6 +11,7 @@ import importlib
 import click
 
 from stratagem import environment
+from stratagem.cli.goodput import command as goodput_command
 from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
 from stratagem.cli.slurm import slurm_group
@@ -35,6 +36,7 @@ def devices() -> None:
 
 
 main.add_command(launch_command)
+main.add_command(goodput_command)
 main.add_command(kubernetes_group)
 main.add_command(click.Group("k8s", kubernetes_group.commands, help="Short for kubernetes."))
 main.add_command(slurm_group)

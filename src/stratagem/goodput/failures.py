@@ -1,0 +1,168 @@
+"""Which failures a run had, and how long each was unknown and went on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from stratagem.goodput.events import (
+    EndEvent,
+    FailureEvent,
+    NoticeEvent,
+    RestartEvent,
+    RestoredEvent,
+    StartEvent,
+    StepEvent,
+)
+from stratagem.goodput.progress import Stall, StepTimes
+from stratagem.goodput.reading import ProcessEvents
+
+__all__ = ["Failure", "failures_of"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A failure of the group, however many processes have told of it.
+
+    Args:
+        told_s: when the first one told.
+        what: who was lost, or which error.
+        sign_of_life_s: the last completed step before it, or the end of a checkpoint after that;
+            None where no step was done since the failure before, or at all.
+        resumed_s: the first completed step after it; None if there is none.
+        silence_s: what the one who told took for the time since the last sign of life.
+    """
+
+    told_s: float
+    what: str
+    sign_of_life_s: float | None
+    resumed_s: float | None
+    silence_s: float | None = None
+
+    @property
+    def detect_s(self) -> float | None:
+        """How long it was not known; None if nobody can say."""
+        if self.sign_of_life_s is None:
+            return self.silence_s
+        return self.told_s - self.sign_of_life_s
+
+    @property
+    def resume_s(self) -> float | None:
+        """How long from then to the next completed step; None if there is none."""
+        return None if self.resumed_s is None else self.resumed_s - self.told_s
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Report:
+    at_s: float
+    what: str
+    # When the one who tells has begun to train, or the launcher to start the tasks.
+    life_s: float
+    silence_s: float | None = None
+    lost: str | None = None
+
+
+def failures_of(
+    processes: Sequence[ProcessEvents], steps: StepTimes, stalls: Iterable[Stall]
+) -> tuple[Failure, ...]:
+    """Finds the failures of a run.
+
+    A failure is told by `failure`, or by an `end` with another code than 0. What several tell
+    without a step in between is one failure, unless whoever tells has restored or started since.
+    Of a process that is started again without any such word, the restart tells.
+
+    Args:
+        processes: those that train, and the launcher, in the order of their starts.
+        steps: when steps were done.
+        stalls: checkpoints.
+
+    Returns:
+        The failures, in their order.
+    """
+    reports = [report for process in processes for report in _told(process)]
+    times_s = [report.at_s for report in reports]
+    for report, since_s in sorted(_restarts(processes), key=lambda one: one[0].at_s):
+        if not any(since_s <= time_s <= report.at_s for time_s in times_s):
+            reports.append(report)
+        times_s.append(report.at_s)
+    saves_s = sorted(stall.end_s for stall in stalls if not stall.failed)
+    starts = [(process.task, process.at_s(process.start)) for process in processes]
+    failures: list[Failure] = []
+    lost_s: dict[str, float] = {}
+    for report in sorted(reports, key=lambda report: report.at_s):
+        last = failures[-1] if failures else None
+        if _is_told_again(report, lost_s, starts):
+            continue
+        if report.lost is not None:
+            lost_s[report.lost] = report.at_s
+        is_over = last is None or (last.resumed_s is not None and last.resumed_s <= report.at_s)
+        if last is None or is_over or report.life_s > last.told_s:
+            sign_s = steps.last_s(report.at_s) if is_over else None
+            saved_s = [end_s for end_s in saves_s if end_s <= report.at_s]
+            failures.append(
+                Failure(
+                    told_s=report.at_s,
+                    what=report.what,
+                    sign_of_life_s=None if sign_s is None else max([sign_s, *saved_s[-1:]]),
+                    resumed_s=steps.next_s(report.at_s),
+                    silence_s=report.silence_s,
+                )
+            )
+    return tuple(failures)
+
+
+def _is_told_again(
+    report: _Report, lost_s: Mapping[str, float], starts: Iterable[tuple[str, float]]
+) -> bool:
+    """Whether the one who was lost was known to be, and has not started since."""
+    known_s = None if report.lost is None else lost_s.get(report.lost)
+    if known_s is None:
+        return False
+    return not any(task == report.lost and known_s < at_s <= report.at_s for task, at_s in starts)
+
+
+def _told(process: ProcessEvents) -> Iterator[_Report]:
+    life_s, notice = process.at_s(process.start), None
+    for event in process.events:
+        at_s = process.at_s(event)
+        if isinstance(event, RestoredEvent | RestartEvent):
+            life_s = at_s
+        elif isinstance(event, NoticeEvent):
+            notice = event.reason
+        elif isinstance(event, FailureEvent):
+            what = f"{event.lost} lost" if event.lost else f"{process.task}: {event.reason}"
+            yield _Report(
+                at_s=at_s, what=what, life_s=life_s, silence_s=event.silence_s, lost=event.lost
+            )
+        elif isinstance(event, EndEvent) and event.code != 0:
+            why = event.reason or notice or f"exit code {event.code}"
+            yield _Report(at_s=at_s, what=f"{process.task}: {why}", life_s=life_s)
+
+
+def _restarts(processes: Sequence[ProcessEvents]) -> Iterator[tuple[_Report, float]]:
+    """Starts that a failure explains, and since when it must have been told; else they tell."""
+    latest: dict[str, ProcessEvents] = {}
+    for process in processes:
+        restarted_s = process.at_s(process.start)
+        for event in process.events:
+            if isinstance(event, RestartEvent):
+                at_s = process.at_s(event)
+                what = f"restart {event.attempt}: {event.cause}"
+                yield _Report(at_s=at_s, what=what, life_s=at_s), restarted_s
+                restarted_s = at_s
+        before = latest.get(process.task)
+        if before is not None and process.trains and not _ended_well(before):
+            at_s = process.at_s(process.start)
+            what = f"{process.task} ended without a word"
+            yield _Report(at_s=at_s, what=what, life_s=at_s), _last_work_s(before)
+        latest[process.task] = process
+
+
+def _ended_well(process: ProcessEvents) -> bool:
+    return any(isinstance(event, EndEvent) and event.code == 0 for event in process.events)
+
+
+def _last_work_s(process: ProcessEvents) -> float:
+    """The last sign that a process worked: what follows may tell of the failure."""
+    is_work = StartEvent | StepEvent | RestoredEvent
+    return max(process.at_s(event) for event in process.events if isinstance(event, is_work))

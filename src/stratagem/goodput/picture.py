@@ -1,0 +1,162 @@
+"""The account of a run as a picture: the time from left to right, and what each cause took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stratagem.goodput.account import CAUSES, Account
+from stratagem.goodput.report import duration_text
+from stratagem.optional_libraries import load
+
+__all__ = ["draw", "figure_of", "shares_over_time"]
+
+_COLORS = {
+    "useful": "#3a9a5b",
+    "repeated": "#8a5bb8",
+    "detecting": "#c8372d",
+    "restarting": "#e8862e",
+    "saving": "#2a78b8",
+    "starting": "#e3c53b",
+    "waiting": "#b5b5b5",
+}
+_NUM_COLUMNS = 1000
+_WIDTH_IN = 10
+_HEIGHT_IN = 4.8
+# More names than these would lie on one another.
+_MAX_NUMBERED = 12
+
+
+def draw(account: Account, path: str | Path) -> None:
+    """Writes a picture.
+
+    Args:
+        account: that of a run.
+        path: of the picture; its ending names the format.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: matplotlib knows no such format.
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    figure = figure_of(account)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def figure_of(account: Account) -> Any:
+    """Draws the time from left to right, and below it how much of it each cause took.
+
+    Args:
+        account: that of a run.
+
+    Returns:
+        A figure of matplotlib.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure_module = load(
+        "matplotlib.figure", needed_by="The plot of a run", install="'stratagem[plots]'"
+    )
+    figure = figure_module.Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
+    over_time, totals = figure.subplots(2, 1, height_ratios=(1, 2))
+    _draw_time_line(over_time, account)
+    _draw_losses(totals, account)
+    num_failures = len(account.failures)
+    figure.suptitle(
+        f"Goodput {account.goodput:.3f} of {duration_text(account.whole_s)}, "
+        f"{account.num_steps} steps, {num_failures} "
+        f"{'failure' if num_failures == 1 else 'failures'}",
+        fontsize=12,
+    )
+    return figure
+
+
+def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float]]:
+    """Cuts the time of a run into equal columns, so that short losses are not drawn too wide.
+
+    Args:
+        account: that of a run.
+        num_columns: how many.
+
+    Returns:
+        For each cause its share of every column.
+    """
+    shares = {cause: [0.0] * num_columns for cause in CAUSES}
+    if account.whole_s <= 0:
+        return shares
+    width_s = account.whole_s / num_columns
+    for span in account.spans:
+        column = min(int(span.begin_s / width_s), num_columns - 1)
+        begin_s = span.begin_s
+        while column < num_columns and begin_s < span.end_s:
+            last = column == num_columns - 1
+            end_s = span.end_s if last else min(span.end_s, (column + 1) * width_s)
+            shares[span.cause][column] += max(0.0, end_s - begin_s) / width_s
+            begin_s, column = max(begin_s, end_s), column + 1
+    return shares
+
+
+def _draw_time_line(axes: Any, account: Account) -> None:
+    unit_s, unit = _unit(account.whole_s)
+    width = account.whole_s / unit_s / _NUM_COLUMNS
+    # The last edge repeats the last column, because a step ends at the next edge.
+    rows = [[*row, row[-1]] for row in shares_over_time(account, _NUM_COLUMNS).values()]
+    edges = [place * width for place in range(_NUM_COLUMNS + 1)]
+    colors = [_COLORS[cause] for cause in CAUSES]
+    axes.stackplot(edges, rows, step="post", colors=colors, linewidth=0)
+    told = [failure.told_s / unit_s for failure in account.failures]
+    # An empty series that may leave the axes would upset the layout.
+    if told:
+        axes.plot(told, [1.1] * len(told), "v", color="black", markersize=6, clip_on=False)
+    if len(told) <= _MAX_NUMBERED:
+        _number(axes, told, account.whole_s / unit_s)
+    axes.set_xlim(0, max(account.whole_s / unit_s, 1e-9))
+    axes.set_ylim(0, 1.35)
+    axes.set_yticks([])
+    marked = "; triangle: failure" if told else ""
+    axes.set_xlabel(f"{unit} from the first start; green: useful{marked}")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _number(axes: Any, told: Sequence[float], whole: float) -> None:
+    """Numbers the failures; those that lie close together get one text."""
+    groups: list[list[int]] = []
+    for number, place in enumerate(told):
+        if groups and place - told[groups[-1][-1]] < 0.035 * whole:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    for group in groups:
+        first, last = group[0], group[-1]
+        middle = (told[first] + told[last]) / 2
+        text = f"{first + 1}" if first == last else f"{first + 1}-{last + 1}"
+        axes.text(middle, 1.2, text, ha="center", va="bottom", fontsize=9)
+
+
+def _draw_losses(axes: Any, account: Account) -> None:
+    causes = [cause for cause in CAUSES if cause != "useful"]
+    shares = [100 * account.time_s[cause] / (account.whole_s or 1.0) for cause in causes]
+    # The useful time would make what is lost too small to see.
+    longest = max([0.1, *shares])
+    axes.barh(range(len(causes)), shares, height=0.7, color=[_COLORS[cause] for cause in causes])
+    for place, (cause, share) in enumerate(zip(causes, shares, strict=True)):
+        text = f"{share:.1f} %, {duration_text(account.time_s[cause])}"
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.text(share + 0.01 * longest, place, text, va="center", fontsize=9, bbox=white)
+    axes.set_yticks(range(len(causes)), causes)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.22 * longest)
+    axes.set_xlabel("lost: percent of the whole time")
+    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _unit(whole_s: float) -> tuple[float, str]:
+    if whole_s < 300:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if whole_s < 4 * 3600 else (3600.0, "hours")

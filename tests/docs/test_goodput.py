@@ -1,0 +1,65 @@
+"""The page about goodput shows what the command prints, and names all causes and events."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from stratagem.cli import main
+from stratagem.goodput import CAUSES, read_run
+from stratagem.goodput.events import EndEvent, Event, StartEvent, StepEvent
+from tests.goodput.runs import long_run, write
+
+_FOLDER = Path(__file__).parents[2] / "docs"
+_PAGE = (_FOLDER / "goodput.md").read_text(encoding="utf-8")
+_ROW = re.compile(r"^\| `(\w+)` \| (.*) \|$", re.MULTILINE)
+
+
+def _stripped(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def test_example_is_what_the_command_prints(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    write(tmp_path / "runs" / "digits", long_run(2))
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["goodput", "runs/digits", "--plot", "goodput.png"])
+    assert result.exit_code == 0
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", _PAGE, re.MULTILINE | re.DOTALL)
+    assert _stripped(result.stdout) == _stripped(shown)
+    assert (tmp_path / "goodput.png").exists()
+
+
+def test_tables_name_every_cause_and_every_field() -> None:
+    rows = dict(_ROW.findall(_PAGE))
+    kinds = {subclass: rows.pop(_kind(subclass)) for subclass in Event.__subclasses__()}
+    assert sorted(rows) == sorted(CAUSES)
+    shared = {field.name for field in dataclasses.fields(Event)}
+    for subclass, cell in kinds.items():
+        fields = {field.name for field in dataclasses.fields(subclass)} - shared
+        assert set(re.findall(r"`(\w+)`", cell)) == fields
+
+
+def _kind(subclass: type[Event]) -> str:
+    """SaveStartedEvent is `save_started`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", subclass.__name__.removesuffix("Event")).lower()
+
+
+def test_loop_of_the_page_writes_a_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"^```python\n(.*?)^```$", _PAGE, re.MULTILINE | re.DOTALL)
+    exec(program, {"train_step": lambda batch: batch, "batches": iter(range(100))})
+    (written,) = read_run("runs/digits").processes
+    kinds = [type(event) for event in written.events]
+    assert (kinds[0], kinds[-1]) == (StartEvent, EndEvent)
+    steps = [event for event in written.events if isinstance(event, StepEvent)]
+    assert sum(event.num_steps for event in steps) == steps[-1].step == 100
+
+
+def test_links_lead_to_files() -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", _PAGE)
+    assert targets
+    assert [target for target in targets if not (_FOLDER / target).exists()] == []

@@ -1,0 +1,167 @@
+"""Runs written by hand: what each process tells, at which second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from stratagem.goodput import Account
+from stratagem.goodput.events import (
+    EndEvent,
+    Event,
+    FailureEvent,
+    NoticeEvent,
+    RestartEvent,
+    RestoredEvent,
+    SaveEndedEvent,
+    SaveStartedEvent,
+    StartEvent,
+    StepEvent,
+    encode,
+)
+from stratagem.goodput.reading import ProcessEvents, RunEvents
+
+EPOCH_S = 1000.0
+
+
+def at(second: float) -> dict[str, float]:
+    """Only the start's clock counts, so that of the others is wrong on purpose."""
+    return {"time_s": 5.0, "monotonic_s": second}
+
+
+def process(
+    task: str, start_s: float, *events: Event | Iterable[Event], attempt: int = 0
+) -> ProcessEvents:
+    task_type, index = task.split()
+    start = StartEvent(
+        time_s=EPOCH_S + start_s,
+        monotonic_s=start_s,
+        task_type=task_type,
+        task_index=int(index),
+        attempt=attempt,
+        num_processes=2,
+        pid=1,
+    )
+    flat = [one for event in events for one in ([event] if isinstance(event, Event) else event)]
+    ordered = (start, *sorted(flat, key=lambda event: event.monotonic_s))
+    return ProcessEvents(start=start, events=ordered)
+
+
+def run(*processes: ProcessEvents) -> RunEvents:
+    return RunEvents(processes=tuple(sorted(processes, key=lambda one: one.start.time_s)))
+
+
+def steps(
+    begin_s: float, end_s: float, first: int, last: int, *, busy: float | None = None
+) -> StepEvent:
+    """Steps `first` to `last`, both included."""
+    return StepEvent(
+        **at(end_s),
+        step=last,
+        num_steps=last - first + 1,
+        duration_s=end_s - begin_s if busy is None else busy,
+        elapsed_s=end_s - begin_s,
+    )
+
+
+def first_step(at_s: float, step: int) -> StepEvent:
+    return steps(at_s - 0.5, at_s, step, step)
+
+
+def save(
+    begin_s: float,
+    end_s: float,
+    step: int,
+    *,
+    stall_s: float | None = None,
+    failed: str | None = None,
+) -> tuple[Event, Event]:
+    """One that training waits for, unless `stall_s` says how little it did."""
+    behind = stall_s is not None
+    ended = SaveEndedEvent(
+        **at(end_s),
+        step=step,
+        stall_s=end_s - begin_s if stall_s is None else stall_s,
+        duration_s=end_s - begin_s,
+        is_asynchronous=behind,
+        failed=failed,
+    )
+    return SaveStartedEvent(**at(begin_s), step=step, is_asynchronous=behind), ended
+
+
+def restored(at_s: float, step: int, source: str = "ckpt-1") -> RestoredEvent:
+    return RestoredEvent(**at(at_s), step=step, source=source)
+
+
+def failure(
+    at_s: float, lost: str | None = None, *, silence_s: float | None = None
+) -> FailureEvent:
+    return FailureEvent(**at(at_s), reason="no sign of life", lost=lost, silence_s=silence_s)
+
+
+def restart(at_s: float, attempt: int) -> RestartEvent:
+    return RestartEvent(**at(at_s), attempt=attempt, cause="worker 1 failed")
+
+
+def notice(at_s: float) -> NoticeEvent:
+    return NoticeEvent(**at(at_s), reason="SIGTERM")
+
+
+def end(at_s: float, code: int = 0, reason: str | None = None) -> EndEvent:
+    return EndEvent(**at(at_s), code=code, reason=reason)
+
+
+def gang_restart() -> RunEvents:
+    """Worker 1 is killed after step 31 at second 40; both go on from step 21."""
+    before = (first_step(10, 1), steps(10, 40, 2, 31))
+    after = (restored(55, 21), first_step(58, 22), steps(58, 78, 23, 42), end(78))
+    return run(
+        process("launcher 0", 0, restart(47, 1), end(78)),
+        process("worker 0", 0, *before, failure(45, "worker 1", silence_s=4.5), end(46, 1)),
+        process("worker 1", 0, *before),
+        process("worker 0", 48, *after, attempt=1),
+        process("worker 1", 48, *after, attempt=1),
+    )
+
+
+def long_run(num_failures: int, whole_s: int = 600) -> RunEvents:
+    """Twenty steps a second, a save behind them every twenty seconds, failures evenly spread."""
+    processes, second, saved, reached = [], 0, 0, 0
+    deaths = [whole_s * (number + 1) // (num_failures + 1) for number in range(num_failures)]
+    for attempt, death in enumerate([*deaths, whole_s - 1]):
+        first_s = second + 5
+        lines: list[Event] = [] if attempt == 0 else [restored(second + 2, saved, "backup")]
+        lines.append(first_step(first_s, saved + 1))
+        reached = saved + 1
+        for now in range(first_s, death):
+            lines.append(steps(now, now + 1, reached + 1, reached + 20, busy=0.99))
+            reached += 20
+            if now % 20 == 0:
+                lines += save(now + 1, now + 4, reached, stall_s=0.2)
+                saved = reached
+        both = [failure(death + 1, "worker 1"), end(death + 1.5, 1)]
+        tail = [[end(whole_s)]] * 2 if death == whole_s - 1 else [both, []]
+        processes += [
+            process(f"worker {index}", second, *lines, *tail[index], attempt=attempt)
+            for index in range(2)
+        ]
+        second = death + 2
+    return run(*processes)
+
+
+def write(folder: Path, events: RunEvents) -> None:
+    """The files that the processes of a run would have written."""
+    (folder / "events").mkdir(parents=True)
+    for number, one in enumerate(events.processes):
+        text = "".join(f"{encode(event)}\n" for event in one.events)
+        (folder / "events" / f"{one.task.replace(' ', '-')}.{number}.jsonl").write_text(text)
+
+
+def parts(account: Account) -> dict[str, float]:
+    """The causes that took any time."""
+    return {cause: round(time_s, 6) for cause, time_s in account.time_s.items() if time_s > 1e-9}
+
+
+def times(account: Account) -> list[tuple[float, float | None, float | None]]:
+    """Of each failure: when it was told, and how long to detect and to resume."""
+    return [(one.told_s, one.detect_s, one.resume_s) for one in account.failures]

@@ -1,0 +1,90 @@
+"""What is read of a run's folder, and what is reported as unreadable."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stratagem.errors import NotFoundError
+from stratagem.goodput import read_run
+from stratagem.goodput.events import Event, encode
+from tests.goodput.runs import end, first_step, gang_restart, process, restored, save, write
+
+
+def test_run_is_read_as_it_was_written(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    read = read_run(tmp_path)
+    assert sorted(read.processes, key=str) == sorted(gang_restart().processes, key=str)
+    assert read.problems == ()
+    starts_s = [one.start.time_s for one in read.processes]
+    assert starts_s == sorted(starts_s)
+
+
+def test_clock_that_is_set_while_a_process_runs_does_no_harm() -> None:
+    one = process("worker 0", 10, first_step(12, 1))
+    assert one.at_s(one.events[1]) - one.at_s(one.start) == 2
+
+
+@pytest.mark.parametrize("made", ["nothing", "folder", "empty"])
+def test_folder_without_events_is_named(tmp_path, made) -> None:
+    if made != "nothing":
+        (tmp_path / "run").mkdir()
+    if made == "empty":
+        (tmp_path / "run" / "events").mkdir()
+    with pytest.raises(NotFoundError, match=r"run has no events\.\nExpected files"):
+        read_run(tmp_path / "run")
+
+
+def test_torn_last_line_is_reported_and_the_rest_read(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    path = tmp_path / "events" / "worker-0.1.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    read = read_run(tmp_path)
+    (problem,) = read.problems
+    number = whole.count(b"\n")
+    assert problem == (
+        f"worker-0.1.jsonl, line {number}: This line is no event: it is not one whole JSON object."
+    )
+    assert sum(len(one.events) for one in read.processes) == -1 + sum(
+        len(one.events) for one in gang_restart().processes
+    )
+
+
+def test_file_of_a_later_version_is_reported_once_and_left_out(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    lines = [json.dumps({"version": 2, "kind": "start"})] * 3
+    (tmp_path / "events" / "worker-9.jsonl").write_text("\n".join(lines))
+    read = read_run(tmp_path)
+    assert len(read.processes) == len(gang_restart().processes)
+    assert read.problems == (
+        "worker-9.jsonl, line 1: This line is no event: its version is 2. And 2 more such lines.",
+    )
+
+
+def test_file_without_a_start_and_one_that_cannot_be_opened_are_reported(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    (tmp_path / "events" / "worker-8.jsonl").write_text(encode(end(3)) + "\n")
+    (tmp_path / "events" / "worker-9.jsonl").mkdir()
+    without, folder = read_run(tmp_path).problems
+    assert without == "worker-8.jsonl: it does not begin with a start, and is left out."
+    assert folder.startswith("worker-9.jsonl: ")
+    assert "directory" in folder
+
+
+def test_folder_in_which_nothing_can_be_read_is_named_with_the_reason(tmp_path) -> None:
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "worker-0.jsonl").write_text(encode(end(3)) + "\n")
+    with pytest.raises(NotFoundError, match=r"has no events\. worker-0.jsonl: it does not begin"):
+        read_run(tmp_path)
+
+
+def test_lines_of_threads_are_put_in_order(tmp_path) -> None:
+    events: list[Event] = [*save(3, 6, 1), restored(4, 1), first_step(5, 2)]
+    one = process("worker 0", 0)
+    (tmp_path / "events").mkdir()
+    lines = [encode(event) for event in (one.start, *events)]
+    (tmp_path / "events" / "worker-0.jsonl").write_text("\n".join(lines))
+    (read,) = read_run(tmp_path).processes
+    assert [event.monotonic_s for event in read.events] == [0, 3, 4, 5, 6]

@@ -1,0 +1,84 @@
+"""The account of a run as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from stratagem.goodput import account_for
+from stratagem.goodput.report import duration_text, show
+from tests.goodput.runs import failure, first_step, gang_restart, long_run, process, run, steps
+
+
+def shown(account) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    show(account, console)
+    return console.file.getvalue()
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The cells of the tables by the first one of each row."""
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
+    return {row[0]: row[1:] for row in cells if row}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0004, "0 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 00 min"),
+        (100 * 3600, "100 h 00 min"),
+    ],
+)
+def test_duration_is_rounded_into_the_next_unit(seconds, text) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_tables_show_the_account() -> None:
+    text = shown(account_for(gang_restart()))
+    assert text.startswith(
+        "Goodput 0.513 of 1 min 18 s: 42 steps, 10 done again, 1 failure, 5 processes\n"
+    )
+    table = rows(text)
+    assert table["useful"][:2] == ["40.0 s", "51.3%"]
+    assert table["repeated"][:2] == ["10.0 s", "12.8%"]
+    assert table["detecting"][:2] == ["5.0 s", "6.4%"]
+    assert table["restarting"][:2] == ["13.0 s", "16.7%"]
+    assert table["45.0 s"] == ["5.0 s", "13.0 s", "worker 1 lost"]
+    assert table["median"][:2] == table["worst"][:2] == ["5.0 s", "13.0 s"]
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    events = run(process("worker 0", 0, failure(1)), process("worker 1", 0, failure(2)))
+    text = shown(account_for(events))
+    assert rows(text)["1.0 s"][:2] == ["-", "-"]
+    assert rows(text)["worst"][:2] == ["-", "-"]
+    assert "still going on or killed" in text
+
+
+def test_run_without_failures_has_no_table_of_them() -> None:
+    text = shown(account_for(run(process("worker 0", 0, first_step(1, 1), steps(1, 3, 2, 2)))))
+    assert "Failures" not in text
+    assert "0 failures, 1 process\n" in text
+
+
+def test_only_the_first_of_many_failures_are_listed() -> None:
+    text = shown(account_for(long_run(40, 1200)))
+    assert text.count("worker 1 lost") == 20
+    assert rows(text)["..."][-1] == "and 20 more"
+
+
+def test_words_of_a_run_are_no_markup() -> None:
+    account = account_for(run(process("worker 0", 0, failure(1, "[red]worker[/red]"))))
+    account = dataclasses.replace(account, problems=("[bold]torn[/bold]",))
+    text = shown(account)
+    assert "[red]worker[/red] lost" in text
+    assert "Not read: [bold]torn[/bold]" in text

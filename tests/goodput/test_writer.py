@@ -1,0 +1,254 @@
+"""What a process writes into the folder of its run, whatever happens to it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratagem.goodput import EventWriter, account_for, read_run
+
+_KILLED = """
+import os, signal, sys
+from stratagem.goodput import EventWriter
+writer = EventWriter(sys.argv[1], "worker", 0, num_processes=1, interval_s=0)
+for step in range(1, 101):
+    writer.step(step)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+_RESTARTED = """
+import sys
+from stratagem.goodput import EventWriter
+with EventWriter(sys.argv[1], "worker", 0, num_processes=1) as writer:
+    writer.restored(60, "backup")
+    for step in range(61, 151):
+        writer.step(step)
+    writer.end()
+"""
+
+
+def open_writer(folder: Path, **options: Any) -> EventWriter:
+    return EventWriter(folder, "worker", 2, num_processes=4, **({"attempt": 0} | options))
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = (folder / "events").iterdir()
+    return path
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in only_file(folder).read_text().splitlines()]
+
+
+def test_every_event_has_its_kind_and_its_fields(tmp_path) -> None:
+    before_s = time.time()
+    with open_writer(tmp_path / "new" / "run", attempt=3) as writer:
+        writer.restored(10, Path("backup") / "1")
+        writer.step(12, num_steps=2, duration_s=0.001)
+        writer.save_started(12, is_asynchronous=True)
+        writer.save_ended(12, stall_s=0.25, duration_s=2, is_asynchronous=True, failed="disk full")
+        writer.notice("SIGTERM")
+        writer.failure("no answer", lost="worker 1", silence_s=30)
+        writer.restart(4, "worker 1 failed")
+        writer.end(42, "preempted")
+    lines = written(tmp_path / "new" / "run")
+    for line in lines:
+        assert line["version"] == 1
+        assert before_s - 1 <= line["time_s"] <= time.time()
+    times_s = [line["monotonic_s"] for line in lines]
+    assert times_s == sorted(times_s)
+    assert lines[2]["elapsed_s"] >= 0
+    heads = ("version", "time_s", "monotonic_s", "elapsed_s")
+    assert [{k: v for k, v in line.items() if k not in heads} for line in lines] == [
+        {
+            "kind": "start",
+            "task_type": "worker",
+            "task_index": 2,
+            "attempt": 3,
+            "num_processes": 4,
+            "pid": os.getpid(),
+        },
+        {"kind": "restored", "step": 10, "source": os.path.join("backup", "1")},
+        {"kind": "step", "step": 12, "num_steps": 2, "duration_s": 0.001},
+        {"kind": "save_started", "step": 12, "is_asynchronous": True},
+        {
+            "kind": "save_ended",
+            "step": 12,
+            "stall_s": 0.25,
+            "duration_s": 2.0,
+            "is_asynchronous": True,
+            "failed": "disk full",
+        },
+        {"kind": "notice", "reason": "SIGTERM"},
+        {"kind": "failure", "reason": "no answer", "lost": "worker 1", "silence_s": 30.0},
+        {"kind": "restart", "attempt": 4, "cause": "worker 1 failed"},
+        {"kind": "end", "code": 42, "reason": "preempted"},
+    ]
+
+
+def test_steps_are_put_together_until_something_else_happens(tmp_path) -> None:
+    with open_writer(tmp_path, interval_s=1e9) as writer:
+        for step in range(1, 11):
+            writer.step(step)
+        writer.save_started(10)
+        for step in range(11, 21):
+            writer.step(step)
+        for tell in (lambda: writer.failure("no answer"), lambda: writer.restored(20, "memory")):
+            tell()
+            for step in range(21, 24):
+                writer.step(step)
+    lines = [(one["step"], one["num_steps"]) for one in written(tmp_path) if one["kind"] == "step"]
+    assert lines == [(1, 1), (10, 9), (20, 10)] + 2 * [(21, 1), (23, 2)]
+
+
+def test_file_is_named_after_task_attempt_and_process(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_RESTART_COUNT", "7")
+    open_writer(tmp_path, attempt=None).close()
+    assert only_file(tmp_path).name == f"worker-2.attempt-7.pid-{os.getpid()}.jsonl"
+    assert written(tmp_path)[0]["attempt"] == 7
+
+
+def test_restart_count_that_is_none_is_refused(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_RESTART_COUNT", "often")
+    with pytest.raises(ValueError, match="STRATAGEM_RESTART_COUNT='often' is no count"):
+        open_writer(tmp_path, attempt=None)
+
+
+def test_two_processes_of_one_name_have_two_files(tmp_path) -> None:
+    """In a container each process may have number 1, and no launcher counts the restarts."""
+    for _ in range(3):
+        open_writer(tmp_path).close()
+    names = sorted(path.name for path in (tmp_path / "events").iterdir())
+    stem = f"worker-2.attempt-0.pid-{os.getpid()}"
+    assert names == [f"{stem}.2.jsonl", f"{stem}.3.jsonl", f"{stem}.jsonl"]
+    assert [len(one.events) for one in read_run(tmp_path).processes] == [1, 1, 1]
+
+
+def test_killed_process_has_written_what_it_told_and_the_next_one_goes_on(tmp_path) -> None:
+    ended = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    account = account_for(read_run(tmp_path))
+    assert (account.num_steps, account.is_over, account.problems) == (100, False, ())
+    again = dict(os.environ, STRATAGEM_RESTART_COUNT="1")
+    command = [sys.executable, "-c", _RESTARTED, str(tmp_path)]
+    subprocess.run(command, timeout=60, check=True, env=again)
+    account = account_for(read_run(tmp_path))
+    assert (account.num_steps, account.num_repeated, account.is_over) == (150, 40, True)
+    (failure,) = account.failures
+    assert failure.what == "worker 0 ended without a word"
+    assert sum(account.time_s.values()) == pytest.approx(account.whole_s)
+
+
+def test_threads_write_whole_lines(tmp_path) -> None:
+    with open_writer(tmp_path, interval_s=0) as writer:
+
+        def tell(base: int) -> None:
+            for step in range(1, 201):
+                writer.step(base + step)
+                writer.save_started(base + step)
+
+        threads = [threading.Thread(target=tell, args=(1000 * n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    lines = written(tmp_path)
+    assert sum(line.get("num_steps", 0) for line in lines) == 800
+    assert sum(line["kind"] == "save_started" for line in lines) == 800
+
+
+def test_folder_that_cannot_be_written_is_told_once(tmp_path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.warns(RuntimeWarning, match="Events of this run cannot be written") as caught:
+        writer = open_writer(tmp_path / "run")
+    writer.step(1)
+    writer.end()
+    writer.close()
+    assert len(caught) == 1
+
+
+def test_full_disk_is_told_once_and_training_goes_on(tmp_path, monkeypatch) -> None:
+    write, answers = os.write, [OSError(errno.ENOSPC, "No space left on device"), 5, None]
+
+    def on_full_disk(descriptor: int, data: bytes) -> int:
+        answer = answers.pop(0) if answers else None
+        if isinstance(answer, OSError):
+            raise answer
+        return write(descriptor, data[:answer])
+
+    writer = open_writer(tmp_path, interval_s=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", on_full_disk)
+            for step in range(1, 5):
+                writer.step(step)
+        writer.close()
+    assert [str(one.message) for one in caught] == [
+        "Events of this run cannot be written, and are lost: [Errno 28] No space left on device"
+    ]
+    # The first line is lost, the second torn, and the rest whole.
+    run = read_run(tmp_path)
+    assert [vars(event).get("step") for event in run.processes[0].events] == [None, 3, 4]
+    assert len(run.problems) == 1
+
+
+def test_line_of_which_a_part_is_written_is_told(tmp_path, monkeypatch) -> None:
+    writer = open_writer(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda _, data: len(data) - 1)
+        with pytest.warns(RuntimeWarning, match="the disk took a part of a line"):
+            writer.end()
+    writer.close()
+
+
+def test_forked_process_writes_nothing(tmp_path, monkeypatch) -> None:
+    with open_writer(tmp_path) as writer:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", lambda: -1)
+            writer.step(1)
+        writer.step(2)
+    assert [line["kind"] for line in written(tmp_path)] == ["start", "step"]
+
+
+def test_what_is_told_after_the_end_is_lost(tmp_path) -> None:
+    writer = open_writer(tmp_path)
+    writer.close()
+    writer.step(1)
+    writer.close()
+    assert [line["kind"] for line in written(tmp_path)] == ["start"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"step": 0},
+        {"step": 3, "num_steps": 0},
+        {"step": 3, "num_steps": 4},
+        {"step": 3, "duration_s": -1.0},
+        {"step": 3, "duration_s": float("nan")},
+        {"step": 3, "duration_s": float("inf")},
+    ],
+)
+def test_step_that_is_none_is_refused(tmp_path, call) -> None:
+    with (
+        open_writer(tmp_path) as writer,
+        pytest.raises(ValueError, match=r"are not those of a call(?s:.)*counted from 1"),
+    ):
+        writer.step(**call)
+
+
+@pytest.mark.parametrize("interval_s", [-1.0, float("nan")])
+def test_interval_that_is_none_is_refused(tmp_path, interval_s) -> None:
+    with pytest.raises(ValueError, match="is no interval"):
+        open_writer(tmp_path, interval_s=interval_s)
