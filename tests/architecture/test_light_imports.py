@@ -24,11 +24,17 @@ HEAVY = (
 LIGHT_STATEMENTS = [
     "import stratagem",
     "import stratagem.errors, stratagem.options, stratagem.environment",
+    "import stratagem as sg; sg.TerminationConfig(); sg.preemption.SignalSource()",
     "import stratagem as sg; sg.ClusterSpec({}); sg.cluster.detect(); sg.cluster_resolver",
     # Rooms below the line, as they come.
     *(
         f"import {name}"
-        for name in ("stratagem.cluster", "stratagem.launch", "stratagem.manifests")
+        for name in (
+            "stratagem.cluster",
+            "stratagem.launch",
+            "stratagem.manifests",
+            "stratagem.preemption",
+        )
         if importlib.util.find_spec(name) is not None
     ),
     "from stratagem.cli import main; main(['--help'], standalone_mode=False)",
