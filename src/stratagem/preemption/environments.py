@@ -63,7 +63,7 @@ def slurm_time_left() -> Callable[[], float] | None:
 
     Returns:
         A function without arguments, its value is in seconds; None where `SLURM_JOB_END_TIME` is
-        not set, as with Slurm before version 23.02.
+        not set, as with older versions of Slurm.
 
     Raises:
         ValueError: the variable is no time.

@@ -173,7 +173,7 @@ def _require_python_handler(signum: signal.Signals) -> None:
         raise RuntimeError(
             explain(
                 f"{signum.name} has a handler that was not set from Python.",
-                expected="none, or one that can be put back: both would not hear the signal.",
+                expected="none, or one that Python can put back: only the last one set is called.",
                 fix="for JAX's own, set jax_enable_preemption_service to False before "
                 "jax.distributed.initialize; or listen to another signal.",
             )
