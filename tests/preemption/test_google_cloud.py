@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import threading
+import urllib.error
 import urllib.parse
 from collections.abc import Iterator
 
@@ -147,9 +148,12 @@ def test_server_that_stays_silent_is_an_error(metadata_server, monkeypatch) -> N
     metadata_server.num_failing = 1000
     with (
         GoogleCloudSource() as source,
-        pytest.raises(RuntimeError, match=r"does not say 'instance/\S+': HTTP Error 503"),
+        pytest.raises(RuntimeError, match=r"does not say 'instance/\S+': HTTP Error 503") as error,
     ):
         source.wait(timeout_s=TIMEOUT_S)
+    # The source keeps the error, which must not keep a connection.
+    assert isinstance(error.value.__cause__, urllib.error.HTTPError)
+    assert error.value.__cause__.closed
 
 
 def test_server_that_does_not_wait_is_not_asked_without_a_pause(
