@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stratagem import input as input
     from stratagem import launch as launch
     from stratagem import nn as nn
+    from stratagem import preemption as preemption
     from stratagem import train as train
     from stratagem.checkpoint import Checkpoint as Checkpoint
     from stratagem.checkpoint import CheckpointManager as CheckpointManager
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from stratagem.options import ValueContext as ValueContext
     from stratagem.options import VariableAggregation as VariableAggregation
     from stratagem.options import VariableSynchronization as VariableSynchronization
+    from stratagem.preemption import PreemptionWatcher as PreemptionWatcher
+    from stratagem.preemption import TerminationConfig as TerminationConfig
     from stratagem.strategies import CollectiveAllReduceStrategy as CollectiveAllReduceStrategy
     from stratagem.strategies import CrossDeviceOps as CrossDeviceOps
     from stratagem.strategies import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
@@ -106,6 +109,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "NcclAllReduce": ("stratagem.strategies", "NcclAllReduce"),
     "OneDeviceStrategy": ("stratagem.strategies", "OneDeviceStrategy"),
     "PerReplica": ("stratagem.values", "PerReplica"),
+    "PreemptionWatcher": ("stratagem.preemption", "PreemptionWatcher"),
     "ReduceOp": ("stratagem.options", "ReduceOp"),
     "ReductionToOneDevice": ("stratagem.strategies", "ReductionToOneDevice"),
     "ReplicaContext": ("stratagem.context", "ReplicaContext"),
@@ -115,6 +119,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "SidecarEvaluatorModelExport": ("stratagem.keras", "SidecarEvaluatorModelExport"),
     "Strategy": ("stratagem.strategies", "Strategy"),
     "StrategyExtended": ("stratagem.strategies", "StrategyExtended"),
+    "TerminationConfig": ("stratagem.preemption", "TerminationConfig"),
     "ValueContext": ("stratagem.options", "ValueContext"),
     "Variable": ("stratagem.keras", "Variable"),
     "VariableAggregation": ("stratagem.options", "VariableAggregation"),
@@ -138,6 +143,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "input": ("stratagem.input", None),
     "launch": ("stratagem.launch", None),
     "nn": ("stratagem.nn", None),
+    "preemption": ("stratagem.preemption", None),
     "regroup": ("stratagem.values", "regroup"),
     "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
     "select_replica": ("stratagem.values", "select_replica"),
@@ -171,6 +177,7 @@ __all__ = [
     "NcclAllReduce",
     "OneDeviceStrategy",
     "PerReplica",
+    "PreemptionWatcher",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
@@ -180,6 +187,7 @@ __all__ = [
     "SidecarEvaluatorModelExport",
     "Strategy",
     "StrategyExtended",
+    "TerminationConfig",
     "ValueContext",
     "Variable",
     "VariableAggregation",
@@ -203,6 +211,7 @@ __all__ = [
     "input",
     "launch",
     "nn",
+    "preemption",
     "regroup",
     "scale_regularization_loss",
     "select_replica",
@@ -211,7 +220,15 @@ __all__ = [
     "value_and_grad",
 ]
 
-_ROOMS_WITHOUT_JAX = ("cluster", "communication", "config", "errors", "launch", "options")
+_ROOMS_WITHOUT_JAX = (
+    "cluster",
+    "communication",
+    "config",
+    "errors",
+    "launch",
+    "options",
+    "preemption",
+)
 
 _environment.select_keras_backend()
 

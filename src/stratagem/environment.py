@@ -143,6 +143,12 @@ VARIABLES = {
         parse=_parse_seconds,
         meaning="How long an evaluator waits for the next checkpoint.",
     ),
+    "pod_grace_s": Variable(
+        name="STRATAGEM_POD_GRACE_S",
+        default=30.0,
+        parse=_parse_seconds,
+        meaning="The pod's `terminationGracePeriodSeconds`: the time from SIGTERM to its end.",
+    ),
 }
 
 

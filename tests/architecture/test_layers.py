@@ -27,6 +27,7 @@ LAYERS = (
     ("topology",),
     # no JAX below this line
     ("group",),
+    ("preemption",),
     ("cluster", "launch", "manifests"),
     ("goodput",),
     (

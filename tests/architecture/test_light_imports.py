@@ -24,6 +24,7 @@ HEAVY = (
 LIGHT_STATEMENTS = [
     "import stratagem",
     "import stratagem.errors, stratagem.options, stratagem.environment",
+    "import stratagem as sg; sg.TerminationConfig(); sg.preemption.SignalSource()",
     "import stratagem as sg; sg.ClusterSpec({}); sg.cluster.detect(); sg.cluster_resolver",
     # Rooms below the line, as they come.
     *(
@@ -33,6 +34,7 @@ LIGHT_STATEMENTS = [
             "stratagem.goodput",
             "stratagem.launch",
             "stratagem.manifests",
+            "stratagem.preemption",
         )
         if importlib.util.find_spec(name) is not None
     ),

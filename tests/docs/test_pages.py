@@ -1,4 +1,4 @@
-"""Each page for authors of libraries is one program, and prints what the page shows."""
+"""Each page for authors of libraries, and preemption's, is a program, and prints what it shows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def _differences(page: str, name: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(_FOLDER.glob("*.md")) if path.name != _LIST],
+    [
+        *(path for path in sorted(_FOLDER.glob("*.md")) if path.name != _LIST),
+        _FOLDER.parent / "preemption.md",
+    ],
     ids=lambda path: path.stem,
 )
 def test_page_prints_what_it_shows(path: Path) -> None:

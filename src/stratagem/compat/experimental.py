@@ -17,6 +17,8 @@ _SAME = (
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "PreemptionWatcher",
+    "TerminationConfig",
     "ValueContext",
 )
 

@@ -1,0 +1,52 @@
+"""No scheduler's variables, no machine of Google Cloud, and handlers that are put back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stratagem.preemption import google_cloud
+
+_NAMES = (
+    "CUDA_VISIBLE_DEVICES",
+    "GCE_METADATA_HOST",
+    "GCE_METADATA_IP",
+    "KUBERNETES_SERVICE_HOST",
+    "STRATAGEM_POD_GRACE_S",
+)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@pytest.fixture(autouse=True)
+def no_scheduler(monkeypatch) -> None:
+    for name in list(os.environ):
+        if name in _NAMES or name.startswith("SLURM"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(google_cloud, "_PRODUCT_NAME", Path("/no/such/file"))
+
+
+@pytest.fixture(autouse=True)
+def same_handlers() -> Iterator[None]:
+    """Fails a test that leaves another handler behind than it has found."""
+    before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+    yield
+    after = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+    assert after == before
+
+
+@pytest.fixture
+def received() -> Iterator[list[int]]:
+    """What handlers of the test's own get, which are there before any source."""
+    seen: list[int] = []
+    before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+    for signum in _SIGNALS:
+        signal.signal(signum, lambda signum, _: seen.append(signum))
+    yield seen
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
