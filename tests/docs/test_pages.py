@@ -1,4 +1,4 @@
-"""Each page for authors of libraries, and preemption's, is a program, and prints what it shows."""
+"""Pages that are programs print what they show: those for authors of libraries, and two more."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ def _differences(page: str, name: str) -> list[str]:
     "path",
     [
         *(path for path in sorted(_FOLDER.glob("*.md")) if path.name != _LIST),
+        _FOLDER.parent / "checkpoints.md",
         _FOLDER.parent / "preemption.md",
     ],
     ids=lambda path: path.stem,
