@@ -66,7 +66,7 @@ def test_sigterm_is_noted_and_the_program_leaves_with_its_code(child) -> None:
 
 
 WORK_UNTIL_KILLED = """
-import os, threading
+import os, threading, time
 from stratagem.preemption import SignalSource
 
 def say(line):
@@ -83,7 +83,9 @@ for number in (1, 2):
     while len(source.notices) < number:
         pass
     say(f"noted {number}")
-input()
+# Python runs a handler between two of its steps: one that blocks for ever might be the last.
+for _ in range(6000):
+    time.sleep(0.01)
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import queue
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -12,6 +13,10 @@ from typing import Self
 from stratagem.messages import explain
 
 __all__ = ["AnySource", "Notice", "NoticeSource"]
+
+# A signal that comes just before the main thread begins to wait does not wake it: Python runs the
+# handler when that wait is over.
+_LONGEST_WAIT_S = 0.2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,12 +119,17 @@ class NoticeSource(abc.ABC):
         Raises:
             Exception: as of `notice`.
         """
-        try:
-            self._woken.get(timeout=max(0.0, timeout_s))
-        except queue.Empty:
+        end_s = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, end_s - time.monotonic())
+            try:
+                self._woken.get(timeout=min(left_s, _LONGEST_WAIT_S))
+            except queue.Empty:
+                if left_s > _LONGEST_WAIT_S:
+                    continue
+                return self.notice
+            self._woken.put(None)  # for the next one that waits
             return self.notice
-        self._woken.put(None)  # for the next one that waits
-        return self.notice
 
     def hear(self, notice: Notice) -> None:
         """Keeps a notice and wakes who waits; for signal handlers and threads alike.
