@@ -139,6 +139,8 @@ def test_jobs_start_lost_tasks_again_and_end_for_good_on_wrong_arguments() -> No
         # What a failure policy asks for.
         assert spec["template"]["spec"]["restartPolicy"] == "Never"
         assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == 300
+        (container,) = spec["template"]["spec"]["containers"]
+        assert {"name": "STRATAGEM_POD_GRACE_S", "value": "300"} in container["env"]
 
 
 def test_servers_are_always_started_again_and_only_they_have_a_probe() -> None:
