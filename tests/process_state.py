@@ -13,7 +13,7 @@ import stratagem
 
 # pytest's own, set anew for each phase of a test.
 _FOREIGN_VARIABLES = ("PYTEST_CURRENT_TEST",)
-_JOIN_TIMEOUT_S = 2.0
+_JOIN_TIMEOUT_S = 20.0
 
 
 def _environment() -> dict[str, str]:
