@@ -318,6 +318,45 @@ def test_later_format_and_foreign_checkpoint_are_refused(tmp_path: Path) -> None
         checkpoint.restore(tmp_path / "later")
 
 
+class Reader:
+    """Something with a state of its own."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
+
+
+def test_state_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"reader\.get_state\(\) returned what JSON cannot hold"):
+        sg.train.Checkpoint(reader=Reader(b"bytes")).save(tmp_path / "ckpt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_object_of_another_kind_changes_nothing(tmp_path: Path) -> None:
+    step, reader = sg.Variable(1, dtype="int32"), Reader(5)
+    path = sg.train.Checkpoint(step=step, thing=sg.Variable(2.0)).save(tmp_path / "ckpt")
+    step.assign(9)
+    with pytest.raises(ValueError, match="thing is a state here and was saved in"):
+        sg.train.Checkpoint(step=step, thing=reader).restore(path)
+    assert (int(step), reader.state) == (9, 5)
+
+
+def test_name_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:
+    step = sg.Variable(1, dtype="int32")
+    checkpoint = sg.train.Checkpoint(step=step)
+    checkpoint.write(tmp_path / "ckpt")
+    step.assign(2)
+    with pytest.raises(FileExistsError, match="is already there"):
+        checkpoint.write(tmp_path / "ckpt")
+    checkpoint.read(tmp_path / "ckpt")
+    assert int(step) == 1
+
+
 def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
     path = checkpoint.save(tmp_path / "ckpt")

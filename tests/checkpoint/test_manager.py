@@ -144,8 +144,12 @@ def test_a_number_that_is_taken_is_replaced_by_a_whole_one(tmp_path: Path, monke
     step.assign(1)
     path = manager.save(5)
 
+    replace = manager_module._replace
+
     def killed(folder: Path) -> None:
-        raise KeyboardInterrupt
+        if folder.with_name(folder.name + ".new").exists():
+            raise KeyboardInterrupt
+        replace(folder)
 
     step.assign(2)
     with monkeypatch.context() as patch:  # as if killed when the new one is written
@@ -155,8 +159,8 @@ def test_a_number_that_is_taken_is_replaced_by_a_whole_one(tmp_path: Path, monke
     manager.checkpoint.restore(path)
     assert int(step) == 1
 
-    assert manager.checkpoints == [path]  # which ends what was begun
-    manager.checkpoint.restore(path)
+    assert manager.checkpoints == [path + ".new"]
+    assert manager.restore_or_initialize() == path + ".new"
     assert int(step) == 2
     step.assign(3)
     assert manager.save(5) == path
@@ -178,6 +182,9 @@ def test_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch) -> None:
         patch.setattr(ocp, "save_checkpointables", full)
         with pytest.raises(OSError, match="No space left on device"):
             manager.save()
+        with pytest.raises(OSError, match="No space left on device"):
+            manager.save(7)
+    assert int(manager.checkpoint.save_counter) == 1  # a save that failed does not count
     assert manager.checkpoints == [first]
     step.assign(0)
     manager.restore_or_initialize()

@@ -28,6 +28,18 @@ def test_every_algorithm_is_timed_at_every_size() -> None:
         assert all(time_s > 0 and math.isfinite(time_s) for time_s in times.values())
 
 
+@pytest.mark.parametrize(
+    ("own_s", "other_s", "expected"), [(1e-6, 1e-6, 15), (0.01, 0.1, 8), (0.1, 0.01, 8), (9, 9, 3)]
+)
+def test_rounds_are_as_many_as_fit_on_the_slowest(own_s, other_s, expected, monkeypatch) -> None:
+    class Two:
+        def exchange(self, name, value):
+            return [value, other_s]
+
+    monkeypatch.setattr(measuring, "current_group", Two)
+    assert measuring._num_rounds(4096, own_s) == expected
+
+
 def test_hierarchical_needs_groups() -> None:
     times_s = times_of(Topology(tuple(jax.devices()[:2])), (64,), num_rounds=1)
     assert set(times_s) == set(Algorithm) - {Algorithm.HIERARCHICAL}

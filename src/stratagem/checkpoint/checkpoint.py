@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,11 +82,28 @@ class Checkpoint:
             OSError: it could not be written; what was there before still is.
             ValueError: an object has no variables yet.
         """
-        self.save_counter.assign_add(1)
+        return self.save_as(f"{os.fspath(file_prefix)}-{int(self.save_counter) + 1}")
+
+    def save_as(self, path: str | os.PathLike[str]) -> str:
+        """Saves under a name as it is, and counts it.
+
+        Args:
+            path: where; nothing may be there.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: it could not be written; what was there before still is.
+            TypeError: an object has a state that JSON cannot hold.
+            ValueError: an object has no variables yet.
+        """
+        before = int(self.save_counter)
+        self.save_counter.assign(before + 1)
         try:
-            return self.write(f"{os.fspath(file_prefix)}-{int(self.save_counter)}")
+            return self.write(path)
         except Exception:
-            self.save_counter.assign(int(self.save_counter) - 1)
+            self.save_counter.assign(before)
             raise
 
     def write(self, file_prefix: str | os.PathLike[str]) -> str:
@@ -105,7 +123,7 @@ class Checkpoint:
         parts = self._parts()
         # Reading what has a component on each replica takes all processes.
         arrays = {name: _values(part) for name, part in parts.items()}
-        states = {name: part.source.get_state() for name, part in parts.items() if part.source}
+        states = {name: _state(part) for name, part in parts.items() if part.source}
         items = _item_names(parts)
         notes = {
             "objects": {name: {"kind": p.kind, "item": items[name]} for name, p in parts.items()},
@@ -156,7 +174,7 @@ class Checkpoint:
 
         def read() -> tuple[dict[str, Arrays], dict[str, dict[str, str]], dict[str, Any]]:
             manifest = read_manifest(folder)
-            _check_names(parts, manifest["objects"], str(folder))
+            _check_objects(parts, manifest["objects"], str(folder))
             items = {name: manifest["objects"][name]["item"] for name in parts}
             found = {
                 name: match(part, manifest["items"][items[name]], str(folder))
@@ -180,6 +198,22 @@ def _check_kind(name: str, value: Any) -> None:
         return
 
 
+def _state(part: Part) -> Any:
+    assert part.source is not None
+    state = part.source.get_state()
+    try:
+        json.dumps(state)
+    except TypeError as error:
+        raise TypeError(
+            explain(
+                f"{part.name}.get_state() returned what JSON cannot hold: {error}",
+                expected="numbers, texts, truth values, None, and lists and dicts of them.",
+                fix="wrap it in an object whose get_state() and set_state() convert it.",
+            )
+        ) from error
+    return state
+
+
 def _values(part: Part) -> dict[str, np.ndarray[Any, Any]]:
     return {path: np.asarray(_whole(variable)) for path, variable in part.variables.items()}
 
@@ -197,7 +231,7 @@ def _item_names(parts: Mapping[str, Part]) -> dict[str, str]:
     return {name: _KERAS_ITEM if name == first else f"{name}_state" for name in parts}
 
 
-def _check_names(parts: Mapping[str, Part], saved: Mapping[str, Any], where: str) -> None:
+def _check_objects(parts: Mapping[str, Part], saved: Mapping[str, Any], where: str) -> None:
     unknown = [name for name in parts if name not in saved]
     if unknown:
         raise ValueError(
@@ -208,3 +242,13 @@ def _check_names(parts: Mapping[str, Part], saved: Mapping[str, Any], where: str
                 "is new.",
             )
         )
+    for name, part in parts.items():
+        kind = saved[name]["kind"]
+        if (part.source is not None) != (kind == "state"):
+            raise ValueError(
+                explain(
+                    f"{name} is a {part.kind} here and was saved in {where} as a {kind}.",
+                    expected="an object like the one that was saved.",
+                    fix="give the object another name, or restore another checkpoint.",
+                )
+            )

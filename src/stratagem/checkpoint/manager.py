@@ -28,6 +28,7 @@ from stratagem.errors import DataLossError
 from stratagem.messages import explain
 
 __all__ = ["CheckpointManager"]
+
 # Ends the name of a checkpoint that is to take the place of another.
 _NEW = ".new"
 
@@ -172,11 +173,10 @@ class CheckpointManager:
 
     def _save_as(self, path: str) -> str:
         """Saves under a name that may be taken: what has it stays until the new one is whole."""
-        is_taken = agreed_with_first("CheckpointManager.save", lambda: Path(path).exists())
-        self.checkpoint.save_counter.assign_add(1)
-        if not is_taken:
-            return self.checkpoint.write(path)
-        self.checkpoint.write(path + _NEW)
+        done_by_first("CheckpointManager.save", lambda: _replace(Path(path)))
+        if not agreed_with_first("CheckpointManager.save", lambda: Path(path).exists()):
+            return self.checkpoint.save_as(path)
+        self.checkpoint.save_as(path + _NEW)
         done_by_first("CheckpointManager.save", lambda: _replace(Path(path)))
         return path
 
@@ -188,16 +188,14 @@ class CheckpointManager:
         return agreed_with_first("CheckpointManager.save", lambda: policy.is_due(moment))
 
     def _entries(self) -> list[_Entry]:
-        pattern = re.compile(rf"{re.escape(self._name)}-(\d+)")
-        found: list[_Entry] = []
-        for path in self._folder.glob(f"{self._name}-*{_NEW}"):
-            if is_whole(path):
-                _replace(path.with_name(path.name.removesuffix(_NEW)))
-        for path in self._folder.glob(f"{self._name}-*"):
+        pattern = re.compile(rf"{re.escape(self._name)}-(\d+)({re.escape(_NEW)})?")
+        found: dict[int, _Entry] = {}
+        for path in sorted(self._folder.glob(f"{self._name}-*")):  # the new one after the old
             named = pattern.fullmatch(path.name)
             if named and is_whole(path):
-                found.append(_Entry(path, int(named[1]), path.stat().st_mtime))
-        return sorted(found, key=lambda entry: entry.number)
+                number = int(named[1])
+                found[number] = _Entry(path, number, path.stat().st_mtime)
+        return sorted(found.values(), key=lambda entry: entry.number)
 
     def _sweep(self) -> None:
         """Deletes what is not to be kept; the newest always is."""
@@ -212,8 +210,10 @@ class CheckpointManager:
 
 def _replace(folder: Path) -> None:
     """Puts a whole new checkpoint where an older one is; ends, too, what a killed process began."""
-    _delete(folder)
-    folder.with_name(folder.name + _NEW).rename(folder)
+    new = folder.with_name(folder.name + _NEW)
+    if is_whole(new):
+        _delete(folder)
+        new.rename(folder)
 
 
 def _delete(folder: Path) -> None:

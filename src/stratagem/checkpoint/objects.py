@@ -82,7 +82,7 @@ def part_of(name: str, value: Any) -> Part:
             expected="a Keras model, layer, optimizer, metric, seed generator or variable, or an "
             "object with get_state() and set_state(), such as an iterator of a distributed "
             f"dataset; got {type(value).__name__}.",
-            fix="keep numbers in a keras.Variable: step = sg.Variable(0, dtype='int64').",
+            fix="keep numbers in a keras.Variable: step = sg.Variable(0, dtype='int32').",
         )
     )
 

@@ -41,11 +41,20 @@ def write(folder: Path, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -
         notes: what else to keep, as JSON.
 
     Raises:
+        FileExistsError: something is there already.
         ImportError: Orbax is not installed.
         NotImplementedError: there are several processes.
         OSError: it could not be written; nothing of it is left then.
     """
     orbax = _orbax()
+    if folder.exists():
+        raise FileExistsError(
+            explain(
+                f"{folder} is already there.",
+                expected="a name that is not taken: a checkpoint is never written over another.",
+                fix="save under another name; CheckpointManager replaces what has a number.",
+            )
+        )
     manifest = sealed({**notes, "items": {name: described(item) for name, item in items.items()}})
     trees = {name: _nested(item) for name, item in items.items() if _with_bytes(item)}
     try:
