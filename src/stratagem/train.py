@@ -5,5 +5,6 @@ Source: TF 2.21 server_lib.py, checkpoint.py, checkpoint_management.py.
 
 from stratagem.checkpoint import Checkpoint, CheckpointManager
 from stratagem.cluster import ClusterSpec
+from stratagem.keras import RandomState
 
-__all__ = ["Checkpoint", "CheckpointManager", "ClusterSpec"]
+__all__ = ["Checkpoint", "CheckpointManager", "ClusterSpec", "RandomState"]
