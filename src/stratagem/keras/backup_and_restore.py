@@ -125,7 +125,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest backup that is whole, if there is one."""
-        model, fit = self.model, current_fit()
+        model, fit = self._synchronised_model(), current_fit()
         if not model.built:
             raise ValueError(
                 explain(
@@ -160,16 +160,21 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _go_to(self, state: Mapping[str, Any]) -> None:
         assert self._run is not None
         # A training that a callback has stopped has no epoch left.
-        is_over = state["is_stopped"]
-        set_initial_epoch(self.model, self.params["epochs"] if is_over else state["epoch"])
+        params: Any = self.params
+        epoch = params["epochs"] if state["is_stopped"] else state["epoch"]
+        set_initial_epoch(self.model, epoch)
         self._run.data.go_to(state["data"], state["batch"])
         self._set(state)
 
     def _set(self, state: Mapping[str, Any]) -> None:
         assert self._run is not None
-        set_history_state(self.model.history, state["history"])
+        set_history_state(self._synchronised_model().history, state["history"])
         set_callback_states(self._run.others, state["callbacks"])
         RandomState().set_state(state["random"])
+
+    def _synchronised_model(self) -> Any:
+        """The model, with the values of this moment in its variables: Keras sees to that."""
+        return self.model
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """In the epoch that goes on, takes back what Keras and other callbacks do at its start."""
@@ -185,7 +190,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._batch = state["batch"]
             self._set(state)
         else:
-            set_history_state(self.model.history, state["history"])
+            set_history_state(self._synchronised_model().history, state["history"])
 
     def _on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         assert self._run is not None
@@ -205,7 +210,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _save(self, epoch: int, batch: int, logs: Any = None) -> None:
         assert self._run is not None
-        run, model = self._run, self.model
+        run, model = self._run, self._synchronised_model()
         run.progress.value = {
             "epoch": epoch,
             "batch": batch,
@@ -223,7 +228,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Deletes the backups, unless they are to be kept."""
         if self._restored is not None:  # there was nothing left to do
             set_initial_epoch(self.model, None)
-            set_history_state(self.model.history, self._restored[1]["history"])
+            set_history_state(self._synchronised_model().history, self._restored[1]["history"])
         self._run = self._restored = None
         if self.delete_checkpoint:
             done_by_first("BackupAndRestore.on_train_end", self._delete)

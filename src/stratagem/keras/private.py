@@ -181,7 +181,7 @@ def set_initial_epoch(model: Any, epoch: int | None) -> None:
 
 def torch_loader(adapter: Any) -> Any:
     """Returns the DataLoader of a data adapter; None for other adapters."""
-    return adapter._dataloader if isinstance(adapter, TorchDataLoaderAdapter) else None
+    return vars(adapter)["_dataloader"] if isinstance(adapter, TorchDataLoaderAdapter) else None
 
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"

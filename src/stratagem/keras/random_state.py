@@ -76,7 +76,7 @@ class Draws:
 
 
 class RandomState:
-    """The global random state, for a checkpoint: what is drawn after a restart is what would have been.
+    """The global random state, for a checkpoint: a restart draws what would have been drawn.
 
     It is Python's `random`, NumPy's, that of `keras.random` without a seed, and PyTorch's where it
     is loaded. Random layers such as dropout have seeds of their own, which the model saves.

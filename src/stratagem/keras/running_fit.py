@@ -1,4 +1,4 @@
-"""What a callback cannot ask Keras: which data the running `fit` reads, and who else is called back.
+"""What a callback cannot ask Keras: which data the running `fit` reads, and who else is called.
 
 `fit` of Keras's JAX trainer and `JAXEpochIterator.__init__` are replaced (Keras 3.12 to 3.15).
 """
