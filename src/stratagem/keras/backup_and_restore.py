@@ -14,16 +14,11 @@ import keras
 from stratagem.checkpoint import Checkpoint, CheckpointManager
 from stratagem.checkpoint.storage import COMMIT_MARK
 from stratagem.checkpoint.together import done_by_first
-from stratagem.keras.callback_state import (
-    callback_states,
-    history_state,
-    set_callback_states,
-    set_history_state,
-)
+from stratagem.keras.callback_state import callback_states, set_callback_states
 from stratagem.keras.data_position import DataPosition
 from stratagem.keras.private import set_initial_epoch
 from stratagem.keras.random_state import RandomState
-from stratagem.keras.running_fit import current_fit
+from stratagem.keras.running_fit import epoch_iterator
 from stratagem.messages import explain
 
 __all__ = ["BackupAndRestore"]
@@ -114,6 +109,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
+        self.callback_list: Any = None  # Keras's list of all callbacks
         self._run: _Run | None = None
         self._restored: tuple[str, Mapping[str, Any]] | None = None
         self._epoch = 0
@@ -125,7 +121,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest backup that is whole, if there is one."""
-        model, fit = self._synchronised_model(), current_fit()
+        model, iterator = self._synchronised_model(), epoch_iterator()
         if not model.built:
             raise ValueError(
                 explain(
@@ -134,7 +130,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                     fix="call it with a batch of data before, or begin with an Input layer.",
                 )
             )
-        if fit is None or fit.iterator is None:
+        if iterator is None or self.callback_list is None:
             raise RuntimeError(
                 explain(
                     "BackupAndRestore was called outside of fit.",
@@ -149,8 +145,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             max_to_keep=2 if self.double_checkpoint else 1,
             checkpoint_name=_NAME,
         )
-        others = [one for one in fit.callbacks if not isinstance(one, BackupAndRestore)]
-        self._run = _Run(manager, progress, DataPosition.of(fit.iterator), others)
+        callbacks = self.callback_list.callbacks
+        others = [one for one in callbacks if not isinstance(one, BackupAndRestore)]
+        self._run = _Run(manager, progress, DataPosition.of(iterator), others)
         self._num_unsaved = 0
         path = manager.restore_or_initialize(skip_damaged=True)
         self._restored = None if path is None else (path, progress.value)
@@ -168,7 +165,6 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _set(self, state: Mapping[str, Any]) -> None:
         assert self._run is not None
-        set_history_state(self._synchronised_model().history, state["history"])
         set_callback_states(self._run.others, state["callbacks"])
         RandomState().set_state(state["random"])
 
@@ -189,8 +185,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._run.manager.checkpoint.restore(path)
             self._batch = state["batch"]
             self._set(state)
-        else:
-            set_history_state(self._synchronised_model().history, state["history"])
 
     def _on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         assert self._run is not None
@@ -206,9 +200,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves, if it is time."""
         if self._is_due():
-            self._save(epoch + 1, 0, logs)
+            self._save(epoch + 1, 0)
 
-    def _save(self, epoch: int, batch: int, logs: Any = None) -> None:
+    def _save(self, epoch: int, batch: int) -> None:
         assert self._run is not None
         run, model = self._run, self._synchronised_model()
         run.progress.value = {
@@ -217,7 +211,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             "is_stopped": bool(model.stop_training),
             "data": run.data.state(batch),
             "random": RandomState().get_state(),
-            "history": history_state(model.history, epoch - 1, logs),
             "callbacks": callback_states(run.others),
         }
         number = int(run.manager.checkpoint.save_counter) + 1
@@ -228,7 +221,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Deletes the backups, unless they are to be kept."""
         if self._restored is not None:  # there was nothing left to do
             set_initial_epoch(self.model, None)
-            set_history_state(self._synchronised_model().history, self._restored[1]["history"])
         self._run = self._restored = None
         if self.delete_checkpoint:
             done_by_first("BackupAndRestore.on_train_end", self._delete)

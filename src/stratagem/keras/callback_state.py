@@ -10,7 +10,7 @@ import keras
 from stratagem.checkpoint.objects import Stateful
 from stratagem.keras.json_values import from_json, to_json
 
-__all__ = ["callback_states", "history_state", "set_callback_states", "set_history_state"]
+__all__ = ["callback_states", "set_callback_states"]
 
 # What Keras's own callbacks keep between epochs.
 _ATTRIBUTES: tuple[tuple[type, tuple[str, ...]], ...] = (
@@ -20,6 +20,7 @@ _ATTRIBUTES: tuple[tuple[type, tuple[str, ...]], ...] = (
     ),
     (keras.callbacks.ReduceLROnPlateau, ("best", "cooldown_counter", "wait")),
     (keras.callbacks.ModelCheckpoint, ("best",)),
+    (keras.callbacks.History, ("epoch", "history")),
 )
 
 
@@ -77,30 +78,3 @@ def _attributes(callback: Any) -> list[str]:
         for name in names
         if hasattr(callback, name)
     ]
-
-
-def history_state(history: Any, epoch: int, logs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns what a `History` holds, or will hold when it has heard of an epoch that has ended.
-
-    Args:
-        history: of the `fit`.
-        epoch: the last one that has ended; ones before 0 have not.
-        logs: of this epoch.
-    """
-    epochs, values = list(history.epoch), dict(history.history)
-    if epoch >= 0 and epoch not in epochs:
-        epochs.append(epoch)
-        for name, value in (logs or {}).items():
-            values[name] = [*values.get(name, []), value]
-    return to_json({"epoch": epochs, "history": values})
-
-
-def set_history_state(history: Any, state: Mapping[str, Any]) -> None:
-    """Gives a `History` the epochs of another one.
-
-    Args:
-        history: of the `fit`.
-        state: what `history_state` returned.
-    """
-    kept = from_json(state)
-    history.epoch, history.history = kept["epoch"], kept["history"]

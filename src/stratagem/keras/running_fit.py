@@ -1,109 +1,97 @@
 """What a callback cannot ask Keras: which data the running `fit` reads, and who else is called.
 
-`fit` of Keras's JAX trainer and `JAXEpochIterator.__init__` are replaced (Keras 3.12 to 3.15).
+`fit` of Keras's JAX trainer, `JAXEpochIterator.__init__` and `CallbackList.__init__` are replaced
+(Keras 3.12 to 3.15).
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import inspect
 import threading
-from collections.abc import Generator
+import weakref
+from collections.abc import Callable, Generator
 from typing import Any
 
 import keras
 
 from stratagem.keras.private import JAXEpochIterator, JAXTrainer
 
-__all__ = ["RunningFit", "current_fit", "install"]
-
-
-@dataclasses.dataclass
-class RunningFit:
-    """A `fit` that has begun.
-
-    Args:
-        callbacks: those that it was given, in the order in which they are called.
-        iterator: over the batches of an epoch.
-    """
-
-    callbacks: list[Any]
-    iterator: Any = None
+__all__ = ["epoch_iterator", "install"]
 
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        self.fits: list[RunningFit] = []
+        self.iterators: list[Any] = []  # of each `fit` that runs, the innermost last
+        self.latest: Callable[[], Any] = lambda: None
 
 
 _running = _Running()
 
 
-def current_fit() -> RunningFit | None:
-    """Returns the innermost `fit` of this thread that has a callback that runs last."""
-    return _running.fits[-1] if _running.fits else None
+def epoch_iterator() -> Any:
+    """Returns Keras's iterator over the batches that the innermost `fit` of this thread uses.
 
-
-@contextlib.contextmanager
-def _begun(fit: RunningFit) -> Generator[None]:
-    _running.fits.append(fit)
-    try:
-        yield
-    finally:
-        _running.fits.pop()
+    It is the first that `fit` makes. In the call that has loaded this package, by naming something
+    of it among its arguments, it is the last that was made.
+    """
+    return _running.iterators[-1] if _running.iterators else _running.latest()
 
 
 def install() -> None:
-    """Follows every `fit` with a callback that has `runs_last`. Done once, on import.
-
-    Such a callback is called after all others, wherever it stands in their list.
-    """
+    """Follows every `fit`, and calls callbacks that have `runs_last` last. Done once, on import."""
     _follow_fit()
-    _notice_data()
+    _notice_iterators()
+    _order_callbacks()
 
 
 def _follow_fit() -> None:
     original = JAXTrainer.fit
-    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind_partial(self, *args, **kwargs)
-        callbacks = bound.arguments.get("callbacks")
-        ordered = sorted(_flat(callbacks), key=_runs_last)
-        if not any(map(_runs_last, ordered)):
+        with _begun():
             return original(self, *args, **kwargs)
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.callbacks = ordered
-        else:
-            bound.arguments["callbacks"] = ordered
-        with _begun(RunningFit(ordered)):
-            return original(*bound.args, **bound.kwargs)
 
     JAXTrainer.fit = fit
 
 
-def _flat(callbacks: Any) -> list[Any]:
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return list(callbacks.callbacks)
-    return keras.tree.flatten(callbacks) if callbacks else []
+@contextlib.contextmanager
+def _begun() -> Generator[None]:
+    _running.iterators.append(None)
+    try:
+        yield
+    finally:
+        _running.iterators.pop()
 
 
-def _runs_last(callback: Any) -> bool:
-    return getattr(callback, "runs_last", False)
-
-
-def _notice_data() -> None:
-    """The first epoch iterator that a `fit` makes is over the data to train with."""
+def _notice_iterators() -> None:
     original = JAXEpochIterator.__init__
 
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        fit = current_fit()
-        if fit is not None and fit.iterator is None:
-            fit.iterator = self
+        _running.latest = weakref.ref(self)
+        if _running.iterators and _running.iterators[-1] is None:
+            _running.iterators[-1] = self
 
     JAXEpochIterator.__init__ = made
+
+
+def _order_callbacks() -> None:
+    """A callback that runs last gets to know the list, too, as `callback_list`."""
+    base: Any = keras.callbacks.CallbackList
+    original = base.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.callbacks.sort(key=_runs_last)
+        for callback in filter(_runs_last, self.callbacks):
+            callback.callback_list = self
+
+    base.__init__ = made
+
+
+def _runs_last(callback: Any) -> bool:
+    return getattr(callback, "runs_last", False)

@@ -58,13 +58,15 @@ class TrackedAdapter:
 
     def on_epoch_begin(self) -> None:
         """Tells the data that an epoch begins; the first one after a restart begins as it did."""
-        state = self.resuming
+        state, before = self.resuming, Draws.now()
+        is_within = state is not None and state["is_within"]
         if state is not None:
             self._prepare(state)
+            (Draws.from_json(state["began"]) if is_within else before).set()
         self.began, self.own = Draws.now(), self.own_state()
         self._call(self.adapter.on_epoch_begin)
-        if state is not None and not self.has_thread:
-            Draws.from_json(state["now"]).set()
+        if is_within and not self.has_thread:
+            before.set()
 
     def on_epoch_end(self) -> None:
         """Tells the data that an epoch has ended."""
@@ -120,7 +122,6 @@ class TrackedAdapter:
         for count, to_end in self.earlier:
             self._read_again(count, to_end=to_end)
         self._set_own_state(state["own"], state["taken"])
-        Draws.from_json(state["began"] if state["is_within"] else state["now"]).set()
 
     def _read_again(self, count: int, *, to_end: bool) -> None:
         """Reads an iterator that was read before, where the next one depends on it."""
