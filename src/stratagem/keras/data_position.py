@@ -9,6 +9,7 @@ from stratagem.keras.private import (
     batches_taken,
     goes_on_with_iterator,
     replace_steps,
+    restore_steps,
     set_batches_taken,
 )
 from stratagem.keras.random_state import Draws
@@ -43,6 +44,12 @@ class DataPosition:
         """
         adapter = iterator.data_adapter
         return adapter.position if isinstance(adapter, TrackedAdapter) else cls(iterator)
+
+    def release(self) -> None:
+        """Leaves the iterator as it was before it was followed."""
+        restore_steps(self._iterator)
+        self._iterator.data_adapter = self._data.adapter
+        self._data.running = self._data.position = None
 
     @property
     def num_batches(self) -> int | None:

@@ -82,6 +82,7 @@ __all__ = [
     "own_variables",
     "reduction_axes",
     "replace_steps",
+    "restore_steps",
     "set_batches_taken",
     "set_global_seed_state",
     "set_initial_epoch",
@@ -157,6 +158,11 @@ def replace_steps(iterator: Any, make: Callable[[Callable[[], Any]], Any]) -> No
     """
     original = iterator._enumerate_iterator
     iterator._enumerate_iterator = lambda: make(original)
+
+
+def restore_steps(iterator: Any) -> None:
+    """Gives an epoch iterator Keras's own generator of steps back."""
+    vars(iterator).pop("_enumerate_iterator", None)
 
 
 def goes_on_with_iterator(iterator: Any) -> bool:

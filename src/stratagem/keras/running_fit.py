@@ -62,7 +62,10 @@ def _begun() -> Generator[None]:
     try:
         yield
     finally:
-        _running.iterators.pop()
+        iterator = _running.iterators.pop()
+        position = getattr(getattr(iterator, "data_adapter", None), "position", None)
+        if position is not None:  # who follows the data does not keep it
+            position.release()
 
 
 def _notice_iterators() -> None:

@@ -118,6 +118,8 @@ class TrackedAdapter:
                 Draws.from_json(before).set()
             dataset = self.adapter.py_dataset
             (dataset.on_epoch_end if index % 2 else dataset.on_epoch_begin)()
+        if self.has_thread:  # what it has read while Keras built the model would come first
+            self.adapter.enqueuer.ready_queue.queue.clear()
         self.earlier = [(count, to_end) for count, to_end in state["earlier"]]
         for count, to_end in self.earlier:
             self._read_again(count, to_end=to_end)
