@@ -1,4 +1,4 @@
-"""Disks that are full, may not be written, or have lost a file: told, and nothing else is harmed."""
+"""Disks that are full, may not be written, or lost a file: told, and nothing else is harmed."""
 
 from __future__ import annotations
 
