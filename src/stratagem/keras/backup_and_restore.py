@@ -11,8 +11,7 @@ from typing import Any
 
 import keras
 
-from stratagem.checkpoint import Checkpoint, CheckpointManager
-from stratagem.checkpoint.storage import COMMIT_MARK
+from stratagem.checkpoint import Checkpoint, CheckpointManager, CheckpointOptions
 from stratagem.checkpoint.together import done_by_first
 from stratagem.keras.callback_state import callback_states, set_callback_states
 from stratagem.keras.data_position import DataPosition
@@ -20,6 +19,7 @@ from stratagem.keras.private import set_initial_epoch
 from stratagem.keras.random_state import RandomState
 from stratagem.keras.running_fit import epoch_iterator
 from stratagem.messages import explain
+from stratagem.storage import COMMIT_MARK
 
 __all__ = ["BackupAndRestore"]
 
@@ -182,7 +182,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         path, state = restored
         set_initial_epoch(self.model, None)
         if state["batch"]:
-            self._run.manager.checkpoint.restore(path)
+            exactly = CheckpointOptions(restore_components=True)
+            self._run.manager.checkpoint.restore(path, exactly)
             self._batch = state["batch"]
             self._set(state)
 
@@ -213,8 +214,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             "random": RandomState().get_state(),
             "callbacks": callback_states(run.others),
         }
-        number = int(run.manager.checkpoint.save_counter) + 1
-        run.manager.save(checkpoint_number=number, check_interval=False)
+        run.manager.save()
         self._num_unsaved = 0
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem import config
+from stratagem.background_errors import raise_reported
 from stratagem.execution import CompiledExecution, batch_arguments
 from stratagem.input.batches import HostBatch, place, take_own_part
 from stratagem.keras.metric_logs import MetricLogs
@@ -94,6 +95,7 @@ class _StepFunction:
         Raises:
             StopIteration: the data has ended.
         """
+        raise_reported()
         if self._source is not iterator:
             self._source, self._ahead = iterator, None
             self._num_groups = self._num_passed(iterator)
