@@ -56,10 +56,10 @@ def undisturbed(name: str, steps_per_execution: int = 1) -> tuple[list[np.ndarra
     ("name", "freq", "ends"),
     [
         ("none", 1, [EndAt(2), EndAtBegin(NUM_BATCHES)]),
-        ("none", "epoch", [EndAt(2 * NUM_BATCHES - 1)]),
-        ("one", 2, [EndAtBegin(NUM_BATCHES + 3)]),
+        pytest.param("none", "epoch", [EndAt(2 * NUM_BATCHES - 1)], marks=pytest.mark.slow),
+        pytest.param("one", 2, [EndAtBegin(NUM_BATCHES + 3)], marks=pytest.mark.slow),
         ("two", 3, [EndAt(4)]),
-        ("two", 2, [EndAt(NUM_BATCHES)]),
+        pytest.param("two", 2, [EndAt(NUM_BATCHES)], marks=pytest.mark.slow),
     ],
 )
 def test_goes_on_at_the_next_batch(name: str, freq: Any, ends: list[Any], tmp_path: Path) -> None:
@@ -344,7 +344,14 @@ np.savez(result, *values(model))
 """
 
 
-@pytest.mark.parametrize(("name", "how"), [("none", "batch"), ("none", "save"), ("two", "save")])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("none", "save"),
+        pytest.param("none", "batch", marks=pytest.mark.slow),
+        pytest.param("two", "save", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_program_goes_on_when_it_is_started_again(
     name: str, how: str, tmp_path: Path
 ) -> None:

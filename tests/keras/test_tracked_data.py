@@ -158,6 +158,17 @@ SOURCES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
+# One of each way to go on; the others take minutes together.
+QUICK = (
+    "PyDataset",
+    "PyDataset with a state",
+    "generator",
+    "Dataset of arrays",
+    "tf.data",
+    "torch",
+)
+
+
 def train(name: str, strategy: Any, make: Any, options: Any, folder: Any, freq: int, *ends: Any):
     model = build(strategy)
     data = make()
@@ -173,7 +184,10 @@ def train(name: str, strategy: Any, make: Any, options: Any, folder: Any, freq: 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.filterwarnings("ignore:.*shuffle=True. was passed")
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SOURCES],
+)
 def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     """In the second epoch, and once more in the third."""
     make, options = SOURCES[name]
@@ -191,7 +205,13 @@ def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     assert (table[: size + 3, 0] >= 0).all()
 
 
-@pytest.mark.parametrize("name", ["PyDataset", "generator", "Dataset of arrays"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PyDataset",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("generator", "Dataset of arrays")),
+    ],
+)
 def test_replicas_go_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     """There one group of batches is read ahead, and what it draws is drawn again."""
     make, options = SOURCES[name]
