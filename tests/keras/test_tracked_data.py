@@ -241,7 +241,11 @@ def test_data_that_end_before_the_backup_are_told(tmp_path: Path) -> None:
     def fit(count: int, *ends: Any) -> None:
         data = ((X[:8], Y[:8]) for _ in range(count))
         build(None).fit(
-            data, steps_per_epoch=6, verbose=0, callbacks=[sg.BackupAndRestore(tmp_path, 2), *ends]
+            data,
+            steps_per_epoch=6,
+            shuffle=False,
+            verbose=0,
+            callbacks=[sg.BackupAndRestore(tmp_path, 2), *ends],
         )
 
     with pytest.raises(AccidentError):

@@ -46,7 +46,9 @@ class DataPosition:
         return adapter.position if isinstance(adapter, TrackedAdapter) else cls(iterator)
 
     def release(self) -> None:
-        """Leaves the iterator as it was before it was followed."""
+        """Ends reading, and leaves the iterator as it was before it was followed."""
+        if self._data.running is not None:
+            self._data.running.close()
         restore_steps(self._iterator)
         self._iterator.data_adapter = self._data.adapter
         self._data.running = self._data.position = None

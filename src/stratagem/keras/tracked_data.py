@@ -204,6 +204,11 @@ class TrackedBatches:
                 self._buffer.append(self._read())
         return bool(self._buffer) or not self.has_ended
 
+    def close(self) -> None:
+        """Ends reading, so that the source gives back its threads and files."""
+        if callable(close := getattr(self._batches, "close", None)):
+            close()
+
     def draws_at(self, num_taken: int) -> Draws | None:
         """Returns the random state before a batch was read; None if it was not, or long ago.
 
