@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stratagem import train as train
     from stratagem.checkpoint import Checkpoint as Checkpoint
     from stratagem.checkpoint import CheckpointManager as CheckpointManager
+    from stratagem.checkpoint import PreemptionCheckpointHandler as PreemptionCheckpointHandler
     from stratagem.cluster import ClusterSpec as ClusterSpec
     from stratagem.cluster import resolvers as cluster_resolver
     from stratagem.communication import CollectiveCommunication as CollectiveCommunication
@@ -109,6 +110,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "NcclAllReduce": ("stratagem.strategies", "NcclAllReduce"),
     "OneDeviceStrategy": ("stratagem.strategies", "OneDeviceStrategy"),
     "PerReplica": ("stratagem.values", "PerReplica"),
+    "PreemptionCheckpointHandler": ("stratagem.checkpoint", "PreemptionCheckpointHandler"),
     "PreemptionWatcher": ("stratagem.preemption", "PreemptionWatcher"),
     "ReduceOp": ("stratagem.options", "ReduceOp"),
     "ReductionToOneDevice": ("stratagem.strategies", "ReductionToOneDevice"),
@@ -177,6 +179,7 @@ __all__ = [
     "NcclAllReduce",
     "OneDeviceStrategy",
     "PerReplica",
+    "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "ReduceOp",
     "ReductionToOneDevice",

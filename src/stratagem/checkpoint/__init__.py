@@ -13,6 +13,7 @@ from stratagem.checkpoint.policies import (
     SaveEverySteps,
     SavePolicy,
 )
+from stratagem.checkpoint.preemption_handler import PreemptionCheckpointHandler
 
 __all__ = [
     "Any",
@@ -23,6 +24,7 @@ __all__ = [
     "KeepPolicy",
     "Kept",
     "Moment",
+    "PreemptionCheckpointHandler",
     "SaveEverySeconds",
     "SaveEverySteps",
     "SavePolicy",

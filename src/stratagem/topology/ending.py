@@ -25,7 +25,7 @@ import jax
 from stratagem.group import Group, current_group
 from stratagem.topology.private import end_at_once, file_of_main_thread
 
-__all__ = ["SHUTDOWN_S", "watch"]
+__all__ = ["SHUTDOWN_S", "expect_exit", "watch"]
 
 SHUTDOWN_S = 10
 # How long the program may sit inside JAX after its group broke: nothing can wake it there.
@@ -36,9 +36,10 @@ _INTERRUPTED = 130  # as shells tell it
 
 
 class _State:
-    """Whether this process ends by an error of its own."""
+    """How this process ends: by an error of its own, or with which code as planned."""
 
     exit_code: int | None = None
+    planned_code: int = 0
 
 
 _state = _State()
@@ -63,6 +64,15 @@ def watch(group: Group) -> None:
         target=_end_what_cannot_wake, args=(group,), name="stratagem-ending", daemon=True
     )
     thread.start()
+
+
+def expect_exit(code: object) -> None:
+    """Notes how the program is about to end: that counts also where another process is lost then.
+
+    Args:
+        code: of its `SystemExit`.
+    """
+    _state.planned_code = code if isinstance(code, int) else int(code is not None)
 
 
 def _end_what_cannot_wake(group: Group) -> None:
@@ -106,7 +116,8 @@ def _leave() -> None:
         return
     group.drain(_DRAIN_S)
     # Of a program that ended by itself while others still waited for it nothing else is known.
-    _end((1 if group.is_told else 0) if _state.exit_code is None else _state.exit_code)
+    planned = 1 if group.is_told else _state.planned_code
+    _end(planned if _state.exit_code is None else _state.exit_code)
 
 
 def _end(exit_code: int) -> NoReturn:
