@@ -105,9 +105,7 @@ class AgreedStep:
             DeadlineExceededError: a process did not say how far it is; the message names it.
             UnavailableError: one was lost. Exception: what ended listening for notices.
         """
-        _ = self.notice
-        if self._group is None:
-            self._ask_if_time()
+        self._ask_if_time()
         with self._changed:
             if self._num_done == self._num_heard:
                 return self._begin()
