@@ -166,7 +166,7 @@ def test_next_handler_of_one_checkpoint_counts_on(tmp_path: Path, make) -> None:
     second.run(training.train)
     assert (first.total_run_calls, second.total_run_calls) == (3, 4)
     second.stop()
-    Training(tmp_path).checkpoint.save(tmp_path / "ckpt-9")  # by who knows nothing of a count
+    Training(tmp_path).checkpoint.write(tmp_path / "ckpt-9")  # by who knows nothing of a count
     third = make(manager)
     assert (int(training.step), third.total_run_calls) == (0, 0)
 

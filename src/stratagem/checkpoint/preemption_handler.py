@@ -76,7 +76,7 @@ class PreemptionCheckpointHandler:
         ...     handler.stop()
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     loop(folder)
-        ...     step.assign(0)
+        ...     _ = step.assign(0)
         ...     loop(folder)
         ...     print(int(step))
         exit code 42 after step 3
