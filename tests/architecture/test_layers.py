@@ -27,11 +27,12 @@ LAYERS = (
     ("topology",),
     # no JAX below this line
     ("group",),
-    ("preemption",),
+    ("preemption", "storage"),
     ("cluster", "launch", "manifests"),
     ("goodput",),
     (
         "accelerators",
+        "background_errors",
         "communication",
         "config",
         "environment",
@@ -49,7 +50,7 @@ BOTTOM = len(LAYERS) - 1
 ALLOWED_ROOMS = {
     "keras": {"variables", "execution", "checkpoint", "keras", "estimator"},
     "ray": {"coordinator", "launch"},
-    "orbax": {"checkpoint"},
+    "orbax": {"storage"},
 }
 LOADS_JAX = {"jax", "jaxlib", "keras", "optax", "flax", "orbax", "grain"}
 # Where private names are listed, each with the reason why it is used.
