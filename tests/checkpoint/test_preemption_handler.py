@@ -215,6 +215,16 @@ def test_loop_without_run_counts_what_was_done_when_it_is_saved(tmp_path: Path, 
     assert (make(again.manager()).total_run_calls, int(again.step)) == (5, 5)
 
 
+def test_what_is_written_behind_training_is_there_before_the_end(tmp_path: Path, make) -> None:
+    training = Training(tmp_path)
+    handler = make(training.manager())
+    training.train(notice_at=1)
+    options = sg.train.CheckpointOptions(enable_async=True)
+    with pytest.raises(SystemExit):
+        handler.save_checkpoint_if_preempted(options=options)
+    assert names(tmp_path) == ["ckpt-1"]
+
+
 def test_arguments_of_a_loop_decide_whether_the_interval_counts(tmp_path: Path, make) -> None:
     training = Training(tmp_path)
     manager = training.manager(step_counter=training.step, checkpoint_interval=100)

@@ -7,9 +7,8 @@ from typing import Any
 
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.checkpoint.objects import part_of
-from stratagem.checkpoint.storage import read_manifest
-from stratagem.checkpoint.together import agreed_with_first, done_by_first
+from stratagem.checkpoint.saving import load_manifest
+from stratagem.checkpoint.together import done_by_first
 
 __all__ = ["RunCalls", "is_built", "restore_latest"]
 
@@ -54,9 +53,7 @@ def restore_latest(manager: CheckpointManager, calls: RunCalls) -> str | None:
     path = manager.restore_or_initialize()
     objects[_NAME] = calls
     if path is not None:
-        found: list[Any] = []
-        done_by_first("the count of steps", lambda: found.append(_saved_count(path)))
-        count = agreed_with_first("the count of steps", lambda: found[0])
+        count = done_by_first("the count of steps", lambda: _saved_count(path))
         if count is not None:
             calls.set_state(count)
     return path
@@ -69,15 +66,14 @@ def is_built(checkpoint: Checkpoint) -> bool:
         checkpoint: which.
     """
     try:
-        for name, value in _objects(checkpoint).items():
-            part_of(name, value)
+        checkpoint.parts()
     except ValueError:
         return False
     return True
 
 
 def _saved_count(path: str) -> Any:
-    return read_manifest(Path(path))["states"].get(_NAME)
+    return load_manifest(Path(path))["states"].get(_NAME)
 
 
 def _objects(checkpoint: Checkpoint) -> dict[str, Any]:
