@@ -23,6 +23,7 @@ from typing import NoReturn
 import jax
 
 from stratagem.group import Group, current_group
+from stratagem.preemption.signals import ignore_until_the_end
 from stratagem.topology.private import end_at_once, file_of_main_thread
 
 __all__ = ["SHUTDOWN_S", "expect_exit", "watch"]
@@ -106,8 +107,12 @@ def _waits_in_jax() -> bool:
 @atexit.register
 def _leave() -> None:
     group = current_group()
-    if group is None:
-        return
+    if group is not None:
+        _leave_group(group)
+    ignore_until_the_end()
+
+
+def _leave_group(group: Group) -> None:
     if _state.exit_code is None and group.verdict is None and group.leave():
         with contextlib.suppress(Exception):  # that another one is in a hurry harms nobody
             if group.process_id:
