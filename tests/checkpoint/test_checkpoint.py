@@ -449,7 +449,8 @@ def test_parts_on_replicas_are_kept_where_there_are_as_many(tmp_path: Path) -> N
         assert float(other.value) == 3.0
 
 
-def test_saving_leaves_memory_to_the_next_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_saving_leaves_memory_to_the_next_step(is_async: bool, tmp_path: Path) -> None:
     """A host's view that is kept would cost each step after it a buffer of its own."""
     strategy = make_strategy("one")
     with strategy.scope():
@@ -460,7 +461,8 @@ def test_saving_leaves_memory_to_the_next_step(tmp_path: Path) -> None:
 
     strategy.run(step)
     checkpoint = sg.train.Checkpoint(variable=variable)
-    checkpoint.save(tmp_path / "ckpt")
+    checkpoint.save(tmp_path / "ckpt", sg.train.CheckpointOptions(enable_async=is_async))
     storage_before = variable.storage
     strategy.run(step)
     assert storage_before.is_deleted()
+    checkpoint.sync()

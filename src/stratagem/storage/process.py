@@ -90,10 +90,11 @@ class StorageProcess:
         with self._lock:
             self.wait()
             placed = self._staging.put(items)
+            names = list(items)  # nothing may hold the arrays: the next step takes their memory
 
             def work() -> None:
                 folder = place()
-                self._ask("write", folder, placed, list(items), dict(notes))
+                self._ask("write", folder, placed, names, dict(notes))
                 then(folder)
 
             return self._submit(work)
