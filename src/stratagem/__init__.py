@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from stratagem.execution import value_and_grad as value_and_grad
     from stratagem.input import DistributedDataset as DistributedDataset
     from stratagem.input import DistributedIterator as DistributedIterator
+    from stratagem.keras import BackupAndRestore as BackupAndRestore
     from stratagem.keras import SidecarEvaluator as SidecarEvaluator
     from stratagem.keras import SidecarEvaluatorModelExport as SidecarEvaluatorModelExport
     from stratagem.keras import Variable as Variable
@@ -84,6 +85,7 @@ __version__ = "0.1.0"
 # Where each public name lives: (module, name there). A module itself has no name.
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
+    "BackupAndRestore": ("stratagem.keras", "BackupAndRestore"),
     "Checkpoint": ("stratagem.checkpoint", "Checkpoint"),
     "CheckpointManager": ("stratagem.checkpoint", "CheckpointManager"),
     "ClusterSpec": ("stratagem.cluster", "ClusterSpec"),
@@ -156,6 +158,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
 
 __all__ = [
     "AutoShardPolicy",
+    "BackupAndRestore",
     "Checkpoint",
     "CheckpointManager",
     "ClusterSpec",
