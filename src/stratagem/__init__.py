@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stratagem import collectives as collectives
     from stratagem import config as config
     from stratagem import errors as errors
+    from stratagem import goodput as goodput
     from stratagem import input as input
     from stratagem import launch as launch
     from stratagem import nn as nn
@@ -138,6 +139,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "function": ("stratagem.execution", "function"),
     "get_replica_context": ("stratagem.context", "get_replica_context"),
     "get_strategy": ("stratagem.context", "get_strategy"),
+    "goodput": ("stratagem.goodput", None),
     "has_strategy": ("stratagem.context", "has_strategy"),
     "in_cross_replica_context": ("stratagem.context", "in_cross_replica_context"),
     "input": ("stratagem.input", None),
@@ -206,6 +208,7 @@ __all__ = [
     "function",
     "get_replica_context",
     "get_strategy",
+    "goodput",
     "has_strategy",
     "in_cross_replica_context",
     "input",
@@ -225,6 +228,7 @@ _ROOMS_WITHOUT_JAX = (
     "communication",
     "config",
     "errors",
+    "goodput",
     "launch",
     "options",
     "preemption",

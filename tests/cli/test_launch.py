@@ -32,6 +32,7 @@ VALUES = {
     "devices_per_worker": ("4", 4),
     "max_restarts": ("5", 5),
     "log_dir": ("logs", "logs"),
+    "run_dir": ("runs/digits", "runs/digits"),
     "show": ("leader", "leader"),
     "grace_s": ("1.5", 1.5),
     "evaluator_grace_s": ("0", 0.0),

@@ -51,6 +51,14 @@ def test_first_task_leads_and_all_train_together(monkeypatch, workers, chief) ->
         assert leads is (process_id == 0)
 
 
+def test_folder_for_events_is_told_as_one_that_stays(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for plan in planned(LaunchOptions(workers=2, run_dir="runs")):
+        assert plan.variables["STRATAGEM_RUN_DIR"] == str(tmp_path / "runs")
+    for plan in planned(LaunchOptions(workers=2)):
+        assert "STRATAGEM_RUN_DIR" not in plan.variables
+
+
 def test_devices_and_the_number_of_the_start_are_in_the_environment() -> None:
     worker, ps = planned(LaunchOptions(ps=1), gpus=["3"], restart=2)
     assert worker.command == ps.command == ("run",)

@@ -319,6 +319,37 @@ def test_after_the_last_restart_the_failure_is_raised(capfd, script) -> None:
     assert capfd.readouterr().err.count("failed first: exit code 1") == 2
 
 
+def test_tasks_that_saved_and_left_are_started_again_at_no_charge(
+    capfd, script, monkeypatch
+) -> None:
+    """Worker 1 alone gets notice; worker 0 loses it, or is stopped where it does not notice."""
+    monkeypatch.setattr(policy, "SETTLE_S", 0.0)
+    path = script(
+        f"""
+        attempt = int(os.environ["STRATAGEM_RESTART_COUNT"])
+        if attempt == 0 and task["index"] == 1:
+            raise SystemExit(42)
+        if attempt == 0:
+            {WAIT}
+        print("goes on")
+        """
+    )
+    sg.launch.run(path, workers=2, max_restarts=0)
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == [f"[worker {i}] goes on" for i in range(2)]
+    assert "worker 1 saved and left after notice (exit code 42): stopping the others." in err
+    assert "[launch] Starting all tasks again; it counts as no failure.\n" in err
+    assert "failed" not in err.replace("no failure", "")
+
+
+def test_tasks_that_leave_at_once_for_ever_fail(capfd, script) -> None:
+    with pytest.raises(RuntimeError, match="worker 0 failed first of 1 tasks: exit code 42"):
+        sg.launch.run(script("raise SystemExit(42)"))
+    err = capfd.readouterr().err
+    assert err.count("it counts as no failure") == 2
+    assert err.count("times or more in a row: it counts as a failure.") == 1
+
+
 def test_leader_alone_is_shown_and_all_is_kept(capfd, script, folder) -> None:
     path = script('print("here is", task["index"])')
     sg.launch.run(path, workers=3, show="leader", log_dir="logs")

@@ -104,6 +104,11 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
 )
 @_option("log_dir", type=click.Path(file_okay=False), help="Folder for a file a task.")
 @_option(
+    "run_dir",
+    type=click.Path(file_okay=False),
+    help="Folder for the events of the run, for `stratagem goodput`.",
+)
+@_option(
     "show",
     type=click.Choice(["all", "leader"]),
     help="Whose output is shown here.  [default: all]",

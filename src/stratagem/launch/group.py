@@ -9,13 +9,15 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from stratagem.launch.ends import TaskEnd, how_it_ended
+from stratagem.launch.ends import TaskEnd
+from stratagem.launch.events import LaunchEvents
 from stratagem.launch.guardian import Guardian
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.output import Screen, TaskOutput
 from stratagem.launch.plan import TaskPlan
 from stratagem.launch.policy import TaskState, cause_of_failure, tasks_to_kill, tasks_to_stop
 from stratagem.launch.processes import TaskProcess
+from stratagem.launch.report import stop_report
 from stratagem.launch.signals import ENDING, CaughtSignals
 
 __all__ = ["run_group"]
@@ -51,6 +53,7 @@ def run_group(
     screen: Screen,
     caught: CaughtSignals,
     guardian: Guardian,
+    events: LaunchEvents,
 ) -> tuple[TaskEnd, ...]:
     """Starts tasks, shows what they print, and returns when nothing of them runs any more.
 
@@ -61,6 +64,7 @@ def run_group(
         screen: where their lines go.
         caught: signals to pass on.
         guardian: who ends them if this process is killed.
+        events: where it is written down.
 
     Returns:
         How each ended.
@@ -68,7 +72,7 @@ def run_group(
     Raises:
         OSError: a process cannot be started, or a file not be written. All are killed then.
     """
-    with contextlib.closing(_Group(options, screen, caught, guardian)) as group:
+    with contextlib.closing(_Group(options, screen, caught, guardian, events)) as group:
         for plan in plans:
             group.start(plan, base)
         while not group.is_gone:
@@ -78,12 +82,18 @@ def run_group(
 
 class _Group:
     def __init__(
-        self, options: LaunchOptions, screen: Screen, caught: CaughtSignals, guardian: Guardian
+        self,
+        options: LaunchOptions,
+        screen: Screen,
+        caught: CaughtSignals,
+        guardian: Guardian,
+        events: LaunchEvents,
     ) -> None:
         self._options = options
         self._screen = screen
         self._caught = caught
         self._guardian = guardian
+        self._events = events
         self._selector = selectors.DefaultSelector()
         self._tasks: list[_Task] = []
         self._num_interrupts = 0
@@ -140,6 +150,8 @@ class _Group:
     def _forward(self, signum: signal.Signals) -> None:
         self._num_interrupts += signum == signal.SIGINT
         is_impatient = signum == signal.SIGINT and self._num_interrupts > 1
+        if signum in ENDING:
+            self._events.notice(f"{signum.name} to the launcher")
         for task in self._tasks:
             if not task.process.is_gone:
                 task.process.send(signal.SIGKILL if is_impatient else signum)
@@ -188,8 +200,8 @@ class _Group:
         others_run = any(states[place].end is None for place in to_stop)
         if cause is not None and others_run and self._caught.ending is None and not self._has_said:
             self._has_said = True
-            how = how_it_ended(cause.returncode)
-            self._screen.say([f"{cause.name} failed ({how}): stopping the others."])
+            self._events.failure(cause)
+            self._screen.say(stop_report(cause, self.ends))
         for place in to_stop:
             self._tasks[place].process.send(signal.SIGTERM)
             self._tasks[place].stopped_at_s = now_s

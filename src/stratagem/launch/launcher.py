@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import time
 from collections.abc import Callable, Sequence
 
 from stratagem import environment
 from stratagem.accelerators import local_gpus
 from stratagem.launch.devices import uses_gpus
 from stratagem.launch.ends import TaskEnd, exit_code
+from stratagem.launch.events import LaunchEvents
 from stratagem.launch.group import run_group
 from stratagem.launch.guardian import Guardian
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.output import Screen
 from stratagem.launch.plan import TaskPlan, plan_tasks
-from stratagem.launch.policy import cause_of_failure
+from stratagem.launch.policy import cause_of_failure, have_saved_and_left
 from stratagem.launch.ports import free_ports
-from stratagem.launch.report import failure_report, restart_report, signal_report
+from stratagem.launch.report import (
+    failure_report,
+    notice_report,
+    restart_report,
+    signal_report,
+)
+from stratagem.launch.restarts import Restarts
 from stratagem.launch.signals import CaughtSignals
 
 __all__ = ["Outcome", "launch"]
@@ -70,29 +78,48 @@ def launch(
     """
     base = environment.snapshot()
     gpus = local_gpus() if uses_gpus(base) else ()
-    with CaughtSignals() as caught, Guardian() as guardian:
-        restart = 0
+    with CaughtSignals() as caught, Guardian() as guardian, LaunchEvents(options) as events:
+        restarts = Restarts()
         while True:
             ports = free_ports(len(options.task_types))
-            plans = plan_tasks(options, command, ports=ports, gpus=gpus, base=base, restart=restart)
+            plans = plan_tasks(
+                options, command, ports=ports, gpus=gpus, base=base, restart=restarts.count
+            )
             if finish is not None:
                 plans = tuple(finish(plan) for plan in plans)
             screen = Screen([plan.name for plan in plans])
-            ends = run_group(plans, options, base, screen=screen, caught=caught, guardian=guardian)
-            outcome = Outcome(ends=ends, signum=caught.ending, restart=restart)
-            if not _goes_on(outcome, options, screen):
+            started_s = time.monotonic()
+            ends = run_group(
+                plans,
+                options,
+                base,
+                screen=screen,
+                caught=caught,
+                guardian=guardian,
+                events=events,
+            )
+            outcome = Outcome(ends=ends, signum=caught.ending, restart=restarts.count)
+            ran_s = time.monotonic() - started_s
+            after = restarts.next(ends, ran_s=ran_s, max_restarts=options.max_restarts)
+            _tell_end(outcome, after, options, screen)
+            if outcome.cause is not None and outcome.signum is None:
+                events.failure(outcome.cause)
+            if outcome.cause is None or after is None or outcome.signum is not None:
+                events.end(outcome.exit_code)
                 return outcome
-            restart += 1
+            screen.say(restart_report(restarts, after, options.max_restarts))
+            events.restart(after.count, outcome.cause)
+            restarts = after
 
 
-def _goes_on(outcome: Outcome, options: LaunchOptions, screen: Screen) -> bool:
-    """Reports how it ended, and says whether all is to be started again."""
+def _tell_end(
+    outcome: Outcome, after: Restarts | None, options: LaunchOptions, screen: Screen
+) -> None:
     cause, signum = outcome.cause, outcome.signum
     if cause is not None and signum not in cause.signals:
-        screen.say(failure_report(cause, outcome.ends, log_dir=options.log_dir))
+        if have_saved_and_left(outcome.ends):
+            screen.say(notice_report(outcome.ends, after))
+        else:
+            screen.say(failure_report(cause, outcome.ends, log_dir=options.log_dir))
     if signum is not None:
         screen.say(signal_report(signum, outcome.ends))
-    if cause is None or signum is not None or outcome.restart >= options.max_restarts:
-        return False
-    screen.say(restart_report(outcome.restart + 1, options.max_restarts))
-    return True

@@ -25,6 +25,7 @@ class LaunchArguments(TypedDict, total=False):
     devices_per_worker: int | None
     max_restarts: int
     log_dir: str | os.PathLike[str] | None
+    run_dir: str | os.PathLike[str] | None
     show: Literal["all", "leader"]
     grace_s: float
     evaluator_grace_s: float
@@ -43,6 +44,7 @@ class LaunchOptions:
             None shares the GPUs evenly, and leaves the CPU as it is.
         max_restarts: how often all tasks are started again after a failure.
         log_dir: folder for a file a task with all that it prints.
+        run_dir: folder for the events of the run, which `stratagem goodput` reads.
         show: "all" shows what every task prints, "leader" only what the leader does.
         grace_s: how long a task that was told to end may take, before it is killed.
         evaluator_grace_s: how long the evaluator may go on when the workers have ended.
@@ -63,6 +65,7 @@ class LaunchOptions:
     devices_per_worker: int | None = None
     max_restarts: int = 0
     log_dir: str | os.PathLike[str] | None = None
+    run_dir: str | os.PathLike[str] | None = None
     show: Literal["all", "leader"] = "all"
     grace_s: float = 10.0
     evaluator_grace_s: float = 60.0
@@ -75,8 +78,10 @@ class LaunchOptions:
             _check_type(name, getattr(self, name), bool, "True or False.")
         for name in ("grace_s", "evaluator_grace_s"):
             _check_seconds(name, getattr(self, name))
-        if self.log_dir is not None:
-            _check_type("log_dir", self.log_dir, str | os.PathLike, "a path, or None for no files.")
+        for name in ("log_dir", "run_dir"):
+            if getattr(self, name) is not None:
+                expected = "a path, or None for no files."
+                _check_type(name, getattr(self, name), str | os.PathLike, expected)
         if self.show not in _SHOWN:
             raise ValueError(
                 explain(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from os.path import abspath
 
 from stratagem.launch.devices import TRAINERS, deal_devices
 from stratagem.launch.options import LaunchOptions
 
-__all__ = ["TaskPlan", "plan_tasks"]
+__all__ = ["TRAINERS", "TaskPlan", "plan_tasks"]
 
 _HOST = "127.0.0.1"
 
@@ -86,12 +87,15 @@ def plan_tasks(
     devices = deal_devices(
         task_types, devices_per_worker=options.devices_per_worker, gpus=gpus, base=base
     )
+    # Absolute: a task may change its folder.
+    run_dir = {} if options.run_dir is None else {"STRATAGEM_RUN_DIR": abspath(options.run_dir)}
     plans: list[TaskPlan] = []
     for task_type, index, seen in zip(task_types, indices, devices, strict=True):
         task = {"type": task_type, "index": index}
         variables = {
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
             "STRATAGEM_RESTART_COUNT": str(restart),
+            **run_dir,
             # Python keeps what it prints into a pipe until there is much of it.
             "PYTHONUNBUFFERED": "1",
             **seen,

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import jax
 
+from stratagem.goodput import close_events, current_events
 from stratagem.group import Group, current_group
 from stratagem.topology.private import end_at_once, file_of_main_thread
 
@@ -39,6 +40,7 @@ class _State:
     """Whether this process ends by an error of its own."""
 
     exit_code: int | None = None
+    has_told_events: bool = False
 
 
 _state = _State()
@@ -68,6 +70,7 @@ def watch(group: Group) -> None:
 def _end_what_cannot_wake(group: Group) -> None:
     """Ends the process if its main thread waits inside JAX for what will never come."""
     group.wait_for_verdict()
+    _tell_events(group)
     waited_s = 0.0
     pause = threading.Event()
     while waited_s < _GRACE_S:
@@ -87,6 +90,16 @@ def _end_what_cannot_wake(group: Group) -> None:
     _end(1)
 
 
+def _tell_events(group: Group) -> None:
+    """Writes who was lost, as soon as it is known: this process may not come to its end."""
+    events, verdict = current_events(), group.verdict
+    if events is None or verdict is None or _state.has_told_events:
+        return
+    _state.has_told_events = True
+    lost = None if verdict.lost is None else verdict.lost.partition(" (")[0]
+    events.failure(verdict.message, lost=lost, silence_s=verdict.silent_s)
+
+
 def _waits_in_jax() -> bool:
     """Also where our own code is the last of Python's: what it calls has no frame."""
     packages = [os.path.dirname(jax.__file__), str(Path(__file__).parents[1])]
@@ -104,6 +117,7 @@ def _leave() -> None:
                 jax.distributed.shutdown()
             group.exchange("the end of all", None, timeout_s=SHUTDOWN_S)
         return
+    _tell_events(group)
     group.drain(_DRAIN_S)
     # Of a program that ended by itself while others still waited for it nothing else is known.
     _end((1 if group.is_told else 0) if _state.exit_code is None else _state.exit_code)
@@ -112,6 +126,7 @@ def _leave() -> None:
 def _end(exit_code: int) -> NoReturn:
     for child in multiprocessing.active_children():
         child.terminate()
+    close_events(exit_code)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

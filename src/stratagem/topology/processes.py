@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from stratagem.goodput import current_events
 from stratagem.group import Group, Identity, Kind, Limits, current_group, set_current_group
 from stratagem.messages import explain
 from stratagem.topology import ending
@@ -43,6 +44,7 @@ def start_processes(
     group = current_group()
     if group is None:
         _require_fresh_jax()
+        current_events()  # one that waits in vain for the others has started too
         group = Group(identity, limits)
         set_current_group(group)
         _start_jax(group, local_device_ids)
