@@ -31,6 +31,7 @@ VALUES = {
     "evaluator": (None, True),
     "devices_per_worker": ("4", 4),
     "max_restarts": ("5", 5),
+    "cold_restarts": (None, True),
     "log_dir": ("logs", "logs"),
     "run_dir": ("runs/digits", "runs/digits"),
     "show": ("leader", "leader"),

@@ -102,6 +102,12 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
     type=click.IntRange(0),
     help="How often all tasks are started again after a failure.  [default: 0]",
 )
+@_option(
+    "cold_restarts",
+    is_flag=True,
+    default=None,
+    help="Load JAX and Keras anew in each restarted task, instead of forking it.",
+)
 @_option("log_dir", type=click.Path(file_okay=False), help="Folder for a file a task.")
 @_option(
     "run_dir",

@@ -19,6 +19,7 @@ from stratagem.launch.policy import TaskState, cause_of_failure, tasks_to_kill, 
 from stratagem.launch.processes import TaskProcess
 from stratagem.launch.report import stop_report
 from stratagem.launch.signals import ENDING, CaughtSignals
+from stratagem.launch.warm_start import WARM_UP_AFTER_S, WarmStart
 
 __all__ = ["run_group"]
 
@@ -54,6 +55,7 @@ def run_group(
     caught: CaughtSignals,
     guardian: Guardian,
     events: LaunchEvents,
+    warm: WarmStart | None = None,
 ) -> tuple[TaskEnd, ...]:
     """Starts tasks, shows what they print, and returns when nothing of them runs any more.
 
@@ -65,6 +67,7 @@ def run_group(
         caught: signals to pass on.
         guardian: who ends them if this process is killed.
         events: where it is written down.
+        warm: forks those tasks that it can; it is prepared when they have run for a while.
 
     Returns:
         How each ended.
@@ -74,9 +77,12 @@ def run_group(
     """
     with contextlib.closing(_Group(options, screen, caught, guardian, events)) as group:
         for plan in plans:
-            group.start(plan, base)
+            group.start(plan, base, warm)
+        warm_up_at_s = time.monotonic() + WARM_UP_AFTER_S
         while not group.is_gone:
             group.step()
+            if warm is not None and time.monotonic() >= warm_up_at_s:
+                warm.prepare(plans[0])
         return group.ends
 
 
@@ -107,12 +113,12 @@ class _Group:
     def ends(self) -> tuple[TaskEnd, ...]:
         return tuple(task.end for task in self._tasks if task.end is not None)
 
-    def start(self, plan: TaskPlan, base: Mapping[str, str]) -> None:
+    def start(self, plan: TaskPlan, base: Mapping[str, str], warm: WarmStart | None) -> None:
         is_shown = self._options.show == "all" or not self._tasks
         output = TaskOutput(plan, self._screen if is_shown else None, self._options.log_dir)
         with contextlib.ExitStack() as on_error:
             on_error.callback(output.close)
-            process = TaskProcess(plan, base)
+            process = TaskProcess(plan, base, warm)
             on_error.pop_all()
         task = _Task(process=process, output=output)
         self._tasks.append(task)

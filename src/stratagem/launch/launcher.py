@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from stratagem import environment
 from stratagem.accelerators import local_gpus
@@ -27,8 +29,15 @@ from stratagem.launch.report import (
 )
 from stratagem.launch.restarts import Restarts
 from stratagem.launch.signals import CaughtSignals
+from stratagem.launch.warm_start import WarmStart, can_be_warm
+from stratagem.preemption import EXIT_CODE
 
 __all__ = ["Outcome", "launch"]
+
+# How a task ends that others have ended, or that has saved and left.
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, EXIT_CODE)
+# Whoever sets one of them has made up his mind about JAX's cache on disk.
+_JAX_CACHE_VARIABLES = {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,43 +87,103 @@ def launch(
     """
     base = environment.snapshot()
     gpus = local_gpus() if uses_gpus(base) else ()
-    with CaughtSignals() as caught, Guardian() as guardian, LaunchEvents(options) as events:
+    with (
+        CaughtSignals() as caught,
+        Guardian() as guardian,
+        LaunchEvents(options) as events,
+        _folder_for_programs(options, base) as program_dir,
+        WarmStart(base, guardian) as warm_start,
+    ):
+        is_warm = options.max_restarts > 0 and not options.cold_restarts
+        warm = warm_start if is_warm and can_be_warm(command, base) else None
+
+        starts = _Starts(
+            command=command,
+            options=options,
+            finish=finish,
+            base=base,
+            gpus=gpus,
+            caught=caught,
+            guardian=guardian,
+            events=events,
+            program_dir=program_dir,
+        )
         restarts = Restarts()
         while True:
-            ports = free_ports(len(options.task_types))
-            plans = plan_tasks(
-                options, command, ports=ports, gpus=gpus, base=base, restart=restarts.count
-            )
-            if finish is not None:
-                plans = tuple(finish(plan) for plan in plans)
-            screen = Screen([plan.name for plan in plans])
             started_s = time.monotonic()
-            ends = run_group(
-                plans,
-                options,
-                base,
-                screen=screen,
-                caught=caught,
-                guardian=guardian,
-                events=events,
-            )
-            outcome = Outcome(ends=ends, signum=caught.ending, restart=restarts.count)
+            outcome = starts.run(restarts.count, warm)
             ran_s = time.monotonic() - started_s
-            after = restarts.next(ends, ran_s=ran_s, max_restarts=options.max_restarts)
-            _tell_end(outcome, after, options, screen)
-            if outcome.cause is not None and outcome.signum is None:
-                events.failure(outcome.cause)
-            if outcome.cause is None or after is None or outcome.signum is not None:
-                events.end(outcome.exit_code)
+            after = restarts.next(outcome.ends, ran_s=ran_s, max_restarts=options.max_restarts)
+            _tell_end(outcome, restarts, after, options, events)
+            if outcome.cause is None or outcome.signum is not None or after is None:
                 return outcome
-            screen.say(restart_report(restarts, after, options.max_restarts))
-            events.restart(after.count, outcome.cause)
+            if restarts.count and outcome.cause.returncode not in _FROM_OUTSIDE:
+                warm = None  # a program that fails by itself may fail for having been forked
             restarts = after
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Starts:
+    """What all starts of one launch have in common."""
+
+    command: Sequence[str]
+    options: LaunchOptions
+    finish: Callable[[TaskPlan], TaskPlan] | None
+    base: Mapping[str, str]
+    gpus: Sequence[str]
+    caught: CaughtSignals
+    guardian: Guardian
+    events: LaunchEvents
+    program_dir: str | None
+
+    def run(self, restart: int, warm: WarmStart | None) -> Outcome:
+        """Runs all tasks once, from their start to the end of the last one."""
+        plans = plan_tasks(
+            self.options,
+            self.command,
+            ports=free_ports(len(self.options.task_types)),
+            gpus=self.gpus,
+            base=self.base,
+            restart=restart,
+            program_dir=self.program_dir,
+        )
+        if self.finish is not None:
+            plans = tuple(self.finish(plan) for plan in plans)
+        ends = run_group(
+            plans,
+            self.options,
+            self.base,
+            screen=Screen([plan.name for plan in plans]),
+            caught=self.caught,
+            guardian=self.guardian,
+            events=self.events,
+            warm=warm,
+        )
+        return Outcome(ends=ends, signum=self.caught.ending, restart=restart)
+
+
+@contextlib.contextmanager
+def _folder_for_programs(options: LaunchOptions, base: Mapping[str, str]) -> Generator[str | None]:
+    """Where tasks that may be started again keep what they have compiled, until the end.
+
+    Not in the folder of the run: what a killed task has half written stays there for ever.
+    """
+    if not options.max_restarts or _JAX_CACHE_VARIABLES & base.keys():
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="stratagem-", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
 def _tell_end(
-    outcome: Outcome, after: Restarts | None, options: LaunchOptions, screen: Screen
+    outcome: Outcome,
+    before: Restarts,
+    after: Restarts | None,
+    options: LaunchOptions,
+    events: LaunchEvents,
 ) -> None:
+    """Says how all ended and whether they are started again, here and in the run's folder."""
+    screen = Screen([end.name for end in outcome.ends])
     cause, signum = outcome.cause, outcome.signum
     if cause is not None and signum not in cause.signals:
         if have_saved_and_left(outcome.ends):
@@ -123,3 +192,10 @@ def _tell_end(
             screen.say(failure_report(cause, outcome.ends, log_dir=options.log_dir))
     if signum is not None:
         screen.say(signal_report(signum, outcome.ends))
+    elif cause is not None:
+        events.failure(cause)
+    if cause is None or signum is not None or after is None:
+        events.end(outcome.exit_code)
+    else:
+        screen.say(restart_report(before, after, options.max_restarts))
+        events.restart(after.count, cause)

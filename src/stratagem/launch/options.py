@@ -24,6 +24,7 @@ class LaunchArguments(TypedDict, total=False):
     evaluator: bool
     devices_per_worker: int | None
     max_restarts: int
+    cold_restarts: bool
     log_dir: str | os.PathLike[str] | None
     run_dir: str | os.PathLike[str] | None
     show: Literal["all", "leader"]
@@ -43,6 +44,7 @@ class LaunchOptions:
         devices_per_worker: GPUs of each worker where there are any, else virtual CPU devices;
             None shares the GPUs evenly, and leaves the CPU as it is.
         max_restarts: how often all tasks are started again after a failure.
+        cold_restarts: load JAX and Keras anew in each restarted task.
         log_dir: folder for a file a task with all that it prints.
         run_dir: folder for the events of the run, which `stratagem goodput` reads.
         show: "all" shows what every task prints, "leader" only what the leader does.
@@ -64,6 +66,7 @@ class LaunchOptions:
     evaluator: bool = False
     devices_per_worker: int | None = None
     max_restarts: int = 0
+    cold_restarts: bool = False
     log_dir: str | os.PathLike[str] | None = None
     run_dir: str | os.PathLike[str] | None = None
     show: Literal["all", "leader"] = "all"
@@ -74,7 +77,7 @@ class LaunchOptions:
         for name, least in _LEAST.items():
             if name != "devices_per_worker" or self.devices_per_worker is not None:
                 _check_count(name, getattr(self, name), least)
-        for name in ("chief", "evaluator"):
+        for name in ("chief", "evaluator", "cold_restarts"):
             _check_type(name, getattr(self, name), bool, "True or False.")
         for name in ("grace_s", "evaluator_grace_s"):
             _check_seconds(name, getattr(self, name))
