@@ -73,13 +73,17 @@ def test_run_of_real_tasks_tells_what_happened_to_them(script, folder, capfd) ->
     """In tasks that change their folder; the one that fails tells of itself too."""
     path = script(
         """
+        import time
         import stratagem as sg
         os.makedirs("elsewhere", exist_ok=True)
         os.chdir("elsewhere")
         attempt = int(os.environ["STRATAGEM_RESTART_COUNT"])
         sg.goodput.step(10 * attempt + 10)
         if task["index"] == 1 and attempt == 0:
+            while not os.path.exists("stepped"):
+                time.sleep(0.01)
             raise ValueError("loss is nan")
+        open("stepped", "w").close()
         """
     )
     sg.launch.run(path, workers=2, max_restarts=1, run_dir="run")

@@ -140,6 +140,41 @@ def test_error_is_told_from_the_script_on(forked, tmp_path) -> None:
     assert err.endswith("ValueError: nan\n")
 
 
+def test_task_has_a_group_of_its_own_before_it_is_known(forked) -> None:
+    """A signal to the group would be lost else."""
+    process = forked("import time\ntime.sleep(1000)")
+    assert os.getpgid(process.group) == os.getsid(process.group) == process.group
+    process.send(signal.SIGTERM)
+    assert ended(process)[0] == -signal.SIGTERM
+
+
+def test_task_starts_processes_that_find_its_script(forked) -> None:
+    text = """import multiprocessing
+def function(number): return number + 1
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(function, [1, 2]))
+"""
+    assert ended(forked(text)) == (0, "[2, 3]\n", "")
+
+
+def test_task_saves_and_restores(forked, tmp_path) -> None:
+    """Orbax brings threads and an event loop of its own."""
+    text = """import sys
+import stratagem as sg
+import keras
+with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+path = sg.train.Checkpoint(model=model).save(sys.argv[1])
+before = model.get_weights()[0]
+model.layers[0].kernel.assign(before * 0)
+sg.train.Checkpoint(model=model).restore(path)
+print((model.get_weights()[0] == before).all())
+"""
+    code, out, err = ended(forked(text, str(tmp_path / "saved")))
+    assert (code, out) == (0, "True\n"), err
+
+
 def test_random_numbers_are_each_task_s_own(forked) -> None:
     text = "import random, numpy\nprint(random.random(), numpy.random.random())"
     first, second = (ended(forked(text))[1].split() for _ in range(2))

@@ -103,6 +103,21 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
     help="How often all tasks are started again after a failure.  [default: 0]",
 )
 @_option(
+    "min_workers",
+    type=click.IntRange(1),
+    help="After the failure of a worker go on without it, with as many at least.",
+)
+@_option(
+    "max_workers",
+    type=click.IntRange(1),
+    help="Number of workers when all are back; --workers without it.",
+)
+@_option(
+    "rejoin_after_s",
+    type=click.FloatRange(0),
+    help="Seconds that fewer workers go on, before all start again.  [default: 60]",
+)
+@_option(
     "cold_restarts",
     is_flag=True,
     default=None,

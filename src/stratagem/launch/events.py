@@ -61,15 +61,17 @@ class LaunchEvents:
         if self._writer is not None:
             self._writer.notice(reason)
 
-    def restart(self, restart: int, cause: TaskEnd) -> None:
+    def restart(self, restart: int, cause: TaskEnd | None) -> None:
         """Tells that all tasks are started again.
 
         Args:
             restart: how often they were started before.
-            cause: the task that failed first, or left.
+            cause: the task that failed first, or left; None where all were asked to leave.
         """
         self._has_told = False
-        if self._writer is not None:
+        if self._writer is not None and cause is None:
+            self._writer.restart(restart, "all workers start again")
+        elif self._writer is not None and cause is not None:
             what = "saved and left" if have_saved_and_left([cause]) else "failed"
             how = how_it_ended(cause.returncode)
             self._writer.restart(restart, f"{cause.name} {what} ({how})")

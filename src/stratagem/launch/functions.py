@@ -74,7 +74,8 @@ def spawn(
         cause = finish_here(outcome)
         if cause is not None:
             _raise(cause, outcome, _answer(folder, plans[cause.name]))
-        trainers = [plan for plan in plans.values() if plan.trains]
+        # Of the last start: one before may have had more workers.
+        trainers = [plans[end.name] for end in outcome.ends if end.trains]
         return [_answer(folder, plan).value for plan in trainers]
 
 

@@ -56,7 +56,8 @@ def run_group(
     guardian: Guardian,
     events: LaunchEvents,
     warm: WarmStart | None = None,
-) -> tuple[TaskEnd, ...]:
+    notice_after_s: float | None = None,
+) -> tuple[tuple[TaskEnd, ...], bool]:
     """Starts tasks, shows what they print, and returns when nothing of them runs any more.
 
     Args:
@@ -68,9 +69,10 @@ def run_group(
         guardian: who ends them if this process is killed.
         events: where it is written down.
         warm: forks those tasks that it can; it is prepared when they have run for a while.
+        notice_after_s: after how long they are asked to save and leave; None for never.
 
     Returns:
-        How each ended.
+        How each ended, and whether they were asked to.
 
     Raises:
         OSError: a process cannot be started, or a file not be written. All are killed then.
@@ -78,12 +80,15 @@ def run_group(
     with contextlib.closing(_Group(options, screen, caught, guardian, events)) as group:
         for plan in plans:
             group.start(plan, base, warm)
-        warm_up_at_s = time.monotonic() + WARM_UP_AFTER_S
+        started_s = time.monotonic()
         while not group.is_gone:
             group.step()
-            if warm is not None and time.monotonic() >= warm_up_at_s:
+            ran_s = time.monotonic() - started_s
+            if warm is not None and ran_s >= WARM_UP_AFTER_S:
                 warm.prepare(plans[0])
-        return group.ends
+            if notice_after_s is not None and ran_s >= notice_after_s:
+                group.ask_to_leave()
+        return group.ends, group.were_asked
 
 
 class _Group:
@@ -104,6 +109,7 @@ class _Group:
         self._tasks: list[_Task] = []
         self._num_interrupts = 0
         self._has_said = False
+        self.were_asked = False
 
     @property
     def is_gone(self) -> bool:
@@ -141,6 +147,19 @@ class _Group:
             self._look_at(task, now_s)
             task.output.show_overdue(now_s)
         self._carry_out(now_s)
+
+    def ask_to_leave(self) -> None:
+        """Gives the tasks notice, once, unless they are about to end anyway."""
+        trainers = [task for task in self._tasks if task.process.plan.trains]
+        is_ending = any(task.end is not None or task.stopped_at_s for task in trainers)
+        if self.were_asked or is_ending or self._caught.ending is not None:
+            return
+        self.were_asked = True
+        self._screen.say(["Asking the tasks to save and leave, so that all workers can start."])
+        self._events.notice("all workers are to start again")
+        for task in self._tasks:
+            task.process.send(signal.SIGTERM)
+            task.stopped_at_s = time.monotonic()
 
     def close(self) -> None:
         """Whatever has gone wrong, no process stays."""

@@ -16,6 +16,7 @@ from stratagem.launch.ends import TaskEnd, exit_code
 from stratagem.launch.events import LaunchEvents
 from stratagem.launch.group import run_group
 from stratagem.launch.guardian import Guardian
+from stratagem.launch.membership import notice_after_s, workers_after
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.output import Screen
 from stratagem.launch.plan import TaskPlan, plan_tasks
@@ -48,11 +49,13 @@ class Outcome:
         ends: the end of each.
         signum: the signal to the launcher that ended them; None without one.
         restart: how often they were started again.
+        were_asked: the launcher had asked them to leave, so that more can start.
     """
 
     ends: tuple[TaskEnd, ...]
     signum: signal.Signals | None
     restart: int
+    were_asked: bool = False
 
     @property
     def cause(self) -> TaskEnd | None:
@@ -61,8 +64,10 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """That of the task that failed first, as a shell reports it; 0 if none failed."""
-        return 0 if self.cause is None else exit_code(self.cause.returncode)
+        """That of the task that failed first, or left when asked, as a shell reports it; else 0."""
+        left = [end for end in self.ends if self.were_asked and end.trains and end.returncode]
+        cause = self.cause or next(iter(left), None)
+        return 0 if cause is None else exit_code(cause.returncode)
 
 
 def launch(
@@ -96,7 +101,6 @@ def launch(
     ):
         is_warm = options.max_restarts > 0 and not options.cold_restarts
         warm = warm_start if is_warm and can_be_warm(command, base) else None
-
         starts = _Starts(
             command=command,
             options=options,
@@ -108,18 +112,7 @@ def launch(
             events=events,
             program_dir=program_dir,
         )
-        restarts = Restarts()
-        while True:
-            started_s = time.monotonic()
-            outcome = starts.run(restarts.count, warm)
-            ran_s = time.monotonic() - started_s
-            after = restarts.next(outcome.ends, ran_s=ran_s, max_restarts=options.max_restarts)
-            _tell_end(outcome, restarts, after, options, events)
-            if outcome.cause is None or outcome.signum is not None or after is None:
-                return outcome
-            if restarts.count and outcome.cause.returncode not in _FROM_OUTSIDE:
-                warm = None  # a program that fails by itself may fail for having been forked
-            restarts = after
+        return starts.run_all(warm)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,12 +129,35 @@ class _Starts:
     events: LaunchEvents
     program_dir: str | None
 
-    def run(self, restart: int, warm: WarmStart | None) -> Outcome:
+    def run_all(self, warm: WarmStart | None) -> Outcome:
+        """Runs all tasks, again and again where that is called for; returns the last outcome."""
+        restarts, num_workers = Restarts(), self.options.workers
+        while True:
+            started_s = time.monotonic()
+            outcome = self.run(restarts.count, num_workers, warm)
+            after = restarts.next(
+                outcome.ends,
+                ran_s=time.monotonic() - started_s,
+                max_restarts=self.options.max_restarts,
+                were_asked=outcome.were_asked,
+            )
+            if outcome.signum is not None:
+                after = None
+            num_workers = workers_after(self.options, num_workers, outcome.ends)
+            _tell_end(outcome, restarts, after, self.options, self.events, num_workers=num_workers)
+            if after is None:
+                return outcome
+            if restarts.count and outcome.cause and outcome.cause.returncode not in _FROM_OUTSIDE:
+                warm = None  # a program that fails by itself may fail for having been forked
+            restarts = after
+
+    def run(self, restart: int, num_workers: int, warm: WarmStart | None) -> Outcome:
         """Runs all tasks once, from their start to the end of the last one."""
+        options = self.options.with_workers(num_workers)
         plans = plan_tasks(
-            self.options,
+            options,
             self.command,
-            ports=free_ports(len(self.options.task_types)),
+            ports=free_ports(len(options.task_types)),
             gpus=self.gpus,
             base=self.base,
             restart=restart,
@@ -149,17 +165,18 @@ class _Starts:
         )
         if self.finish is not None:
             plans = tuple(self.finish(plan) for plan in plans)
-        ends = run_group(
+        ends, were_asked = run_group(
             plans,
-            self.options,
+            options,
             self.base,
             screen=Screen([plan.name for plan in plans]),
             caught=self.caught,
             guardian=self.guardian,
             events=self.events,
             warm=warm,
+            notice_after_s=notice_after_s(self.options, num_workers),
         )
-        return Outcome(ends=ends, signum=self.caught.ending, restart=restart)
+        return Outcome(ends=ends, signum=self.caught.ending, restart=restart, were_asked=were_asked)
 
 
 @contextlib.contextmanager
@@ -181,6 +198,8 @@ def _tell_end(
     after: Restarts | None,
     options: LaunchOptions,
     events: LaunchEvents,
+    *,
+    num_workers: int,
 ) -> None:
     """Says how all ended and whether they are started again, here and in the run's folder."""
     screen = Screen([end.name for end in outcome.ends])
@@ -194,8 +213,10 @@ def _tell_end(
         screen.say(signal_report(signum, outcome.ends))
     elif cause is not None:
         events.failure(cause)
-    if cause is None or signum is not None or after is None:
+    if after is None:
         events.end(outcome.exit_code)
-    else:
-        screen.say(restart_report(before, after, options.max_restarts))
-        events.restart(after.count, cause)
+        return
+    screen.say(restart_report(before, after, options.max_restarts))
+    if options.min_workers is not None or options.max_workers is not None:
+        screen.say([f"There are {num_workers} of {options.full_workers} workers now."])
+    events.restart(after.count, cause)

@@ -35,19 +35,30 @@ class Restarts:
         """All of them: what the tasks are told."""
         return self.failures + self.notices
 
-    def next(self, ends: Sequence[TaskEnd], *, ran_s: float, max_restarts: int) -> Restarts | None:
+    def next(
+        self,
+        ends: Sequence[TaskEnd],
+        *,
+        ran_s: float,
+        max_restarts: int,
+        were_asked: bool = False,
+    ) -> Restarts | None:
         """Says whether all are to be started again.
 
         Args:
             ends: how the tasks ended.
             ran_s: how long they ran.
             max_restarts: how often after a failure.
+            were_asked: they had been asked to leave, so that more can start.
 
         Returns:
             The count with the next start; None where that was the last one.
         """
         if cause_of_failure(ends) is None:
-            return None
+            is_done = all(end.returncode == 0 for end in ends if end.trains)
+            if is_done or not were_asked:
+                return None
+            return dataclasses.replace(self, notices=self.notices + 1, short_starts=0)
         left = have_saved_and_left(ends)
         is_short = left and ran_s < SHORT_S
         short_starts = self.short_starts + 1 if is_short else 0

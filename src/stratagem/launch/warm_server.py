@@ -33,7 +33,10 @@ __all__ = ["MAX_REQUEST_BYTES", "PROGRAM", "main"]
 
 # What the interpreter of the server is given with `-c`. The folder that it looks into for modules
 # is the script's, which only the tasks know.
-PROGRAM = "import sys; sys.path.pop(0); from stratagem.launch.warm_server import main; main()"
+PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from stratagem.launch.warm_server import main; main()"
+)
 MAX_REQUEST_BYTES = 2**17
 
 _PRELOADED = ("jax", "keras", "stratagem.keras", "stratagem.strategies")
@@ -83,12 +86,19 @@ def _serve(connection: socket.socket) -> _Request | None:
             data, outputs, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 2)
             if not data:
                 return None
+            has_session, tell_session = os.pipe()
             process_id = os.fork()
             if process_id == 0:
                 connection.close()
+                os.close(has_session)
+                os.setsid()
+                os.close(tell_session)
                 return _Request(**json.loads(data), outputs=(outputs[0], outputs[1]))
-            for output in outputs:
+            for output in (*outputs, tell_session):
                 os.close(output)
+            # The launcher may send it a signal at once, by its group.
+            os.read(has_session, 1)
+            os.close(has_session)
             running.add(process_id)
             _send(connection, {"kind": "started", "process_id": process_id})
         while running:
@@ -107,7 +117,6 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
 
 def _become(request: _Request, server: int, changes: Mapping[str, str]) -> None:
     """Makes of this fork what a task is that was started anew, and has loaded these libraries."""
-    os.setsid()
     tie(server)
     signal.set_wakeup_fd(-1)
     for number, output in enumerate(request.outputs, start=1):
