@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import fit_overhead, fit_peers, input, loop, run_overhead
 from benchmarks.allreduce import run_allreduce
 from benchmarks.cases import Case, Environments, Place, Side
+from benchmarks.checkpoint import run_checkpoint
 from benchmarks.machine import describe_machine, load_warning
 from benchmarks.plot import draw_ratios
 from benchmarks.report import Form, make_rows, make_table, versions_by_environment, write_json
@@ -39,7 +40,7 @@ _RATIOS = Form(make_rows, make_table, draw_ratios)
 _FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_efficiencies)}
 _OUTLOOKS = {"scaling": look_ahead}
 # Benchmarks that compare no sides of training and print tables of their own.
-_WHOLE = {"allreduce": run_allreduce}
+_WHOLE = {"allreduce": run_allreduce, "checkpoint": run_checkpoint}
 _WIDTH_OF_A_FILE = 120
 _QUICK = Effort(num_rounds=2, round_s=0.2)
 
@@ -93,7 +94,8 @@ def main(
 ) -> None:
     """Measures how fast Stratagem is.
 
-    Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input, scaling, allreduce.
+    Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input, scaling, allreduce,
+    checkpoint.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:

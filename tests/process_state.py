@@ -75,6 +75,8 @@ class ProcessState:
 
 def _counts(thread: threading.Thread) -> bool:
     """Other libraries leave daemon threads behind; ours shall not."""
+    if thread.name.startswith("stratagem-storage"):  # there is one, for as long as the process
+        return False
     return not thread.daemon or thread.name.startswith("stratagem")
 
 

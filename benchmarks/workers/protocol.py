@@ -29,7 +29,16 @@ __all__ = [
 # Lines without it are noise, for example of a sitecustomize that ran before this module.
 ANSWER_PREFIX = "benchmark-answer "
 
-_DISTRIBUTIONS = ("stratagem", "keras", "jax", "jaxlib", "tensorflow", "torch", "numpy")
+_DISTRIBUTIONS = (
+    "stratagem",
+    "keras",
+    "jax",
+    "jaxlib",
+    "tensorflow",
+    "torch",
+    "numpy",
+    "orbax-checkpoint",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,12 @@ VARIABLES = {
         parse=_parse_seconds,
         meaning="How long an evaluator waits for the next checkpoint.",
     ),
+    "save_timeout_s": Variable(
+        name="STRATAGEM_SAVE_TIMEOUT_S",
+        default=1800.0,
+        parse=_parse_seconds,
+        meaning="How long processes wait for one that reads or writes a checkpoint.",
+    ),
     "pod_grace_s": Variable(
         name="STRATAGEM_POD_GRACE_S",
         default=30.0,
@@ -309,6 +315,17 @@ def require_what_was_read() -> None:
 
 def _settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
+
+
+def without_cluster() -> dict[str, str]:
+    """Returns the variables for a process beside this one that is no member of its cluster.
+
+    Returns:
+        A copy without what names a cluster, and with the CPU as the only kind of device.
+    """
+    prefixes = ("TF_CONFIG", "JAX_", "XLA_", "PET_", "OMPI_", "SLURM_", "NPROC")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
+    return {**kept, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def visible_gpus() -> tuple[str, ...] | None:

@@ -1,9 +1,9 @@
 """What `tf.train` has for clusters and checkpoints.
 
-Source: TF 2.21 server_lib.py, checkpoint.py, checkpoint_management.py.
+Source: TF 2.21 server_lib.py, checkpoint.py, checkpoint_management.py, checkpoint_options.py.
 """
 
-from stratagem.checkpoint import Checkpoint, CheckpointManager
+from stratagem.checkpoint import Checkpoint, CheckpointManager, CheckpointOptions
 from stratagem.cluster import ClusterSpec
 
-__all__ = ["Checkpoint", "CheckpointManager", "ClusterSpec"]
+__all__ = ["Checkpoint", "CheckpointManager", "CheckpointOptions", "ClusterSpec"]

@@ -28,11 +28,12 @@ LAYERS = (
     # no JAX below this line
     ("group",),
     ("launch", "manifests"),
-    ("preemption",),
+    ("preemption", "storage"),
     ("goodput",),
     ("cluster",),
     (
         "accelerators",
+        "background_errors",
         "communication",
         "config",
         "environment",
@@ -50,7 +51,7 @@ BOTTOM = len(LAYERS) - 1
 ALLOWED_ROOMS = {
     "keras": {"variables", "execution", "checkpoint", "keras", "estimator"},
     "ray": {"coordinator", "launch"},
-    "orbax": {"checkpoint"},
+    "orbax": {"storage"},
 }
 LOADS_JAX = {"jax", "jaxlib", "keras", "optax", "flax", "orbax", "grain"}
 # Where private names are listed, each with the reason why it is used.

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import storage
+from stratagem import storage
 
 ROWS = np.random.default_rng(0).random((60, 6)).astype("float32")
 TARGETS = ROWS.sum(axis=1, keepdims=True)
@@ -357,19 +357,112 @@ def test_name_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:
     assert int(step) == 1
 
 
-def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
-    path = checkpoint.save(tmp_path / "ckpt")
-    monkeypatch.setattr(storage.jax, "process_count", lambda: 2)
-    with pytest.raises(NotImplementedError, match="A checkpoint is used in one of 2 processes"):
-        checkpoint.save(tmp_path / "ckpt")
-    with pytest.raises(NotImplementedError, match="are not written yet"):
-        checkpoint.restore(path)
-
-
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="could not be written"):
         checkpoint.save(tmp_path / "file" / "ckpt")
     assert int(checkpoint.save_counter) == 0
+
+
+BEHIND = sg.train.CheckpointOptions(enable_async=True)
+
+
+def test_saved_behind_training_is_what_was_there_then(tmp_path: Path) -> None:
+    model, total = build(make_strategy("two"), seed=1)
+    train(model)
+    checkpoint = sg.train.Checkpoint(model=model, total=total)
+    wanted = [np.array(weight.value) for weight in model.weights]
+    path = checkpoint.save(tmp_path / "ckpt", BEHIND)
+    train(model)  # while it is written
+    checkpoint.sync()
+    other, other_total = build(make_strategy("three"), seed=2)
+    sg.train.Checkpoint(model=other, total=other_total).restore(path)
+    for weight, value in zip(other.weights, wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(weight.value), value, rtol=1e-6, atol=1e-7)
+
+
+def test_restoring_waits_for_what_is_written_behind_training(tmp_path: Path) -> None:
+    step = sg.Variable(3)
+    checkpoint = sg.train.Checkpoint(step=step)
+    path = checkpoint.save(tmp_path / "ckpt", BEHIND)
+    step.assign(4)
+    checkpoint.restore(path)
+    assert int(step) == 3
+
+
+def test_callbacks_hear_of_what_is_written(tmp_path: Path) -> None:
+    written: list[str] = []
+    older = sg.train.CheckpointOptions(
+        experimental_enable_async_checkpoint=True, experimental_write_callbacks=[written.append]
+    )
+    now = sg.train.CheckpointOptions(experimental_write_callbacks=[written.append])
+    checkpoint = sg.train.Checkpoint(step=sg.Variable(3))
+    paths = [checkpoint.save(tmp_path / "ckpt", options) for options in (older, now)]
+    assert written == paths
+
+
+@pytest.mark.parametrize("heard_in", ["run", "fit", "save", "sync", "run_steps"])
+def test_failure_behind_training_is_told_at_the_next_step(heard_in: str, tmp_path: Path) -> None:
+    strategy = make_strategy("two")
+    model, _ = build(strategy, seed=1)
+    train(model)
+    (tmp_path / "file").write_text("")
+    checkpoint = sg.train.Checkpoint(model=model)
+    checkpoint.write(tmp_path / "file" / "ckpt", BEHIND)
+    storage.wait_for_writing()
+    dataset = strategy.distribute_dataset([np.arange(4)])
+    steps: dict[str, Callable[[], Any]] = {
+        "run": lambda: strategy.run(lambda: 1),
+        "run_steps": lambda: strategy.run_steps(jnp.sum, iter(dataset), 1),
+        "fit": lambda: train(model),
+        "save": lambda: checkpoint.save(tmp_path / "ckpt"),
+        "sync": checkpoint.sync,
+    }
+    with pytest.raises(OSError, match="could not be written"):
+        steps[heard_in]()
+    steps[heard_in]()  # once
+
+
+def test_parts_on_replicas_are_kept_where_there_are_as_many(tmp_path: Path) -> None:
+    def part(strategy: Any) -> Any:
+        with strategy.scope():
+            return sg.Variable(0.0, synchronization="on_read", aggregation="sum")
+
+    def add(variable: Any) -> None:
+        replica = sg.get_replica_context().replica_id_in_sync_group
+        variable.assign_add(jnp.asarray(replica, "float32") + 1.0)
+
+    strategy = make_strategy("two")
+    variable = part(strategy)
+    strategy.run(add, args=(variable,))
+    path = sg.train.Checkpoint(variable=variable).save(tmp_path / "ckpt")
+    whole, parts = sg.train.CheckpointOptions(), sg.train.CheckpointOptions(restore_components=True)
+    for name, options, expected in (
+        ("two", parts, [1.0, 2.0]),
+        ("two", whole, [1.5, 1.5]),
+        ("three", parts, [1.0, 1.0, 1.0]),
+    ):
+        other = part(make_strategy(name))
+        sg.train.Checkpoint(variable=other).restore(path, options)
+        assert np.asarray(other.storage).tolist() == expected
+        assert float(other.value) == 3.0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_saving_leaves_memory_to_the_next_step(is_async: bool, tmp_path: Path) -> None:
+    """A host's view that is kept would cost each step after it a buffer of its own."""
+    strategy = make_strategy("one")
+    with strategy.scope():
+        variable = sg.Variable(np.zeros(1000, "float32"))
+
+    def step() -> None:
+        variable.assign_add(np.ones(1000, "float32"))
+
+    strategy.run(step)
+    checkpoint = sg.train.Checkpoint(variable=variable)
+    checkpoint.save(tmp_path / "ckpt", sg.train.CheckpointOptions(enable_async=is_async))
+    storage_before = variable.storage
+    strategy.run(step)
+    assert storage_before.is_deleted()
+    checkpoint.sync()

@@ -8,19 +8,22 @@ from typing import Any
 import pytest
 
 from stratagem.checkpoint import together
-from stratagem.checkpoint.together import agreed_with_first, done_by_all, done_by_first
+from stratagem.checkpoint.together import done_by_all, done_by_first, is_first
+from stratagem.errors import DataLossError
 
 
 class Group:
     """A group of two of which the other hands in what the test says."""
 
-    def __init__(self, process_id: int, other: Any) -> None:
+    def __init__(self, process_id: int, result: Any = None, error: Any = None) -> None:
         self.process_id = process_id
         self.identity = SimpleNamespace(labels=("worker 0 (a:1)", "worker 1 (b:1)"))
-        self.other = other
+        self.other = {"result": result, "error": error}
         self.told: list[Any] = []
 
-    def exchange(self, name: str, value: Any) -> list[Any]:
+    def exchange(self, name: str, value: Any, *, timeout_s: float, setting: str) -> list[Any]:
+        assert timeout_s > 0
+        assert setting == "STRATAGEM_SAVE_TIMEOUT_S"
         self.told.append((name, value))
         return [value, self.other] if self.process_id == 0 else [self.other, value]
 
@@ -35,43 +38,56 @@ def fail() -> None:
 
 def test_alone_everything_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, None)
-    done = []
-    done_by_first("here", lambda: done.append(1))
-    assert (done, done_by_all("here", lambda: 5), agreed_with_first("here", lambda: 6)) == (
-        [1],
-        5,
-        6,
-    )
+    assert (done_by_first("here", lambda: 4), done_by_all("here", lambda: 5)) == (4, 5)
+    assert is_first()
     with pytest.raises(OSError, match="disk full"):
         done_by_all("here", fail)
 
 
 @pytest.mark.parametrize(("process_id", "expected"), [(0, [1]), (1, [])])
 def test_first_works_and_the_other_waits(process_id: int, expected: list[int], monkeypatch) -> None:
-    group = Group(process_id, None)
+    group = Group(process_id)
     enter(monkeypatch, group)
     done: list[int] = []
     done_by_first("here", lambda: done.append(1))
     assert done == expected
-    assert group.told == [("here", None)]
+    assert is_first() == (process_id == 0)
+    assert group.told == [("here", {"result": None, "error": None})]
 
 
 def test_process_0_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, Group(1, "its view"))
-    assert agreed_with_first("here", lambda: "mine") == "its view"
-    enter(monkeypatch, Group(0, None))
-    assert agreed_with_first("here", lambda: "mine") == "mine"
+    assert done_by_first("here", lambda: "mine") == "its view"
+    enter(monkeypatch, Group(0))
+    assert done_by_first("here", lambda: "mine") == "mine"
+
+
+def test_all_work_and_keep_their_own_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(1)
+    enter(monkeypatch, group)
+    result = object()  # nothing that could be sent
+    assert done_by_all("here", lambda: result) is result
+    assert group.told == [("here", {"result": None, "error": None})]
 
 
 def test_own_error_is_told_and_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group(0, None)
+    group = Group(0)
     enter(monkeypatch, group)
     with pytest.raises(OSError, match="disk full"):
         done_by_first("here", fail)
-    assert group.told == [("here", "OSError: disk full")]
+    assert group.told == [("here", {"result": None, "error": ["OSError", "disk full"]})]
 
 
-def test_error_of_another_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    enter(monkeypatch, Group(1, "OSError: disk full"))
-    with pytest.raises(RuntimeError, match=r"worker 0 \(a:1\) failed in here: OSError: disk full"):
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("OSError", OSError), ("DataLossError", DataLossError), ("KeyboardError", RuntimeError)],
+)
+def test_error_of_another_names_it_and_keeps_its_class(
+    kind: str, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter(monkeypatch, Group(1, error=[kind, "disk full"]))
+    with pytest.raises(
+        expected, match=rf"worker 0 \(a:1\) failed in here: {kind}: disk full"
+    ) as raised:
         done_by_first("here", lambda: None)
+    assert type(raised.value) is expected

@@ -2,6 +2,7 @@
 
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.manager import CheckpointManager
+from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.policies import (
     Any,
     KeepEveryHours,
@@ -18,6 +19,7 @@ __all__ = [
     "Any",
     "Checkpoint",
     "CheckpointManager",
+    "CheckpointOptions",
     "KeepEveryHours",
     "KeepLatest",
     "KeepPolicy",

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
+from stratagem.background_errors import raise_reported
 from stratagem.checkpoint.matching import match
-from stratagem.checkpoint.objects import Part, part_of
-from stratagem.checkpoint.storage import Arrays, read_arrays, read_manifest, write
-from stratagem.checkpoint.together import done_by_all, done_by_first
+from stratagem.checkpoint.objects import Part, part_of, state_of
+from stratagem.checkpoint.options import CheckpointOptions
+from stratagem.checkpoint.saving import Place, load_arrays, load_manifest, save, wait_for_writing
+from stratagem.checkpoint.sharing import shared_by_first
+from stratagem.checkpoint.together import done_by_all, done_by_first, is_first
+from stratagem.checkpoint.values import components_of, give, values_of
 from stratagem.messages import explain
+from stratagem.storage import Arrays
 
 __all__ = ["Checkpoint"]
 
 # Where `keras.Model.load_weights` looks for a model's state.
 _KERAS_ITEM = "pytree"
 _COUNTER = "save_counter"
+# Beside the aggregates, which are what other numbers of replicas go on with.
+_COMPONENTS = "components"
 
 
 class Checkpoint:
     """Saves named objects together, and restores them under any strategy.
 
     Values are those that all replicas' copies stand for: what is saved under one strategy, or none,
-    is restored under any other, on any number of devices of one process. The folder is one of
+    is restored under any other, on any number of devices and processes. The folder is one of
     Orbax's; Keras from 3.14 on reads the first model's weights from it with
     `model.load_weights(path)`.
 
@@ -69,11 +74,14 @@ class Checkpoint:
             _check_kind(name, value)
         self.save_counter = keras.Variable(0, dtype="int32", trainable=False, name=_COUNTER)
 
-    def save(self, file_prefix: str | os.PathLike[str]) -> str:
-        """Saves under a name with a number, which counts up.
+    def save(
+        self, file_prefix: str | os.PathLike[str], options: CheckpointOptions | None = None
+    ) -> str:
+        """Saves under a name with a number, which counts up. Call on every process.
 
         Args:
             file_prefix: folder and beginning of the name, such as "runs/ckpt".
+            options: how it is written.
 
         Returns:
             The path, such as "runs/ckpt-1".
@@ -82,13 +90,21 @@ class Checkpoint:
             OSError: it could not be written; what was there before still is.
             ValueError: an object has no variables yet.
         """
-        return self.save_as(f"{os.fspath(file_prefix)}-{int(self.save_counter) + 1}")
+        return self.save_as(f"{os.fspath(file_prefix)}-{int(self.save_counter) + 1}", options)
 
-    def save_as(self, path: str | os.PathLike[str]) -> str:
-        """Saves under a name as it is, and counts it.
+    def save_as(
+        self,
+        path: str | os.PathLike[str],
+        options: CheckpointOptions | None = None,
+        *,
+        place: Place | None = None,
+    ) -> str:
+        """Saves under a name as it is, and counts it. Call on every process.
 
         Args:
             path: where; nothing may be there.
+            options: how it is written.
+            place: prepares the folder and follows it up, on process 0.
 
         Returns:
             The path.
@@ -101,16 +117,19 @@ class Checkpoint:
         before = int(self.save_counter)
         self.save_counter.assign(before + 1)
         try:
-            return self.write(path)
+            return self._write(path, options, place)
         except Exception:
             self.save_counter.assign(before)
             raise
 
-    def write(self, file_prefix: str | os.PathLike[str]) -> str:
-        """Saves under a name as it is.
+    def write(
+        self, file_prefix: str | os.PathLike[str], options: CheckpointOptions | None = None
+    ) -> str:
+        """Saves under a name as it is. Call on every process.
 
         Args:
             file_prefix: the path; nothing may be there.
+            options: how it is written.
 
         Returns:
             The path.
@@ -119,76 +138,116 @@ class Checkpoint:
             OSError: it could not be written; what was there before still is.
             ValueError: an object has no variables yet.
         """
-        folder = Path(os.fspath(file_prefix)).absolute()
-        parts = self._parts()
-        # Reading what has a component on each replica takes all processes.
-        arrays = {name: _values(part) for name, part in parts.items()}
-        states = {name: _state(part) for name, part in parts.items() if part.source}
-        items = _item_names(parts)
-        notes = {
-            "objects": {name: {"kind": p.kind, "item": items[name]} for name, p in parts.items()},
-            "states": states,
-        }
-        done_by_first(
-            "Checkpoint.write",
-            lambda: write(folder, {items[name]: arrays[name] for name in parts}, notes),
-        )
-        return os.fspath(file_prefix)
+        return self._write(file_prefix, options, None)
 
-    def restore(self, save_path: str | os.PathLike[str]) -> None:
+    def sync(self) -> None:
+        """Waits until what is written behind training is there. Call on every process.
+
+        Raises:
+            OSError: it could not be written, and no step has raised that yet.
+        """
+        done_by_first("Checkpoint.sync", wait_for_writing)
+
+    def restore(
+        self, save_path: str | os.PathLike[str], options: CheckpointOptions | None = None
+    ) -> None:
         """Gives all objects, and the counter of saves, the state of a checkpoint.
 
-        Nothing is changed if anything does not fit.
+        Nothing is changed if anything does not fit. Call on every process; process 0 reads.
 
         Args:
             save_path: what `save` returned.
+            options: how it is read.
 
         Raises:
             DataLossError: the checkpoint is damaged.
             NotFoundError: there is none.
             ValueError: the checkpoint is of other objects, or shapes differ.
         """
-        self._read(save_path, self._parts())
+        self._read(save_path, self.parts(), options)
 
-    def read(self, save_path: str | os.PathLike[str]) -> None:
+    def read(
+        self, save_path: str | os.PathLike[str], options: CheckpointOptions | None = None
+    ) -> None:
         """Gives all objects the state of a checkpoint, and leaves the counter of saves.
 
         Args:
             save_path: what `write` or `save` returned.
+            options: how it is read.
 
         Raises:
             DataLossError: the checkpoint is damaged.
             NotFoundError: there is none.
             ValueError: the checkpoint is of other objects, or shapes differ.
         """
-        parts = self._parts()
+        parts = self.parts()
         del parts[_COUNTER]
-        self._read(save_path, parts)
+        self._read(save_path, parts, options)
 
-    def _parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Part]:
+        """Returns the objects and the counter of saves, taken apart into their variables.
+
+        Raises:
+            ValueError: an object has no variables yet.
+        """
         named = {**self._objects, _COUNTER: self.save_counter}
         return {name: part_of(name, value) for name, value in named.items()}
 
-    def _read(self, save_path: str | os.PathLike[str], parts: Mapping[str, Part]) -> None:
-        folder = Path(os.fspath(save_path)).absolute()
+    def _write(
+        self,
+        path: str | os.PathLike[str],
+        options: CheckpointOptions | None,
+        place: Place | None,
+    ) -> str:
+        raise_reported()
+        parts = self.parts()
+        # Reading what has a component on each replica takes all processes.
+        items = _item_names(parts)
+        arrays = {items[name]: values_of(part) for name, part in parts.items()}
+        arrays[_COMPONENTS] = {
+            f"{items[name]}/{path}": components
+            for name, part in parts.items()
+            for path, components in components_of(part).items()
+        }
+        notes = {
+            "objects": {name: {"kind": p.kind, "item": items[name]} for name, p in parts.items()},
+            "states": {name: state_of(part) for name, part in parts.items() if part.source},
+        }
+        folder = Path(os.fspath(path)).absolute()
+        save(arrays, notes, place or Place(folder), options or CheckpointOptions())
+        return os.fspath(path)
 
-        def read() -> tuple[dict[str, Arrays], dict[str, dict[str, str]], dict[str, Any]]:
-            manifest = read_manifest(folder)
+    def _read(
+        self,
+        save_path: str | os.PathLike[str],
+        parts: Mapping[str, Part],
+        options: CheckpointOptions | None,
+    ) -> None:
+        folder = Path(os.fspath(save_path)).absolute()
+        manifest = done_by_first("Checkpoint.restore", lambda: load_manifest(folder))
+        items = {name: manifest["objects"].get(name, {}).get("item") for name in parts}
+        with_components = options is not None and options.restore_components
+        wanted = [*items.values(), *([_COMPONENTS] if with_components else [])]
+
+        def read() -> tuple[dict[str, dict[str, str]], dict[str, Arrays] | None]:
             _check_objects(parts, manifest["objects"], str(folder))
-            items = {name: manifest["objects"][name]["item"] for name in parts}
             found = {
                 name: match(part, manifest["items"][items[name]], str(folder))
                 for name, part in parts.items()
             }
-            arrays = read_arrays(folder, manifest, list(items.values()))
-            return {name: arrays[items[name]] for name in parts}, found, manifest["states"]
+            return found, load_arrays(folder, manifest, wanted) if is_first() else None
 
-        arrays, found, states = done_by_all("Checkpoint.restore", read)
+        found, own = done_by_all("Checkpoint.restore", read)
+        arrays = shared_by_first(own, {name: manifest["items"][name] for name in wanted})
         for name, part in parts.items():
-            for path, saved_path in found[name].items():
-                part.variables[path].assign(arrays[name][saved_path])
+            components = {
+                path.removeprefix(f"{items[name]}/"): array
+                for path, array in arrays.get(_COMPONENTS, {}).items()
+                if path.startswith(f"{items[name]}/")
+            }
+            give(part, found[name], arrays[items[name]], components)
             if part.source is not None:
-                part.source.set_state(states[name])
+                part.source.set_state(manifest["states"][name])
 
 
 def _check_kind(name: str, value: Any) -> None:
@@ -196,32 +255,6 @@ def _check_kind(name: str, value: Any) -> None:
         part_of(name, value)
     except ValueError:  # not built yet, which it may be until it is saved
         return
-
-
-def _state(part: Part) -> Any:
-    assert part.source is not None
-    state = part.source.get_state()
-    try:
-        json.dumps(state)
-    except TypeError as error:
-        raise TypeError(
-            explain(
-                f"{part.name}.get_state() returned what JSON cannot hold: {error}",
-                expected="numbers, texts, truth values, None, and lists and dicts of them.",
-                fix="wrap it in an object whose get_state() and set_state() convert it.",
-            )
-        ) from error
-    return state
-
-
-def _values(part: Part) -> dict[str, np.ndarray[Any, Any]]:
-    return {path: np.asarray(_whole(variable)) for path, variable in part.variables.items()}
-
-
-def _whole(variable: Any) -> Any:
-    """The value in the variable's own dtype, also where Keras casts what layers read."""
-    own = getattr(variable, "own_value", None)
-    return variable.value if own is None else own()
 
 
 def _item_names(parts: Mapping[str, Part]) -> dict[str, str]:

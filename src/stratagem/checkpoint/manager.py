@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stratagem.background_errors import raise_reported
 from stratagem.checkpoint.checkpoint import Checkpoint
+from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.policies import Any as AnyPolicy
 from stratagem.checkpoint.policies import (
     KeepEveryHours,
@@ -22,10 +24,11 @@ from stratagem.checkpoint.policies import (
     SaveEverySteps,
     SavePolicy,
 )
-from stratagem.checkpoint.storage import COMMIT_MARK, is_whole
-from stratagem.checkpoint.together import agreed_with_first, done_by_first
+from stratagem.checkpoint.saving import Place
+from stratagem.checkpoint.together import done_by_first
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
+from stratagem.storage import COMMIT_MARK, is_whole, wait_for_writing
 
 __all__ = ["CheckpointManager"]
 
@@ -107,7 +110,7 @@ class CheckpointManager:
     @property
     def checkpoints(self) -> list[str]:
         """The paths of the checkpoints, the oldest first; those that are whole."""
-        names = agreed_with_first(
+        names = done_by_first(
             "CheckpointManager.checkpoints", lambda: [one.path.name for one in self._entries()]
         )
         return [str(self._folder / name) for name in names]
@@ -117,12 +120,18 @@ class CheckpointManager:
         """The path of the newest checkpoint that is whole; None where there is none."""
         return next(iter(reversed(self.checkpoints)), None)
 
-    def save(self, checkpoint_number: int | None = None, check_interval: bool = True) -> str | None:
-        """Saves, if it is time, and deletes what is not to be kept.
+    def save(
+        self,
+        checkpoint_number: int | None = None,
+        check_interval: bool = True,
+        options: CheckpointOptions | None = None,
+    ) -> str | None:
+        """Saves, if it is time, and deletes what is not to be kept. Call on every process.
 
         Args:
             checkpoint_number: of the checkpoint; None for the step, or a number that counts up.
             check_interval: whether to save only when the interval says so.
+            options: how it is written.
 
         Returns:
             The path; None if it was not time.
@@ -130,18 +139,26 @@ class CheckpointManager:
         Raises:
             OSError: it could not be written; what was there before still is.
         """
+        raise_reported()
         step = None if self._counter is None else int(self._counter)
         if check_interval and step is not None and not self._is_due(step):
             return None
         number = step if checkpoint_number is None else int(checkpoint_number)
-        prefix = self._folder / self._name
         if number is None:
-            path = self.checkpoint.save(prefix)
-        else:
-            path = self._save_as(f"{prefix}-{number}")
+            number = int(self.checkpoint.save_counter) + 1
+        folder = self._folder / f"{self._name}-{number}"
+        place = _InSeries(folder, self._sweep)
+        path = self.checkpoint.save_as(str(folder), options, place=place)
         self._saved_step, self._saved_time_s = step or 0, time.monotonic()
-        done_by_first("CheckpointManager.save", self._sweep)
         return path
+
+    def sync(self) -> None:
+        """Waits until what is written behind training is there. Call on every process.
+
+        Raises:
+            OSError: it could not be written, and no step has raised that yet.
+        """
+        self.checkpoint.sync()
 
     def restore_or_initialize(self, *, skip_damaged: bool = False) -> str | None:
         """Restores the latest checkpoint, or begins anew where there is none.
@@ -156,10 +173,11 @@ class CheckpointManager:
             DataLossError: the latest checkpoint is damaged; with `skip_damaged` all are.
             ValueError: it is of other objects, or shapes differ.
         """
+        done_by_first("CheckpointManager.restore_or_initialize", wait_for_writing)
         paths = self.checkpoints
         for path in reversed(paths):
             try:
-                self.checkpoint.restore(path)
+                self.checkpoint.restore(path, CheckpointOptions(restore_components=True))
             except DataLossError:
                 if not skip_damaged or path == paths[0]:
                     raise
@@ -171,21 +189,14 @@ class CheckpointManager:
             self._init_fn()
         return None
 
-    def _save_as(self, path: str) -> str:
-        """Saves under a name that may be taken: what has it stays until the new one is whole."""
-        done_by_first("CheckpointManager.save", lambda: _replace(Path(path)))
-        if not agreed_with_first("CheckpointManager.save", lambda: Path(path).exists()):
-            return self.checkpoint.save_as(path)
-        self.checkpoint.save_as(path + _NEW)
-        done_by_first("CheckpointManager.save", lambda: _replace(Path(path)))
-        return path
-
     def _is_due(self, step: int) -> bool:
         policy = self._interval
         if policy is None:
             return True
         moment = Moment(step, time.monotonic(), self._saved_step, self._saved_time_s)
-        return agreed_with_first("CheckpointManager.save", lambda: policy.is_due(moment))
+        if isinstance(policy, SaveEverySteps):  # each process counts the same steps
+            return policy.is_due(moment)
+        return done_by_first("CheckpointManager.save", lambda: policy.is_due(moment))
 
     def _entries(self) -> list[_Entry]:
         pattern = re.compile(rf"{re.escape(self._name)}-(\d+)({re.escape(_NEW)})?")
@@ -206,6 +217,23 @@ class CheckpointManager:
         for entry in entries[:-1]:
             if entry.number not in keeps:
                 _delete(entry.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InSeries(Place):
+    """A name that may be taken: what has it stays until the new one is whole."""
+
+    sweep: Callable[[], None]
+
+    def prepare(self) -> Path:
+        _replace(self.folder)
+        is_taken = self.folder.exists()
+        return self.folder.with_name(self.folder.name + _NEW) if is_taken else self.folder
+
+    def finish(self, folder: Path) -> None:
+        if folder != self.folder:
+            _replace(self.folder)
+        self.sweep()
 
 
 def _replace(folder: Path) -> None:

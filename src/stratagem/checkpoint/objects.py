@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +14,7 @@ import keras
 from stratagem.messages import explain
 from stratagem.variables import home_of
 
-__all__ = ["Part", "Stateful", "part_of"]
+__all__ = ["Part", "Stateful", "part_of", "state_of"]
 
 
 @runtime_checkable
@@ -85,6 +86,30 @@ def part_of(name: str, value: Any) -> Part:
             fix="keep numbers in a keras.Variable: step = sg.Variable(0, dtype='int32').",
         )
     )
+
+
+def state_of(part: Part) -> Any:
+    """Returns the state that an object has beside variables.
+
+    Args:
+        part: the object, which has one.
+
+    Raises:
+        TypeError: JSON cannot hold it.
+    """
+    assert part.source is not None
+    state = part.source.get_state()
+    try:
+        json.dumps(state)
+    except TypeError as error:
+        raise TypeError(
+            explain(
+                f"{part.name}.get_state() returned what JSON cannot hold: {error}",
+                expected="numbers, texts, truth values, None, and lists and dicts of them.",
+                fix="wrap it in an object whose get_state() and set_state() convert it.",
+            )
+        ) from error
+    return state
 
 
 def _of_model(name: str, model: keras.Model) -> dict[str, keras.Variable]:

@@ -3,47 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from stratagem import environment
+from stratagem.errors import DataLossError, NotFoundError
 from stratagem.group import current_group
 from stratagem.messages import explain
 
-__all__ = ["agreed_with_first", "done_by_all", "done_by_first"]
+__all__ = ["done_by_all", "done_by_first", "is_first"]
 
 _Result = TypeVar("_Result")
 
+# Raised as what they are on the others, too: programs tell these apart.
+_KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (
+        DataLossError,
+        FileExistsError,
+        ImportError,
+        NotFoundError,
+        OSError,
+        TypeError,
+        ValueError,
+    )
+}
 
-def done_by_first(name: str, work: Callable[[], None]) -> None:
+
+def is_first() -> bool:
+    """Whether this is process 0, or a process by itself."""
+    group = current_group()
+    return group is None or group.process_id == 0
+
+
+def done_by_first(name: str, work: Callable[[], _Result]) -> _Result:
     """Lets process 0 do something, for which the others wait.
 
     Args:
         name: of the place, the same on all processes.
-        work: what to do.
-
-    Raises:
-        RuntimeError: process 0 could not; there its own error is raised.
-    """
-    group = current_group()
-    if group is None or group.process_id == 0:
-        done_by_all(name, work)
-    else:
-        done_by_all(name, lambda: None)
-
-
-def agreed_with_first(name: str, look: Callable[[], _Result]) -> _Result:
-    """Returns what process 0 sees; folders and clocks may differ between machines.
-
-    Args:
-        name: of the place, the same on all processes.
-        look: what to look at; its result is what JSON can hold.
+        work: what to do; where there are several processes its result is what JSON can hold.
 
     Returns:
         What it returned on process 0.
+
+    Raises:
+        Exception: process 0 could not; each process raises an error of the same class, or a
+            RuntimeError.
     """
     group = current_group()
     if group is None:
-        return look()
-    return group.exchange(name, look() if group.process_id == 0 else None)[0]
+        return work()
+    return _told(name, work if group.process_id == 0 else None, with_results=True)[0]
 
 
 def done_by_all(name: str, work: Callable[[], _Result]) -> _Result:
@@ -57,27 +66,48 @@ def done_by_all(name: str, work: Callable[[], _Result]) -> _Result:
         What it returned here.
 
     Raises:
-        RuntimeError: another process could not; where one could not, its own error is raised.
+        Exception: a process could not; where it was another one, its error's class, or a
+            RuntimeError, with its name.
     """
-    group = current_group()
-    if group is None:
+    if current_group() is None:
         return work()
+    kept: list[_Result] = []
+    _told(name, lambda: kept.append(work()), with_results=False)
+    return kept[0]
+
+
+def _told(name: str, work: Callable[[], Any] | None, *, with_results: bool) -> list[Any]:
+    """Does something, and returns what came of it on each process."""
+    group = current_group()
+    assert group is not None
     error: Exception | None = None
-    result: _Result | None = None
+    result: Any = None
     try:
-        result = work()
+        result = None if work is None else work()
     except Exception as raised:  # noqa: BLE001 - raised again when the others know
         error = raised
-    told = group.exchange(name, None if error is None else f"{type(error).__name__}: {error}")
+    own = {
+        "result": result if with_results and error is None else None,
+        "error": None if error is None else [type(error).__name__, str(error)],
+    }
+    told = group.exchange(
+        name,
+        own,
+        timeout_s=environment.read("save_timeout_s"),
+        setting="STRATAGEM_SAVE_TIMEOUT_S",
+    )
     if error is not None:
         raise error
-    for label, text in zip(group.identity.labels, told, strict=True):
-        if text is not None:
-            raise RuntimeError(
-                explain(
-                    f"{label} failed in {name}: {text}",
-                    expected="all processes to do it, or none.",
-                    fix="see its log for the whole error.",
-                )
-            )
-    return result  # type: ignore[return-value]
+    for label, other in zip(group.identity.labels, told, strict=True):
+        if other["error"] is not None:
+            raise _of_another(name, label, *other["error"])
+    return [other["result"] for other in told]
+
+
+def _of_another(name: str, label: str, kind: str, text: str) -> Exception:
+    message = explain(
+        f"{label} failed in {name}: {kind}: {text}",
+        expected="all processes to do it, or none.",
+        fix="see its log for the whole error.",
+    )
+    return _KINDS.get(kind, RuntimeError)(message)

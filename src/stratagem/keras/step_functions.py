@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem import config
+from stratagem.background_errors import raise_reported
 from stratagem.execution import CompiledExecution, batch_arguments
 from stratagem.goodput import current_events
 from stratagem.input.batches import HostBatch, place, take_own_part
@@ -93,6 +94,7 @@ class _StepFunction:
         Raises:
             StopIteration: the data has ended.
         """
+        raise_reported()
         if self._source is not iterator:
             self._source, self._ahead, self._num_groups = iterator, None, 0
         group = self._load(iterator) if self._ahead is None else self._ahead

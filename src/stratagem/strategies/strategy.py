@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from stratagem import config
+from stratagem.background_errors import raise_reported
 from stratagem.cluster import ClusterResolver
 from stratagem.context import stack
 from stratagem.execution import CompiledExecution, run_eagerly, run_steps
@@ -188,6 +189,7 @@ class Strategy:
                     fix="call the function on the replicas before or after merge_call.",
                 )
             )
+        raise_reported()
         opened = contextlib.nullcontext() if frame is not None else self._opened()
         with opened:
             if config.runs_eagerly():
@@ -264,6 +266,7 @@ class Strategy:
         stack.require_cross_replica(self, "run_steps", instead="call the function in a lax.scan.")
         datasets.check_steps(self, fn, iterator, num_steps)
         op = None if reduce is None else ReduceOp.parse(reduce)
+        raise_reported()
         opened = contextlib.nullcontext() if stack.current_frame() is not None else self._opened()
         with opened:
             return run_steps(

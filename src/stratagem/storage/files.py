@@ -7,21 +7,30 @@ The manifest is Orbax's custom metadata.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from stratagem.checkpoint.manifest import check_array, checked, damaged, described, sealed
 from stratagem.errors import NotFoundError
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
+from stratagem.storage.manifest import check_array, checked, damaged, described, sealed
+from stratagem.storage.warnings_of_orbax import Collected, collected_warnings
 
-__all__ = ["Arrays", "COMMIT_MARK", "is_whole", "read_arrays", "read_manifest", "write"]
+__all__ = [
+    "Arrays",
+    "COMMIT_MARK",
+    "is_whole",
+    "read_arrays",
+    "read_manifest",
+    "warm_up",
+    "write",
+]
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -43,7 +52,6 @@ def write(folder: Path, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -
     Raises:
         FileExistsError: something is there already.
         ImportError: Orbax is not installed.
-        NotImplementedError: there are several processes.
         OSError: it could not be written; nothing of it is left then.
     """
     orbax = _orbax()
@@ -57,19 +65,27 @@ def write(folder: Path, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -
         )
     manifest = sealed({**notes, "items": {name: described(item) for name, item in items.items()}})
     trees = {name: _nested(item) for name, item in items.items() if _with_bytes(item)}
+    warned = Collected()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        orbax.save_checkpointables(folder, trees, custom_metadata=manifest)
+        with collected_warnings(warned):
+            orbax.save_checkpointables(folder, trees, custom_metadata=manifest)
     except Exception as error:
         _remove_unfinished(folder)
         raise OSError(
             explain(
-                f"The checkpoint {folder} could not be written: {_reason(error)}",
+                f"The checkpoint {folder} could not be written: {_reason(error, warned)}",
                 expected="a folder that can be written, on a disk with enough space; earlier "
                 "checkpoints are as they were.",
                 fix="make room or choose another folder, and save again.",
             )
         ) from error
+
+
+def warm_up() -> None:
+    """Loads Orbax, if it is installed, before it is needed: that takes seconds."""
+    with contextlib.suppress(ImportError):
+        _orbax()
 
 
 def is_whole(folder: Path) -> bool:
@@ -94,11 +110,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     orbax = _orbax()
     _require(folder)
+    warned = Collected()
     try:
         json.loads((folder / _METADATA).read_bytes())  # of what it cannot read Orbax says nothing
-        manifest = orbax.checkpointables_metadata(folder).custom_metadata
+        with collected_warnings(warned):
+            manifest = orbax.checkpointables_metadata(folder).custom_metadata
     except _NOT_WHOLE as error:
-        raise damaged(str(folder), _reason(error)) from error
+        raise damaged(str(folder), _reason(error, warned)) from error
     return checked(manifest, str(folder))
 
 
@@ -119,10 +137,12 @@ def read_arrays(folder: Path, manifest: Mapping[str, Any], names: list[str]) -> 
     orbax = _orbax()
     wanted = {name: _abstract(manifest["items"][name]) for name in names}
     asked = {name: _nested(item) for name, item in wanted.items() if _with_bytes(item)}
+    warned = Collected()
     try:
-        trees = orbax.load_checkpointables(folder, asked) if asked else {}
+        with collected_warnings(warned):
+            trees = orbax.load_checkpointables(folder, asked) if asked else {}
     except Exception as error:
-        raise damaged(str(folder), _reason(error)) from error
+        raise damaged(str(folder), _reason(error, warned)) from error
     items: dict[str, Arrays] = {}
     for name in names:
         flat = dict(wanted[name])
@@ -134,16 +154,6 @@ def read_arrays(folder: Path, manifest: Mapping[str, Any], names: list[str]) -> 
 
 
 def _orbax() -> Any:
-    # Orbax 0.12 meets all of JAX's processes in broadcasts that know no loss, also where its
-    # options name one active process; who waits there waits for ever.
-    if jax.process_count() > 1:
-        raise NotImplementedError(
-            explain(
-                f"A checkpoint is used in one of {jax.process_count()} processes.",
-                expected="one process: those of several are not written yet.",
-                fix="save models with model.save, which several processes can call.",
-            )
-        )
     return load(
         "orbax.checkpoint.experimental.v1",
         needed_by="A checkpoint",
@@ -198,6 +208,8 @@ def _remove_unfinished(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, warned: Collected) -> str:
+    """What went wrong: Orbax often raises something general, and warns of the cause before."""
     first = (str(error) or repr(error)).splitlines()[0]
-    return f"{type(error).__name__}: {first}"
+    causes = "".join(f"; {text}" for text in warned.causes if text not in first)
+    return f"{type(error).__name__}: {first}{causes}"

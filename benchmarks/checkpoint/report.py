@@ -1,0 +1,104 @@
+"""Stalls of training as a table and as a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+__all__ = ["Figures", "draw_stalls", "make_table"]
+
+# The bound of the issue that asked for this: so long, or so much of a save that training waits for.
+_MOST_STALL_S, _MOST_SHARE = 0.2, 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What was measured of a side; seconds by name, as `checkpoint_rounds` tells them.
+
+    Args:
+        name: of the side.
+        now: medians of saves that training waits for.
+        behind: medians of saves behind training.
+        first_behind: of the first of these, whose memory is fresh.
+    """
+
+    name: str
+    now: dict[str, float]
+    behind: dict[str, float]
+    first_behind: dict[str, float]
+
+    @property
+    def bound_s(self) -> float:
+        """What the stall of a save behind training may be."""
+        return max(_MOST_STALL_S, _MOST_SHARE * self.now["blocked"])
+
+
+def make_table(size_bytes: int, results: Sequence[Figures]) -> Table:
+    """Returns a row for each side."""
+    title = f"checkpoint: seconds for a state of {size_bytes / 1e9:g} GB on CPU"
+    table = Table(title=title, title_justify="left")
+    for header in (
+        "side",
+        "a step",
+        "save, waited for",
+        "behind: stall",
+        "bound",
+        "first stall",
+        "later steps",
+        "until written",
+        "stall / ours",
+    ):
+        is_name = header == "side"
+        table.add_column(header, justify="left" if is_name else "right", no_wrap=is_name)
+    own_s = results[0].behind["stall"]
+    for one in results:
+        color = "green" if one.behind["stall"] <= one.bound_s else "yellow"
+        table.add_row(
+            one.name,
+            f"{one.behind['step']:.3f}",
+            f"{one.now['blocked']:.2f}",
+            f"[bold {color}]{one.behind['stall']:.3f}[/]",
+            f"{one.bound_s:.2f}",
+            f"{one.first_behind['stall']:.2f}",
+            f"{one.behind['behind']:+.2f}",
+            f"{one.behind['whole']:.2f}",
+            f"{one.behind['stall'] / own_s:.2f}",
+        )
+    return table
+
+
+def draw_stalls(path: Path, size_bytes: int, results: Sequence[Figures], subtitle: str) -> None:
+    """Writes a picture: for each side how long training waits, with the bound."""
+    # The tests of the oldest versions load this module without the extra `plots`.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 1.2 + 0.9 * len(results)), layout="constrained")
+    axes = figure.subplots()
+    for place, one in enumerate(results):
+        bars = {
+            "save, waited for": (one.now["blocked"], "#c4ccd4", 0.3),
+            "behind training: first": (one.first_behind["stall"], "#9cc3e0", 0.0),
+            "behind training: stall": (one.behind["stall"], "#2a78b8", -0.3),
+        }
+        for label, (value_s, color, shift) in bars.items():
+            y = place - shift
+            axes.barh(y, value_s, 0.28, color=color, label=label if place == 0 else None)
+            axes.text(value_s, y, f" {value_s:.2f} s", va="center", fontsize=8, color="#444444")
+    axes.axvline(
+        results[0].bound_s, color="#d9702b", linewidth=1.2, linestyle="--", label="bound of ours"
+    )
+    axes.set_yticks(range(len(results)), [one.name for one in results])
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("seconds that training waits")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    figure.suptitle(
+        f"checkpoint: how long training waits for a save of {size_bytes / 1e9:g} GB\n{subtitle}",
+        fontsize=10,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)

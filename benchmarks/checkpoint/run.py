@@ -1,0 +1,130 @@
+"""Runs the benchmark: a state of 1 GB that steps change, saved behind training and not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.cases import Environments, Side
+from benchmarks.checkpoint.report import Figures, draw_stalls, make_table
+from benchmarks.machine import describe_machine
+from benchmarks.report import write_json
+from benchmarks.runner import Effort
+from benchmarks.worker_process import WorkerError, WorkerProcess
+from benchmarks.workers.protocol import WorkerOptions
+
+__all__ = ["SIDES", "run_checkpoint"]
+
+_SIZE_BYTES = 10**9
+_QUICK_SIZE_BYTES = 10**6
+_NUM_ROUNDS = 5
+_JAX = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+
+
+def _side(name: str, module: str, environment: str, variables: dict[str, str]) -> Side:
+    return Side(
+        name=name,
+        module=f"benchmarks.workers.{module}",
+        options=WorkerOptions(workload=""),
+        variables=variables,
+        environment=environment,
+    )
+
+
+SIDES = (
+    _side("Stratagem", "stratagem_checkpoint", "ours", _JAX),
+    _side("Orbax by hand", "orbax_checkpoint", "ours", _JAX),
+    _side("PyTorch DCP", "torch_checkpoint", "peers", {}),
+)
+
+
+def run_checkpoint(
+    environments: Environments,
+    effort: Effort,
+    console: Console,
+    output: Path,
+    *,
+    only: str = "",
+    is_quick: bool = False,
+) -> bool:
+    """Measures, prints a table and writes figures and plot.
+
+    Args:
+        environments: where the sides run.
+        effort: how long to wait, and how often to measure.
+        console: of the table.
+        output: folder of the results.
+        only: sides whose name contains this.
+        is_quick: a state of 1 MB.
+
+    Returns:
+        Whether all went well.
+    """
+    size_bytes = _QUICK_SIZE_BYTES if is_quick else _SIZE_BYTES
+    num_rounds = min(effort.num_rounds, _NUM_ROUNDS)
+    results: list[Figures] = []
+    versions: dict[str, Any] = {}
+    failures: list[dict[str, str]] = []
+    for side in SIDES:
+        if only not in side.name:
+            continue
+        if reason := environments.why_not(side):
+            console.print(f"Skipped: {side.name}: {reason}.")
+            continue
+        with console.status(side.name):
+            try:
+                figures, told = _measure(side, size_bytes, num_rounds, environments, effort)
+            except WorkerError as error:
+                failures.append({"case": side.name, "error": str(error)})
+                console.print(f"Failed: {side.name}\n{error}", style="red", markup=False)
+                continue
+        results.append(figures)
+        versions[side.name] = told
+    machine = describe_machine(None)
+    write_json(
+        output / "checkpoint.json",
+        {
+            "benchmark": "checkpoint",
+            "size_bytes": size_bytes,
+            "rounds": num_rounds,
+            "versions": versions,
+            "machine": machine,
+            "rows": [dataclasses.asdict(one) for one in results],
+            "failures": failures,
+        },
+    )
+    if results:
+        console.print(make_table(size_bytes, results))
+        measured_on = f"{machine['cpu']}, {machine['cores']} cores"
+        draw_stalls(output / "checkpoint.png", size_bytes, results, measured_on)
+    console.print(f"Results and plot: {output / 'checkpoint'}.json, .png", soft_wrap=True)
+    return not failures
+
+
+def _measure(
+    side: Side, size_bytes: int, num_rounds: int, environments: Environments, effort: Effort
+) -> tuple[Figures, dict[str, str]]:
+    program, flag, module, _ = environments.command(side)
+    command = [program, flag, module, json.dumps({"bytes": size_bytes})]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        WorkerProcess(side.name, command, environments.variables(side)) as worker,
+    ):
+        greeting = worker.read_answer(effort.start_limit_s)
+
+        def medians(*, is_async: bool) -> tuple[dict[str, float], dict[str, float]]:
+            question = {"folder": f"{folder}/saved", "is_async": is_async}
+            first, *rounds = [
+                worker.ask(question, effort.answer_limit_s) for _ in range(1 + num_rounds)
+            ]
+            return first, {name: statistics.median(one[name] for one in rounds) for name in first}
+
+        _, now = medians(is_async=False)
+        first, behind = medians(is_async=True)
+        return Figures(side.name, now=now, behind=behind, first_behind=first), greeting["versions"]

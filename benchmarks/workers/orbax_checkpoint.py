@@ -1,0 +1,45 @@
+"""Reference: Orbax called by hand, on a state of arrays that steps give away and return."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, answer_saves
+from benchmarks.workers.protocol import serve_questions
+
+__all__ = ["prepare"]
+
+
+def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Answers how long saves take, and how long training waits for them."""
+    size = json.loads(sys.argv[1])["bytes"] // 4 // NUM_ARRAYS
+    state = {f"v{i}": jnp.ones(size, jnp.float32) for i in range(NUM_ARRAYS)}
+    handler = ocp.StandardCheckpointHandler()
+    behind, now = ocp.AsyncCheckpointer(handler), ocp.Checkpointer(ocp.StandardCheckpointHandler())
+
+    def changed(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {name: value * 0.999 + 0.001 for name, value in state.items()}
+
+    program = jax.jit(changed, donate_argnums=0)
+
+    def step() -> None:
+        nonlocal state
+        state = jax.block_until_ready(program(state))
+
+    def save(folder: str, is_async: bool) -> Callable[[], None]:
+        (behind if is_async else now).save(folder, args=ocp.args.StandardSave(state))
+        return behind.wait_until_finished
+
+    step()
+    return answer_saves(step, save)
+
+
+if __name__ == "__main__":
+    serve_questions(prepare)

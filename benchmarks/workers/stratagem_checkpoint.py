@@ -1,0 +1,46 @@
+"""Ours: saves of a state of variables while steps change it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import stratagem as sg  # isort: skip - before jax, because it chooses Keras's backend
+
+import jax
+import numpy as np
+
+from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, answer_saves
+from benchmarks.workers.protocol import serve_questions
+
+__all__ = ["prepare"]
+
+
+def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Answers how long saves take, and how long training waits for them."""
+    size = json.loads(sys.argv[1])["bytes"] // 4 // NUM_ARRAYS
+    strategy = sg.OneDeviceStrategy("cpu:0")
+    with strategy.scope():
+        variables = [sg.Variable(np.ones(size, "float32")) for _ in range(NUM_ARRAYS)]
+    checkpoint = sg.train.Checkpoint(**{f"v{i}": one for i, one in enumerate(variables)})
+
+    def replica_step() -> None:
+        for one in variables:
+            one.assign(one.value * 0.999 + 0.001)
+
+    def step() -> None:
+        strategy.run(replica_step)
+        jax.block_until_ready([one.value for one in variables])
+
+    def save(folder: str, is_async: bool) -> Callable[[], None]:
+        checkpoint.write(folder, sg.train.CheckpointOptions(enable_async=is_async))
+        return checkpoint.sync
+
+    step()
+    return answer_saves(step, save)
+
+
+if __name__ == "__main__":
+    serve_questions(prepare)

@@ -1,0 +1,48 @@
+"""Reference: torch.distributed.checkpoint, on a state of tensors that steps change in place."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, answer_saves
+from benchmarks.workers.protocol import serve_questions
+
+__all__ = ["prepare"]
+
+
+def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Answers how long saves take, and how long training waits for them."""
+    size = json.loads(sys.argv[1])["bytes"] // 4 // NUM_ARRAYS
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    state = {f"v{i}": torch.ones(size) for i in range(NUM_ARRAYS)}
+
+    def step() -> None:
+        for value in state.values():
+            value.mul_(0.999).add_(0.001)
+
+    def save(folder: str, is_async: bool) -> Callable[[], None]:
+        if not is_async:
+            dcp.save(state, checkpoint_id=folder)
+            return lambda: None
+        writing: Any = dcp.async_save(state, checkpoint_id=folder)
+        return lambda: writing.result()
+
+    step()
+    return answer_saves(step, save)
+
+
+if __name__ == "__main__":
+    serve_questions(prepare)

@@ -1,0 +1,119 @@
+"""State kept in memory after each step: a group that is started again goes on from there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from stratagem.checkpoint.checkpoint import Checkpoint
+from stratagem.checkpoint.matching import match
+from stratagem.checkpoint.objects import Part, state_of
+from stratagem.checkpoint.together import done_by_all
+from stratagem.checkpoint.values import give_own, has_components, own_values_of
+from stratagem.group import current_group
+from stratagem.storage import MemorySlots, Snapshot
+
+__all__ = ["MemoryBackup"]
+
+
+class MemoryBackup:
+    """Keeps the state of a checkpoint's objects in memory that outlives the process.
+
+    Each process keeps what it has, without asking another one, and finds it again when it is
+    started again on the same machine. A machine that stops takes it along: that is what
+    checkpoints are for.
+
+    Args:
+        checkpoint: whose objects.
+        folder: one of a file system in memory, of this run alone.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
+        group = current_group()
+        self._checkpoint = checkpoint
+        self._slots = MemorySlots(folder, f"process-{0 if group is None else group.process_id}")
+
+    def save(self, number: int) -> None:
+        """Keeps the state, beside the one before.
+
+        Args:
+            number: of the step, the same on all processes, and larger each time.
+
+        Raises:
+            OSError: there is not enough memory.
+            TypeError: an object has a state that JSON cannot hold.
+        """
+        parts = self._checkpoint.parts()
+        self._slots.put(
+            number,
+            {name: own_values_of(part) for name, part in parts.items()},
+            {
+                "states": {name: state_of(part) for name, part in parts.items() if part.source},
+                "components": {name: _paths_of_components(part) for name, part in parts.items()},
+            },
+        )
+
+    def restore(self) -> int | None:
+        """Gives all objects the newest state that every process has. Call on every process.
+
+        What is newer, on those that were a step ahead, is forgotten; all is, where some process
+        has none, or has that of other objects.
+
+        Returns:
+            The number with which it was saved; None where nothing was changed.
+        """
+        parts = self._checkpoint.parts()
+        fitting = {
+            one.number: (one, paths)
+            for one in self._slots.get()
+            if (paths := _matched(one, parts)) is not None
+        }
+        group = current_group()
+        told = [list(fitting)]
+        if group is not None:
+            told = group.exchange("MemoryBackup.restore", list(fitting))
+        common = set(told[0]).intersection(*told[1:])
+        number = max(common, default=None)
+        done_by_all("MemoryBackup.restore", lambda: self._slots.forget_after(number))
+        if number is None:
+            return None
+        snapshot, paths = fitting[number]
+        for name, part in parts.items():
+            # Copies: JAX may take an array's memory as it is, and the next snapshots go over this.
+            values = {path: array.copy() for path, array in snapshot.items[name].items()}
+            give_own(part, paths[name], values)
+            if part.source is not None:
+                part.source.set_state(snapshot.notes["states"][name])
+        return number
+
+
+def _paths_of_components(part: Part) -> list[str]:
+    return [path for path, variable in part.variables.items() if has_components(variable)]
+
+
+def _matched(snapshot: Snapshot, parts: Mapping[str, Part]) -> dict[str, dict[str, str]] | None:
+    """Which array belongs to which variable; None for those of other objects or replicas."""
+    states = {name for name, part in parts.items() if part.source is not None}
+    if snapshot.items.keys() != parts.keys() or snapshot.notes["states"].keys() != states:
+        return None
+    found: dict[str, dict[str, str]] = {}
+    for name, part in parts.items():
+        arrays, stacked = snapshot.items[name], set(snapshot.notes["components"][name])
+        entries = [
+            {"path": path, "shape": array.shape[1:] if path in stacked else array.shape}
+            for path, array in arrays.items()
+        ]
+        try:
+            found[name] = match(part, entries, "memory")
+        except ValueError:
+            return None
+        own = own_values_of(part)
+        for path, kept_path in found[name].items():
+            if own[path].shape != arrays[kept_path].shape:
+                return None
+            if own[path].dtype != arrays[kept_path].dtype:
+                return None
+    return found

@@ -1,0 +1,101 @@
+"""What process 0 has read, given to all: no other process needs to see the folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stratagem.group import current_group
+from stratagem.storage import Arrays
+from stratagem.topology import Topology
+from stratagem.topology.lockstep import on_every_process
+
+__all__ = ["shared_by_first"]
+
+_MIN_PIECE_BYTES = 2**16
+_MAX_PIECE_BYTES = 2**25
+
+
+def shared_by_first(
+    items: Mapping[str, Arrays] | None, entries: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, Arrays]:
+    """Returns the arrays that process 0 has. Call on every process.
+
+    Args:
+        items: arrays by path, by item; only those of process 0 matter.
+        entries: path, shape and dtype of each array, by item, the same on all processes.
+
+    Returns:
+        The arrays by path, by item.
+
+    Raises:
+        UnavailableError: a process was lost; and what else `on_every_process` raises.
+    """
+    group = current_group()
+    if group is None:
+        assert items is not None
+        return dict(items)
+    is_first = group.process_id == 0
+    shared: dict[str, dict[str, np.ndarray[Any, Any]]] = {
+        name: {
+            entry["path"]: np.asarray(items[name][entry["path"]], order="C")
+            if is_first and items is not None
+            else np.empty(entry["shape"], np.dtype(entry["dtype"]))
+            for entry in entries[name]
+        }
+        for name in entries
+    }
+    flats = [_bytes_of(array) for arrays in shared.values() for array in arrays.values()]
+    total_bytes = sum(flat.size for flat in flats)
+    topology = Topology(tuple(jax.devices()))
+    # One size for all pieces, and few sizes at all: each is a program to compile.
+    piece_bytes = min(
+        max(2 ** math.ceil(math.log2(max(total_bytes, 1))), _MIN_PIECE_BYTES), _MAX_PIECE_BYTES
+    )
+    piece = np.zeros(piece_bytes, np.uint8)
+    for spans in _pieces([flat.size for flat in flats], piece_bytes):
+        if is_first:
+            for index, begin, end, at in spans:
+                piece[at : at + end - begin] = flats[index][begin:end]
+        told = np.asarray(on_every_process(_on_all(topology, piece), _first))
+        if not is_first:
+            for index, begin, end, at in spans:
+                flats[index][begin:end] = told[at : at + end - begin]
+    return dict(shared)
+
+
+def _pieces(
+    sizes_bytes: Sequence[int], piece_bytes: int
+) -> Iterator[list[tuple[int, int, int, int]]]:
+    """Which parts of which arrays go into each piece: (array, begin, end, place in the piece)."""
+    spans: list[tuple[int, int, int, int]] = []
+    at = 0
+    for index, size_bytes in enumerate(sizes_bytes):
+        begin = 0
+        while begin < size_bytes:
+            end = min(size_bytes, begin + piece_bytes - at)
+            spans.append((index, begin, end, at))
+            at += end - begin
+            begin = end
+            if at == piece_bytes:
+                yield spans
+                spans, at = [], 0
+    if spans:
+        yield spans
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _on_all(topology: Topology, piece: np.ndarray[Any, Any]) -> jax.Array:
+    return topology.stack([piece] * topology.num_local_replicas)
+
+
+def _first(stacked: Any) -> Any:
+    return jnp.asarray(stacked)[0]

@@ -1,0 +1,145 @@
+"""The values of variables on the host: taken for a checkpoint, and given back from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.checkpoint.objects import Part
+from stratagem.topology.lockstep import is_of_several, on_every_process, wait_until_ready
+from stratagem.variables import VariableKind, home_of, stored_components
+
+__all__ = ["components_of", "give", "give_own", "has_components", "own_values_of", "values_of"]
+
+_Array = np.ndarray[Any, Any]
+
+
+def values_of(part: Part) -> dict[str, _Array]:
+    """Returns what the copies or components of each variable stand for. Call on every process.
+
+    Args:
+        part: the object.
+
+    Returns:
+        Values by path. They may be the variables' own memory: to be let go of before the next step,
+        which takes new memory otherwise.
+    """
+    values = {path: _whole(variable) for path, variable in part.variables.items()}
+    wait_until_ready(list(values.values()))
+    return {path: _on_host(value) for path, value in values.items()}
+
+
+def components_of(part: Part) -> dict[str, _Array]:
+    """Returns the components of variables that have one on each replica. Call on every process.
+
+    With them training goes on to the last bit where the number of replicas is the same; their
+    aggregate says less.
+
+    Args:
+        part: the object.
+
+    Returns:
+        Arrays of shape (num_replicas, ...) by path.
+    """
+    return {
+        path: _on_host(_all_of(variable.storage))
+        for path, variable in part.variables.items()
+        if has_components(variable)
+    }
+
+
+def own_values_of(part: Part) -> dict[str, _Array]:
+    """Returns what this process has of each variable; no other is asked.
+
+    Args:
+        part: the object.
+
+    Returns:
+        By path its value, or the components of this process's replicas, of shape
+        (num_local_replicas, ...). They may be the variables' own memory, as with `values_of`.
+    """
+    values = {
+        path: variable.storage if has_components(variable) else _whole(variable)
+        for path, variable in part.variables.items()
+    }
+    wait_until_ready(list(values.values()))
+    return {
+        path: _own_components(value) if has_components(part.variables[path]) else _on_host(value)
+        for path, value in values.items()
+    }
+
+
+def has_components(variable: Any) -> bool:
+    """Tells whether each replica has a component of a variable.
+
+    Args:
+        variable: any.
+    """
+    home = home_of(variable)
+    return home is not None and home.kind is VariableKind.ON_READ
+
+
+def give_own(part: Part, paths: Mapping[str, str], values: Mapping[str, _Array]) -> None:
+    """Sets variables to what `own_values_of` returned on this process.
+
+    Args:
+        part: the object.
+        paths: of what was kept, by that of the variable.
+        values: by path of what was kept.
+    """
+    for path, kept_path in paths.items():
+        variable: Any = part.variables[path]
+        home = home_of(variable)
+        if home is not None and has_components(variable):
+            variable.storage = home.strategy.topology.put_stacked(values[kept_path])
+        else:
+            variable.assign(values[kept_path])
+
+
+def give(
+    part: Part, paths: Mapping[str, str], values: Mapping[str, _Array], components: Any
+) -> None:
+    """Sets variables to what was saved.
+
+    Args:
+        part: the object.
+        paths: in the checkpoint, by that of the variable.
+        values: by path in the checkpoint.
+        components: likewise, for those that had some.
+    """
+    for path, saved_path in paths.items():
+        variable: Any = part.variables[path]
+        own = components.get(saved_path)
+        home = home_of(variable)
+        if has_components(variable) and own is not None and home is not None:
+            topology = home.strategy.topology
+            if own.shape == (topology.num_replicas, *variable.shape):
+                variable.storage = stored_components(own.astype(variable.dtype), topology)
+                continue
+        variable.assign(values[saved_path])
+
+
+def _whole(variable: Any) -> Any:
+    """The value in the variable's own dtype, also where Keras casts what layers read."""
+    own = getattr(variable, "own_value", None)
+    return variable.value if own is None else own()
+
+
+def _all_of(storage: Any) -> Any:
+    return on_every_process(storage) if is_of_several(storage) else storage
+
+
+def _own_components(storage: Any) -> _Array:
+    shards = sorted(storage.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+
+def _on_host(value: Any) -> _Array:
+    if isinstance(value, jax.Array) and value.is_fully_replicated:
+        # An object of its own: JAX keeps the host's view with the object that was asked for it,
+        # and memory of which there is a view cannot be given away to the next step.
+        value = value.addressable_shards[0].data
+    return np.asarray(value)

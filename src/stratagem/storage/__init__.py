@@ -1,0 +1,29 @@
+"""Checkpoints as files: written and read whole, here or by a process that does nothing else.
+
+Nothing here knows of variables, and nothing loads JAX before Orbax is called.
+"""
+
+from stratagem.storage.files import (
+    COMMIT_MARK,
+    Arrays,
+    is_whole,
+    read_arrays,
+    read_manifest,
+    write,
+)
+from stratagem.storage.memory import MemorySlots, Snapshot
+from stratagem.storage.process import StorageProcess, storage_process, wait_for_writing
+
+__all__ = [
+    "Arrays",
+    "COMMIT_MARK",
+    "MemorySlots",
+    "Snapshot",
+    "StorageProcess",
+    "is_whole",
+    "read_arrays",
+    "read_manifest",
+    "storage_process",
+    "wait_for_writing",
+    "write",
+]

@@ -1,0 +1,90 @@
+"""The process beside training that reads and writes checkpoints.
+
+`python -m stratagem.storage.process_main CONNECTION MEMORY`, both descriptors: it does what comes
+over the connection, until that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from stratagem.storage import files
+from stratagem.storage.staging import Placed, Staging
+
+__all__ = ["StorageServer"]
+
+# What ends training when it comes from a terminal or a scheduler.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class StorageServer:
+    """Does what is asked for, one thing after the other, until nobody can ask any more.
+
+    Args:
+        connection: to the process that asks.
+        staging: the memory that both have.
+    """
+
+    def __init__(self, connection: Connection, staging: Staging) -> None:
+        self._connection = connection
+        self._staging = staging
+        self.is_busy = False
+
+    def serve(self) -> None:
+        """Answers until the connection ends."""
+        while True:
+            try:
+                name, *arguments = self._connection.recv()
+                self.is_busy = True
+                self._connection.send(self._answer(getattr(self, f"_{name}"), arguments))
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                return
+            finally:
+                self.is_busy = False
+
+    def _answer(self, function: Callable[..., Any], arguments: list[Any]) -> tuple[Any, Any]:
+        try:
+            return function(*arguments), None
+        except Exception as error:  # noqa: BLE001 - whoever asked raises it
+            return None, error.with_traceback(None)
+
+    def _write(
+        self, folder: Path, placed: list[Placed], names: list[str], notes: Mapping[str, Any]
+    ) -> None:
+        found = self._staging.get(placed)
+        files.write(folder, {name: found.get(name, {}) for name in names}, notes)
+
+    def _read_manifest(self, folder: Path) -> dict[str, Any]:
+        return files.read_manifest(folder)
+
+    def _read_arrays(
+        self, folder: Path, manifest: Mapping[str, Any], names: list[str]
+    ) -> list[Placed]:
+        return self._staging.put(files.read_arrays(folder, manifest, names))
+
+
+def _main() -> None:
+    connection, memory = map(int, sys.argv[1:])
+    server = StorageServer(Connection(connection), Staging(memory))
+    parent = os.getppid()
+
+    def end_if_idle(signum: int, frame: object) -> None:
+        """While training lives it decides what is saved; what was begun is finished."""
+        del signum, frame
+        if os.getppid() != parent and not server.is_busy:
+            raise SystemExit(0)
+
+    for signum in _ENDING:
+        signal.signal(signum, end_if_idle)
+    files.warm_up()
+    server.serve()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,38 @@
+"""Stalls in table and plot, against values by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.checkpoint.report import Figures, draw_stalls, make_table
+
+NOW = {"step": 0.1, "blocked": 5.0, "stall": 5.0, "behind": 0.0, "whole": 5.5}
+BEHIND = {"step": 0.1, "blocked": 0.14, "stall": 0.15, "behind": 0.3, "whole": 6.0}
+FIGURES = Figures("Stratagem", now=NOW, behind=BEHIND, first_behind={**BEHIND, "stall": 1.5})
+
+
+@pytest.mark.parametrize(("save_s", "bound_s"), [(5.0, 0.2), (10.0, 0.2), (20.0, 0.4)])
+def test_bound_is_a_fifth_of_a_second_or_a_fiftieth_of_the_save(
+    save_s: float, bound_s: float
+) -> None:
+    figures = dataclasses.replace(FIGURES, now={**NOW, "blocked": save_s})
+    assert figures.bound_s == pytest.approx(bound_s)
+
+
+def test_table_and_plot_show_every_side(tmp_path: Path) -> None:
+    other = dataclasses.replace(FIGURES, name="other", behind={**BEHIND, "stall": 0.6})
+    console = Console(width=150)
+    with console.capture() as capture:
+        console.print(make_table(10**9, [FIGURES, other]))
+    lines = capture.get().splitlines()
+    ours, theirs = (next(line for line in lines if name in line) for name in ("Strat", "other"))
+    assert "1 GB" in lines[0]
+    assert ours.split("│")[4].strip() == "0.150"
+    assert theirs.split("│")[-2].strip() == "4.00"
+    pytest.importorskip("matplotlib")
+    draw_stalls(tmp_path / "made" / "plot.png", 10**9, [FIGURES, other], "somewhere")
+    assert (tmp_path / "made" / "plot.png").stat().st_size > 10_000

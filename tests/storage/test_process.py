@@ -1,0 +1,156 @@
+"""A process beside training that reads and writes checkpoints."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stratagem import storage
+from stratagem.errors import DataLossError, NotFoundError
+from stratagem.storage import StorageProcess
+
+ITEMS: Any = {
+    "pytree": {"a/kernel": np.arange(6, dtype="float32").reshape(2, 3), "b": np.array(3)},
+    "empty_state": {},
+}
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[StorageProcess]:
+    process = StorageProcess()
+    yield process
+    process.close()
+
+
+def nothing(folder: Path) -> None:
+    del folder
+
+
+def write(process: StorageProcess, folder: Path, then: Any = nothing) -> Any:
+    return process.write(lambda: folder, ITEMS, {"note": 1}, then=then)
+
+
+def test_what_it_writes_is_what_this_process_reads(process: StorageProcess, tmp_path: Path) -> None:
+    followed: list[Path] = []
+    write(process, tmp_path / "one", followed.append).result()
+    assert followed == [tmp_path / "one"]
+    manifest = storage.read_manifest(tmp_path / "one")
+    assert manifest["note"] == 1
+    arrays = storage.read_arrays(tmp_path / "one", manifest, ["pytree", "empty_state"])
+    assert list(arrays) == ["pytree", "empty_state"]
+    for path, array in ITEMS["pytree"].items():
+        np.testing.assert_array_equal(arrays["pytree"][path], array, strict=True)
+
+
+def test_what_this_process_writes_is_what_it_reads(process: StorageProcess, tmp_path: Path) -> None:
+    storage.write(tmp_path / "one", ITEMS, {"note": 2})
+    manifest = process.read_manifest(tmp_path / "one")
+    assert manifest == storage.read_manifest(tmp_path / "one")
+    arrays = process.read_arrays(tmp_path / "one", manifest, ["pytree", "empty_state"])
+    for path, array in ITEMS["pytree"].items():
+        np.testing.assert_array_equal(arrays["pytree"][path], array, strict=True)
+    assert arrays["empty_state"] == {}
+
+
+def test_a_copy_is_written_whatever_becomes_of_the_arrays(
+    process: StorageProcess, tmp_path: Path
+) -> None:
+    value = np.zeros(1000)
+    go_on = threading.Event()
+
+    def when_changed() -> Path:
+        go_on.wait()
+        return tmp_path / "one"
+
+    writing = process.write(when_changed, {"pytree": {"x": value}}, {}, then=nothing)
+    value[:] = 1
+    go_on.set()
+    writing.result()
+    manifest = storage.read_manifest(tmp_path / "one")
+    assert not storage.read_arrays(tmp_path / "one", manifest, ["pytree"])["pytree"]["x"].any()
+
+
+def test_errors_come_back_as_what_they_are(process: StorageProcess, tmp_path: Path) -> None:
+    write(process, tmp_path / "one").result()
+    with pytest.raises(FileExistsError, match="already there"):
+        write(process, tmp_path / "one").result()
+    with pytest.raises(NotFoundError, match="not there"):
+        process.read_manifest(tmp_path / "two")
+    manifest = process.read_manifest(tmp_path / "one")
+    for file in (tmp_path / "one").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(DataLossError, match="is damaged"):
+        process.read_arrays(tmp_path / "one", manifest, ["pytree"])
+    assert process.is_alive
+
+
+def test_signals_that_end_training_do_not_end_it(process: StorageProcess, tmp_path: Path) -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        os.kill(process.pid, signum)
+    write(process, tmp_path / "one").result()
+    assert storage.is_whole(tmp_path / "one")
+
+
+def test_its_death_is_told_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
+    first = storage.storage_process()
+    assert storage.storage_process() is first
+    os.kill(first.pid, signal.SIGKILL)
+    with pytest.raises(OSError, match=r"(?s)was to write .*one ended with -9"):
+        write(first, tmp_path / "one").result()
+    assert not (tmp_path / "one").exists()
+    second = storage.storage_process()
+    assert second is not first
+    write(second, tmp_path / "one").result()
+    assert storage.is_whole(tmp_path / "one")
+
+
+def test_it_finishes_what_it_was_told_to_write_when_training_is_killed(tmp_path: Path) -> None:
+    program = f"""
+import time
+from pathlib import Path
+import numpy as np
+from stratagem.storage import storage_process
+
+folder = Path({str(tmp_path)!r})
+items = {{"pytree": {{"x": np.arange(10**7)}}}}
+process = storage_process()
+process.write(lambda: folder / "one", items, {{}}, then=lambda folder: None)
+while not list(folder.glob("one*")):
+    time.sleep(0.001)
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+    killed = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert killed.stdout is not None
+    pid = int(killed.stdout.readline())
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    killed.stdout.close()
+    while Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
+        threading.Event().wait(0.05)
+    assert storage.is_whole(tmp_path / "one")
+
+
+def test_an_error_that_nobody_has_heard_of_is_told_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    program = f"""
+from pathlib import Path
+import stratagem as sg
+checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
+checkpoint.write({str(tmp_path / "file" / "one")!r}, sg.train.CheckpointOptions(enable_async=True))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "could not be written" in done.stderr

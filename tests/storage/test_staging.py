@@ -1,0 +1,89 @@
+"""Arrays in memory that two processes share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from stratagem.storage.staging import Placed, Staging
+
+ITEMS: dict[str, dict[str, np.ndarray[Any, Any]]] = {
+    "model": {
+        "kernel": np.arange(6, dtype="float32").reshape(2, 3),
+        "scalar": np.array(7, "int64"),
+        "half": np.ones((3,), ml_dtypes.bfloat16),
+        "flags": np.array([True, False]),
+        "nothing": np.zeros((0, 4)),
+    },
+    "other": {"kernel": np.full((5,), 2.5)},
+}
+
+
+def equal(found: Any, wanted: Any) -> bool:
+    return all(
+        found[item][path].dtype == array.dtype and np.array_equal(found[item][path], array)
+        for item, arrays in wanted.items()
+        for path, array in arrays.items()
+    )
+
+
+def test_what_is_put_is_got() -> None:
+    staging = Staging()
+    placed = staging.put(ITEMS)
+    found = staging.get(placed)
+    assert {item: list(arrays) for item, arrays in found.items()} == {
+        item: list(arrays) for item, arrays in ITEMS.items()
+    }
+    assert equal(found, ITEMS)
+    assert all(one.offset_bytes % 64 == 0 for one in placed)
+
+
+def test_another_user_of_the_memory_sees_the_same_and_what_is_put_later() -> None:
+    ours = Staging()
+    theirs = Staging(os.dup(ours.descriptor))
+    assert equal(theirs.get(ours.put(ITEMS)), ITEMS)
+    larger = {"model": {"kernel": np.random.default_rng(0).random(100_000)}}
+    assert equal(theirs.get(ours.put(larger)), larger)
+    assert equal(theirs.get(ours.put(ITEMS)), ITEMS)
+
+
+def test_it_grows_and_stays() -> None:
+    staging = Staging()
+    staging.put({"a": {"x": np.zeros(1000)}})
+    large = os.fstat(staging.descriptor).st_size
+    staging.put({"a": {"x": np.zeros(10)}})
+    assert os.fstat(staging.descriptor).st_size == large
+    staging.put({"a": {"x": np.zeros(2000)}})
+    assert os.fstat(staging.descriptor).st_size > large
+
+
+def test_it_has_no_name_and_so_nothing_stays_behind(tmp_path: Path) -> None:
+    program = (
+        "import os; from stratagem.storage.staging import Staging\n"
+        "import numpy as np\n"
+        "staging = Staging(); staging.put({'a': {'x': np.zeros(10)}})\n"
+        "print(os.fstat(staging.descriptor).st_nlink, os.listdir('.'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["0", "[]"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"), [((2, 3), "float32", 24), ((), "int64", 8), ((0,), "int8", 0)]
+)
+def test_sizes(shape: tuple[int, ...], dtype: str, expected: int) -> None:
+    assert Placed("a", "x", shape, dtype, 0).size_bytes == expected
