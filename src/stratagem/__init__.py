@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from stratagem.keras import compile as compile
     from stratagem.keras import compute_average_loss as compute_average_loss
     from stratagem.keras import scale_regularization_loss as scale_regularization_loss
+    from stratagem.launch import ElasticConfig as ElasticConfig
     from stratagem.options import AutoShardPolicy as AutoShardPolicy
     from stratagem.options import InputContext as InputContext
     from stratagem.options import InputOptions as InputOptions
@@ -99,6 +100,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "DistributedDataset": ("stratagem.input", "DistributedDataset"),
     "DistributedIterator": ("stratagem.input", "DistributedIterator"),
     "DistributedValues": ("stratagem.values", "DistributedValues"),
+    "ElasticConfig": ("stratagem.launch", "ElasticConfig"),
     "HierarchicalCopyAllReduce": ("stratagem.strategies", "HierarchicalCopyAllReduce"),
     "IndexedSlices": ("stratagem.values", "IndexedSlices"),
     "InputContext": ("stratagem.options", "InputContext"),
@@ -168,6 +170,7 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "ElasticConfig",
     "HierarchicalCopyAllReduce",
     "IndexedSlices",
     "InputContext",

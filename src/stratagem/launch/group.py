@@ -7,7 +7,7 @@ import dataclasses
 import selectors
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from stratagem.launch.ends import TaskEnd
 from stratagem.launch.events import LaunchEvents
@@ -56,7 +56,7 @@ def run_group(
     guardian: Guardian,
     events: LaunchEvents,
     warm: WarmStart | None = None,
-    notice_after_s: float | None = None,
+    is_notice_due: Callable[[float], bool] | None = None,
 ) -> tuple[tuple[TaskEnd, ...], bool]:
     """Starts tasks, shows what they print, and returns when nothing of them runs any more.
 
@@ -69,7 +69,8 @@ def run_group(
         guardian: who ends them if this process is killed.
         events: where it is written down.
         warm: forks those tasks that it can; it is prepared when they have run for a while.
-        notice_after_s: after how long they are asked to save and leave; None for never.
+        is_notice_due: whether they are to be asked to save and leave, who have run for so many
+            seconds; None for never.
 
     Returns:
         How each ended, and whether they were asked to.
@@ -86,7 +87,7 @@ def run_group(
             ran_s = time.monotonic() - started_s
             if warm is not None and ran_s >= WARM_UP_AFTER_S:
                 warm.prepare(plans[0])
-            if notice_after_s is not None and ran_s >= notice_after_s:
+            if is_notice_due is not None and is_notice_due(ran_s):
                 group.ask_to_leave()
         return group.ends, group.were_asked
 

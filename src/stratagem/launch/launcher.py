@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import tempfile
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from stratagem import environment
 from stratagem.accelerators import local_gpus
 from stratagem.launch.devices import uses_gpus
+from stratagem.launch.elastic import Discovery, ElasticConfig
 from stratagem.launch.ends import TaskEnd, exit_code
 from stratagem.launch.events import LaunchEvents
 from stratagem.launch.group import run_group
@@ -64,7 +66,12 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """That of the task that failed first, or left when asked, as a shell reports it; else 0."""
+        """That of the task that failed first, or left when asked, as a shell reports it; else 0.
+
+        A signal that came before any task was started counts like one that ended them.
+        """
+        if not self.ends and self.signum is not None:  # nothing had been started
+            return exit_code(-self.signum)
         left = [end for end in self.ends if self.were_asked and end.trains and end.returncode]
         cause = self.cause or next(iter(left), None)
         return 0 if cause is None else exit_code(cause.returncode)
@@ -75,6 +82,7 @@ def launch(
     options: LaunchOptions,
     *,
     finish: Callable[[TaskPlan], TaskPlan] | None = None,
+    elastic: ElasticConfig | None = None,
 ) -> Outcome:
     """Runs a command as every task of a cluster on this machine.
 
@@ -82,14 +90,21 @@ def launch(
         command: the program and its arguments.
         options: which tasks there are, what each gets, and how they end.
         finish: completes the plan of each task before it starts.
+        elastic: in place of the `min_workers` and `max_workers` of the options.
 
     Returns:
         How they ended.
 
     Raises:
+        UnavailableError: too few workers could run for longer than the limit.
         ValueError: fewer GPUs than asked for.
         OSError: a process cannot be started, or a file not be written.
     """
+    if elastic is not None:
+        least, most = elastic.min_workers, elastic.max_workers
+        options = dataclasses.replace(options, min_workers=least, max_workers=most)
+    else:
+        elastic = ElasticConfig(options.min_workers or 1)
     base = environment.snapshot()
     gpus = local_gpus() if uses_gpus(base) else ()
     with (
@@ -111,6 +126,7 @@ def launch(
             guardian=guardian,
             events=events,
             program_dir=program_dir,
+            discovery=Discovery(elastic, options.full_workers),
         )
         return starts.run_all(warm)
 
@@ -128,11 +144,17 @@ class _Starts:
     guardian: Guardian
     events: LaunchEvents
     program_dir: str | None
+    discovery: Discovery
 
     def run_all(self, warm: WarmStart | None) -> Outcome:
         """Runs all tasks, again and again where that is called for; returns the last outcome."""
         restarts, num_workers = Restarts(), self.options.workers
         while True:
+            num_workers = self.discovery.wait(num_workers, lambda: self.caught.ending is not None)
+            if not num_workers:
+                outcome = Outcome(ends=(), signum=self.caught.ending, restart=restarts.count)
+                self.events.end(outcome.exit_code)
+                return outcome
             started_s = time.monotonic()
             outcome = self.run(restarts.count, num_workers, warm)
             after = restarts.next(
@@ -150,6 +172,14 @@ class _Starts:
             if restarts.count and outcome.cause and outcome.cause.returncode not in _FROM_OUTSIDE:
                 warm = None  # a program that fails by itself may fail for having been forked
             restarts = after
+
+    def is_notice_due(self, num_workers: int, ran_s: float) -> bool:
+        """Whether tasks are to leave so that more workers can start."""
+        after_s = notice_after_s(self.options, num_workers)
+        if after_s is None or ran_s < after_s:
+            return False
+        can_run = self.discovery.num_workers()
+        return can_run is None or can_run > num_workers
 
     def run(self, restart: int, num_workers: int, warm: WarmStart | None) -> Outcome:
         """Runs all tasks once, from their start to the end of the last one."""
@@ -174,7 +204,7 @@ class _Starts:
             guardian=self.guardian,
             events=self.events,
             warm=warm,
-            notice_after_s=notice_after_s(self.options, num_workers),
+            is_notice_due=functools.partial(self.is_notice_due, num_workers),
         )
         return Outcome(ends=ends, signum=self.caught.ending, restart=restart, were_asked=were_asked)
 
