@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ def write(folder: Path, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -
     warned = Collected()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # Orbax leaves tasks behind where it cannot even begin.
+        tempfile.TemporaryFile(dir=folder.parent).close()
         with collected_warnings(warned):
             orbax.save_checkpointables(folder, trees, custom_metadata=manifest)
     except Exception as error:
