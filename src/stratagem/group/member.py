@@ -394,7 +394,9 @@ class Group:
             elif kind == "gone":
                 self._left = message["left"]
             elif kind == "verdict" and self._verdict is None:
-                self._verdict = Verdict(message["error"], message["message"])
+                self._verdict = Verdict(
+                    message["error"], message["message"], message["lost"], message["silent_s"]
+                )
             self._changed.notify_all()
 
     def _lose(self, how: str) -> None:
@@ -411,6 +413,7 @@ class Group:
                         fix="look at its own log, or at the network between the two, and start "
                         "all processes again.",
                     ),
+                    lost=leader,
                 )
             self._changed.notify_all()
 

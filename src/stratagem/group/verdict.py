@@ -108,10 +108,14 @@ class Verdict:
     Args:
         error: name of the class that every process raises.
         message: what it says.
+        lost: name in messages of the process that is gone or stuck; None where there is no one.
+        silent_s: since its last sign of life; None where that is not known.
     """
 
     error: str
     message: str
+    lost: str | None = None
+    silent_s: float | None = None
 
     def exception(self) -> Exception:
         """Returns the error to raise."""
@@ -167,6 +171,8 @@ def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> 
                 expected="all processes to go on together.",
                 fix="mend that error, and start all processes again.",
             ),
+            lost=member.label,
+            silent_s=member.silent_s,
         )
     if member.has_left:
         return None
@@ -180,6 +186,8 @@ def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> 
                 fix="look at its own log for the reason (killed, out of memory, preempted), and "
                 "start all processes again.",
             ),
+            lost=member.label,
+            silent_s=member.silent_s,
         )
     if member.silent_s > limits.peer_s:
         return Verdict(
@@ -192,6 +200,8 @@ def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> 
                 fix="see whether it is stopped or its network is down, and start all processes "
                 "again.",
             ),
+            lost=member.label,
+            silent_s=member.silent_s,
         )
     return None
 
@@ -256,4 +266,6 @@ def _stuck(members: Sequence[MemberView], limits: Limits) -> Verdict | None:
             fix="see what it is doing (its log, `py-spy dump`), or set the variable higher if "
             "it may take so long.",
         ),
+        lost=member.label,
+        silent_s=member.unmoved_s,
     )

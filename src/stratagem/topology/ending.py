@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import jax
 
+from stratagem.goodput import close_events, current_events
 from stratagem.group import Group, current_group
 from stratagem.preemption.signals import ignore_until_the_end
 from stratagem.topology.private import end_at_once, file_of_main_thread
@@ -37,10 +38,11 @@ _INTERRUPTED = 130  # as shells tell it
 
 
 class _State:
-    """How this process ends: by an error of its own, or with which code as planned."""
+    """How this process ends: by an error of its own, or with which code as planned; what is told."""
 
     exit_code: int | None = None
     planned_code: int = 0
+    has_told_events: bool = False
 
 
 _state = _State()
@@ -79,6 +81,7 @@ def expect_exit(code: object) -> None:
 def _end_what_cannot_wake(group: Group) -> None:
     """Ends the process if its main thread waits inside JAX for what will never come."""
     group.wait_for_verdict()
+    _tell_events(group)
     waited_s = 0.0
     pause = threading.Event()
     while waited_s < _GRACE_S:
@@ -96,6 +99,16 @@ def _end_what_cannot_wake(group: Group) -> None:
         flush=True,
     )
     _end(1)
+
+
+def _tell_events(group: Group) -> None:
+    """Writes who was lost, as soon as it is known: this process may not come to its end."""
+    events, verdict = current_events(), group.verdict
+    if events is None or verdict is None or _state.has_told_events:
+        return
+    _state.has_told_events = True
+    lost = None if verdict.lost is None else verdict.lost.partition(" (")[0]
+    events.failure(verdict.message, lost=lost, silence_s=verdict.silent_s)
 
 
 def _waits_in_jax() -> bool:
@@ -119,6 +132,7 @@ def _leave_group(group: Group) -> None:
                 jax.distributed.shutdown()
             group.exchange("the end of all", None, timeout_s=SHUTDOWN_S)
         return
+    _tell_events(group)
     group.drain(_DRAIN_S)
     # Of a program that ended by itself while others still waited for it nothing else is known.
     planned = 1 if group.is_told else _state.planned_code
@@ -128,6 +142,7 @@ def _leave_group(group: Group) -> None:
 def _end(exit_code: int) -> NoReturn:
     for child in multiprocessing.active_children():
         child.terminate()
+    close_events(exit_code)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
