@@ -88,6 +88,7 @@ class EventWriter:
         # A signal handler may write in the middle of a write.
         self._lock = threading.RLock()
         self._has_warned = False
+        self._last_step = 0
         self._is_torn = False
         self._has_ended = False
         attempt = _restart_count() if attempt is None else attempt
@@ -118,6 +119,11 @@ class EventWriter:
         del error_type, error, traceback
         self.close()
 
+    @property
+    def last_step(self) -> int:
+        """How many steps of the run are done, as was told last."""
+        return self._last_step
+
     def step(self, step: int, *, num_steps: int = 1, duration_s: float | None = None) -> None:
         """Tells that a call has done one step or several, just now.
 
@@ -142,6 +148,7 @@ class EventWriter:
                     fix="pass how many steps are done after the call, counted from 1.",
                 )
             )
+        self._last_step = int(step)
         with self._lock:
             for line in self._steps.add(step, num_steps, duration_s, time.monotonic()):
                 self._write_steps(line)
@@ -192,6 +199,7 @@ class EventWriter:
             step: how many steps that state has seen.
             source: "memory", or a path.
         """
+        self._last_step = int(step)
         event = RestoredEvent(**_now(), step=int(step), source=os.fspath(source))
         self._tell(event, is_new_life=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import signal
 import tempfile
 import time
@@ -41,6 +42,8 @@ __all__ = ["Outcome", "launch"]
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, EXIT_CODE)
 # Whoever sets one of them has made up his mind about JAX's cache on disk.
 _JAX_CACHE_VARIABLES = {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"}
+# A file system in memory, on Linux; whoever names another folder wants that one.
+_MEMORY, _MEMORY_VARIABLE = "/dev/shm", "STRATAGEM_MEMORY_DIR"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,7 @@ def launch(
         Guardian() as guardian,
         LaunchEvents(options) as events,
         _folder_for_programs(options, base) as program_dir,
+        _folder_in_memory(options, base) as memory_dir,
         WarmStart(base, guardian) as warm_start,
     ):
         is_warm = options.max_restarts > 0 and not options.cold_restarts
@@ -192,6 +196,7 @@ class _Starts:
             base=self.base,
             restart=restart,
             program_dir=self.program_dir,
+            memory_dir=self.memory_dir,
         )
         if self.finish is not None:
             plans = tuple(self.finish(plan) for plan in plans)
@@ -219,6 +224,18 @@ def _folder_for_programs(options: LaunchOptions, base: Mapping[str, str]) -> Gen
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="stratagem-", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def _folder_in_memory(options: LaunchOptions, base: Mapping[str, str]) -> Generator[str | None]:
+    """Where tasks that may be started again keep their state, until the end."""
+    if not options.max_restarts or _MEMORY_VARIABLE in base or not os.access(_MEMORY, os.W_OK):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(
+        prefix="stratagem-", dir=_MEMORY, ignore_cleanup_errors=True
+    ) as folder:
         yield folder
 
 

@@ -56,6 +56,7 @@ def plan_tasks(
     base: Mapping[str, str],
     restart: int = 0,
     program_dir: str | None = None,
+    memory_dir: str | None = None,
 ) -> tuple[TaskPlan, ...]:
     """Plans the processes of one start. The first one leads.
 
@@ -67,6 +68,7 @@ def plan_tasks(
         base: the variables that all tasks inherit.
         restart: how often these tasks were started before.
         program_dir: where they keep compiled programs for the next start; None if they do not.
+        memory_dir: in memory, where they keep their state for it; None if they do not.
 
     Returns:
         The tasks.
@@ -93,7 +95,7 @@ def plan_tasks(
         "STRATAGEM_RESTART_COUNT": str(restart),
         # Python keeps what it prints into a pipe until there is much of it.
         "PYTHONUNBUFFERED": "1",
-        **_folders(options.run_dir, program_dir),
+        **_folders(options.run_dir, program_dir, memory_dir),
     }
     plans: list[TaskPlan] = []
     for task_type, index, seen in zip(task_types, indices, devices, strict=True):
@@ -109,7 +111,9 @@ def plan_tasks(
     return tuple(plans)
 
 
-def _folders(run_dir: str | os.PathLike[str] | None, program_dir: str | None) -> dict[str, str]:
+def _folders(
+    run_dir: str | os.PathLike[str] | None, program_dir: str | None, memory_dir: str | None
+) -> dict[str, str]:
     # Absolute: a task may change its folder.
     folders = {} if run_dir is None else {"STRATAGEM_RUN_DIR": os.path.abspath(run_dir)}
     if program_dir is not None:
@@ -120,4 +124,6 @@ def _folders(run_dir: str | os.PathLike[str] | None, program_dir: str | None) ->
             # By default only what has taken a second: a start compiles many small programs.
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
+    if memory_dir is not None:
+        folders["STRATAGEM_MEMORY_DIR"] = memory_dir
     return folders

@@ -38,7 +38,7 @@ _INTERRUPTED = 130  # as shells tell it
 
 
 class _State:
-    """How this process ends: by an error of its own, or with which code as planned; what is told."""
+    """How this process ends: by an error of its own, or as planned; and what it has told."""
 
     exit_code: int | None = None
     planned_code: int = 0
