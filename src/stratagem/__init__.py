@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stratagem import train as train
     from stratagem.checkpoint import Checkpoint as Checkpoint
     from stratagem.checkpoint import CheckpointManager as CheckpointManager
+    from stratagem.checkpoint import PreemptionCheckpointHandler as PreemptionCheckpointHandler
     from stratagem.cluster import ClusterSpec as ClusterSpec
     from stratagem.cluster import resolvers as cluster_resolver
     from stratagem.communication import CollectiveCommunication as CollectiveCommunication
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from stratagem.execution import value_and_grad as value_and_grad
     from stratagem.input import DistributedDataset as DistributedDataset
     from stratagem.input import DistributedIterator as DistributedIterator
+    from stratagem.keras import BackupAndRestore as BackupAndRestore
     from stratagem.keras import SidecarEvaluator as SidecarEvaluator
     from stratagem.keras import SidecarEvaluatorModelExport as SidecarEvaluatorModelExport
     from stratagem.keras import Variable as Variable
@@ -85,6 +87,7 @@ __version__ = "0.1.0"
 # Where each public name lives: (module, name there). A module itself has no name.
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
+    "BackupAndRestore": ("stratagem.keras", "BackupAndRestore"),
     "Checkpoint": ("stratagem.checkpoint", "Checkpoint"),
     "CheckpointManager": ("stratagem.checkpoint", "CheckpointManager"),
     "ClusterSpec": ("stratagem.cluster", "ClusterSpec"),
@@ -112,6 +115,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "NcclAllReduce": ("stratagem.strategies", "NcclAllReduce"),
     "OneDeviceStrategy": ("stratagem.strategies", "OneDeviceStrategy"),
     "PerReplica": ("stratagem.values", "PerReplica"),
+    "PreemptionCheckpointHandler": ("stratagem.checkpoint", "PreemptionCheckpointHandler"),
     "PreemptionWatcher": ("stratagem.preemption", "PreemptionWatcher"),
     "ReduceOp": ("stratagem.options", "ReduceOp"),
     "ReductionToOneDevice": ("stratagem.strategies", "ReductionToOneDevice"),
@@ -158,6 +162,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
 
 __all__ = [
     "AutoShardPolicy",
+    "BackupAndRestore",
     "Checkpoint",
     "CheckpointManager",
     "ClusterSpec",
@@ -182,6 +187,7 @@ __all__ = [
     "NcclAllReduce",
     "OneDeviceStrategy",
     "PerReplica",
+    "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "ReduceOp",
     "ReductionToOneDevice",

@@ -5,5 +5,6 @@ Source: TF 2.21 server_lib.py, checkpoint.py, checkpoint_management.py, checkpoi
 
 from stratagem.checkpoint import Checkpoint, CheckpointManager, CheckpointOptions
 from stratagem.cluster import ClusterSpec
+from stratagem.keras import RandomState
 
-__all__ = ["Checkpoint", "CheckpointManager", "CheckpointOptions", "ClusterSpec"]
+__all__ = ["Checkpoint", "CheckpointManager", "CheckpointOptions", "ClusterSpec", "RandomState"]

@@ -14,6 +14,7 @@ from stratagem.checkpoint.policies import (
     SaveEverySteps,
     SavePolicy,
 )
+from stratagem.checkpoint.preemption_handler import PreemptionCheckpointHandler
 
 __all__ = [
     "Any",
@@ -25,6 +26,7 @@ __all__ = [
     "KeepPolicy",
     "Kept",
     "Moment",
+    "PreemptionCheckpointHandler",
     "SaveEverySeconds",
     "SaveEverySteps",
     "SavePolicy",

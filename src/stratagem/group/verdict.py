@@ -33,7 +33,8 @@ class Kind(enum.StrEnum):
     """What a process is doing.
 
     PYTHON: the user's code. COMPILE: making a program, which may take long. STEP: waits for a
-    program that all run together. EXCHANGE: waits for the others at a named place. INPUT: waits for
+    program that all run together. EXCHANGE: waits for the others at a named place. AGREEMENT: waits
+    to be told how far they are; one that is further may be waiting for this one. INPUT: waits for
     batches, whose sizes processes tell each other. EXIT: has ended, and waits for the others to.
     """
 
@@ -41,6 +42,7 @@ class Kind(enum.StrEnum):
     COMPILE = "compile"
     STEP = "step"
     EXCHANGE = "exchange"
+    AGREEMENT = "agreement"
     INPUT = "input"
     EXIT = "exit"
 
@@ -66,6 +68,8 @@ class Place:
             return f"in step {self.step} ({self.name})"
         if self.kind is Kind.EXCHANGE:
             return f"at {self.name!r} after step {self.step}"
+        if self.kind is Kind.AGREEMENT:
+            return f"agreeing on {self.name} after step {self.step}"
         if self.kind is Kind.INPUT:
             return f"waiting for a batch of {self.name} after step {self.step}"
         if self.kind is Kind.EXIT:

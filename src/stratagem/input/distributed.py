@@ -95,6 +95,14 @@ class DistributedDataset:
         count = self._own_cardinality()
         return count if self._agreement is None else self._agreement.cardinality(count)
 
+    @property
+    def order_follows_epoch(self) -> bool:
+        """Whether an epoch can be read that no others were read before."""
+        if self._shard is not None:
+            return self._shard.source.order_follows_epoch
+        sources = self._source if isinstance(self._source, list) else [self._source]
+        return all(source.order_follows_epoch for source in sources)
+
     def _own_cardinality(self) -> int:
         if self._shard is not None:
             return self._shard.cardinality
@@ -184,6 +192,7 @@ class DistributedDataset:
             read,
             self._strategy.topology,
             to_device=self._options.fetch_to_device,
+            can_seek=self._shard is not None and self._agreement is None,
             give_up=give_up,
         )
 

@@ -15,6 +15,9 @@ from stratagem.topology import Topology
 
 __all__ = ["Group", "Loader"]
 
+# Of a reader that needs to know nothing but how many batches to pass over.
+_BEGINNING = {"source": {"num_read": 0}, "then_read": 0}
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -79,6 +82,7 @@ class Loader:
         read: given the reader, returns the next batch of all replicas.
         topology: the devices.
         to_device: False leaves the batches on the host.
+        can_seek: whether each batch is one of the reader's, and of no other process's.
         give_up: ends a `read` that waits for other processes, for good; called from any thread.
 
     `group_size` is how many batches a group has; `position` is where reading began.
@@ -91,9 +95,11 @@ class Loader:
         topology: Topology,
         *,
         to_device: bool,
+        can_seek: bool = False,
         give_up: Callable[[], None] | None = None,
     ) -> None:
         self.reader = reader
+        self._can_seek = can_seek
         self.give_up = give_up
         self._read = read
         self._topology = topology
@@ -104,14 +110,24 @@ class Loader:
         self.position = self._positions.current()
         self.group_size = 1
 
-    def host_batches(self) -> Iterator[HostBatch]:
-        """Returns the batches before they move, to the end; then closes the reader."""
+    def host_batches(self, num_to_pass: int = 0) -> Iterator[HostBatch]:
+        """Returns the batches before they move, to the end; then closes the reader.
+
+        Args:
+            num_to_pass: how many to pass over, without reading them where the source can.
+        """
         try:
+            if num_to_pass and self._can_seek and self.position == _BEGINNING:
+                self.reader.restore({"num_read": num_to_pass})
+                num_to_pass = 0
             while True:
                 try:
                     batch = self._read(self.reader)
                 except StopIteration:
                     return
+                if num_to_pass:
+                    num_to_pass -= 1
+                    continue
                 yield batch
         finally:
             if self.give_up is not None:

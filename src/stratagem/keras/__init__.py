@@ -2,16 +2,20 @@
 
 from stratagem.keras.seam import install
 
+from stratagem.keras.backup_and_restore import BackupAndRestore  # isort: skip
 from stratagem.keras.losses import compute_average_loss, scale_regularization_loss  # isort: skip
 from stratagem.keras.model import compile, strategy_of  # isort: skip
 from stratagem.keras.optimizer import apply_gradients  # isort: skip
+from stratagem.keras.random_state import RandomState  # isort: skip
 from stratagem.keras.sidecar_evaluator import SidecarEvaluation, SidecarEvaluator  # isort: skip
 from stratagem.keras.sidecar_export import SidecarEvaluatorModelExport  # isort: skip
 from stratagem.keras.variable import DistributedVariable  # isort: skip
 from stratagem.keras.variable_creation import Variable  # isort: skip
 
 __all__ = [
+    "BackupAndRestore",
     "DistributedVariable",
+    "RandomState",
     "SidecarEvaluation",
     "SidecarEvaluator",
     "SidecarEvaluatorModelExport",

@@ -25,7 +25,30 @@ class DatasetAdapter(DataAdapter):
     def __init__(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
         self._num_opened = 0
+        self._num_to_pass = 0
         self._unread: Iterator[Any] | None = None
+
+    @property
+    def opening(self) -> int:
+        """How many times the dataset was opened before the next iterator reads it."""
+        return self._num_opened - (self._unread is not None)
+
+    @property
+    def can_go_to(self) -> bool:
+        """Whether an opening can be read that others did not come before."""
+        return self._dataset.order_follows_epoch
+
+    def go_to(self, opening: int, num_batches: int) -> None:
+        """Lets the next iterator begin in the middle.
+
+        Args:
+            opening: of the dataset, from 0.
+            num_batches: how many batches to pass over.
+        """
+        if callable(close := getattr(self._unread, "close", None)):
+            close()
+        self._unread = None
+        self._num_opened, self._num_to_pass = opening, num_batches
 
     @property
     def num_batches(self) -> int | None:
@@ -54,10 +77,10 @@ class DatasetAdapter(DataAdapter):
         Keras makes more iterators than it reads. Of a model that is not built it reads one batch
         to build it and begins again: with that batch, so that a generator loses nothing.
         """
-        source = self._unread or self._opened()
+        num_read, self._num_to_pass = self._num_to_pass, 0
+        source = self._unread or self._opened(num_read)
         self._unread = None
         is_plain = not has_strategy()
-        num_read = 0
         has_ended = False
         first: Any = None
         try:
@@ -71,10 +94,10 @@ class DatasetAdapter(DataAdapter):
             elif callable(close := getattr(source, "close", None)):
                 close()
 
-    def _opened(self) -> Iterator[Any]:
+    def _opened(self, num_to_pass: int) -> Iterator[Any]:
         loader = self._dataset.make_loader(self._num_opened, None)
         self._num_opened += 1
-        return loader.host_batches()
+        return loader.host_batches(num_to_pass)
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """As `get_jax_iterator`."""

@@ -163,6 +163,8 @@ def _somebody_looks(verbose: Any, callbacks: Any) -> bool:
     base = keras.callbacks.Callback
     hooks = ("on_batch_end", "on_train_batch_end", "on_test_batch_end")
     for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
+        if not getattr(callback, "needs_batch_logs", True):
+            continue
         # Looked up on the object: LambdaCallback sets its hooks there.
         methods = [(getattr(callback, hook), getattr(base, hook)) for hook in hooks]
         if any(getattr(method, "__func__", None) is not default for method, default in methods):

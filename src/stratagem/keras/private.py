@@ -20,6 +20,14 @@ trainer._call_has_training_arg        whether call takes `training`
 trainer._compute_loss                 compute_loss with or without its `training` argument
 trainer._flatten_layers               every layer of a model
 JAXEpochIterator._get_iterator        fit's batches, before Keras moves them to one device
+EpochIterator._enumerate_iterator     the numbers of an epoch's steps, which a restart goes on with
+EpochIterator._current_iterator       whether the next epoch goes on with the iterator of this one
+EpochIterator._steps_seen             how many batches were taken of that iterator
+trainer._initial_epoch                where a callback lets fit begin
+PyDatasetAdapter, TFDatasetAdapter    kinds of data that go on after a restart in different ways
+GeneratorDataAdapter                  likewise
+TorchDataLoaderAdapter._dataloader    the loader, whose generator has a state
+global_state                          the seed of keras.random without a seed
 DataAdapter                           what fit takes from whoever has a kind of data of his own
 BatchNormalization._moments           the statistics that synchronisation and padding change
 BatchNormalization._reduction_axes    the axes of these statistics
@@ -31,12 +39,22 @@ unpack_x_y_sample_weight              batches as Keras's own steps take them apa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
 from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
+from keras.src.random.seed_generator import global_seed_generator
+from keras.src.trainers.data_adapters import (
+    GeneratorDataAdapter,
+    PyDatasetAdapter,
+    TFDatasetAdapter,
+    TorchDataLoaderAdapter,
+)
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
@@ -45,20 +63,32 @@ __all__ = [
     "DataAdapter",
     "GET_ITERATOR",
     "GET_JAX_STATE",
+    "GeneratorDataAdapter",
     "JAXEpochIterator",
     "JAXTrainer",
     "MOMENTS",
+    "PyDatasetAdapter",
+    "TFDatasetAdapter",
     "annotate",
     "apply_mask",
+    "batches_taken",
     "flatten_layers",
     "get_keras_mask",
     "get_stateless_scope",
+    "global_seed_state",
+    "goes_on_with_iterator",
     "loss_tracker",
     "output_loss_trackers",
     "own_variables",
     "reduction_axes",
+    "replace_steps",
+    "restore_steps",
+    "set_batches_taken",
+    "set_global_seed_state",
+    "set_initial_epoch",
     "squeeze_or_expand_to_same_rank",
     "takes_training",
+    "torch_loader",
     "total_loss",
     "trainable_variables",
     "unpack_x_y_sample_weight",
@@ -117,3 +147,66 @@ def output_loss_trackers(model: Any) -> list[Any]:
 def trainable_variables(optimizer: Any) -> list[Any]:
     """Returns the variables that an optimizer was built for."""
     return list(optimizer._trainable_variables)
+
+
+def replace_steps(iterator: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
+    """Replaces the generator of an epoch's steps, of one epoch iterator.
+
+    Args:
+        iterator: of `fit`.
+        make: given Keras's own generator function, returns the generator.
+    """
+    original = iterator._enumerate_iterator
+    iterator._enumerate_iterator = lambda: make(original)
+
+
+def restore_steps(iterator: Any) -> None:
+    """Gives an epoch iterator Keras's own generator of steps back."""
+    vars(iterator).pop("_enumerate_iterator", None)
+
+
+def goes_on_with_iterator(iterator: Any) -> bool:
+    """Tells whether the next epoch reads on where this one ended."""
+    return iterator.steps_per_epoch is not None and iterator._current_iterator is not None
+
+
+def batches_taken(iterator: Any) -> int:
+    """Returns how many batches an epoch iterator has taken of its present iterator."""
+    return int(iterator._steps_seen)
+
+
+def set_batches_taken(iterator: Any, count: int) -> None:
+    """Sets how many batches an epoch iterator has taken."""
+    iterator._steps_seen = count
+
+
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
+    """Lets `fit`, which has begun, start with another epoch; None with the one it was told."""
+    model._initial_epoch = epoch
+
+
+def torch_loader(adapter: Any) -> Any:
+    """Returns the DataLoader of a data adapter; None for other adapters."""
+    return vars(adapter)["_dataloader"] if isinstance(adapter, TorchDataLoaderAdapter) else None
+
+
+_GLOBAL_SEED_GENERATOR = "global_seed_generator"
+
+
+def global_seed_state() -> list[int] | None:
+    """Returns the seed that `keras.random` uses where none is given; None before its first use."""
+    generator = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
+    return None if generator is None else np.asarray(generator.state.value).tolist()
+
+
+def set_global_seed_state(state: list[int] | None) -> None:
+    """Sets the seed that `keras.random` uses where none is given.
+
+    Args:
+        state: what `global_seed_state` returned.
+    """
+    if state is None:
+        global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, None)
+    else:
+        generator = global_seed_generator()
+        generator.state.assign(np.asarray(state, generator.state.dtype))

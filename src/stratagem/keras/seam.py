@@ -20,6 +20,7 @@ from stratagem.keras import (  # noqa: E402
     optimizer,
     pooling,
     random,
+    running_fit,
     variable_creation,
 )
 
@@ -38,6 +39,7 @@ def install() -> None:
         *layers,
         optimizer,
         model,
+        running_fit,
         made_in_scope,
     ):
         part.install()

@@ -40,11 +40,14 @@ class HostBatches:
     Args:
         batches: the source.
         steps_per_epoch: how many batches an epoch takes of it; None for all.
+
+    `num_passed` batches of the source are passed over before the first.
     """
 
     def __init__(self, batches: Iterable[Any], steps_per_epoch: int | None) -> None:
         self._batches = iter(batches)
         self.steps_per_epoch = steps_per_epoch
+        self.num_passed: int = getattr(batches, "num_passed", 0)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -96,7 +99,8 @@ class _StepFunction:
         """
         raise_reported()
         if self._source is not iterator:
-            self._source, self._ahead, self._num_groups = iterator, None, 0
+            self._source, self._ahead = iterator, None
+            self._num_groups = self._num_passed(iterator)
         group = self._load(iterator) if self._ahead is None else self._ahead
         self._ahead = None
         if isinstance(group, Exception):
@@ -108,6 +112,10 @@ class _StepFunction:
         if self._may_load_ahead(iterator):
             self._ahead = self._load_ahead(iterator)
         return results
+
+    def _num_passed(self, iterator: Iterator[Any]) -> int:
+        """Groups that came before the first of an iterator that begins in the middle."""
+        return getattr(iterator, "num_passed", 0) // self._model.steps_per_execution
 
     def _may_load_ahead(self, iterator: Iterator[Any]) -> bool:
         """Whether the next group is surely asked for: beyond an epoch somebody else may read on."""

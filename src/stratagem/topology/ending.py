@@ -24,9 +24,10 @@ import jax
 
 from stratagem.goodput import close_events, current_events
 from stratagem.group import Group, current_group
+from stratagem.preemption.signals import ignore_until_the_end
 from stratagem.topology.private import end_at_once, file_of_main_thread
 
-__all__ = ["SHUTDOWN_S", "watch"]
+__all__ = ["SHUTDOWN_S", "expect_exit", "watch"]
 
 SHUTDOWN_S = 10
 # How long the program may sit inside JAX after its group broke: nothing can wake it there.
@@ -37,9 +38,10 @@ _INTERRUPTED = 130  # as shells tell it
 
 
 class _State:
-    """Whether this process ends by an error of its own."""
+    """How this process ends: by an error of its own, or with which code as planned; what is told."""
 
     exit_code: int | None = None
+    planned_code: int = 0
     has_told_events: bool = False
 
 
@@ -65,6 +67,15 @@ def watch(group: Group) -> None:
         target=_end_what_cannot_wake, args=(group,), name="stratagem-ending", daemon=True
     )
     thread.start()
+
+
+def expect_exit(code: object) -> None:
+    """Notes how the program is about to end: that counts also where another process is lost then.
+
+    Args:
+        code: of its `SystemExit`.
+    """
+    _state.planned_code = code if isinstance(code, int) else int(code is not None)
 
 
 def _end_what_cannot_wake(group: Group) -> None:
@@ -109,8 +120,12 @@ def _waits_in_jax() -> bool:
 @atexit.register
 def _leave() -> None:
     group = current_group()
-    if group is None:
-        return
+    if group is not None:
+        _leave_group(group)
+    ignore_until_the_end()
+
+
+def _leave_group(group: Group) -> None:
     if _state.exit_code is None and group.verdict is None and group.leave():
         with contextlib.suppress(Exception):  # that another one is in a hurry harms nobody
             if group.process_id:
@@ -120,7 +135,8 @@ def _leave() -> None:
     _tell_events(group)
     group.drain(_DRAIN_S)
     # Of a program that ended by itself while others still waited for it nothing else is known.
-    _end((1 if group.is_told else 0) if _state.exit_code is None else _state.exit_code)
+    planned = 1 if group.is_told else _state.planned_code
+    _end(planned if _state.exit_code is None else _state.exit_code)
 
 
 def _end(exit_code: int) -> NoReturn:

@@ -26,6 +26,11 @@ class RowSource(Source):
         drop_remainder: leave out a last batch that is short.
     """
 
+    @property
+    def order_follows_epoch(self) -> bool:
+        """True."""
+        return True
+
     def __init__(
         self,
         take: Callable[[Any], Any],

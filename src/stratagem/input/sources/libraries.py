@@ -57,6 +57,11 @@ class GrainMapSource(Source):
         dataset: the dataset; what it shuffles is shuffled anew in each epoch.
     """
 
+    @property
+    def order_follows_epoch(self) -> bool:
+        """True."""
+        return True
+
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
@@ -86,6 +91,11 @@ class GrainIterSource(Source):
     Args:
         dataset: the dataset.
     """
+
+    @property
+    def order_follows_epoch(self) -> bool:
+        """True."""
+        return True
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

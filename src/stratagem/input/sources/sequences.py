@@ -19,6 +19,11 @@ class SequenceSource(Source):
         batches: pytrees of arrays.
     """
 
+    @property
+    def order_follows_epoch(self) -> bool:
+        """True."""
+        return True
+
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = batches
 

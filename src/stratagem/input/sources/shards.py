@@ -54,6 +54,11 @@ class FileSource(Source):
         """
         return FileSource(self._files[index::num_shards], self._make)
 
+    @property
+    def order_follows_epoch(self) -> bool:
+        """As of the dataset of the files."""
+        return self._made().order_follows_epoch
+
     def _made(self) -> Source:
         if self._source is None:
             self._source = self._make(list(self._files))
@@ -103,6 +108,11 @@ class HintSource(Source):
             The source.
         """
         return self._make(num_shards, index)
+
+    @property
+    def order_follows_epoch(self) -> bool:
+        """As of the dataset."""
+        return self._of_one().order_follows_epoch
 
     def _of_one(self) -> Source:
         if self._whole is None:

@@ -89,6 +89,11 @@ class Source(abc.ABC):
     """A dataset of batches."""
 
     @property
+    def order_follows_epoch(self) -> bool:
+        """Whether an epoch can be read without those before it: its number decides its order."""
+        return False
+
+    @property
     def cardinality(self) -> int:
         """Number of batches, or `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
         return UNKNOWN_CARDINALITY

@@ -1,0 +1,254 @@
+"""Backups of a running `fit`, from which a restarted one goes on at the next batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from stratagem.checkpoint import Checkpoint, CheckpointManager, CheckpointOptions
+from stratagem.checkpoint.together import done_by_first
+from stratagem.keras.callback_state import callback_states, set_callback_states
+from stratagem.keras.data_position import DataPosition
+from stratagem.keras.private import set_initial_epoch
+from stratagem.keras.random_state import RandomState
+from stratagem.keras.running_fit import epoch_iterator
+from stratagem.messages import explain
+from stratagem.storage import COMMIT_MARK
+
+__all__ = ["BackupAndRestore"]
+
+_NAME = "backup"
+
+
+class _Progress:
+    """What of a training no variable holds, for the checkpoint."""
+
+    def __init__(self) -> None:
+        self.value: dict[str, Any] = {}
+
+    def get_state(self) -> dict[str, Any]:
+        return self.value
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.value = state
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What belongs to one `fit`."""
+
+    manager: CheckpointManager
+    progress: _Progress
+    data: DataPosition
+    others: list[Any]
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Lets `fit` go on where it was when the program was ended, at the next batch.
+
+    Weights, optimizer, metrics, seeds, random state, place in the data, `History`, and what other
+    callbacks know are saved in a folder. A program that is started again, with the same callback,
+    reads them when `fit` begins and ends with the weights of a training that was never ended.
+    In several processes each one has the callback. It runs after all other callbacks.
+
+    Args:
+        backup_dir: the folder, for this `fit` alone; several machines have to share it.
+        save_freq: "epoch", or after how many batches to save.
+        double_checkpoint: keep two backups. If the newer one is damaged, `fit` goes on from the
+            older one.
+        delete_checkpoint: delete the backups when `fit` has ended without an error.
+
+    Raises:
+        ValueError: an empty name of a folder, or another frequency.
+
+    Example:
+        >>> import tempfile
+        >>> def train(folder, *callbacks):
+        ...     keras.utils.set_random_seed(1)
+        ...     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        ...     model.compile("adam", "mse")
+        ...     backup = sg.BackupAndRestore(folder, save_freq=1)
+        ...     data = {"x": np.ones((12, 2)), "y": np.ones(12), "batch_size": 4}
+        ...     model.fit(**data, epochs=2, verbose=0, callbacks=[backup, *callbacks])
+        ...     return model.get_weights()[0]
+        >>> class Accident(keras.callbacks.Callback):
+        ...     def on_train_batch_begin(self, batch, logs=None):
+        ...         if self.model.optimizer.iterations == 4:
+        ...             raise OSError
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     try:
+        ...         train(folder, Accident())
+        ...     except OSError:
+        ...         again = train(folder)
+        ...     bool(np.all(again == train(folder)))
+        True
+
+    Source: Keras 3.15 callbacks/backup_and_restore.py, which goes on at the epoch.
+    """
+
+    # Of this package: called after others, and without the logs of batches.
+    runs_last = True
+    needs_batch_logs = False
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        save_freq: str | int = "epoch",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+    ) -> None:
+        super().__init__()
+        _check(backup_dir, save_freq)
+        self.backup_dir = os.fspath(backup_dir)
+        self.save_freq = save_freq
+        self.double_checkpoint = double_checkpoint
+        self.delete_checkpoint = delete_checkpoint
+        self.callback_list: Any = None  # Keras's list of all callbacks
+        self._run: _Run | None = None
+        self._restored: tuple[str, Mapping[str, Any]] | None = None
+        self._epoch = 0
+        self._batch = 0  # of this epoch, those that are done
+        self._num_unsaved = 0
+        if save_freq != "epoch":
+            # Only where it is needed: Keras waits for each step where a callback has this.
+            vars(self)["on_train_batch_end"] = self._on_train_batch_end
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores the newest backup that is whole, if there is one."""
+        model, iterator = self._synchronised_model(), epoch_iterator()
+        if not model.built:
+            raise ValueError(
+                explain(
+                    f"Model {model.name!r} is not built.",
+                    expected="one whose variables exist, so that a backup can hold them.",
+                    fix="call it with a batch of data before, or begin with an Input layer.",
+                )
+            )
+        if iterator is None or self.callback_list is None:
+            raise RuntimeError(
+                explain(
+                    "BackupAndRestore was called outside of fit.",
+                    expected="a model whose fit is that of Keras, with this callback.",
+                    fix="use sg.train.CheckpointManager in a loop of your own.",
+                )
+            )
+        progress = _Progress()
+        manager = CheckpointManager(
+            Checkpoint(model=model, progress=progress),
+            self.backup_dir,
+            max_to_keep=2 if self.double_checkpoint else 1,
+            checkpoint_name=_NAME,
+        )
+        callbacks = self.callback_list.callbacks
+        others = [one for one in callbacks if not isinstance(one, BackupAndRestore)]
+        self._run = _Run(manager, progress, DataPosition.of(iterator), others)
+        self._num_unsaved = 0
+        path = manager.restore_or_initialize(skip_damaged=True)
+        self._restored = None if path is None else (path, progress.value)
+        if path is not None:
+            self._go_to(progress.value)
+
+    def _go_to(self, state: Mapping[str, Any]) -> None:
+        assert self._run is not None
+        # A training that a callback has stopped has no epoch left.
+        params: Any = self.params
+        epoch = params["epochs"] if state["is_stopped"] else state["epoch"]
+        set_initial_epoch(self.model, epoch)
+        self._run.data.go_to(state["data"], state["batch"])
+        self._set(state)
+
+    def _set(self, state: Mapping[str, Any]) -> None:
+        assert self._run is not None
+        set_callback_states(self._run.others, state["callbacks"])
+        RandomState().set_state(state["random"])
+
+    def _synchronised_model(self) -> Any:
+        """The model, with the values of this moment in its variables: Keras sees to that."""
+        return self.model
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """In the epoch that goes on, takes back what Keras and other callbacks do at its start."""
+        assert self._run is not None
+        restored, self._restored = self._restored, None
+        self._epoch, self._batch = epoch, 0
+        if restored is None:
+            return
+        path, state = restored
+        set_initial_epoch(self.model, None)
+        if state["batch"]:
+            exactly = CheckpointOptions(restore_components=True)
+            self._run.manager.checkpoint.restore(path, exactly)
+            self._batch = state["batch"]
+            self._set(state)
+
+    def _on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert self._run is not None
+        self._num_unsaved += batch + 1 - self._batch
+        self._batch = batch + 1
+        # At the end of an epoch there is nothing to go on with: it is saved with what follows.
+        if self._is_due() and self._run.data.has_more(self._batch):
+            self._save(self._epoch, self._batch)
+
+    def _is_due(self) -> bool:
+        return self.save_freq == "epoch" or self._num_unsaved >= int(self.save_freq)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves, if it is time."""
+        if self._is_due():
+            self._save(epoch + 1, 0)
+
+    def _save(self, epoch: int, batch: int) -> None:
+        assert self._run is not None
+        run, model = self._run, self._synchronised_model()
+        run.progress.value = {
+            "epoch": epoch,
+            "batch": batch,
+            "is_stopped": bool(model.stop_training),
+            "data": run.data.state(batch),
+            "random": RandomState().get_state(),
+            "callbacks": callback_states(run.others),
+        }
+        run.manager.save()
+        self._num_unsaved = 0
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Deletes the backups, unless they are to be kept."""
+        if self._restored is not None:  # there was nothing left to do
+            set_initial_epoch(self.model, None)
+        self._run = self._restored = None
+        if self.delete_checkpoint:
+            done_by_first("BackupAndRestore.on_train_end", self._delete)
+
+    def _delete(self) -> None:
+        folder = Path(self.backup_dir)
+        for path in sorted(folder.glob(f"{_NAME}-*")):
+            (path / COMMIT_MARK).unlink(missing_ok=True)  # from now on nobody takes it for whole
+            shutil.rmtree(path, ignore_errors=True)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _check(backup_dir: Any, save_freq: Any) -> None:
+    if not backup_dir:
+        raise ValueError(
+            explain(
+                f"backup_dir={backup_dir!r} names no folder.",
+                expected="the path of a folder for this fit alone.",
+                fix="pass one that is there after a restart, on a disk that all machines share.",
+            )
+        )
+    is_count = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
+    if save_freq != "epoch" and not is_count:
+        raise ValueError(
+            explain(
+                f"save_freq={save_freq!r} is no frequency.",
+                expected='"epoch", or a number of batches, 1 or more.',
+                fix="pass one of these.",
+            )
+        )

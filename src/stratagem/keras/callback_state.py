@@ -1,0 +1,80 @@
+"""What callbacks know that no variable holds, as JSON can hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from stratagem.checkpoint.objects import Stateful
+from stratagem.keras.json_values import from_json, to_json
+
+__all__ = ["callback_states", "set_callback_states"]
+
+# What Keras's own callbacks keep between epochs.
+_ATTRIBUTES: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (
+        keras.callbacks.EarlyStopping,
+        ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
+    ),
+    (keras.callbacks.ReduceLROnPlateau, ("best", "cooldown_counter", "wait")),
+    (keras.callbacks.ModelCheckpoint, ("best",)),
+    (keras.callbacks.History, ("epoch", "history")),
+)
+
+
+def callback_states(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Returns the states of the callbacks that have one.
+
+    Args:
+        callbacks: of a `fit`.
+
+    Returns:
+        By class and place among those of this class: of those with `get_state()` and `set_state()`
+        what they return, of Keras's own what they compare the next epoch with.
+    """
+    return {name: to_json(_state(callback)) for name, callback in _named(callbacks)}
+
+
+def set_callback_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> None:
+    """Gives callbacks the states that others had; those that were not there keep their own.
+
+    Args:
+        callbacks: of a `fit`.
+        states: what `callback_states` returned.
+    """
+    for name, callback in _named(callbacks):
+        if name not in states:
+            continue
+        state = from_json(states[name])
+        if isinstance(callback, Stateful):
+            callback.set_state(state)
+        else:
+            vars(callback).update(state)
+
+
+def _state(callback: Any) -> Any:
+    if isinstance(callback, Stateful):
+        return callback.get_state()
+    return {name: getattr(callback, name) for name in _attributes(callback)}
+
+
+def _named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    counts: dict[str, int] = {}
+    for callback in callbacks:
+        if isinstance(callback, Stateful) or _attributes(callback):
+            kind = type(callback).__name__
+            counts[kind] = counts.get(kind, 0) + 1
+            yield f"{kind} {counts[kind]}", callback
+
+
+def _attributes(callback: Any) -> list[str]:
+    """Those that it has: this version of Keras, after `on_train_begin`."""
+    return [
+        name
+        for kind, names in _ATTRIBUTES
+        if isinstance(callback, kind)
+        for name in names
+        if hasattr(callback, name)
+    ]

@@ -1,0 +1,125 @@
+"""What the global random generators draw next: Python's, NumPy's, PyTorch's and Keras's."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+from stratagem.keras.json_values import from_json, to_json
+from stratagem.keras.private import global_seed_state, set_global_seed_state
+from stratagem.messages import explain
+
+__all__ = ["Draws", "RandomState"]
+
+_NAMES = ("keras", "numpy", "python", "torch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """The state of the generators that data are shuffled by, at one moment.
+
+    Args:
+        python: of `random`.
+        numpy: of `numpy.random`.
+        torch: of PyTorch, as a tensor; None where it is not loaded.
+    """
+
+    python: Any
+    numpy: Any
+    torch: Any
+
+    @classmethod
+    def now(cls) -> Draws:
+        """Returns the state of this moment."""
+        torch = _torch()
+        return cls(
+            python=random.getstate(),
+            numpy=np.random.get_state(legacy=False),
+            torch=None if torch is None else torch.get_rng_state(),
+        )
+
+    def set(self) -> None:
+        """Lets the generators draw again what they drew from this moment on."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch = _torch()
+        if torch is not None and self.torch is not None:
+            torch.set_rng_state(self.torch)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the state as JSON can hold it."""
+        version, words, gauss = self.python
+        return {
+            "python": to_json([version, np.asarray(words, np.uint32), gauss]),
+            "numpy": to_json(self.numpy),
+            "torch": None if self.torch is None else to_json(self.torch.numpy()),
+        }
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> Draws:
+        """Returns the state that `to_json` was called of.
+
+        Args:
+            state: what it returned.
+        """
+        version, words, gauss = from_json(state["python"])
+        torch, kept = _torch(), from_json(state["torch"])
+        return cls(
+            python=(version, tuple(words.tolist()), gauss),
+            numpy=from_json(state["numpy"]),
+            torch=None if torch is None or kept is None else torch.from_numpy(kept),
+        )
+
+
+class RandomState:
+    """The global random state, for a checkpoint: a restart draws what would have been drawn.
+
+    It is Python's `random`, NumPy's, that of `keras.random` without a seed, and PyTorch's where it
+    is loaded. Random layers such as dropout have seeds of their own, which the model saves.
+
+    Example:
+        >>> import tempfile
+        >>> checkpoint = sg.train.Checkpoint(random=sg.train.RandomState())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = checkpoint.save(folder + "/ckpt")
+        ...     first = np.random.random(3)
+        ...     checkpoint.restore(path)
+        >>> bool(np.all(np.random.random(3) == first))
+        True
+
+    Source: PyTorch Lightning's and Grain's checkpoints keep the same; TF's keep none of it.
+    """
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the state, as JSON can hold it."""
+        return {**Draws.now().to_json(), "keras": global_seed_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes back to a state.
+
+        Args:
+            state: what `get_state` returned, perhaps in another process.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if not isinstance(state, dict) or sorted(state) != list(_NAMES):
+            raise ValueError(
+                explain(
+                    f"RandomState.set_state was given {str(state)[:100]}.",
+                    expected="what get_state returned.",
+                    fix="save it with sg.train.Checkpoint(random=sg.train.RandomState()).",
+                )
+            )
+        set_global_seed_state(state["keras"])  # first: it may draw from the others
+        Draws.from_json(state).set()
+
+
+def _torch() -> Any:
+    """PyTorch, where somebody has loaded it."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "get_rng_state") else None

@@ -1,0 +1,100 @@
+"""What a callback cannot ask Keras: which data the running `fit` reads, and who else is called.
+
+`fit` of Keras's JAX trainer, `JAXEpochIterator.__init__` and `CallbackList.__init__` are replaced
+(Keras 3.12 to 3.15).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any
+
+import keras
+
+from stratagem.keras.private import JAXEpochIterator, JAXTrainer
+
+__all__ = ["epoch_iterator", "install"]
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.iterators: list[Any] = []  # of each `fit` that runs, the innermost last
+        self.latest: Callable[[], Any] = lambda: None
+
+
+_running = _Running()
+
+
+def epoch_iterator() -> Any:
+    """Returns Keras's iterator over the batches that the innermost `fit` of this thread uses.
+
+    It is the first that `fit` makes. In the call that has loaded this package, by naming something
+    of it among its arguments, it is the last that was made.
+    """
+    return _running.iterators[-1] if _running.iterators else _running.latest()
+
+
+def install() -> None:
+    """Follows every `fit`, and calls callbacks that have `runs_last` last. Done once, on import."""
+    _follow_fit()
+    _notice_iterators()
+    _order_callbacks()
+
+
+def _follow_fit() -> None:
+    original = JAXTrainer.fit
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _begun():
+            return original(self, *args, **kwargs)
+
+    JAXTrainer.fit = fit
+
+
+@contextlib.contextmanager
+def _begun() -> Generator[None]:
+    _running.iterators.append(None)
+    try:
+        yield
+    finally:
+        iterator = _running.iterators.pop()
+        position = getattr(getattr(iterator, "data_adapter", None), "position", None)
+        if position is not None:  # who follows the data does not keep it
+            position.release()
+
+
+def _notice_iterators() -> None:
+    original = JAXEpochIterator.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _running.latest = weakref.ref(self)
+        if _running.iterators and _running.iterators[-1] is None:
+            _running.iterators[-1] = self
+
+    JAXEpochIterator.__init__ = made
+
+
+def _order_callbacks() -> None:
+    """A callback that runs last gets to know the list, too, as `callback_list`."""
+    base: Any = keras.callbacks.CallbackList
+    original = base.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.callbacks.sort(key=_runs_last)
+        for callback in filter(_runs_last, self.callbacks):
+            callback.callback_list = self
+
+    base.__init__ = made
+
+
+def _runs_last(callback: Any) -> bool:
+    return getattr(callback, "runs_last", False)

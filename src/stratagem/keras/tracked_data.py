@@ -1,0 +1,276 @@
+"""A data adapter of Keras that counts what is read of it, and begins where another one was."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+
+from stratagem.checkpoint.objects import Stateful
+from stratagem.keras.dataset_adapter import DatasetAdapter
+from stratagem.keras.json_values import from_json, to_json
+from stratagem.keras.private import (
+    GeneratorDataAdapter,
+    PyDatasetAdapter,
+    TFDatasetAdapter,
+    torch_loader,
+)
+from stratagem.keras.random_state import Draws
+from stratagem.messages import explain
+
+__all__ = ["TrackedAdapter", "TrackedBatches"]
+
+
+class TrackedAdapter:
+    """Stands before an adapter of Keras's; what it does not have itself is that of the adapter.
+
+    Args:
+        adapter: of the data that `fit` trains with.
+        max_ahead: how many batches at most may be read before their steps begin.
+
+    `running` are the batches that were begun last. `earlier` says of those before them how many
+    were read, and whether to the end. `began` is the random state at the beginning of the epoch.
+    `position` follows this adapter.
+    """
+
+    def __init__(self, adapter: Any, max_ahead: int) -> None:
+        self.adapter = adapter
+        self.max_ahead = max_ahead
+        self.running: TrackedBatches | None = None
+        self.earlier: list[tuple[int, bool]] = []
+        self.began: Draws | None = None
+        self.own: Any = None
+        self.hooks: list[Any] = []
+        self.resuming: Mapping[str, Any] | None = None
+        self.position: Any = None
+        self._keeps_hooks = _has_hooks(adapter)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.adapter, name)
+
+    def get_jax_iterator(self) -> TrackedBatches:
+        """Returns an iterator; nothing is opened before its first batch is asked for."""
+        return TrackedBatches(self)
+
+    def on_epoch_begin(self) -> None:
+        """Tells the data that an epoch begins; the first one after a restart begins as it did."""
+        state, before = self.resuming, Draws.now()
+        is_within = state is not None and state["is_within"]
+        if state is not None:
+            self._prepare(state)
+            (Draws.from_json(state["began"]) if is_within else before).set()
+        self.began, self.own = Draws.now(), self.own_state()
+        self._call(self.adapter.on_epoch_begin)
+        if is_within and not self.has_thread:
+            before.set()
+
+    def on_epoch_end(self) -> None:
+        """Tells the data that an epoch has ended."""
+        self._call(self.adapter.on_epoch_end)
+
+    def _call(self, hook: Any) -> None:
+        """Calls a hook and keeps the random state that it began with, if it drew."""
+        if not self._keeps_hooks:
+            hook()
+            return
+        before = Draws.now().to_json()
+        hook()
+        self.hooks.append(before if before != Draws.now().to_json() else None)
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether a thread reads ahead, which draws the order at some moment in the epoch."""
+        return getattr(self.adapter, "enqueuer", None) is not None
+
+    def own_state(self) -> Any:
+        """Returns what else decides what the next iterator gives, as JSON can hold it."""
+        if isinstance(self.adapter, DatasetAdapter):
+            return self.adapter.opening
+        if isinstance(self.adapter, PyDatasetAdapter):
+            dataset = self.adapter.py_dataset
+            return dataset.get_state() if isinstance(dataset, Stateful) else None
+        loader = torch_loader(self.adapter)
+        if loader is None or loader.generator is None:
+            return None
+        return to_json(loader.generator.get_state().numpy())
+
+    def _set_own_state(self, state: Any, num_batches: int) -> None:
+        if isinstance(self.adapter, DatasetAdapter):
+            if self.adapter.can_go_to:
+                self.adapter.go_to(state, num_batches)
+        elif isinstance(self.adapter, PyDatasetAdapter):
+            if isinstance(self.adapter.py_dataset, Stateful):
+                self.adapter.py_dataset.set_state(state)
+        elif state is not None and (loader := torch_loader(self.adapter)) is not None:
+            loader.generator.set_state(sys.modules["torch"].from_numpy(from_json(state)))
+
+    def _prepare(self, state: Mapping[str, Any]) -> None:
+        """Does what happened before the epoch in which the other one was."""
+        self.hooks = list(state["hooks"])
+        if self.hooks and state["is_within"]:
+            self.hooks.pop()  # of this epoch, which Keras calls
+        for index, before in enumerate(self.hooks):
+            if before is not None:
+                Draws.from_json(before).set()
+            dataset = self.adapter.py_dataset
+            (dataset.on_epoch_end if index % 2 else dataset.on_epoch_begin)()
+        if self.has_thread:  # what it has read while Keras built the model would come first
+            self.adapter.enqueuer.ready_queue.queue.clear()
+        self.earlier = [(count, to_end) for count, to_end in state["earlier"]]
+        for count, to_end in self.earlier:
+            self._read_again(count, to_end=to_end)
+        self._set_own_state(state["own"], state["taken"])
+
+    def _read_again(self, count: int, *, to_end: bool) -> None:
+        """Reads an iterator that was read before, where the next one depends on it."""
+        if isinstance(self.adapter, TFDatasetAdapter):
+            count, to_end = min(count, 1), False  # each iteration shuffles anew
+        elif not _reads_once(self.adapter):
+            return
+        batches = iter(self.adapter.get_jax_iterator())
+        _pass_over(batches, count)
+        if to_end:
+            next(batches, None)
+        with contextlib.suppress(AttributeError):  # an iterator need not have it
+            batches.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def open(self, batches: TrackedBatches) -> Iterator[Any]:
+        """Begins to read, where another one was if that was asked for.
+
+        Args:
+            batches: who reads.
+
+        Returns:
+            The iterator over the batches that follow.
+        """
+        previous, self.running = self.running, batches
+        if previous is not None:
+            self.earlier.append((previous.num_taken, previous.has_ended))
+        state, self.resuming = self.resuming, None
+        if state is None or not state["taken"]:
+            return iter(self.adapter.get_jax_iterator())
+        batches.opened, batches.own = Draws.from_json(state["opened"]), state["own"]
+        if not self.has_thread:
+            batches.opened.set()
+        following = iter(self.adapter.get_jax_iterator())
+        if not (isinstance(self.adapter, DatasetAdapter) and self.adapter.can_go_to):
+            _pass_over(following, state["taken"])
+        return following
+
+
+class TrackedBatches:
+    """An iterator over batches that knows how many it has read.
+
+    Args:
+        data: whose they are.
+
+    `num_taken` batches were read of the source; `opened` and `own` are the states of the random
+    generators and of the data with which it was opened.
+    """
+
+    def __init__(self, data: TrackedAdapter) -> None:
+        self._data = data
+        self._batches: Iterator[Any] | None = None
+        self._buffer: deque[Any] = deque()
+        self._before: deque[tuple[int, Draws]] = deque(maxlen=data.max_ahead + 1)
+        self._is_promised = False
+        self.num_taken = 0
+        self.has_ended = False
+        self.opened: Draws | None = None
+        self.own: Any = None
+
+    @property
+    def num_passed(self) -> int:
+        """How many batches it passes over before the first that it hands out."""
+        state = self._data.resuming
+        return 0 if self._batches is not None or state is None else state["taken"]
+
+    def __iter__(self) -> TrackedBatches:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            self._begin()
+        return self._buffer.popleft() if self._buffer else self._read()
+
+    def has_more(self) -> bool:
+        """Tells whether there is another batch; reads it if nobody can say."""
+        if not self._buffer and not self.has_ended:
+            with contextlib.suppress(StopIteration):
+                self._buffer.append(self._read())
+        return bool(self._buffer) or not self.has_ended
+
+    def draws_at(self, num_taken: int) -> Draws | None:
+        """Returns the random state before a batch was read; None if it was not, or long ago.
+
+        Args:
+            num_taken: which one.
+        """
+        return dict(self._before).get(num_taken)
+
+    def _begin(self) -> None:
+        state = self._data.resuming
+        before = self.opened = Draws.now()
+        self.own = self._data.own
+        self._batches = self._data.open(self)
+        if state is None or not state["taken"]:
+            return
+        self.num_taken = state["taken"]
+        self._is_promised = state["is_within"]
+        if state["following"] is not None:
+            Draws.from_json(state["following"]).set()
+            for _ in range(state["ahead"]):
+                self._buffer.append(self._read())
+        (Draws.from_json(state["now"]) if self._data.has_thread else before).set()
+
+    def _read(self) -> Any:
+        assert self._batches is not None
+        self._before.append((self.num_taken, Draws.now()))
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.has_ended = True
+            if self._is_promised:  # Keras takes it for granted that the first step has a batch
+                raise _ended(self.num_taken, self.num_taken + 1) from None
+            raise
+        self.num_taken += 1
+        self._is_promised = False
+        return batch
+
+
+def _has_hooks(adapter: Any) -> bool:
+    """Whether the epochs before decide the order of an epoch by what the user wrote."""
+    if not isinstance(adapter, PyDatasetAdapter) or isinstance(adapter.py_dataset, Stateful):
+        return False
+    own, base = type(adapter.py_dataset), keras.utils.PyDataset
+    hooks = ((own.on_epoch_begin, base.on_epoch_begin), (own.on_epoch_end, base.on_epoch_end))
+    return any(hook is not default for hook, default in hooks)
+
+
+def _reads_once(adapter: Any) -> bool:
+    """Whether what was read before decides what comes."""
+    if isinstance(adapter, DatasetAdapter):
+        return not adapter.can_go_to
+    return isinstance(adapter, GeneratorDataAdapter)
+
+
+def _pass_over(batches: Iterator[Any], count: int) -> None:
+    for number in range(count):
+        try:
+            next(batches)
+        except StopIteration:
+            raise _ended(number, count) from None
+
+
+def _ended(number: int, count: int) -> ValueError:
+    return ValueError(
+        explain(
+            f"The data ended after {number} batches, and the backup needs {count}.",
+            expected="the data of the run that made it.",
+            fix="pass these, or delete the backup to begin anew.",
+        )
+    )

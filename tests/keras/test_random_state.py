@@ -1,0 +1,95 @@
+"""The global random state is saved, and drawn from again."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.keras.json_values import from_json, to_json
+
+
+def draw() -> list[Any]:
+    return [
+        random.random(),
+        random.gauss(0.0, 1.0),  # keeps a second number for the next call
+        np.random.random(),
+        np.random.standard_normal(),
+        np.random.permutation(9).tolist(),
+        np.asarray(keras.random.uniform((2,))).tolist(),
+    ]
+
+
+@pytest.mark.parametrize("has_drawn", [False, True])
+def test_what_was_drawn_is_drawn_again(has_drawn: bool, tmp_path: Path) -> None:
+    keras.utils.set_random_seed(1)
+    if has_drawn:
+        draw()
+    checkpoint = sg.train.Checkpoint(random=sg.train.RandomState())
+    path = checkpoint.save(tmp_path / "ckpt")
+    first, second = draw(), draw()
+    assert first != second
+    keras.utils.set_random_seed(2)
+    assert draw() != first
+    checkpoint.restore(path)
+    assert [draw(), draw()] == [first, second]
+
+
+def test_state_is_json_and_survives_another_process() -> None:
+    state = sg.train.RandomState().get_state()
+    wanted = draw()
+    sg.train.RandomState().set_state(json.loads(json.dumps(state)))
+    assert draw() == wanted
+
+
+def test_torch_is_asked_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor:
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+
+        def numpy(self) -> np.ndarray:
+            return self.array
+
+    module: Any = types.ModuleType("torch")
+    module.state = np.arange(5, dtype=np.uint8)
+    module.get_rng_state = lambda: Tensor(module.state)
+    module.set_rng_state = lambda tensor: setattr(module, "state", tensor.array)
+    module.from_numpy = Tensor
+    monkeypatch.setitem(sys.modules, "torch", module)
+    state = sg.train.RandomState().get_state()
+    module.state = np.zeros(5, dtype=np.uint8)
+    sg.train.RandomState().set_state(json.loads(json.dumps(state)))
+    assert module.state.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("state", [{}, None, {"python": 1}])
+def test_state_of_something_else_is_told(state: Any) -> None:
+    with pytest.raises(ValueError, match=r"RandomState.set_state was given"):
+        sg.train.RandomState().set_state(state)
+
+
+def test_arrays_and_numbers_come_back_from_text() -> None:
+    value = {
+        "none": None,
+        "list": [1, 2.5, "text", float("inf")],
+        "tuple": (np.float32(0.1), np.int64(3), np.bool_(True)),
+        "array": np.arange(6, dtype=np.uint16).reshape(2, 3),
+        "scalar": np.array(2.0),
+        "empty": np.zeros((0, 2), "float32"),
+    }
+    got = from_json(json.loads(json.dumps(to_json(value))))
+    assert got["none"] is None
+    assert got["list"] == value["list"]
+    assert got["tuple"] == [float(np.float32(0.1)), 3, True]
+    for name in ("array", "scalar", "empty"):
+        assert got[name].dtype == value[name].dtype
+        np.testing.assert_array_equal(got[name], value[name])
+        got[name][...] = 0  # its own memory
