@@ -199,3 +199,41 @@ def test_gpus_that_were_shown_are_left_out_of_account(monkeypatch, before) -> No
     assert environment.visible_gpus() == ("9",)
     environment.show_gpus(["1"])
     assert environment.visible_gpus() == ("9",)
+
+
+@pytest.fixture
+def noted(monkeypatch) -> None:
+    monkeypatch.setattr(environment, "_read_settings", [])
+    monkeypatch.setenv("JAX_ENABLE_X64", "0")
+    environment.note_what_was_read()
+
+
+@pytest.mark.parametrize(("name", "text"), [("JAX_ENABLE_X64", "1"), ("KERAS_HOME", "/elsewhere")])
+def test_setting_that_was_read_may_not_change(noted, monkeypatch, name, text) -> None:
+    environment.require_what_was_read()
+    monkeypatch.setenv(name, text)
+    with pytest.raises(
+        RuntimeError, match=f"The program sets {name} to '{text}', but JAX was loaded before"
+    ):
+        environment.require_what_was_read()
+
+
+def test_what_is_read_later_may_change(noted, monkeypatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")
+    environment.require_what_was_read()
+
+
+def test_any_setting_may_change_where_nothing_was_noted(monkeypatch) -> None:
+    monkeypatch.setattr(environment, "_read_settings", [])
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    environment.require_what_was_read()
+
+
+def test_variables_are_replaced_as_a_whole() -> None:
+    before = environment.snapshot()
+    try:
+        environment.replace({"ONLY": "this"})
+        assert dict(os.environ) == {"ONLY": "this"}
+    finally:
+        environment.replace(before)
+    assert dict(os.environ) == before

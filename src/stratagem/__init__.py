@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stratagem import collectives as collectives
     from stratagem import config as config
     from stratagem import errors as errors
+    from stratagem import goodput as goodput
     from stratagem import input as input
     from stratagem import launch as launch
     from stratagem import nn as nn
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from stratagem import train as train
     from stratagem.checkpoint import Checkpoint as Checkpoint
     from stratagem.checkpoint import CheckpointManager as CheckpointManager
+    from stratagem.checkpoint import PreemptionCheckpointHandler as PreemptionCheckpointHandler
     from stratagem.cluster import ClusterSpec as ClusterSpec
     from stratagem.cluster import resolvers as cluster_resolver
     from stratagem.communication import CollectiveCommunication as CollectiveCommunication
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from stratagem.keras import compile as compile
     from stratagem.keras import compute_average_loss as compute_average_loss
     from stratagem.keras import scale_regularization_loss as scale_regularization_loss
+    from stratagem.launch import ElasticConfig as ElasticConfig
     from stratagem.options import AutoShardPolicy as AutoShardPolicy
     from stratagem.options import InputContext as InputContext
     from stratagem.options import InputOptions as InputOptions
@@ -100,6 +103,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "DistributedDataset": ("stratagem.input", "DistributedDataset"),
     "DistributedIterator": ("stratagem.input", "DistributedIterator"),
     "DistributedValues": ("stratagem.values", "DistributedValues"),
+    "ElasticConfig": ("stratagem.launch", "ElasticConfig"),
     "HierarchicalCopyAllReduce": ("stratagem.strategies", "HierarchicalCopyAllReduce"),
     "IndexedSlices": ("stratagem.values", "IndexedSlices"),
     "InputContext": ("stratagem.options", "InputContext"),
@@ -111,6 +115,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "NcclAllReduce": ("stratagem.strategies", "NcclAllReduce"),
     "OneDeviceStrategy": ("stratagem.strategies", "OneDeviceStrategy"),
     "PerReplica": ("stratagem.values", "PerReplica"),
+    "PreemptionCheckpointHandler": ("stratagem.checkpoint", "PreemptionCheckpointHandler"),
     "PreemptionWatcher": ("stratagem.preemption", "PreemptionWatcher"),
     "ReduceOp": ("stratagem.options", "ReduceOp"),
     "ReductionToOneDevice": ("stratagem.strategies", "ReductionToOneDevice"),
@@ -140,6 +145,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "function": ("stratagem.execution", "function"),
     "get_replica_context": ("stratagem.context", "get_replica_context"),
     "get_strategy": ("stratagem.context", "get_strategy"),
+    "goodput": ("stratagem.goodput", None),
     "has_strategy": ("stratagem.context", "has_strategy"),
     "in_cross_replica_context": ("stratagem.context", "in_cross_replica_context"),
     "input": ("stratagem.input", None),
@@ -169,6 +175,7 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "ElasticConfig",
     "HierarchicalCopyAllReduce",
     "IndexedSlices",
     "InputContext",
@@ -180,6 +187,7 @@ __all__ = [
     "NcclAllReduce",
     "OneDeviceStrategy",
     "PerReplica",
+    "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "ReduceOp",
     "ReductionToOneDevice",
@@ -209,6 +217,7 @@ __all__ = [
     "function",
     "get_replica_context",
     "get_strategy",
+    "goodput",
     "has_strategy",
     "in_cross_replica_context",
     "input",
@@ -228,6 +237,7 @@ _ROOMS_WITHOUT_JAX = (
     "communication",
     "config",
     "errors",
+    "goodput",
     "launch",
     "options",
     "preemption",

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from stratagem.messages import explain
@@ -16,9 +16,12 @@ __all__ = [
     "VARIABLES",
     "Variable",
     "lookup",
+    "note_what_was_read",
     "num_forced_cpu_devices",
     "read",
+    "replace",
     "require_jax_backend",
+    "require_what_was_read",
     "select_keras_backend",
     "show_gpus",
     "size_cpu_thread_pool",
@@ -33,6 +36,10 @@ _POOL_THREADS_PER_DEVICE = 4
 # What show_gpus has last written, and what stood there before: dealing out a second time must start
 # from all GPUs again, and not from this process's share of them.
 _shown_gpus: dict[str, str | None] = {}
+
+# Of other libraries, that are read when they are loaded.
+_SETTINGS = ("JAX_", "KERAS_")
+_read_settings: list[dict[str, str]] = []
 
 
 def _parse_bool(text: str) -> bool:
@@ -268,6 +275,46 @@ def snapshot() -> dict[str, str]:
         A copy: what is changed in it changes nothing here.
     """
     return dict(os.environ)
+
+
+def replace(variables: Mapping[str, str]) -> None:
+    """Gives this process other variables, for one that was forked to be another's.
+
+    Args:
+        variables: all that it is to have.
+    """
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def note_what_was_read() -> None:
+    """Notes the settings that JAX and Keras have read when they were loaded: now."""
+    _read_settings.append(_settings())
+
+
+def require_what_was_read() -> None:
+    """Raises where a setting has changed that JAX or Keras would have read, were they loaded anew.
+
+    Raises:
+        RuntimeError: one has, after `note_what_was_read`.
+    """
+    if not _read_settings:
+        return
+    before, now = _read_settings[-1], _settings()
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            raise RuntimeError(
+                explain(
+                    f"The program sets {name} to {now.get(name)!r}, but JAX was loaded before it "
+                    "began, with this start of the tasks.",
+                    expected="settings of JAX and Keras that stand before the program starts.",
+                    fix="set it outside of the program, or pass --cold-restarts to the launcher.",
+                )
+            )
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
 
 
 def without_cluster() -> dict[str, str]:

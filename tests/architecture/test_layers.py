@@ -27,9 +27,10 @@ LAYERS = (
     ("topology",),
     # no JAX below this line
     ("group",),
+    ("launch", "manifests"),
     ("preemption", "storage"),
-    ("cluster", "launch", "manifests"),
     ("goodput",),
+    ("cluster",),
     (
         "accelerators",
         "background_errors",

@@ -128,6 +128,7 @@ def test_all_processes_go_on_from_the_newest_that_each_has(
 ) -> None:
     class Group:
         process_id = 0
+        num_processes = 2
         identity = SimpleNamespace(labels=("worker 0", "worker 1"))
 
         def exchange(self, name: str, value: Any, **_: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from stratagem.cli import main
 from stratagem.goodput import CAUSES, read_run
 from stratagem.goodput.events import EndEvent, Event, StartEvent, StepEvent
+from tests.fresh_process import run_fresh
 from tests.goodput.runs import long_run, write
 
 _FOLDER = Path(__file__).parents[2] / "docs"
@@ -48,11 +49,11 @@ def _kind(subclass: type[Event]) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", subclass.__name__.removesuffix("Event")).lower()
 
 
-def test_loop_of_the_page_writes_a_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_loop_of_the_page_writes_a_run(tmp_path) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```$", _PAGE, re.MULTILINE | re.DOTALL)
-    exec(program, {"train_step": lambda batch: batch, "batches": iter(range(100))})
-    (written,) = read_run("runs/digits").processes
+    around = "train_step, batches = print, iter(range(100))\n"
+    run_fresh(around + program, TF_CONFIG=None, STRATAGEM_RUN_DIR=str(tmp_path / "digits"))
+    (written,) = read_run(tmp_path / "digits").processes
     kinds = [type(event) for event in written.events]
     assert (kinds[0], kinds[-1]) == (StartEvent, EndEvent)
     steps = [event for event in written.events if isinstance(event, StepEvent)]

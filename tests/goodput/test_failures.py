@@ -180,3 +180,17 @@ def test_median_of_an_even_number_lies_between() -> None:
     values = account_for(run(process("worker 0", 0, *lines))).as_dict()
     assert values["time_to_detect_s"] == {"median": 2.5, "worst": 4}
     assert values["time_to_resume_s"] == {"median": 4, "worst": 7}
+
+
+def test_that_a_process_has_gone_is_its_own_last_word() -> None:
+    """Another one may do a step more before the launcher tells of it."""
+    before = (first_step(2, 1), steps(2, 10, 2, 9))
+    account = account_for(
+        run(
+            process("launcher 0", 0, failure(12, "worker 1"), restart(13, 1)),
+            process("worker 0", 0, *before, steps(10, 11, 10, 10)),
+            process("worker 1", 0, *before, end(10.5, 1)),
+            process("worker 0", 14, first_step(16, 11), end(16)),
+        )
+    )
+    assert times(account) == [(10.5, 0.5, 0.5)]

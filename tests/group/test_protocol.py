@@ -34,6 +34,7 @@ _EXCHANGE = {
     "limit_s": 20.0,
     "setting": "S",
 }
+_ANNOUNCE = {"kind": "announce", "topic": "leaving", "numbers": [1, 20, 0]}
 _NO_MESSAGES: list[Any] = [
     b"GET / HTTP/1.1\r\n\r\n",
     b"\x00\x00\x00\x02[]",
@@ -46,7 +47,7 @@ _NO_MESSAGES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("message", [_BEAT, _EXCHANGE, hello(1, 2), {"kind": "gone"}])
+@pytest.mark.parametrize("message", [_BEAT, _EXCHANGE, _ANNOUNCE, hello(1, 2), {"kind": "gone"}])
 def test_messages_are_read_as_they_were_written(message) -> None:
     assert _read(message) == message
 
@@ -57,6 +58,7 @@ def test_messages_are_read_as_they_were_written(message) -> None:
         ({"kind": "dance"}, "no message of this library: {'kind': 'dance'}"),
         ({**_BEAT, "step": True}, "no message of this library"),
         ({**_BEAT, "place": "nowhere"}, "a message of this library with other contents: beat"),
+        ({**_ANNOUNCE, "numbers": [1, True]}, "a message of this library with other contents: ann"),
         (hello(1, 2, pid="1"), "a message of this library with other contents: hello"),
     ],
 )
@@ -129,6 +131,10 @@ def test_stranger_is_shown_out_and_the_group_goes_on(two, message) -> None:
         {**_EXCHANGE, "setting": 3},
         {key: _EXCHANGE[key] for key in _EXCHANGE if key != "value"},
         {"kind": "leave", "stream": 3},
+        {**_ANNOUNCE, "topic": None},
+        {**_ANNOUNCE, "numbers": 1},
+        {**_ANNOUNCE, "numbers": [1, "2"]},
+        {**_ANNOUNCE, "numbers": [[1]]},
         {"kind": "error", "text": None},
     ],
     ids=str,

@@ -31,6 +31,7 @@ _IN_STEP_8 = _member(0, Kind.STEP, step=8, unmoved_s=200)
         [_member(1, Kind.EXCHANGE, "save", step=7, unmoved_s=9, silent_s=5)],  # surely is
         [_member(1, unmoved_s=200, silent_s=5)],
         [_member(1, Kind.EXCHANGE, "save", step=9, unmoved_s=10)],
+        [_member(1, Kind.AGREEMENT, "the step to save after", step=7, unmoved_s=1000)],
         [_member(1, Kind.STEP, "train", step=9, unmoved_s=10)],
         [_member(1, Kind.EXIT, step=8, has_left=True, unmoved_s=10, is_connected=False)],
     ],
@@ -119,6 +120,7 @@ def test_one_that_waits_for_batches_is_not_left_alone_by_one_that_ended() -> Non
         (Kind.COMPILE, "compiling after step 7"),
         (Kind.STEP, "in step 7 (train)"),
         (Kind.EXCHANGE, "at 'train' after step 7"),
+        (Kind.AGREEMENT, "agreeing on train after step 7"),
         (Kind.INPUT, "waiting for a batch of train after step 7"),
         (Kind.EXIT, "at its end after step 7"),
     ],

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stratagem.goodput import read_run
 from tests.launch.waiting import is_running, number_in, until
 
 LAUNCH = "from stratagem.cli import main; main()"
@@ -94,6 +95,31 @@ ready()
     assert code == 0
     assert "Ended after SIGTERM: worker 0 (exit code 0), worker 1 (exit code 0).\n" in err
     assert sorted(path.name for path in folder.glob("saved-*")) == ["saved-0", "saved-1"]
+
+
+def test_signal_after_which_tasks_save_and_leave_ends_all_with_their_code(launched) -> None:
+    text = f"""{READY}
+def leave(signum, frame):
+    raise SystemExit(42)
+signal.signal(signal.SIGTERM, leave)
+ready()
+"""
+    with launched(text, "--max-restarts", "3") as (launcher, _):
+        launcher.send_signal(signal.SIGTERM)
+        code, out, err = end_of(launcher)
+    assert code == 42
+    assert "ready" not in out
+    assert "Ended after SIGTERM: worker 0 (exit code 42), worker 1 (exit code 42).\n" in err
+    assert "again" not in err
+
+
+def test_signal_is_written_into_the_folder_of_the_run(launched, folder) -> None:
+    with launched(f"{READY}ready()", "--run-dir", "run", tasks=1) as (launcher, _):
+        launcher.send_signal(signal.SIGTERM)
+        code, _, _ = end_of(launcher)
+    (process,) = read_run(folder / "run").processes
+    _, notice, end = process.events
+    assert (notice.reason, end.code) == ("SIGTERM to the launcher", code)
 
 
 def test_nothing_is_started_again_after_a_signal(launched) -> None:

@@ -51,6 +51,24 @@ def test_first_task_leads_and_all_train_together(monkeypatch, workers, chief) ->
         assert leads is (process_id == 0)
 
 
+def test_folder_for_events_is_told_as_one_that_stays(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for plan in planned(LaunchOptions(workers=2, run_dir="runs")):
+        assert plan.variables["STRATAGEM_RUN_DIR"] == str(tmp_path / "runs")
+    for plan in planned(LaunchOptions(workers=2)):
+        assert "STRATAGEM_RUN_DIR" not in plan.variables
+
+
+def test_compiled_programs_are_kept_where_there_is_a_folder_for_them() -> None:
+    options = LaunchOptions(workers=2)
+    plans = plan_tasks(options, ["x"], ports=[1, 2], gpus=(), base={}, program_dir="/cache")
+    for plan in plans:
+        assert plan.variables["JAX_COMPILATION_CACHE_DIR"] == "/cache"
+        assert plan.variables["STRATAGEM_PROGRAM_DIR"] == "/cache"
+        assert plan.variables["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] == "0"
+    assert not [name for plan in planned(options) for name in plan.variables if "CACHE" in name]
+
+
 def test_devices_and_the_number_of_the_start_are_in_the_environment() -> None:
     worker, ps = planned(LaunchOptions(ps=1), gpus=["3"], restart=2)
     assert worker.command == ps.command == ("run",)

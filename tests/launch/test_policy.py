@@ -9,6 +9,7 @@ from stratagem.launch.policy import (
     SETTLE_S,
     TaskState,
     cause_of_failure,
+    have_saved_and_left,
     tasks_to_kill,
     tasks_to_stop,
 )
@@ -54,11 +55,32 @@ def state(task_type="worker", returncode=None, *, ago_s=0.0, lines=(), **more) -
             ],
             "b",
         ),
+        # Whoever saved and left has not failed, if another one has.
+        ([end("a", 42, 1.0), end("b", 1, 2.0)], "b"),
+        ([end("a", 1, 1.0, LOST), end("b", 42, 2.0)], "b"),
     ],
 )
 def test_cause_is_the_first_that_failed_by_itself(ends, cause) -> None:
     found = cause_of_failure(ends)
     assert (found and found.name) == cause
+
+
+@pytest.mark.parametrize(
+    ("ends", "left"),
+    [
+        ([], False),
+        ([end("a")], False),
+        ([end("a", 42), end("b", 42)], True),
+        ([end("a", 42), end("b", 42, lines=LOST)], True),
+        ([end("a", 42), end("b", 1, lines=LOST), end("c")], True),
+        ([end("a", 42), end("b", -15, was_stopped=True, signals=frozenset({15}))], True),
+        ([end("a", 42), end("b", 1)], False),
+        ([end("a", 42), end("b", -9)], False),
+        ([end("a", 1, lines=LOST)], False),
+    ],
+)
+def test_tasks_have_saved_and_left_if_none_failed_otherwise(ends, left) -> None:
+    assert have_saved_and_left(ends) is left
 
 
 @pytest.mark.parametrize(
@@ -77,6 +99,10 @@ def test_cause_is_the_first_that_failed_by_itself(ends, cause) -> None:
         ([state(returncode=1, lines=LOST), state()], []),
         ([state(returncode=1, lines=LOST, ago_s=SETTLE_S), state()], [1]),
         ([state(returncode=1, lines=LOST), state(returncode=-9), state()], [2]),
+        # Who saved and left gives the others time to do the same.
+        ([state(returncode=42), state()], []),
+        ([state(returncode=42, ago_s=SETTLE_S), state()], [1]),
+        ([state(returncode=42), state(returncode=1), state()], [2]),
         # The work is done: servers go at once, the evaluator has its time.
         ([state(returncode=0), state("ps"), state("evaluator")], [1]),
         ([state(returncode=0, ago_s=60), state("ps"), state("evaluator")], [1, 2]),

@@ -5,7 +5,14 @@ from __future__ import annotations
 import signal
 
 from stratagem.launch.ends import TaskEnd
-from stratagem.launch.report import failure_report, restart_report, signal_report
+from stratagem.launch.report import (
+    failure_report,
+    notice_report,
+    restart_report,
+    signal_report,
+    stop_report,
+)
+from stratagem.launch.restarts import Restarts
 
 WORDS = ("Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: nan")
 CAUSE = TaskEnd(name="worker 2", returncode=1, at_s=1.0, lines=("step 1", *WORDS))
@@ -37,4 +44,24 @@ def test_signal_and_restart_are_told() -> None:
     assert signal_report(signal.SIGTERM, [LOST, DONE]) == [
         "Ended after SIGTERM: worker 0 (exit code 3), ps 0 (exit code 0)."
     ]
-    assert restart_report(1, 3) == ["Starting all tasks again: restart 1 of 3."]
+    after = Restarts(failures=1, notices=2)
+    told = restart_report(Restarts(notices=2), after, 3)
+    assert told == ["Starting all tasks again: restart 1 of 3."]
+    told = restart_report(Restarts(failures=1, notices=1), after, 3)
+    assert told == ["Starting all tasks again; it counts as no failure."]
+
+
+def test_tasks_that_saved_and_left_are_not_called_failed() -> None:
+    ends = [TaskEnd(name="worker 0", returncode=42, at_s=1.0), STOPPED]
+    assert stop_report(ends[0], ends[:1]) == [
+        "worker 0 saved and left after notice (exit code 42): stopping the others."
+    ]
+    left = ["Saved and left after notice: worker 0 (exit code 42), worker 1 (killed by SIGTERM)."]
+    assert notice_report(ends, Restarts(notices=1, short_starts=2)) == left
+    short = ["That was within 10 s of the start, 3 times or more in a row: it counts as a failure."]
+    assert notice_report(ends, Restarts(failures=1, short_starts=3)) == left + short
+    assert notice_report(ends, None) == left + short
+
+
+def test_task_that_failed_is_called_so() -> None:
+    assert stop_report(LOST, [LOST]) == ["worker 0 failed (exit code 3): stopping the others."]

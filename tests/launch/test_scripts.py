@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
@@ -288,37 +287,6 @@ def test_what_a_task_leaves_running_may_end_its_work(script, folder) -> None:
     assert not is_running(number_in(folder / "child"))
 
 
-def test_all_are_started_again_until_they_succeed(capfd, script, folder) -> None:
-    path = script(
-        f"""{AFTER}{SELF}
-attempt = int(os.environ["STRATAGEM_RESTART_COUNT"])
-print("attempt", attempt)
-cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-Path(f"{{name}}-{{attempt}}").write_text(f"{{cluster}}\\n")
-other = Path(f"worker-0-{{attempt}}")
-while not (other.exists() and other.read_text().endswith("\\n")):
-    time.sleep(0.01)
-raise SystemExit(attempt < 2 and task["index"] == 1)
-"""
-    )
-    sg.launch.run(path, workers=2, max_restarts=3, log_dir=folder / "logs")
-    err = capfd.readouterr().err
-    assert re.findall(r"restart . of .", err) == ["restart 1 of 3", "restart 2 of 3"]
-    clusters = [(folder / f"worker-{i}-{a}").read_text() for a in range(3) for i in range(2)]
-    # The same for all tasks of a start, and new ports at each.
-    assert clusters[0::2] == clusters[1::2]
-    assert len(set(clusters)) == 3
-    log = "attempt 0\n=== restart 1 ===\nattempt 1\n=== restart 2 ===\nattempt 2\n"
-    assert (folder / "logs" / "worker-1.log").read_text() == log
-
-
-def test_after_the_last_restart_the_failure_is_raised(capfd, script) -> None:
-    path = script('raise SystemExit(10 + int(os.environ["STRATAGEM_RESTART_COUNT"]))')
-    with pytest.raises(RuntimeError, match="worker 0 failed first of 1 tasks: exit code 11"):
-        sg.launch.run(path, max_restarts=1)
-    assert capfd.readouterr().err.count("failed first: exit code 1") == 2
-
-
 def test_leader_alone_is_shown_and_all_is_kept(capfd, script, folder) -> None:
     path = script('print("here is", task["index"])')
     sg.launch.run(path, workers=3, show="leader", log_dir="logs")
@@ -350,8 +318,8 @@ def test_log_that_cannot_be_written_leaves_no_process(script, folder, monkeypatc
     started = []
     process = group.TaskProcess
 
-    def start(plan, base):
-        started.append(process(plan, base))
+    def start(plan, base, warm):
+        started.append(process(plan, base, warm))
         # The next task's file cannot be made.
         (folder / "logs" / "worker-1.log").mkdir()
         return started[-1]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
+from stratagem.goodput import read_run
+from stratagem.goodput.events import EndEvent, FailureEvent, StepEvent
 from tests.multiprocess.cluster import PROGRAMS, Ended, ended, started
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 
@@ -28,18 +31,19 @@ _WAYS = {
 }
 
 
-def _run(how: str, loop: str, *, num_workers: int, culprit: int) -> list[Ended]:
+def _run(how: str, loop: str, *, num_workers: int, culprit: int, **variables: str) -> list[Ended]:
     """Runs the workers; returns how those ended that did nothing wrong."""
-    with started([_PROGRAM, how, loop], num_workers, CULPRIT=str(culprit), **_LIMITS) as processes:
+    variables = {"CULPRIT": str(culprit), **_LIMITS, **variables}
+    with started([_PROGRAM, how, loop], num_workers, **variables) as processes:
         others = [ended(p) for index, p in enumerate(processes) if index != culprit]
         if how == "stop":  # nothing else ends it
             os.kill(processes[culprit].pid, signal.SIGKILL)
         return others
 
 
-def _check(how: str, loop: str, *, num_workers: int, culprit: int) -> None:
+def _check(how: str, loop: str, *, num_workers: int, culprit: int, **variables: str) -> None:
     error, words = _WAYS[how]
-    for other in _run(how, loop, num_workers=num_workers, culprit=culprit):
+    for other in _run(how, loop, num_workers=num_workers, culprit=culprit, **variables):
         assert other.code == 1, other.errors
         message = other.errors.split(f"{error}: ")[-1]
         assert f"worker {culprit} (127.0.0.1:" in message, other.errors
@@ -48,8 +52,21 @@ def _check(how: str, loop: str, *, num_workers: int, culprit: int) -> None:
 
 
 @pytest.mark.parametrize(("how", "loop"), [("kill", "fit"), ("other program", "loop")])
-def test_others_end_with_an_error_that_names_the_worker(how: str, loop: str) -> None:
-    _check(how, loop, num_workers=2, culprit=1)
+def test_others_end_with_an_error_that_names_the_worker(
+    how: str, loop: str, tmp_path: Path
+) -> None:
+    """And their events tell of it: who was lost, where one was."""
+    _check(how, loop, num_workers=2, culprit=1, STRATAGEM_RUN_DIR=str(tmp_path))
+    run = read_run(tmp_path)
+    (survivor,) = [one for one in run.processes if one.task == "worker 0"]
+    (failure,) = [event for event in survivor.events if isinstance(event, FailureEvent)]
+    assert failure.lost == ("worker 1" if how == "kill" else None)
+    assert _WAYS[how][1] in failure.reason
+    assert isinstance(survivor.events[-1], EndEvent)
+    assert survivor.events[-1].code == 1
+    if loop == "fit":
+        assert any(isinstance(event, StepEvent) for event in survivor.events)
+        assert survivor.start.num_processes == 2
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from stratagem.preemption import SignalSource, TerminationConfig
+from stratagem.preemption.signals import ignore_until_the_end
 from tests.fresh_process import run_fresh
 
 TIMEOUT_S = 60
@@ -266,3 +267,39 @@ def test_other_signals_are_no_notice(name) -> None:
 def test_no_signal_is_refused() -> None:
     with pytest.raises(ValueError, match="No signal is given to listen to"):
         SignalSource([])
+
+
+LAST_SIGNAL = """
+import os, signal, sys
+from stratagem.preemption import SignalSource
+from stratagem.preemption.signals import ignore_until_the_end
+
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), signum=signal.SIGTERM):
+        kill(pid, signum)
+
+SignalSource().start()
+sys.last = Last()  # is taken apart after the handlers of signals
+if {ignores}:
+    ignore_until_the_end()
+print("ready")
+sys.exit(42)
+"""
+
+
+@pytest.mark.parametrize(("ignores", "code"), [(True, 42), (False, -signal.SIGTERM)])
+def test_signal_while_python_ends_changes_the_exit_code_unless_it_is_ignored(
+    ignores, code, child
+) -> None:
+    assert child(LAST_SIGNAL.format(ignores=ignores)).wait(TIMEOUT_S) == code
+
+
+def test_only_what_is_listened_to_is_ignored_until_the_end(received) -> None:
+    with SignalSource():
+        ignore_until_the_end()
+        signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        signal.raise_signal(signal.SIGUSR1)
+    ignore_until_the_end()
+    assert received == [signal.SIGUSR1]
+    assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_IGN

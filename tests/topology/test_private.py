@@ -8,8 +8,9 @@ from typing import Any
 
 import jaxlib._jax as library
 import pytest
+from jax._src import compilation_cache, compiler
 
-from stratagem.topology.private import gloo_at
+from stratagem.topology.private import cache_programs, gloo_at
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has scheduling policies")
@@ -34,3 +35,38 @@ def test_backends_start_as_before_where_jax_has_no_such_function(monkeypatch) ->
     monkeypatch.delattr(library, "make_gloo_tcp_collectives")
     with gloo_at("192.0.2.7"):
         assert not hasattr(library, "make_gloo_tcp_collectives")
+
+
+def test_every_process_writes_into_the_cache_of_programs_what_calls_nothing_back(
+    monkeypatch,
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(compiler, "_cache_write", lambda *args: written.append(("asked", *args)))
+    monkeypatch.setattr(
+        compilation_cache, "put_executable_and_time", lambda *args: written.append(args)
+    )
+    cache_programs()
+    compiler._cache_write("key", 1.5, "module", "backend", "program", [])
+    compiler._cache_write("key", 1.5, "module", "backend", "program")  # of newer releases
+    asked = ("asked", "key", 1.5, "module", "backend", "program")
+    put = ("key", "module", "program", "backend", 1)
+    assert written == [(*asked, []), put, asked, put]
+    written.clear()
+    compiler._cache_write("key", 1.5, "module", "backend", "program", ["callback"])
+    assert written == [(*asked, ["callback"])]
+
+
+def test_full_disk_is_no_reason_to_fail(monkeypatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiler, "_cache_write", lambda *_: None)
+    monkeypatch.setattr(compilation_cache, "put_executable_and_time", fail)
+    cache_programs()
+    assert compiler._cache_write("key", 1.5, "module", "backend", "program", []) is None
+
+
+def test_cache_stays_as_it_is_where_jax_has_no_such_function(monkeypatch) -> None:
+    monkeypatch.delattr(compiler, "_cache_write")
+    cache_programs()
+    assert not hasattr(compiler, "_cache_write")

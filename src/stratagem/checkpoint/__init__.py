@@ -1,6 +1,7 @@
 """Saving and restoring: checkpoints, what to keep of them, and when to make them."""
 
 from stratagem.checkpoint.checkpoint import Checkpoint
+from stratagem.checkpoint.in_memory import MemoryBackup
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.policies import (
@@ -14,6 +15,7 @@ from stratagem.checkpoint.policies import (
     SaveEverySteps,
     SavePolicy,
 )
+from stratagem.checkpoint.preemption_handler import PreemptionCheckpointHandler
 
 __all__ = [
     "Any",
@@ -24,7 +26,9 @@ __all__ = [
     "KeepLatest",
     "KeepPolicy",
     "Kept",
+    "MemoryBackup",
     "Moment",
+    "PreemptionCheckpointHandler",
     "SaveEverySeconds",
     "SaveEverySteps",
     "SavePolicy",

@@ -16,6 +16,7 @@ from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.saving import Place, load_arrays, load_manifest, save, wait_for_writing
 from stratagem.checkpoint.sharing import shared_by_first
 from stratagem.checkpoint.together import done_by_all, done_by_first, is_first
+from stratagem.checkpoint.told_saves import step_of_run, tell_restored
 from stratagem.checkpoint.values import components_of, give, values_of
 from stratagem.messages import explain
 from stratagem.storage import Arrays
@@ -212,6 +213,7 @@ class Checkpoint:
         notes = {
             "objects": {name: {"kind": p.kind, "item": items[name]} for name, p in parts.items()},
             "states": {name: state_of(part) for name, part in parts.items() if part.source},
+            **step_of_run(),
         }
         folder = Path(os.fspath(path)).absolute()
         save(arrays, notes, place or Place(folder), options or CheckpointOptions())
@@ -248,6 +250,7 @@ class Checkpoint:
             give(part, found[name], arrays[items[name]], components)
             if part.source is not None:
                 part.source.set_state(manifest["states"][name])
+        tell_restored(manifest, str(folder))
 
 
 def _check_kind(name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.matching import match
 from stratagem.checkpoint.objects import Part, state_of
 from stratagem.checkpoint.together import done_by_all
+from stratagem.checkpoint.told_saves import step_of_run, tell_restored
 from stratagem.checkpoint.values import give_own, has_components, own_values_of
 from stratagem.group import current_group
 from stratagem.storage import MemorySlots, Snapshot
@@ -25,16 +26,20 @@ class MemoryBackup:
 
     Args:
         checkpoint: whose objects.
-        folder: one of a file system in memory, of this run alone.
+        folder: one of a file system in memory, of this run alone; several may share one, by name.
+        name: of this backup, the same in all processes and after a restart.
 
     Raises:
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, folder: str | os.PathLike[str], name: str = "backup"
+    ) -> None:
         group = current_group()
+        process_id = 0 if group is None else group.process_id
         self._checkpoint = checkpoint
-        self._slots = MemorySlots(folder, f"process-{0 if group is None else group.process_id}")
+        self._slots = MemorySlots(folder, f"{name}.process-{process_id}")
 
     def save(self, number: int) -> None:
         """Keeps the state, beside the one before.
@@ -53,6 +58,8 @@ class MemoryBackup:
             {
                 "states": {name: state_of(part) for name, part in parts.items() if part.source},
                 "components": {name: _paths_of_components(part) for name, part in parts.items()},
+                "num_processes": _num_processes(),
+                **step_of_run(),
             },
         )
 
@@ -87,7 +94,17 @@ class MemoryBackup:
             give_own(part, paths[name], values)
             if part.source is not None:
                 part.source.set_state(snapshot.notes["states"][name])
+        tell_restored(snapshot.notes, "memory")
         return number
+
+    def forget(self) -> None:
+        """Forgets what this process has kept."""
+        self._slots.forget_after(None)
+
+
+def _num_processes() -> int:
+    group = current_group()
+    return 1 if group is None else group.num_processes
 
 
 def _paths_of_components(part: Part) -> list[str]:
@@ -98,6 +115,10 @@ def _matched(snapshot: Snapshot, parts: Mapping[str, Part]) -> dict[str, dict[st
     """Which array belongs to which variable; None for those of other objects or replicas."""
     states = {name for name, part in parts.items() if part.source is not None}
     if snapshot.items.keys() != parts.keys() or snapshot.notes["states"].keys() != states:
+        return None
+    # With fewer processes some components are gone.
+    is_divided = any(snapshot.notes["components"].values())
+    if is_divided and snapshot.notes["num_processes"] != _num_processes():
         return None
     found: dict[str, dict[str, str]] = {}
     for name, part in parts.items():

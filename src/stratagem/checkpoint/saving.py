@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -15,6 +16,7 @@ from stratagem import storage
 from stratagem.background_errors import raise_reported, report_error
 from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.together import done_by_first, is_first
+from stratagem.checkpoint.told_saves import tell_when_written, telling_of_save
 from stratagem.storage import Arrays, storage_process
 
 __all__ = ["Place", "load_arrays", "load_manifest", "save", "wait_for_writing"]
@@ -58,10 +60,13 @@ def save(
     """
     then = partial(_finish, place, options)
     if not options.is_async:
-        done_by_first("Checkpoint.write", partial(_write_now, items, notes, place, then))
+        with telling_of_save():
+            done_by_first("Checkpoint.write", partial(_write_now, items, notes, place, then))
     elif is_first():
+        begun_s = time.monotonic()
         writing = storage_process().write(place.prepare, items, notes, then=then)
         writing.add_done_callback(_report)
+        tell_when_written(writing, begun_s)
 
 
 def wait_for_writing() -> None:

@@ -102,7 +102,33 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
     type=click.IntRange(0),
     help="How often all tasks are started again after a failure.  [default: 0]",
 )
+@_option(
+    "min_workers",
+    type=click.IntRange(1),
+    help="After the failure of a worker go on without it, with as many at least.",
+)
+@_option(
+    "max_workers",
+    type=click.IntRange(1),
+    help="Number of workers when all are back; --workers without it.",
+)
+@_option(
+    "rejoin_after_s",
+    type=click.FloatRange(0),
+    help="Seconds that fewer workers go on, before all start again.  [default: 60]",
+)
+@_option(
+    "cold_restarts",
+    is_flag=True,
+    default=None,
+    help="Load JAX and Keras anew in each restarted task, instead of forking it.",
+)
 @_option("log_dir", type=click.Path(file_okay=False), help="Folder for a file a task.")
+@_option(
+    "run_dir",
+    type=click.Path(file_okay=False),
+    help="Folder for the events of the run, for `stratagem goodput`.",
+)
 @_option(
     "show",
     type=click.Choice(["all", "leader"]),

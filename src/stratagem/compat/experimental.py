@@ -17,6 +17,7 @@ _SAME = (
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "TerminationConfig",
     "ValueContext",

@@ -136,7 +136,10 @@ def _told(process: ProcessEvents) -> Iterator[_Report]:
             )
         elif isinstance(event, EndEvent) and event.code != 0:
             why = event.reason or notice or f"exit code {event.code}"
-            yield _Report(at_s=at_s, what=f"{process.task}: {why}", life_s=life_s)
+            # Others will notice that it has gone, maybe a step later.
+            yield _Report(
+                at_s=at_s, what=f"{process.task}: {why}", life_s=life_s, lost=process.task
+            )
 
 
 def _restarts(processes: Sequence[ProcessEvents]) -> Iterator[tuple[_Report, float]]:

@@ -49,6 +49,7 @@ class EventWriter:
         num_processes: how many processes train together.
         attempt: how often the tasks were started before; `STRATAGEM_RESTART_COUNT` without it.
         interval_s: how long steps are put together.
+        age_s: how long the process has run already.
 
     Raises:
         ValueError: a negative interval, or a variable that is no count.
@@ -73,6 +74,7 @@ class EventWriter:
         num_processes: int,
         attempt: int | None = None,
         interval_s: float = 1.0,
+        age_s: float = 0.0,
     ) -> None:
         if not interval_s >= 0:
             raise ValueError(
@@ -86,14 +88,17 @@ class EventWriter:
         # A signal handler may write in the middle of a write.
         self._lock = threading.RLock()
         self._has_warned = False
+        self._last_step = 0
         self._is_torn = False
+        self._has_ended = False
         attempt = _restart_count() if attempt is None else attempt
         name = f"{task_type}-{task_index}.attempt-{attempt}.pid-{self._pid}"
         self._descriptor = self._open(Path(run_dir) / "events", name)
         self._steps = StepLines(interval_s, time.monotonic())
+        started = {name: now_s - age_s for name, now_s in _now().items()}
         self._write(
             StartEvent(
-                **_now(),
+                **started,
                 task_type=task_type,
                 task_index=int(task_index),
                 attempt=attempt,
@@ -113,6 +118,11 @@ class EventWriter:
     ) -> None:
         del error_type, error, traceback
         self.close()
+
+    @property
+    def last_step(self) -> int:
+        """How many steps of the run are done, as was told last."""
+        return self._last_step
 
     def step(self, step: int, *, num_steps: int = 1, duration_s: float | None = None) -> None:
         """Tells that a call has done one step or several, just now.
@@ -138,6 +148,7 @@ class EventWriter:
                     fix="pass how many steps are done after the call, counted from 1.",
                 )
             )
+        self._last_step = int(step)
         with self._lock:
             for line in self._steps.add(step, num_steps, duration_s, time.monotonic()):
                 self._write_steps(line)
@@ -188,6 +199,7 @@ class EventWriter:
             step: how many steps that state has seen.
             source: "memory", or a path.
         """
+        self._last_step = int(step)
         event = RestoredEvent(**_now(), step=int(step), source=os.fspath(source))
         self._tell(event, is_new_life=True)
 
@@ -223,13 +235,15 @@ class EventWriter:
         self._tell(NoticeEvent(**_now(), reason=reason), interrupts=False)
 
     def end(self, code: int = 0, reason: str | None = None) -> None:
-        """Tells that the process is about to end.
+        """Tells that the process is about to end. What was told first counts.
 
         Args:
             code: its exit code.
             reason: why.
         """
-        self._tell(EndEvent(**_now(), code=int(code), reason=reason))
+        if not self._has_ended:
+            self._has_ended = True
+            self._tell(EndEvent(**_now(), code=int(code), reason=reason))
 
     def close(self) -> None:
         """Writes the steps that are not written yet; whatever is told afterwards is lost."""

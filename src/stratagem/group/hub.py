@@ -35,6 +35,10 @@ class _Member:
     parting: str | None = None
     has_left: bool = False
 
+    def see_at(self, place: Place) -> None:
+        if place != self.place:
+            self.place, self.moved_at = place, self.heard_at
+
     def view(self, now: float) -> MemberView:
         return MemberView(
             label=self.label,
@@ -184,11 +188,9 @@ class Hub:
         member.heard_at = now
         kind = message["kind"]
         if kind == "beat":
-            place = Place(
-                Kind(message["place"]), message["name"], message["step"], message["moves"]
+            member.see_at(
+                Place(Kind(message["place"]), message["name"], message["step"], message["moves"])
             )
-            if place != member.place:
-                member.place, member.moved_at = place, now
         elif kind == "exchange":
             outcome = self._exchanges.add(process_id, message, now)
             if isinstance(outcome, Verdict):
@@ -198,6 +200,9 @@ class Hub:
         elif kind == "leave":
             for answer in self._exchanges.leave(process_id, message["stream"]):
                 self._answer(answer)
+        elif kind == "announce":
+            told = {"topic": message["topic"], "numbers": message["numbers"]}
+            self._send_all({"kind": "announced", "process_id": process_id, **told})
         elif kind == "error":
             member.parting = message["text"]
             self._judge()

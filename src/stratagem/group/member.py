@@ -6,10 +6,11 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.group.announcements import Announcements, Listener
 from stratagem.group.connection import Connection
 from stratagem.group.identity import Identity
 from stratagem.group.streams import Stream, Streams
@@ -65,6 +66,7 @@ class Group:
             identity.label, self._changed, send=self._connection.send, check=self._check_beside
         )
         self._main = self._streams.open("main")
+        self._announcements = Announcements()
         self._connection.start()
         try:
             self._join()
@@ -270,6 +272,27 @@ class Group:
         """
         return self._streams.open(name)
 
+    def announce(self, topic: str, numbers: Sequence[int]) -> None:
+        """Tells all processes something, this one too, without waiting; from any thread.
+
+        All hear all announcements in one order.
+
+        Args:
+            topic: what it is about.
+            numbers: what to say.
+        """
+        self._connection.send({"kind": "announce", "topic": topic, "numbers": list(numbers)})
+
+    def listen(self, topic: str, listener: Listener) -> None:
+        """Hears what any process announces, and what has been announced before.
+
+        Args:
+            topic: what it is about; one listener each.
+            listener: called in the thread of the connection; it must neither wait nor raise.
+        """
+        with self._changed:
+            self._announcements.listen(topic, listener)
+
     def leave(self) -> bool:
         """Says that this process has ended, and waits until all have.
 
@@ -361,6 +384,8 @@ class Group:
         with self._changed:
             if kind in ("exchanged", "abandoned"):
                 self._streams.take(message)
+            elif kind == "announced":
+                self._announcements.take(message)
             elif kind == "welcome":
                 self._has_joined = True
                 self.own_address = message["addresses"][self.process_id]
@@ -369,7 +394,9 @@ class Group:
             elif kind == "gone":
                 self._left = message["left"]
             elif kind == "verdict" and self._verdict is None:
-                self._verdict = Verdict(message["error"], message["message"])
+                self._verdict = Verdict(
+                    message["error"], message["message"], message["lost"], message["silent_s"]
+                )
             self._changed.notify_all()
 
     def _lose(self, how: str) -> None:
@@ -386,6 +413,7 @@ class Group:
                         fix="look at its own log, or at the network between the two, and start "
                         "all processes again.",
                     ),
+                    lost=leader,
                 )
             self._changed.notify_all()
 

@@ -29,6 +29,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         "setting": (str,),
     },
     "leave": {"stream": (str,)},
+    "announce": {"topic": (str,), "numbers": (list,)},
     "error": {"text": (str,)},
     "gone": {},
 }
@@ -58,8 +59,11 @@ async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None or not _has(message, fields):
         raise ConnectionError(f"no message of this library: {str(message)[:200]}")
-    if (kind == "hello" and not _has(message["facts"], _FACTS)) or (
-        kind == "beat" and message["place"] not in _PLACES
+    if (
+        (kind == "hello" and not _has(message["facts"], _FACTS))
+        or (kind == "beat" and message["place"] not in _PLACES)
+        # Passed on as it is: who hears it need not look at it again.
+        or (kind == "announce" and any(type(number) is not int for number in message["numbers"]))
     ):
         raise ConnectionError(f"a message of this library with other contents: {kind}")
     return message

@@ -33,7 +33,8 @@ class Kind(enum.StrEnum):
     """What a process is doing.
 
     PYTHON: the user's code. COMPILE: making a program, which may take long. STEP: waits for a
-    program that all run together. EXCHANGE: waits for the others at a named place. INPUT: waits for
+    program that all run together. EXCHANGE: waits for the others at a named place. AGREEMENT: waits
+    to be told how far they are; one that is further may be waiting for this one. INPUT: waits for
     batches, whose sizes processes tell each other. EXIT: has ended, and waits for the others to.
     """
 
@@ -41,6 +42,7 @@ class Kind(enum.StrEnum):
     COMPILE = "compile"
     STEP = "step"
     EXCHANGE = "exchange"
+    AGREEMENT = "agreement"
     INPUT = "input"
     EXIT = "exit"
 
@@ -66,6 +68,8 @@ class Place:
             return f"in step {self.step} ({self.name})"
         if self.kind is Kind.EXCHANGE:
             return f"at {self.name!r} after step {self.step}"
+        if self.kind is Kind.AGREEMENT:
+            return f"agreeing on {self.name} after step {self.step}"
         if self.kind is Kind.INPUT:
             return f"waiting for a batch of {self.name} after step {self.step}"
         if self.kind is Kind.EXIT:
@@ -104,10 +108,14 @@ class Verdict:
     Args:
         error: name of the class that every process raises.
         message: what it says.
+        lost: name in messages of the process that is gone or stuck; None where there is no one.
+        silent_s: since its last sign of life; None where that is not known.
     """
 
     error: str
     message: str
+    lost: str | None = None
+    silent_s: float | None = None
 
     def exception(self) -> Exception:
         """Returns the error to raise."""
@@ -163,6 +171,8 @@ def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> 
                 expected="all processes to go on together.",
                 fix="mend that error, and start all processes again.",
             ),
+            lost=member.label,
+            silent_s=member.silent_s,
         )
     if member.has_left:
         return None
@@ -176,6 +186,8 @@ def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> 
                 fix="look at its own log for the reason (killed, out of memory, preempted), and "
                 "start all processes again.",
             ),
+            lost=member.label,
+            silent_s=member.silent_s,
         )
     if member.silent_s > limits.peer_s:
         return Verdict(
@@ -188,6 +200,8 @@ def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> 
                 fix="see whether it is stopped or its network is down, and start all processes "
                 "again.",
             ),
+            lost=member.label,
+            silent_s=member.silent_s,
         )
     return None
 
@@ -252,4 +266,6 @@ def _stuck(members: Sequence[MemberView], limits: Limits) -> Verdict | None:
             fix="see what it is doing (its log, `py-spy dump`), or set the variable higher if "
             "it may take so long.",
         ),
+        lost=member.label,
+        silent_s=member.unmoved_s,
     )

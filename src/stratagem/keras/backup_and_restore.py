@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from stratagem.checkpoint import Checkpoint, CheckpointManager, CheckpointOptions
+from stratagem import environment
+from stratagem.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    CheckpointOptions,
+    MemoryBackup,
+)
 from stratagem.checkpoint.together import done_by_first
 from stratagem.keras.callback_state import callback_states, set_callback_states
 from stratagem.keras.data_position import DataPosition
@@ -44,6 +51,7 @@ class _Run:
     """What belongs to one `fit`."""
 
     manager: CheckpointManager
+    memory: MemoryBackup | None
     progress: _Progress
     data: DataPosition
     others: list[Any]
@@ -56,6 +64,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     callbacks know are saved in a folder. A program that is started again, with the same callback,
     reads them when `fit` begins and ends with the weights of a training that was never ended.
     In several processes each one has the callback. It runs after all other callbacks.
+
+    Where `STRATAGEM_MEMORY_DIR` names a folder in memory, as `stratagem launch` with restarts sees to, the
+    state is kept there too, after each step: what a killed process has lost is one step then.
 
     Args:
         backup_dir: the folder, for this `fit` alone; several machines have to share it.
@@ -111,11 +122,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.delete_checkpoint = delete_checkpoint
         self.callback_list: Any = None  # Keras's list of all callbacks
         self._run: _Run | None = None
-        self._restored: tuple[str, Mapping[str, Any]] | None = None
+        self._restored: tuple[Callable[[], object], Mapping[str, Any]] | None = None
         self._epoch = 0
         self._batch = 0  # of this epoch, those that are done
-        self._num_unsaved = 0
-        if save_freq != "epoch":
+        self._num_unsaved = self._num_done = 0
+        self._memory_dir = environment.lookup("STRATAGEM_MEMORY_DIR")
+        if save_freq != "epoch" or self._memory_dir is not None:
             # Only where it is needed: Keras waits for each step where a callback has this.
             vars(self)["on_train_batch_end"] = self._on_train_batch_end
 
@@ -139,20 +151,37 @@ class BackupAndRestore(keras.callbacks.Callback):
                 )
             )
         progress = _Progress()
+        checkpoint = Checkpoint(model=model, progress=progress)
         manager = CheckpointManager(
-            Checkpoint(model=model, progress=progress),
+            checkpoint,
             self.backup_dir,
             max_to_keep=2 if self.double_checkpoint else 1,
             checkpoint_name=_NAME,
         )
+        memory = None
+        if self._memory_dir is not None:
+            memory = MemoryBackup(checkpoint, self._memory_dir, _name_in_memory(self.backup_dir))
         callbacks = self.callback_list.callbacks
         others = [one for one in callbacks if not isinstance(one, BackupAndRestore)]
-        self._run = _Run(manager, progress, DataPosition.of(iterator), others)
-        self._num_unsaved = 0
-        path = manager.restore_or_initialize(skip_damaged=True)
-        self._restored = None if path is None else (path, progress.value)
-        if path is not None:
+        self._run = _Run(manager, memory, progress, DataPosition.of(iterator), others)
+        self._num_unsaved = self._num_done = 0
+        restore = self._from_memory_or_disk()
+        self._restored = None if restore is None else (restore, progress.value)
+        if restore is not None:
+            self._num_done = progress.value["num_done"]
             self._go_to(progress.value)
+
+    def _from_memory_or_disk(self) -> Callable[[], object] | None:
+        """Restores the newest state there is; returns what restores it once more, None if none."""
+        assert self._run is not None
+        manager, memory = self._run.manager, self._run.memory
+        if memory is not None and memory.restore() is not None:
+            return memory.restore
+        path = manager.restore_or_initialize(skip_damaged=True)
+        if path is None:
+            return None
+        exactly = CheckpointOptions(restore_components=True)
+        return lambda: manager.checkpoint.restore(path, exactly)
 
     def _go_to(self, state: Mapping[str, Any]) -> None:
         assert self._run is not None
@@ -179,50 +208,58 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._epoch, self._batch = epoch, 0
         if restored is None:
             return
-        path, state = restored
+        restore, state = restored
         set_initial_epoch(self.model, None)
         if state["batch"]:
-            exactly = CheckpointOptions(restore_components=True)
-            self._run.manager.checkpoint.restore(path, exactly)
+            restore()
             self._batch = state["batch"]
             self._set(state)
 
     def _on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         assert self._run is not None
         self._num_unsaved += batch + 1 - self._batch
+        self._num_done += batch + 1 - self._batch
         self._batch = batch + 1
         # At the end of an epoch there is nothing to go on with: it is saved with what follows.
-        if self._is_due() and self._run.data.has_more(self._batch):
-            self._save(self._epoch, self._batch)
-
-    def _is_due(self) -> bool:
-        return self.save_freq == "epoch" or self._num_unsaved >= int(self.save_freq)
+        if self._run.data.has_more(self._batch):
+            is_due = self.save_freq != "epoch" and self._num_unsaved >= int(self.save_freq)
+            self._save(self._epoch, self._batch, on_disk=is_due)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves, if it is time."""
-        if self._is_due():
-            self._save(epoch + 1, 0)
+        is_due = self.save_freq == "epoch" or self._num_unsaved >= int(self.save_freq)
+        self._num_done += 1  # a state of its own, after that of the last batch
+        self._save(epoch + 1, 0, on_disk=is_due)
 
-    def _save(self, epoch: int, batch: int) -> None:
+    def _save(self, epoch: int, batch: int, *, on_disk: bool) -> None:
         assert self._run is not None
+        memory = self._run.memory
+        if memory is None and not on_disk:
+            return
         run, model = self._run, self._synchronised_model()
         run.progress.value = {
             "epoch": epoch,
             "batch": batch,
+            "num_done": self._num_done,
             "is_stopped": bool(model.stop_training),
             "data": run.data.state(batch),
             "random": RandomState().get_state(),
             "callbacks": callback_states(run.others),
         }
-        run.manager.save()
-        self._num_unsaved = 0
+        if memory is not None:
+            memory.save(self._num_done)
+        if on_disk:
+            run.manager.save()
+            self._num_unsaved = 0
 
     def on_train_end(self, logs: Any = None) -> None:
         """Deletes the backups, unless they are to be kept."""
         if self._restored is not None:  # there was nothing left to do
             set_initial_epoch(self.model, None)
-        self._run = self._restored = None
+        run, self._run, self._restored = self._run, None, None
         if self.delete_checkpoint:
+            if run is not None and run.memory is not None:
+                run.memory.forget()
             done_by_first("BackupAndRestore.on_train_end", self._delete)
 
     def _delete(self) -> None:
@@ -232,6 +269,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             shutil.rmtree(path, ignore_errors=True)
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def _name_in_memory(backup_dir: str) -> str:
+    return f"backup-{zlib.crc32(os.path.abspath(backup_dir).encode()):08x}"
 
 
 def _check(backup_dir: Any, save_freq: Any) -> None:

@@ -16,6 +16,7 @@ import jax
 import keras
 
 from stratagem.context import get_replica_context, get_strategy, has_strategy
+from stratagem.goodput import current_events
 from stratagem.keras.dataset_adapter import adapted, is_dataset
 from stratagem.keras.made_in_scope import scope_of
 from stratagem.keras.private import (
@@ -26,6 +27,7 @@ from stratagem.keras.private import (
     JAXTrainer,
 )
 from stratagem.keras.several_processes import SAVERS, saved_once, settle_call
+from stratagem.keras.step_events import ToldTrainFunction
 from stratagem.keras.step_functions import (
     HostBatches,
     PredictFunction,
@@ -177,13 +179,29 @@ def _wrap_maker(name: str, attribute: str, make: Any) -> None:
     def made(self: Any, force: bool = False) -> Any:
         strategy = strategy_of(self)
         if strategy is None:
-            return original(self, force=force)
+            result = original(self, force=force)
+            if attribute == "train_function":
+                _tell_steps(self)
+            return result
         function = getattr(self, attribute)
         if force or not isinstance(function, TrainOrTestFunction | PredictFunction):
             setattr(self, attribute, make(self, strategy))
-        return getattr(self, attribute)
+        function = getattr(self, attribute)
+        if isinstance(function, TrainOrTestFunction) and function.events is not None:
+            function.events.begin()  # Keras asks for it at the start of each fit
+        return function
 
     setattr(JAXTrainer, name, made)
+
+
+def _tell_steps(model: Any) -> None:
+    """Lets a model of no strategy tell of its steps, in a run with a folder for events."""
+    events = current_events()
+    if events is None or model.train_function is None:
+        return
+    if not isinstance(model.train_function, ToldTrainFunction):
+        model.train_function = ToldTrainFunction(model, events, model.train_function)
+    model.train_function.events.begin()
 
 
 def _compile_in_scope() -> None:

@@ -13,9 +13,11 @@ import numpy as np
 from stratagem import config
 from stratagem.background_errors import raise_reported
 from stratagem.execution import CompiledExecution, batch_arguments
+from stratagem.goodput import current_events
 from stratagem.input.batches import HostBatch, place, take_own_part
 from stratagem.keras.metric_logs import MetricLogs
 from stratagem.keras.replica_steps import ReplicaSteps
+from stratagem.keras.step_events import StepEvents
 from stratagem.strategies.reduction import of_all
 from stratagem.topology import Topology
 from stratagem.values import PerReplica, regroup
@@ -189,10 +191,17 @@ class TrainOrTestFunction(_StepFunction):
         super().__init__(model, strategy, steps.train if training else steps.test)
         self._num_states = 4 if training else 3
         self._metric_logs = MetricLogs(model, strategy)
+        writer = current_events() if training else None
+        self.events = None if writer is None else StepEvents(model, writer)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs a group of steps. The state stays in the variables: what is returned is empty."""
-        batches, result = self.run_next(iterator)[-1]
+
+        def call() -> tuple[int, Any]:
+            results = self.run_next(iterator)
+            return sum(len(batches) for batches, _ in results), results[-1]
+
+        batches, result = call()[1] if self.events is None else self.events.run(call)
         if result is not None:
             logs = jax.tree.map(
                 lambda leaf: _last(leaf, len(batches)), result, is_leaf=_is_distributed

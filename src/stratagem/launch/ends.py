@@ -7,6 +7,8 @@ import re
 import signal
 from collections.abc import Sequence
 
+from stratagem.launch.devices import TRAINERS
+
 __all__ = ["TaskEnd", "exit_code", "how_it_ended", "last_words", "lost_a_peer"]
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -49,6 +51,11 @@ class TaskEnd:
     was_stopped: bool = False
     signals: frozenset[int] = frozenset()
     lines: tuple[str, ...] = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether the work is done when this task and its like have ended."""
+        return self.name.partition(" ")[0] in TRAINERS
 
     @property
     def failed(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from stratagem.launch import function_task
+from stratagem.launch.elastic import ElasticConfig
 from stratagem.launch.ends import TaskEnd, last_words
 from stratagem.launch.launcher import Outcome, launch
 from stratagem.launch.options import LaunchArguments, LaunchOptions
@@ -26,6 +27,8 @@ def spawn(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    *,
+    elastic: ElasticConfig | None = None,
     **options: Unpack[LaunchArguments],
 ) -> list[Any]:
     """Calls a function in every task of a cluster on this machine, each a new process.
@@ -37,6 +40,7 @@ def spawn(
         fn: the function.
         args: its arguments, the same for all tasks.
         kwargs: its keyword arguments.
+        elastic: with how many workers it may go on; in place of `min_workers` and `max_workers`.
         **options: the fields of `LaunchOptions`.
 
     Returns:
@@ -47,6 +51,7 @@ def spawn(
         RuntimeError: that task did not end by an exception, or a script without a guard.
         TypeError: something that cannot be sent to another process or back.
         ValueError: an option out of range, or fewer GPUs than asked for.
+        UnavailableError: too few workers could run for longer than the limit.
 
     Example:
         >>> sg.launch.spawn(pow, (2, 10), workers=3)
@@ -70,11 +75,13 @@ def spawn(
             function_task.command(folder),
             launch_options,
             finish=functools.partial(_finish, plans=plans),
+            elastic=elastic,
         )
         cause = finish_here(outcome)
         if cause is not None:
             _raise(cause, outcome, _answer(folder, plans[cause.name]))
-        trainers = [plan for plan in plans.values() if plan.trains]
+        # Of the last start: one before may have had more workers.
+        trainers = [plans[end.name] for end in outcome.ends if end.trains]
         return [_answer(folder, plan).value for plan in trainers]
 
 

@@ -7,16 +7,19 @@ import dataclasses
 import selectors
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from stratagem.launch.ends import TaskEnd, how_it_ended
+from stratagem.launch.ends import TaskEnd
+from stratagem.launch.events import LaunchEvents
 from stratagem.launch.guardian import Guardian
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.output import Screen, TaskOutput
 from stratagem.launch.plan import TaskPlan
 from stratagem.launch.policy import TaskState, cause_of_failure, tasks_to_kill, tasks_to_stop
 from stratagem.launch.processes import TaskProcess
+from stratagem.launch.report import stop_report
 from stratagem.launch.signals import ENDING, CaughtSignals
+from stratagem.launch.warm_start import WARM_UP_AFTER_S, WarmStart
 
 __all__ = ["run_group"]
 
@@ -51,7 +54,10 @@ def run_group(
     screen: Screen,
     caught: CaughtSignals,
     guardian: Guardian,
-) -> tuple[TaskEnd, ...]:
+    events: LaunchEvents,
+    warm: WarmStart | None = None,
+    is_notice_due: Callable[[float], bool] | None = None,
+) -> tuple[tuple[TaskEnd, ...], bool]:
     """Starts tasks, shows what they print, and returns when nothing of them runs any more.
 
     Args:
@@ -61,33 +67,50 @@ def run_group(
         screen: where their lines go.
         caught: signals to pass on.
         guardian: who ends them if this process is killed.
+        events: where it is written down.
+        warm: forks those tasks that it can; it is prepared when they have run for a while.
+        is_notice_due: whether they are to be asked to save and leave, who have run for so many
+            seconds; None for never.
 
     Returns:
-        How each ended.
+        How each ended, and whether they were asked to.
 
     Raises:
         OSError: a process cannot be started, or a file not be written. All are killed then.
     """
-    with contextlib.closing(_Group(options, screen, caught, guardian)) as group:
+    with contextlib.closing(_Group(options, screen, caught, guardian, events)) as group:
         for plan in plans:
-            group.start(plan, base)
+            group.start(plan, base, warm)
+        started_s = time.monotonic()
         while not group.is_gone:
             group.step()
-        return group.ends
+            ran_s = time.monotonic() - started_s
+            if warm is not None and ran_s >= WARM_UP_AFTER_S:
+                warm.prepare(plans[0])
+            if is_notice_due is not None and is_notice_due(ran_s):
+                group.ask_to_leave()
+        return group.ends, group.were_asked
 
 
 class _Group:
     def __init__(
-        self, options: LaunchOptions, screen: Screen, caught: CaughtSignals, guardian: Guardian
+        self,
+        options: LaunchOptions,
+        screen: Screen,
+        caught: CaughtSignals,
+        guardian: Guardian,
+        events: LaunchEvents,
     ) -> None:
         self._options = options
         self._screen = screen
         self._caught = caught
         self._guardian = guardian
+        self._events = events
         self._selector = selectors.DefaultSelector()
         self._tasks: list[_Task] = []
         self._num_interrupts = 0
         self._has_said = False
+        self.were_asked = False
 
     @property
     def is_gone(self) -> bool:
@@ -97,12 +120,12 @@ class _Group:
     def ends(self) -> tuple[TaskEnd, ...]:
         return tuple(task.end for task in self._tasks if task.end is not None)
 
-    def start(self, plan: TaskPlan, base: Mapping[str, str]) -> None:
+    def start(self, plan: TaskPlan, base: Mapping[str, str], warm: WarmStart | None) -> None:
         is_shown = self._options.show == "all" or not self._tasks
         output = TaskOutput(plan, self._screen if is_shown else None, self._options.log_dir)
         with contextlib.ExitStack() as on_error:
             on_error.callback(output.close)
-            process = TaskProcess(plan, base)
+            process = TaskProcess(plan, base, warm)
             on_error.pop_all()
         task = _Task(process=process, output=output)
         self._tasks.append(task)
@@ -126,6 +149,19 @@ class _Group:
             task.output.show_overdue(now_s)
         self._carry_out(now_s)
 
+    def ask_to_leave(self) -> None:
+        """Gives the tasks notice, once, unless they are about to end anyway."""
+        trainers = [task for task in self._tasks if task.process.plan.trains]
+        is_ending = any(task.end is not None or task.stopped_at_s for task in trainers)
+        if self.were_asked or is_ending or self._caught.ending is not None:
+            return
+        self.were_asked = True
+        self._screen.say(["Asking the tasks to save and leave, so that all workers can start."])
+        self._events.notice("all workers are to start again")
+        for task in self._tasks:
+            task.process.send(signal.SIGTERM)
+            task.stopped_at_s = time.monotonic()
+
     def close(self) -> None:
         """Whatever has gone wrong, no process stays."""
         for task in self._tasks:
@@ -140,6 +176,8 @@ class _Group:
     def _forward(self, signum: signal.Signals) -> None:
         self._num_interrupts += signum == signal.SIGINT
         is_impatient = signum == signal.SIGINT and self._num_interrupts > 1
+        if signum in ENDING:
+            self._events.notice(f"{signum.name} to the launcher")
         for task in self._tasks:
             if not task.process.is_gone:
                 task.process.send(signal.SIGKILL if is_impatient else signum)
@@ -188,8 +226,8 @@ class _Group:
         others_run = any(states[place].end is None for place in to_stop)
         if cause is not None and others_run and self._caught.ending is None and not self._has_said:
             self._has_said = True
-            how = how_it_ended(cause.returncode)
-            self._screen.say([f"{cause.name} failed ({how}): stopping the others."])
+            self._events.failure(cause)
+            self._screen.say(stop_report(cause, self.ends))
         for place in to_stop:
             self._tasks[place].process.send(signal.SIGTERM)
             self._tasks[place].stopped_at_s = now_s

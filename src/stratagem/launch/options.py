@@ -12,7 +12,15 @@ from stratagem.messages import explain
 __all__ = ["LaunchArguments", "LaunchOptions"]
 
 _SHOWN = ("all", "leader")
-_LEAST = {"workers": 0, "ps": 0, "devices_per_worker": 1, "max_restarts": 0}
+_LEAST = {
+    "workers": 0,
+    "ps": 0,
+    "devices_per_worker": 1,
+    "max_restarts": 0,
+    "min_workers": 1,
+    "max_workers": 1,
+}
+_OPTIONAL = ("devices_per_worker", "min_workers", "max_workers")
 
 
 class LaunchArguments(TypedDict, total=False):
@@ -24,7 +32,12 @@ class LaunchArguments(TypedDict, total=False):
     evaluator: bool
     devices_per_worker: int | None
     max_restarts: int
+    min_workers: int | None
+    max_workers: int | None
+    rejoin_after_s: float
+    cold_restarts: bool
     log_dir: str | os.PathLike[str] | None
+    run_dir: str | os.PathLike[str] | None
     show: Literal["all", "leader"]
     grace_s: float
     evaluator_grace_s: float
@@ -42,7 +55,14 @@ class LaunchOptions:
         devices_per_worker: GPUs of each worker where there are any, else virtual CPU devices;
             None shares the GPUs evenly, and leaves the CPU as it is.
         max_restarts: how often all tasks are started again after a failure.
+        min_workers: after the failure of a worker all start again without it, with as many at
+            least; None starts as many again.
+        max_workers: how many there are to be when all are back; None for `workers`.
+        rejoin_after_s: how long fewer go on, before they are asked to save and leave, and
+            `max_workers` start.
+        cold_restarts: load JAX and Keras anew in each restarted task.
         log_dir: folder for a file a task with all that it prints.
+        run_dir: folder for the events of the run, which `stratagem goodput` reads.
         show: "all" shows what every task prints, "leader" only what the leader does.
         grace_s: how long a task that was told to end may take, before it is killed.
         evaluator_grace_s: how long the evaluator may go on when the workers have ended.
@@ -62,21 +82,28 @@ class LaunchOptions:
     evaluator: bool = False
     devices_per_worker: int | None = None
     max_restarts: int = 0
+    min_workers: int | None = None
+    max_workers: int | None = None
+    rejoin_after_s: float = 60.0
+    cold_restarts: bool = False
     log_dir: str | os.PathLike[str] | None = None
+    run_dir: str | os.PathLike[str] | None = None
     show: Literal["all", "leader"] = "all"
     grace_s: float = 10.0
     evaluator_grace_s: float = 60.0
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            if name != "devices_per_worker" or self.devices_per_worker is not None:
+            if name not in _OPTIONAL or getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), least)
-        for name in ("chief", "evaluator"):
+        for name in ("chief", "evaluator", "cold_restarts"):
             _check_type(name, getattr(self, name), bool, "True or False.")
-        for name in ("grace_s", "evaluator_grace_s"):
+        for name in ("grace_s", "evaluator_grace_s", "rejoin_after_s"):
             _check_seconds(name, getattr(self, name))
-        if self.log_dir is not None:
-            _check_type("log_dir", self.log_dir, str | os.PathLike, "a path, or None for no files.")
+        for name in ("log_dir", "run_dir"):
+            if getattr(self, name) is not None:
+                expected = "a path, or None for no files."
+                _check_type(name, getattr(self, name), str | os.PathLike, expected)
         if self.show not in _SHOWN:
             raise ValueError(
                 explain(
@@ -93,6 +120,33 @@ class LaunchOptions:
                     fix="pass workers=1.",
                 )
             )
+        self._check_membership()
+
+    def _check_membership(self) -> None:
+        if self.min_workers is None and self.max_workers is None:
+            return
+        if not (self.min_workers or self.workers) <= self.workers <= self.full_workers:
+            raise ValueError(
+                explain(
+                    f"min_workers={self.min_workers}, workers={self.workers} and "
+                    f"max_workers={self.max_workers} do not fit together.",
+                    expected="min_workers <= workers <= max_workers.",
+                    fix="correct them, or leave out what is to be as workers.",
+                )
+            )
+
+    def with_workers(self, num_workers: int) -> LaunchOptions:
+        """Returns the same for another number of workers, between the least and the most.
+
+        Args:
+            num_workers: how many.
+        """
+        return dataclasses.replace(self, workers=num_workers)
+
+    @property
+    def full_workers(self) -> int:
+        """How many workers there are to be when all are back."""
+        return self.workers if self.max_workers is None else self.max_workers
 
     @property
     def task_types(self) -> tuple[str, ...]:

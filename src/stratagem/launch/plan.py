@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 
 from stratagem.launch.devices import TRAINERS, deal_devices
 from stratagem.launch.options import LaunchOptions
 
-__all__ = ["TaskPlan", "plan_tasks"]
+__all__ = ["TRAINERS", "TaskPlan", "plan_tasks"]
 
 _HOST = "127.0.0.1"
 
@@ -54,6 +55,8 @@ def plan_tasks(
     gpus: Sequence[str],
     base: Mapping[str, str],
     restart: int = 0,
+    program_dir: str | None = None,
+    memory_dir: str | None = None,
 ) -> tuple[TaskPlan, ...]:
     """Plans the processes of one start. The first one leads.
 
@@ -64,6 +67,8 @@ def plan_tasks(
         gpus: the GPUs to deal out.
         base: the variables that all tasks inherit.
         restart: how often these tasks were started before.
+        program_dir: where they keep compiled programs for the next start; None if they do not.
+        memory_dir: in memory, where they keep their state for it; None if they do not.
 
     Returns:
         The tasks.
@@ -86,17 +91,39 @@ def plan_tasks(
     devices = deal_devices(
         task_types, devices_per_worker=options.devices_per_worker, gpus=gpus, base=base
     )
+    shared = {
+        "STRATAGEM_RESTART_COUNT": str(restart),
+        # Python keeps what it prints into a pipe until there is much of it.
+        "PYTHONUNBUFFERED": "1",
+        **_folders(options.run_dir, program_dir, memory_dir),
+    }
     plans: list[TaskPlan] = []
     for task_type, index, seen in zip(task_types, indices, devices, strict=True):
         task = {"type": task_type, "index": index}
         variables = {
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
-            "STRATAGEM_RESTART_COUNT": str(restart),
-            # Python keeps what it prints into a pipe until there is much of it.
-            "PYTHONUNBUFFERED": "1",
+            **shared,
             **seen,
         }
         plans.append(
             TaskPlan(task_type=task_type, index=index, command=tuple(command), variables=variables)
         )
     return tuple(plans)
+
+
+def _folders(
+    run_dir: str | os.PathLike[str] | None, program_dir: str | None, memory_dir: str | None
+) -> dict[str, str]:
+    # Absolute: a task may change its folder.
+    folders = {} if run_dir is None else {"STRATAGEM_RUN_DIR": os.path.abspath(run_dir)}
+    if program_dir is not None:
+        folders |= {
+            # That process 0 is not the only one to write is this library's doing.
+            "STRATAGEM_PROGRAM_DIR": program_dir,
+            "JAX_COMPILATION_CACHE_DIR": program_dir,
+            # By default only what has taken a second: a start compiles many small programs.
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+    if memory_dir is not None:
+        folders["STRATAGEM_MEMORY_DIR"] = memory_dir
+    return folders

@@ -6,11 +6,18 @@ import dataclasses
 from collections.abc import Sequence
 
 from stratagem.launch.ends import TaskEnd, lost_a_peer
+from stratagem.preemption import EXIT_CODE
 
-__all__ = ["TaskState", "cause_of_failure", "tasks_to_kill", "tasks_to_stop"]
+__all__ = [
+    "TaskState",
+    "cause_of_failure",
+    "have_saved_and_left",
+    "tasks_to_kill",
+    "tasks_to_stop",
+]
 
 # How long a task that has lost a peer may be the only one that failed: the peer may still be busy
-# dying, and it is the one to name.
+# dying, and it is the one to name. One that has saved and left leaves the others as long to do so.
 SETTLE_S = 2.0
 
 
@@ -40,14 +47,29 @@ def cause_of_failure(ends: Sequence[TaskEnd]) -> TaskEnd | None:
         ends: the tasks that have ended, in their own order.
 
     Returns:
-        The first in time of those that failed by themselves, one that lost a peer only if there
-        is no other, and of two at once one that a signal killed. None if none failed.
+        The first in time of those that failed by themselves, and of two at once one that a signal
+        killed. One that has saved and left only if there is no such, and one that lost a peer if
+        there is no other at all. None if none failed.
     """
     return min(
         (end for end in ends if end.failed),
-        key=lambda end: (lost_a_peer(end.lines), end.at_s, end.returncode >= 0),
+        key=lambda end: (_rank(end), end.at_s, end.returncode >= 0),
         default=None,
     )
+
+
+def have_saved_and_left(ends: Sequence[TaskEnd]) -> bool:
+    """Returns whether all that is to be said of the tasks is: saved, start me again.
+
+    Args:
+        ends: the tasks that have ended.
+
+    Returns:
+        True if some left with `preemption.EXIT_CODE`, and the others ended well, were stopped, or
+        lost those that left.
+    """
+    cause = cause_of_failure(ends)
+    return cause is not None and cause.returncode == EXIT_CODE
 
 
 def tasks_to_stop(
@@ -112,4 +134,11 @@ def _is_to_fail(states: Sequence[TaskState], now_s: float) -> bool:
     if cause is None:
         return False
     first_s = min(end.at_s for end in ends if end.failed)
-    return not lost_a_peer(cause.lines) or now_s - first_s >= SETTLE_S
+    return _rank(cause) == 0 or now_s - first_s >= SETTLE_S
+
+
+def _rank(end: TaskEnd) -> int:
+    """What explains other failures comes first."""
+    if end.returncode == EXIT_CODE:
+        return 1
+    return 2 if lost_a_peer(end.lines) else 0

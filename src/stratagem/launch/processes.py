@@ -12,6 +12,7 @@ from typing import IO
 
 from stratagem.launch.plan import TaskPlan
 from stratagem.launch.task_start import tied_command
+from stratagem.launch.warm_start import WarmStart
 
 __all__ = ["TaskProcess"]
 
@@ -30,24 +31,20 @@ class TaskProcess:
     Args:
         plan: what to run.
         base: the variables that it inherits.
+        warm: forks it, where it can; None starts it anew.
 
     Raises:
         OSError: the system starts no more processes.
     """
 
-    def __init__(self, plan: TaskPlan, base: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: TaskPlan, base: Mapping[str, str], warm: WarmStart | None = None
+    ) -> None:
         self.plan = plan
         self.signals: set[int] = set()
         self.is_gone = False
-        self._process = subprocess.Popen(
-            tied_command(plan.command),
-            env={**base, **plan.variables},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        forked = None if warm is None else warm.start(plan, base)
+        self._process = _started_anew(plan, base) if forked is None else forked
         pipes = (self._process.stdout, self._process.stderr)
         self.streams: list[IO[bytes]] = [pipe for pipe in pipes if pipe is not None]
         for pipe in self.streams:
@@ -125,6 +122,18 @@ class TaskProcess:
         """Lets go of its pipes."""
         for stream in self.streams:
             stream.close()
+
+
+def _started_anew(plan: TaskPlan, base: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        tied_command(plan.command),
+        env={**base, **plan.variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    )
 
 
 def _has_members(group: int) -> bool:

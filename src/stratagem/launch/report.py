@@ -7,8 +7,10 @@ import signal
 from collections.abc import Sequence
 
 from stratagem.launch.ends import TaskEnd, how_it_ended, last_words
+from stratagem.launch.policy import have_saved_and_left
+from stratagem.launch.restarts import MAX_SHORT_STARTS, SHORT_S, Restarts
 
-__all__ = ["failure_report", "restart_report", "signal_report"]
+__all__ = ["failure_report", "notice_report", "restart_report", "signal_report", "stop_report"]
 
 
 def failure_report(
@@ -54,17 +56,54 @@ def signal_report(signum: int, ends: Sequence[TaskEnd]) -> list[str]:
     return [f"Ended after {signal.Signals(signum).name}: {_each(ends)}."]
 
 
-def restart_report(restart: int, max_restarts: int) -> list[str]:
-    """Says that all tasks are started again.
+def stop_report(cause: TaskEnd, ends: Sequence[TaskEnd]) -> list[str]:
+    """Says why the tasks that still run are stopped.
 
     Args:
-        restart: the number of this restart, from 1.
-        max_restarts: how many there may be.
+        cause: the task that ended first.
+        ends: those that have ended.
 
     Returns:
         Lines.
     """
-    return [f"Starting all tasks again: restart {restart} of {max_restarts}."]
+    what = "saved and left after notice" if have_saved_and_left(ends) else "failed"
+    how = how_it_ended(cause.returncode)
+    return [f"{cause.name} {what} ({how}): stopping the others."]
+
+
+def notice_report(ends: Sequence[TaskEnd], after: Restarts | None) -> list[str]:
+    """Says that the tasks have saved their state and left, to be started again.
+
+    Args:
+        ends: all tasks.
+        after: the count with the next start; None if there is none.
+
+    Returns:
+        Lines.
+    """
+    lines = [f"Saved and left after notice: {_each(ends)}."]
+    if after is None or after.short_starts >= MAX_SHORT_STARTS:
+        lines.append(
+            f"That was within {SHORT_S:g} s of the start, {MAX_SHORT_STARTS} times or more in a "
+            "row: it counts as a failure."
+        )
+    return lines
+
+
+def restart_report(before: Restarts, after: Restarts, max_restarts: int) -> list[str]:
+    """Says that all tasks are started again.
+
+    Args:
+        before: the count without this start.
+        after: the count with it.
+        max_restarts: how often after a failure.
+
+    Returns:
+        Lines.
+    """
+    if after.failures == before.failures:
+        return ["Starting all tasks again; it counts as no failure."]
+    return [f"Starting all tasks again: restart {after.failures} of {max_restarts}."]
 
 
 def _each(ends: Sequence[TaskEnd]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from stratagem.launch.command import command_of
+from stratagem.launch.elastic import ElasticConfig
 from stratagem.launch.ends import TaskEnd, how_it_ended, last_words
 from stratagem.launch.launcher import Outcome, launch
 from stratagem.launch.options import LaunchArguments, LaunchOptions
@@ -28,6 +29,7 @@ def run(
     args: Sequence[str] = (),
     *,
     module: bool = False,
+    elastic: ElasticConfig | None = None,
     **options: Unpack[LaunchArguments],
 ) -> None:
     """Runs a script as every task of a cluster on this machine, as `stratagem launch` does.
@@ -40,18 +42,20 @@ def run(
         script: a Python file, a program, or a module.
         args: its arguments.
         module: `script` is a module's name, as in `python -m`.
+        elastic: with how many workers it may go on; in place of `min_workers` and `max_workers`.
         **options: the fields of `LaunchOptions`.
 
     Raises:
         RuntimeError: a task has failed. Its cause holds what that task printed last.
         FileNotFoundError: no such script.
         ValueError: an option out of range, or fewer GPUs than asked for.
+        UnavailableError: too few workers could run for longer than the limit.
 
     Example:
         >>> sg.launch.run("echo", ["hello"])
         [worker 0] hello
     """
-    outcome = run_script(script, args, module=module, **options)
+    outcome = run_script(script, args, module=module, elastic=elastic, **options)
     cause = finish_here(outcome)
     if cause is not None:
         raise failure(cause, outcome) from RemoteError(*last_words(cause.lines))
@@ -62,6 +66,7 @@ def run_script(
     args: Sequence[str] = (),
     *,
     module: bool = False,
+    elastic: ElasticConfig | None = None,
     **options: Unpack[LaunchArguments],
 ) -> Outcome:
     """Does the same as `run`, and leaves it to the caller what a failure or a signal means.
@@ -70,6 +75,7 @@ def run_script(
         script: a Python file, a program, or a module.
         args: its arguments.
         module: `script` is a module's name.
+        elastic: with how many workers it may go on; in place of `min_workers` and `max_workers`.
         **options: the fields of `LaunchOptions`.
 
     Returns:
@@ -78,9 +84,10 @@ def run_script(
     Raises:
         FileNotFoundError: no such script.
         ValueError: an option out of range, or fewer GPUs than asked for.
+        UnavailableError: too few workers could run for longer than the limit.
     """
     command = command_of(script, args, module=module)
-    return launch(command, LaunchOptions(**options))
+    return launch(command, LaunchOptions(**options), elastic=elastic)
 
 
 def finish_here(outcome: Outcome) -> TaskEnd | None:

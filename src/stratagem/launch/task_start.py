@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-__all__ = ["tied_command"]
+__all__ = ["tie", "tied_command"]
 
 # From Linux's prctl.h.
 _PR_SET_PDEATHSIG = 1
@@ -34,7 +34,12 @@ def tied_command(command: Sequence[str]) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", __file__, str(os.getpid()), *command)
 
 
-def _tie(launcher: int) -> None:
+def tie(launcher: int) -> None:
+    """Lets the system kill this process when the one that started it dies; on Linux.
+
+    Args:
+        launcher: the id of that one.
+    """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -44,7 +49,7 @@ def _tie(launcher: int) -> None:
 
 
 def _main() -> None:
-    _tie(int(sys.argv[1]))
+    tie(int(sys.argv[1]))
     # This interpreter ignores them for itself, and exec would hand that on.
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from stratagem.accelerators import local_gpus
+from stratagem.goodput import current_events
 from stratagem.messages import explain
 from stratagem.preemption.environments import (
     name_of_environment,
@@ -200,7 +201,14 @@ class TerminationConfig:
 
     def exit(self) -> None:
         """Leaves the program: calls `exit_fn`, or exits with code 42 without one."""
-        (self.exit_fn or _exit_with(EXIT_CODE))()
+        try:
+            (self.exit_fn or _exit_with(EXIT_CODE))()
+        except SystemExit as leaving:
+            events = current_events()
+            # When the program ends nobody can find out any more what it ends with.
+            if events is not None and isinstance(leaving.code, int):
+                events.end(leaving.code, "left after notice")
+            raise
 
 
 def _default() -> TerminationConfig:

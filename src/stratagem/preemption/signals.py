@@ -14,7 +14,7 @@ from typing import Any
 from stratagem.messages import explain
 from stratagem.preemption.notices import Notice, NoticeSource
 
-__all__ = ["SignalSource"]
+__all__ = ["SignalSource", "ignore_until_the_end"]
 
 # What schedulers send before they end a job. Some do not exist on every system.
 _SELECTABLE = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGXCPU")
@@ -91,6 +91,19 @@ class SignalSource(NoticeSource):
             handler.leave_if_unused()
 
 
+def ignore_until_the_end() -> None:
+    """Ignores the signals that are still listened to; for when nothing is left to do but to end.
+
+    Python puts the default back while it ends, and that would end the process with another exit
+    code than it has chosen.
+    """
+    for name in _SELECTABLE:
+        signum = getattr(signal, name, None)
+        handler = None if signum is None else signal.getsignal(signum)
+        if signum is not None and isinstance(handler, _Handler) and handler.is_used:
+            signal.signal(signum, signal.SIG_IGN)
+
+
 class _Handler:
     """Takes the place of one signal's handler while sources listen to it."""
 
@@ -105,11 +118,15 @@ class _Handler:
     def is_of_this_process(self) -> bool:
         return os.getpid() == self._process_id
 
+    @property
+    def is_used(self) -> bool:
+        return bool(self.sources) and self.is_of_this_process
+
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         self._num_heard += 1
         patient = self._num_heard <= 1 + _NUM_FURTHER
         # A forked child has nobody who would look at its notices: pools end theirs by SIGTERM.
-        if self.sources and patient and self.is_of_this_process:
+        if patient and self.is_used:
             for source in self.sources:
                 source.note(self._signum)
         elif callable(self._previous):

@@ -28,6 +28,7 @@ def local_devices() -> tuple[jax.Device, ...]:
     Returns:
         Devices of this process, in JAX's order.
     """
+    environment.require_what_was_read()
     _size_thread_pool()
     return tuple(jax.local_devices())
 

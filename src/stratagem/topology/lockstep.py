@@ -145,12 +145,13 @@ def _read_all(value: Any) -> Any:
     return value
 
 
-def on_every_process(array: jax.Array, function: Callable[[Any], Any] = _read_all) -> jax.Array:
+def on_every_process(array: jax.Array, function: Callable[[Any], Any] | None = None) -> jax.Array:
     """Returns what a function makes of an array of several processes; each has to call it.
 
     Args:
         array: of several processes.
-        function: of the whole array, defined in a module: programs are kept by it.
+        function: of the whole array, defined in a module: programs are kept by it; None for the
+            array itself.
 
     Returns:
         The result, on a device of this process.
@@ -158,6 +159,7 @@ def on_every_process(array: jax.Array, function: Callable[[Any], Any] = _read_al
     Raises:
         UnavailableError: a process was lost; and what else `run_together` raises.
     """
+    function = function or _read_all
     sharding: Any = array.sharding  # one with a mesh, as all of several processes have
     copied = NamedSharding(sharding.mesh, PartitionSpec())
     program = _program(function, copied)

@@ -10,13 +10,15 @@ from typing import Any
 
 import jax
 
+from stratagem import environment
+from stratagem.goodput import current_events
 from stratagem.group import Group, Identity, Kind, Limits, current_group, set_current_group
 from stratagem.messages import explain
 from stratagem.topology import ending
 from stratagem.topology.devices import local_devices
-from stratagem.topology.private import gloo_at
+from stratagem.topology.private import cache_programs, gloo_at
 
-__all__ = ["start_processes"]
+__all__ = ["has_started", "start_processes"]
 
 # JAX's own limits do not name anybody and end the process: the group is faster.
 _NEVER_S = 10_000_000
@@ -43,6 +45,7 @@ def start_processes(
     group = current_group()
     if group is None:
         _require_fresh_jax()
+        current_events()  # one that waits in vain for the others has started too
         group = Group(identity, limits)
         set_current_group(group)
         _start_jax(group, local_device_ids)
@@ -63,7 +66,7 @@ def start_processes(
 
 
 def _require_fresh_jax() -> None:
-    if not jax.distributed.is_initialized() and not _has_started():
+    if not jax.distributed.is_initialized() and not has_started():
         return
     raise RuntimeError(
         explain(
@@ -76,8 +79,12 @@ def _require_fresh_jax() -> None:
     )
 
 
-def _has_started() -> bool:
-    """Whether JAX's backends have: after that it refuses to change the number of CPU devices."""
+def has_started() -> bool:
+    """Returns whether JAX's backends have started.
+
+    Returns:
+        True if it refuses to change the number of CPU devices, as it does from then on.
+    """
     settings: Any = jax.config
     count = settings.jax_num_cpu_devices
     try:
@@ -94,6 +101,8 @@ def _start_jax(group: Group, local_device_ids: list[int] | None) -> None:
     jax.config.update("jax_enable_preemption_service", False)
     # Else JAX would end this process when another one is lost, before anybody can say which.
     jax.config.update("jax_enable_recoverability", True)
+    if group.process_id and environment.lookup("STRATAGEM_PROGRAM_DIR"):
+        cache_programs()
     door = group.open_door()
     jax.distributed.initialize(
         f"127.0.0.1:{door}",

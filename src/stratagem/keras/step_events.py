@@ -1,0 +1,103 @@
+"""Tells the run's events of each group of steps that `fit` has done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stratagem.goodput import EventWriter
+
+__all__ = ["StepEvents", "ToldTrainFunction"]
+
+
+class StepEvents:
+    """Numbers the steps of a model as its optimizer counts them: they go on where a state was kept.
+
+    The optimizer is asked once, before the first group of a `fit`: its count lies on the device.
+
+    Args:
+        model: the Keras model.
+        events: where they are written.
+    """
+
+    def __init__(self, model: Any, events: EventWriter) -> None:
+        self._model = model
+        self._events = events
+        self._num_done = 0
+        self._is_new = True
+
+    def begin(self) -> None:
+        """Notes that the state may be another one from now on."""
+        self._is_new = True
+
+    def run(self, call: Callable[[], tuple[int, Any]], values: Any = None) -> Any:
+        """Runs a group of steps and tells of it.
+
+        Args:
+            call: runs it; returns how many steps it was, and a result.
+            values: of the optimizer's variables, where Keras has taken them out.
+
+        Returns:
+            The result.
+        """
+        if self._is_new:
+            self._num_done = self._count(values)
+            self._is_new = False
+        begin_s = time.monotonic()
+        num_steps, result = call()
+        self._num_done += num_steps
+        self._events.step(
+            self._num_done, num_steps=num_steps, duration_s=time.monotonic() - begin_s
+        )
+        return result
+
+    def _count(self, values: Any) -> int:
+        optimizer = getattr(self._model, "optimizer", None)
+        variables = [] if optimizer is None else optimizer.variables
+        for place, variable in enumerate(variables):
+            # Not `optimizer.iterations`: with accumulated gradients that is not one a step.
+            if variable.name == "iteration":
+                return int(variable.value if values is None else values[place])
+        return self._num_done
+
+
+class ToldTrainFunction:
+    """A model's own `train_function`, for one that belongs to no strategy.
+
+    Args:
+        model: the Keras model.
+        events: where its steps are written.
+        original: what Keras has made.
+    """
+
+    def __init__(self, model: Any, events: EventWriter, original: Callable[..., Any]) -> None:
+        self.events = StepEvents(model, events)
+        self._model = model
+        self._original = original
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> Any:
+        """Runs a group of steps, as Keras's own does."""
+
+        def call() -> tuple[int, Any]:
+            if self._model.steps_per_execution == 1:
+                return 1, self._original(state, iterator)
+            counted = _Counted(iterator)
+            result = self._original(state, counted)
+            return counted.num_taken, result
+
+        return self.events.run(call, state[2])
+
+
+class _Counted:
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self.num_taken = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._iterator)
+        self.num_taken += 1
+        return batch

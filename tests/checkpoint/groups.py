@@ -1,0 +1,86 @@
+"""Stand-ins: a source that gives notice when told to, and a group whose messages can wait."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stratagem.group import Identity, Limits
+from stratagem.group.announcements import Listener
+from stratagem.preemption import Notice, NoticeSource
+
+LIMIT_S = 20.0
+
+
+class Bell(NoticeSource):
+    """Gives notice when it is rung."""
+
+    def ring(self, *, ago_s: float = 0.0, grace_s: float | None = None) -> None:
+        self.hear(
+            Notice(
+                source="bell",
+                message="The bell was rung.",
+                heard_at_s=time.monotonic() - ago_s,
+                grace_s=grace_s,
+            )
+        )
+
+    def _listen(self) -> None: ...
+
+    def _end(self) -> None: ...
+
+
+class Member:
+    """One process's view of a `Line`."""
+
+    def __init__(self, line: Line, process_id: int) -> None:
+        self._line = line
+        labels = tuple(f"worker {index} (host{index}:1)" for index in range(line.count))
+        self.process_id = process_id
+        self.num_processes = line.count
+        self.identity = Identity(process_id, labels, "127.0.0.1", 1)
+        self.limits = Limits(barrier_s=line.barrier_s)
+        self.error: Exception | None = None
+        self.listener: Listener | None = None
+
+    def announce(self, topic: str, numbers: Sequence[int]) -> None:
+        assert all(type(number) is int for number in numbers)
+        self._line.sent.put((self.process_id, list(numbers)))
+
+    def listen(self, topic: str, listener: Listener) -> None:
+        self.listener = listener
+
+    @contextlib.contextmanager
+    def at(self, kind: Any, name: str) -> Iterator[None]:
+        yield
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class Line:
+    """A group of some members; what they announce arrives when `deliver` is called."""
+
+    def __init__(self, count: int, *, barrier_s: float = LIMIT_S) -> None:
+        self.count = count
+        self.barrier_s = barrier_s
+        self.sent: queue.Queue[tuple[int, list[int]]] = queue.Queue()
+        self.members = [Member(self, index) for index in range(count)]
+
+    def wait_for(self, count: int) -> None:
+        """Waits until so many announcements are there to be delivered."""
+        for told in [self.sent.get(timeout=LIMIT_S) for _ in range(count)]:
+            self.sent.put(told)
+
+    def deliver(self, *, to: Sequence[int] | None = None) -> tuple[int, list[int]]:
+        """Hands the oldest announcement to all, or to some; waits for it if there is none yet."""
+        told = self.sent.get(timeout=LIMIT_S)
+        for index in range(self.count) if to is None else to:
+            listener = self.members[index].listener
+            assert listener is not None
+            listener(*told)
+        return told
