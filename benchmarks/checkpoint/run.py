@@ -79,25 +79,19 @@ def run_checkpoint(
             continue
         with console.status(side.name):
             try:
-                figures, told = _measure(side, size_bytes, num_rounds, environments, effort)
+                figures, found = _measure(side, size_bytes, num_rounds, environments, effort)
             except WorkerError as error:
                 failures.append({"case": side.name, "error": str(error)})
                 console.print(f"Failed: {side.name}\n{error}", style="red", markup=False)
                 continue
         results.append(figures)
-        versions[side.name] = told
+        versions[side.name] = found
     machine = describe_machine(None)
+    told = {"size_bytes": size_bytes, "rounds": num_rounds, "versions": versions}
+    rows = [dataclasses.asdict(one) for one in results]
     write_json(
         output / "checkpoint.json",
-        {
-            "benchmark": "checkpoint",
-            "size_bytes": size_bytes,
-            "rounds": num_rounds,
-            "versions": versions,
-            "machine": machine,
-            "rows": [dataclasses.asdict(one) for one in results],
-            "failures": failures,
-        },
+        {"benchmark": "checkpoint", **told, "machine": machine, "rows": rows, "failures": failures},
     )
     if results:
         console.print(make_table(size_bytes, results))

@@ -6,6 +6,7 @@ import pytest
 
 from stratagem import cluster
 from stratagem.launch import LaunchOptions
+from stratagem.launch.folders import KeptFolders
 from stratagem.launch.plan import plan_tasks
 
 EVERYTHING = LaunchOptions(workers=2, chief=True, ps=2, evaluator=True)
@@ -61,12 +62,25 @@ def test_folder_for_events_is_told_as_one_that_stays(monkeypatch, tmp_path) -> N
 
 def test_compiled_programs_are_kept_where_there_is_a_folder_for_them() -> None:
     options = LaunchOptions(workers=2)
-    plans = plan_tasks(options, ["x"], ports=[1, 2], gpus=(), base={}, program_dir="/cache")
+    plans = plan_tasks(
+        options,
+        ["x"],
+        ports=[1, 2],
+        gpus=(),
+        base={},
+        folders=KeptFolders(programs="/cache", memory="/memory"),
+    )
     for plan in plans:
         assert plan.variables["JAX_COMPILATION_CACHE_DIR"] == "/cache"
         assert plan.variables["STRATAGEM_PROGRAM_DIR"] == "/cache"
+        assert plan.variables["STRATAGEM_MEMORY_DIR"] == "/memory"
         assert plan.variables["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] == "0"
-    assert not [name for plan in planned(options) for name in plan.variables if "CACHE" in name]
+    assert not [
+        name
+        for plan in planned(options)
+        for name in plan.variables
+        if "CACHE" in name or "MEMORY" in name
+    ]
 
 
 def test_devices_and_the_number_of_the_start_are_in_the_environment() -> None:

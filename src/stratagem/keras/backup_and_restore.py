@@ -65,8 +65,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     reads them when `fit` begins and ends with the weights of a training that was never ended.
     In several processes each one has the callback. It runs after all other callbacks.
 
-    Where `STRATAGEM_MEMORY_DIR` names a folder in memory, as `stratagem launch` with restarts sees to, the
-    state is kept there too, after each step: what a killed process has lost is one step then.
+    Where `STRATAGEM_MEMORY_DIR` names a folder in memory, as `stratagem launch` with restarts sees
+    to, the state is kept there too, after each step: a killed process has lost one at most.
 
     Args:
         backup_dir: the folder, for this `fit` alone; several machines have to share it.
@@ -87,7 +87,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         ...     backup = sg.BackupAndRestore(folder, save_freq=1)
         ...     data = {"x": np.ones((12, 2)), "y": np.ones(12), "batch_size": 4}
         ...     model.fit(**data, epochs=2, verbose=0, callbacks=[backup, *callbacks])
-        ...     return model.get_weights()[0]
+        ...     return np.array(model.weights[0].value)
         >>> class Accident(keras.callbacks.Callback):
         ...     def on_train_batch_begin(self, batch, logs=None):
         ...         if self.model.optimizer.iterations == 4:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import os
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from stratagem import environment
 from stratagem.accelerators import local_gpus
@@ -17,6 +14,7 @@ from stratagem.launch.devices import uses_gpus
 from stratagem.launch.elastic import Discovery, ElasticConfig
 from stratagem.launch.ends import TaskEnd, exit_code
 from stratagem.launch.events import LaunchEvents
+from stratagem.launch.folders import KeptFolders, kept_folders
 from stratagem.launch.group import run_group
 from stratagem.launch.guardian import Guardian
 from stratagem.launch.membership import notice_after_s, workers_after
@@ -40,10 +38,6 @@ __all__ = ["Outcome", "launch"]
 
 # How a task ends that others have ended, or that has saved and left.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, EXIT_CODE)
-# Whoever sets one of them has made up his mind about JAX's cache on disk.
-_JAX_CACHE_VARIABLES = {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"}
-# A file system in memory, on Linux; whoever names another folder wants that one.
-_MEMORY, _MEMORY_VARIABLE = "/dev/shm", "STRATAGEM_MEMORY_DIR"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,8 +108,7 @@ def launch(
         CaughtSignals() as caught,
         Guardian() as guardian,
         LaunchEvents(options) as events,
-        _folder_for_programs(options, base) as program_dir,
-        _folder_in_memory(options, base) as memory_dir,
+        kept_folders(options, base) as folders,
         WarmStart(base, guardian) as warm_start,
     ):
         is_warm = options.max_restarts > 0 and not options.cold_restarts
@@ -129,7 +122,7 @@ def launch(
             caught=caught,
             guardian=guardian,
             events=events,
-            program_dir=program_dir,
+            folders=folders,
             discovery=Discovery(elastic, options.full_workers),
         )
         return starts.run_all(warm)
@@ -147,7 +140,7 @@ class _Starts:
     caught: CaughtSignals
     guardian: Guardian
     events: LaunchEvents
-    program_dir: str | None
+    folders: KeptFolders
     discovery: Discovery
 
     def run_all(self, warm: WarmStart | None) -> Outcome:
@@ -195,8 +188,7 @@ class _Starts:
             gpus=self.gpus,
             base=self.base,
             restart=restart,
-            program_dir=self.program_dir,
-            memory_dir=self.memory_dir,
+            folders=self.folders,
         )
         if self.finish is not None:
             plans = tuple(self.finish(plan) for plan in plans)
@@ -212,31 +204,6 @@ class _Starts:
             is_notice_due=functools.partial(self.is_notice_due, num_workers),
         )
         return Outcome(ends=ends, signum=self.caught.ending, restart=restart, were_asked=were_asked)
-
-
-@contextlib.contextmanager
-def _folder_for_programs(options: LaunchOptions, base: Mapping[str, str]) -> Generator[str | None]:
-    """Where tasks that may be started again keep what they have compiled, until the end.
-
-    Not in the folder of the run: what a killed task has half written stays there for ever.
-    """
-    if not options.max_restarts or _JAX_CACHE_VARIABLES & base.keys():
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="stratagem-", ignore_cleanup_errors=True) as folder:
-        yield folder
-
-
-@contextlib.contextmanager
-def _folder_in_memory(options: LaunchOptions, base: Mapping[str, str]) -> Generator[str | None]:
-    """Where tasks that may be started again keep their state, until the end."""
-    if not options.max_restarts or _MEMORY_VARIABLE in base or not os.access(_MEMORY, os.W_OK):
-        yield None
-        return
-    with tempfile.TemporaryDirectory(
-        prefix="stratagem-", dir=_MEMORY, ignore_cleanup_errors=True
-    ) as folder:
-        yield folder
 
 
 def _tell_end(

@@ -8,11 +8,13 @@ import os
 from collections.abc import Mapping, Sequence
 
 from stratagem.launch.devices import TRAINERS, deal_devices
+from stratagem.launch.folders import KeptFolders
 from stratagem.launch.options import LaunchOptions
 
 __all__ = ["TRAINERS", "TaskPlan", "plan_tasks"]
 
 _HOST = "127.0.0.1"
+_NONE_KEPT = KeptFolders()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,7 @@ def plan_tasks(
     gpus: Sequence[str],
     base: Mapping[str, str],
     restart: int = 0,
-    program_dir: str | None = None,
-    memory_dir: str | None = None,
+    folders: KeptFolders = _NONE_KEPT,
 ) -> tuple[TaskPlan, ...]:
     """Plans the processes of one start. The first one leads.
 
@@ -67,8 +68,7 @@ def plan_tasks(
         gpus: the GPUs to deal out.
         base: the variables that all tasks inherit.
         restart: how often these tasks were started before.
-        program_dir: where they keep compiled programs for the next start; None if they do not.
-        memory_dir: in memory, where they keep their state for it; None if they do not.
+        folders: where they keep something for the next start.
 
     Returns:
         The tasks.
@@ -95,7 +95,8 @@ def plan_tasks(
         "STRATAGEM_RESTART_COUNT": str(restart),
         # Python keeps what it prints into a pipe until there is much of it.
         "PYTHONUNBUFFERED": "1",
-        **_folders(options.run_dir, program_dir, memory_dir),
+        **_run_dir(options.run_dir),
+        **folders.variables,
     }
     plans: list[TaskPlan] = []
     for task_type, index, seen in zip(task_types, indices, devices, strict=True):
@@ -111,19 +112,6 @@ def plan_tasks(
     return tuple(plans)
 
 
-def _folders(
-    run_dir: str | os.PathLike[str] | None, program_dir: str | None, memory_dir: str | None
-) -> dict[str, str]:
+def _run_dir(run_dir: str | os.PathLike[str] | None) -> dict[str, str]:
     # Absolute: a task may change its folder.
-    folders = {} if run_dir is None else {"STRATAGEM_RUN_DIR": os.path.abspath(run_dir)}
-    if program_dir is not None:
-        folders |= {
-            # That process 0 is not the only one to write is this library's doing.
-            "STRATAGEM_PROGRAM_DIR": program_dir,
-            "JAX_COMPILATION_CACHE_DIR": program_dir,
-            # By default only what has taken a second: a start compiles many small programs.
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
-    if memory_dir is not None:
-        folders["STRATAGEM_MEMORY_DIR"] = memory_dir
-    return folders
+    return {} if run_dir is None else {"STRATAGEM_RUN_DIR": os.path.abspath(run_dir)}
