@@ -220,22 +220,24 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._num_unsaved += batch + 1 - self._batch
         self._num_done += batch + 1 - self._batch
         self._batch = batch + 1
+        is_due = self.save_freq != "epoch" and self._num_unsaved >= int(self.save_freq)
+        if not is_due and self._run.memory is None:
+            return
         # At the end of an epoch there is nothing to go on with: it is saved with what follows.
         if self._run.data.has_more(self._batch):
-            is_due = self.save_freq != "epoch" and self._num_unsaved >= int(self.save_freq)
             self._save(self._epoch, self._batch, on_disk=is_due)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves, if it is time."""
         is_due = self.save_freq == "epoch" or self._num_unsaved >= int(self.save_freq)
         self._num_done += 1  # a state of its own, after that of the last batch
-        self._save(epoch + 1, 0, on_disk=is_due)
+        assert self._run is not None
+        if is_due or self._run.memory is not None:
+            self._save(epoch + 1, 0, on_disk=is_due)
 
     def _save(self, epoch: int, batch: int, *, on_disk: bool) -> None:
         assert self._run is not None
         memory = self._run.memory
-        if memory is None and not on_disk:
-            return
         run, model = self._run, self._synchronised_model()
         run.progress.value = {
             "epoch": epoch,

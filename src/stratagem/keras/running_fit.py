@@ -87,8 +87,10 @@ def _order_callbacks() -> None:
     original = base.__init__
 
     @functools.wraps(original)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+    def made(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
+        # One alone Keras would call in another thread, while the next step takes its memory.
+        alone = isinstance(callbacks, keras.callbacks.Callback)
+        original(self, [callbacks] if alone else callbacks, *args, **kwargs)
         self.callbacks.sort(key=_runs_last)
         for callback in filter(_runs_last, self.callbacks):
             callback.callback_list = self

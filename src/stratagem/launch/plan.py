@@ -101,11 +101,8 @@ def plan_tasks(
     plans: list[TaskPlan] = []
     for task_type, index, seen in zip(task_types, indices, devices, strict=True):
         task = {"type": task_type, "index": index}
-        variables = {
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
-            **shared,
-            **seen,
-        }
+        told = json.dumps({"cluster": cluster, "task": task})
+        variables = {"TF_CONFIG": told, **shared, **seen}
         plans.append(
             TaskPlan(task_type=task_type, index=index, command=tuple(command), variables=variables)
         )
