@@ -369,3 +369,73 @@ def test_killed_program_goes_on_when_it_is_started_again(
     assert program("not") == 0
     with np.load(tmp_path / "values.npz") as got:
         assert_same([got[key] for key in got], undisturbed(name)[0])
+
+
+class Notice(keras.callbacks.Callback):
+    """Tells this process that its machine will be taken away."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.step -= 1
+        if not self.step:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def leave() -> None:
+    raise AccidentError
+
+
+@pytest.mark.parametrize(("name", "step"), [("none", NUM_BATCHES + 3), ("two", 2)])
+def test_notice_leads_to_one_backup_and_the_next_program_goes_on(
+    name: str, step: int, tmp_path: Path
+) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    config = sg.TerminationConfig(exit_fn=leave, grace_period=0)
+
+    def run(*callbacks: Any) -> Any:
+        backup = sg.BackupAndRestore(tmp_path, termination_config=config)
+        try:
+            return train(backup, *callbacks, strategy=strategy_named(name))[0]
+        finally:
+            backup.stop_listening()
+
+    with pytest.raises(AccidentError):
+        run(Notice(step))
+    assert len(list(tmp_path.glob("backup-*"))) == 1
+    assert_same(run(), undisturbed(name)[0])
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.parametrize("name", ["none", "two"])
+def test_state_of_each_step_is_kept_in_memory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATAGEM_MEMORY_DIR", str(tmp_path / "memory"))
+    first_steps: list[int] = []
+
+    class FirstStep(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if len(first_steps) < runs:
+                first_steps.append(int(self.model.optimizer.iterations))
+
+    runs = 0
+
+    def run(*ends: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        return train(
+            FirstStep(),
+            *ends,
+            strategy=strategy_named(name),
+            folder=tmp_path / "disk",
+            freq="epoch",
+        )[0]
+
+    got = ended_and_again(run, EndAtBegin(3), EndAtBegin(NUM_BATCHES - 3), EndAtBegin(2))
+    assert_same(got, undisturbed(name)[0])
+    assert first_steps == [0, 3, NUM_BATCHES, NUM_BATCHES + 2]
+    assert_same(run(), undisturbed(name)[0])  # what has ended is not gone on with
+    assert first_steps[-1] == 0

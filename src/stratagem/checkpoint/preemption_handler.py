@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from stratagem.checkpoint.agreed_step import AgreedStep, Due
 from stratagem.checkpoint.checkpoint import Checkpoint
+from stratagem.checkpoint.leaving import leave
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.checkpoint.run_calls import RunCalls, is_built, restore_latest
 from stratagem.cluster import ClusterResolver, task_count
@@ -20,7 +21,6 @@ from stratagem.errors import InvalidArgumentError
 from stratagem.group import current_group
 from stratagem.messages import explain
 from stratagem.preemption import TerminationConfig
-from stratagem.topology.ending import expect_exit
 
 __all__ = ["PreemptionCheckpointHandler"]
 
@@ -187,7 +187,7 @@ class PreemptionCheckpointHandler:
                 self._save(*args, **kwargs)
                 self._saved_after = self._num_run
             if due is Due.LEAVE:
-                self._leave()
+                leave(self._manager, self._config)
 
     def _save(self, *args: Any, **kwargs: Any) -> None:
         before_s = time.monotonic()
@@ -204,16 +204,6 @@ class PreemptionCheckpointHandler:
         notice = self._agreed_step.notice
         reason = "another process got notice" if notice is None else notice.message
         _tell(f"saved after step {self.total_run_calls}: {reason}")
-
-    def _leave(self) -> None:
-        # No process ends before all have saved: what is written behind training is there by then,
-        # and nobody takes from the others what they wait for.
-        self._manager.sync()
-        try:
-            self._config.exit()
-        except SystemExit as leaving:
-            expect_exit(leaving.code)
-            raise
 
 
 def _tell(text: str) -> None:

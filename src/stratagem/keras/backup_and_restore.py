@@ -19,6 +19,7 @@ from stratagem.checkpoint import (
     CheckpointOptions,
     MemoryBackup,
 )
+from stratagem.checkpoint.leaving import Leaving
 from stratagem.checkpoint.together import done_by_first
 from stratagem.keras.callback_state import callback_states, set_callback_states
 from stratagem.keras.data_position import DataPosition
@@ -26,6 +27,7 @@ from stratagem.keras.private import set_initial_epoch
 from stratagem.keras.random_state import RandomState
 from stratagem.keras.running_fit import epoch_iterator
 from stratagem.messages import explain
+from stratagem.preemption import TerminationConfig
 from stratagem.storage import COMMIT_MARK
 
 __all__ = ["BackupAndRestore"]
@@ -52,6 +54,7 @@ class _Run:
 
     manager: CheckpointManager
     memory: MemoryBackup | None
+    leaving: Leaving | None
     progress: _Progress
     data: DataPosition
     others: list[Any]
@@ -74,6 +77,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         double_checkpoint: keep two backups. If the newer one is damaged, `fit` goes on from the
             older one.
         delete_checkpoint: delete the backups when `fit` has ended without an error.
+        termination_config: what counts as notice before preemption: when any process got one, all
+            save after the same batch and leave. None listens for nothing.
 
     Raises:
         ValueError: an empty name of a folder, or another frequency.
@@ -113,6 +118,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         save_freq: str | int = "epoch",
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
+        *,
+        termination_config: TerminationConfig | None = None,
     ) -> None:
         super().__init__()
         _check(backup_dir, save_freq)
@@ -120,6 +127,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
+        self.termination_config = termination_config
         self.callback_list: Any = None  # Keras's list of all callbacks
         self._run: _Run | None = None
         self._restored: tuple[Callable[[], object], Mapping[str, Any]] | None = None
@@ -127,9 +135,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._batch = 0  # of this epoch, those that are done
         self._num_unsaved = self._num_done = 0
         self._memory_dir = environment.lookup("STRATAGEM_MEMORY_DIR")
-        if save_freq != "epoch" or self._memory_dir is not None:
-            # Only where it is needed: Keras waits for each step where a callback has this.
+        # Only where they are needed: Keras waits for each step where a callback has these.
+        if save_freq != "epoch" or self._memory_dir or termination_config is not None:
             vars(self)["on_train_batch_end"] = self._on_train_batch_end
+        if termination_config is not None:
+            vars(self)["on_train_batch_begin"] = self._on_train_batch_begin
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest backup that is whole, if there is one."""
@@ -163,7 +173,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             memory = MemoryBackup(checkpoint, self._memory_dir, _name_in_memory(self.backup_dir))
         callbacks = self.callback_list.callbacks
         others = [one for one in callbacks if not isinstance(one, BackupAndRestore)]
-        self._run = _Run(manager, memory, progress, DataPosition.of(iterator), others)
+        leaving = None
+        if self.termination_config is not None:
+            leaving = Leaving(self.termination_config, manager)
+        data = DataPosition.of(iterator)
+        self._run = _Run(manager, memory, leaving, progress, data, others)
         self._num_unsaved = self._num_done = 0
         restore = self._from_memory_or_disk()
         self._restored = None if restore is None else (restore, progress.value)
@@ -215,6 +229,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._batch = state["batch"]
             self._set(state)
 
+    def _on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        assert self._run is not None
+        assert self._run.leaving is not None
+        self._run.leaving.before_step(lambda: self._save(self._epoch, self._batch, on_disk=True))
+
     def _on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         assert self._run is not None
         self._num_unsaved += batch + 1 - self._batch
@@ -258,11 +277,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Deletes the backups, unless they are to be kept."""
         if self._restored is not None:  # there was nothing left to do
             set_initial_epoch(self.model, None)
-        run, self._run, self._restored = self._run, None, None
+        run = self._run
+        self.stop_listening()
+        self._run = self._restored = None
         if self.delete_checkpoint:
             if run is not None and run.memory is not None:
                 run.memory.forget()
             done_by_first("BackupAndRestore.on_train_end", self._delete)
+
+    def stop_listening(self) -> None:
+        """Listens for notices no more; for a program that goes on after `fit` has raised."""
+        if self._run is not None and self._run.leaving is not None:
+            self._run.leaving.stop()
 
     def _delete(self) -> None:
         folder = Path(self.backup_dir)

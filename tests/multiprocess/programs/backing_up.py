@@ -1,6 +1,7 @@
-"""Trains by `fit` with backups: `python backing_up.py FOLDER VICTIM`.
+"""Trains by `fit` with backups: `python backing_up.py FOLDER VICTIM [SIGNAL]`.
 
-Process VICTIM kills itself in the second epoch; -1 lets all live, and -2 makes no backups either.
+Process VICTIM gets the signal, SIGKILL without one, in the second epoch; -1 lets all live, and -2
+makes no backups either. Process 0 writes to FOLDER/first the step from which a training went on.
 Each process writes what it ended with to FOLDER/process-N.npz.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 import stratagem as sg
 
 folder, victim = Path(sys.argv[1]), int(sys.argv[2])
+signum = signal.Signals[sys.argv[3]] if len(sys.argv) > 3 else signal.SIGKILL
 strategy = sg.MultiWorkerMirroredStrategy()
 rank = jax.process_index()
 keras.utils.set_random_seed(5)
@@ -39,12 +41,21 @@ with strategy.scope():
 
 
 class Kill(keras.callbacks.Callback):
+    is_first = True
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if rank == victim and int(self.model.optimizer.iterations) == 11:
-            os.kill(os.getpid(), signal.SIGKILL)
+        step = int(self.model.optimizer.iterations)
+        if self.is_first and rank == 0:
+            (folder / "first").write_text(str(step))
+        self.is_first = False
+        if rank == victim and step == 11:
+            os.kill(os.getpid(), signum)
 
 
-callbacks = [] if victim == -2 else [sg.BackupAndRestore(folder / "backup", 2), Kill()]
+backup = sg.BackupAndRestore(
+    folder / "backup", 2, termination_config=sg.TerminationConfig(grace_period=0)
+)
+callbacks = [] if victim == -2 else [backup, Kill()]
 history = model.fit(
     rows, rows.sum(axis=1), batch_size=8, epochs=3, verbose=0, callbacks=callbacks
 ).history
