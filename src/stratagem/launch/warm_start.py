@@ -101,6 +101,7 @@ class WarmStart:
     """
 
     def __init__(self, base: Mapping[str, str], guardian: Guardian) -> None:
+        self.made_s = time.monotonic()
         self._base = dict(base)
         self._guardian = guardian
         self._process: subprocess.Popen[bytes] | None = None
