@@ -31,6 +31,19 @@ class MemoryBackup:
 
     Raises:
         OSError: the folder cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> step = sg.Variable(7, dtype="int32")
+        >>> checkpoint = sg.train.Checkpoint(step=step)
+        >>> with tempfile.TemporaryDirectory() as folder:  # in /dev/shm, to outlive the process
+        ...     sg.checkpoint.MemoryBackup(checkpoint, folder).save(7)
+        ...     _ = step.assign(0)
+        ...     sg.checkpoint.MemoryBackup(checkpoint, folder).restore(), int(step)
+        (7, 7)
+
+    Source: Wang et al., "GEMINI: Fast Failure Recovery in Distributed Training with In-Memory
+    Checkpoints", SOSP 2023.
     """
 
     def __init__(
