@@ -29,7 +29,7 @@ def test_table_and_plot_show_every_side(tmp_path: Path) -> None:
     with console.capture() as capture:
         console.print(make_table(10**9, [FIGURES, other]))
     lines = capture.get().splitlines()
-    ours, theirs = (next(line for line in lines if name in line) for name in ("Strat", "other"))
+    ours, theirs = (next(line for line in lines if name in line) for name in ("Stratagem", "other"))
     assert "1 GB" in lines[0]
     assert ours.split("│")[4].strip() == "0.150"
     assert theirs.split("│")[-2].strip() == "4.00"
