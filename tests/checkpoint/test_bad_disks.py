@@ -6,10 +6,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.checkpoint import MemoryBackup
 from stratagem.errors import DataLossError
 
 _DISK_BYTES = 4 * 2**20
@@ -104,3 +106,30 @@ def test_missing_shard(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(value.value), wanted + 2)
     assert manager.restore_or_initialize(skip_damaged=True) == good
     np.testing.assert_array_equal(np.asarray(value.value), wanted)
+
+
+def test_memory_that_does_not_suffice_is_told_and_the_older_state_stays(disk: Path) -> None:
+    value = sg.Variable(np.full(10, 1.0))
+    memory = MemoryBackup(sg.train.Checkpoint(value=value), disk)
+    memory.save(1)
+    large = MemoryBackup(sg.train.Checkpoint(value=value, large=sg.Variable(_noise(10**6))), disk)
+    large.restore()  # of other objects: nothing, and what was there is forgotten
+    memory.save(1)
+    with pytest.raises(OSError, match="No space left"):
+        MemoryBackup(sg.train.Checkpoint(value=sg.Variable(_noise(2 * 10**6))), disk).save(2)
+    value.assign(np.zeros(10))
+    assert memory.restore() == 1
+    assert (np.asarray(value.value) == 1).all()
+
+
+def test_fit_goes_on_without_memory(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATAGEM_MEMORY_DIR", str(disk))
+    model = keras.Sequential([keras.layers.Input((1000,)), keras.layers.Dense(1000)])
+    model.compile("adam", "mse")
+    backup = sg.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+    rows = np.ones((8, 1000), "float32")
+    with pytest.warns(RuntimeWarning, match=r"not kept in .* any more: .*No space left"):
+        model.fit(rows, rows, batch_size=2, verbose=0, callbacks=[backup])
+    assert len(list((tmp_path / "backup").iterdir())) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -268,10 +269,25 @@ class BackupAndRestore(keras.callbacks.Callback):
             "callbacks": callback_states(run.others),
         }
         if memory is not None:
-            memory.save(self._num_done)
+            self._keep_in_memory(memory)
         if on_disk:
             run.manager.save()
             self._num_unsaved = 0
+
+    def _keep_in_memory(self, memory: MemoryBackup) -> None:
+        """Without memory for it training goes on as it would without the folder."""
+        assert self._run is not None
+        try:
+            memory.save(self._num_done)
+        except OSError as error:
+            warnings.warn(
+                f"The state of each step is not kept in {self._memory_dir} any more: {error}. A "
+                f"restart goes on from {self.backup_dir}.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            memory.forget()
+            self._run = dataclasses.replace(self._run, memory=None)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Deletes the backups, unless they are to be kept."""

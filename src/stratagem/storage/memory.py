@@ -56,6 +56,7 @@ class MemorySlots:
         directory.mkdir(parents=True, exist_ok=True)
         self._slots = [_Slot(directory / f"{name}.{index}") for index in range(_NUM_SLOTS)]
         self._next = 0
+        self.get()  # so that the first one spares the newest
 
     def put(self, number: int, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -> None:
         """Keeps a snapshot in the place of the older one.

@@ -66,6 +66,9 @@ class Staging:
 
         Returns:
             Where each lies.
+
+        Raises:
+            OSError: there is not enough memory.
         """
         placed = list(_laid_out(items, begin_bytes))
         self._reach(end_bytes(placed))
@@ -104,7 +107,7 @@ class Staging:
             return
         there_bytes = os.fstat(self.descriptor).st_size
         if there_bytes < size_bytes:
-            os.ftruncate(self.descriptor, size_bytes)
+            _allocate(self.descriptor, size_bytes)
         self._memory = mmap.mmap(self.descriptor, max(size_bytes, there_bytes))
 
 
@@ -125,6 +128,14 @@ def end_bytes(placed: Iterable[Placed]) -> int:
         placed: where they lie.
     """
     return max((one.offset_bytes + one.size_bytes for one in placed), default=0)
+
+
+def _allocate(descriptor: int, size_bytes: int) -> None:
+    """Takes the memory now: writing to what is not there would end the process by SIGBUS."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    else:
+        os.ftruncate(descriptor, size_bytes)
 
 
 def _anonymous_file() -> int:
