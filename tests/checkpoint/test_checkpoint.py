@@ -58,6 +58,7 @@ def train(model: keras.Model) -> np.ndarray:
     return np.array(history.history["loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", STRATEGIES)
 def test_saved_under_one_strategy_restored_under_each_other(first: str, tmp_path: Path) -> None:
     strategy = make_strategy(first)

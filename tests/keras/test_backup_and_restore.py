@@ -83,6 +83,7 @@ def test_undisturbed_training_sees_each_example_once_an_epoch() -> None:
     assert epochs[0].tolist() != epochs[1].tolist()
 
 
+@pytest.mark.slow
 def test_many_steps_an_execution_are_saved_at_the_first_boundary(tmp_path: Path) -> None:
     """3 and 3 and 1 batches: 4 are done after 6, and 4 more after the end of the epoch."""
     batches: list[int] = []
@@ -108,6 +109,7 @@ def test_another_number_of_steps_an_execution_goes_on_from_there(tmp_path: Path)
     assert_same(got, undisturbed("none")[0])
 
 
+@pytest.mark.slow
 def test_validation_is_done_again_where_it_was_not_saved(tmp_path: Path) -> None:
     class EndInValidation(keras.callbacks.Callback):
         def on_test_begin(self, logs: Any = None) -> None:
@@ -172,6 +174,7 @@ def test_callbacks_know_what_they_knew(freq: Any, tmp_path: Path) -> None:
     assert_same(got, wanted)
 
 
+@pytest.mark.slow
 def test_training_that_a_callback_stopped_stays_stopped(tmp_path: Path) -> None:
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -344,6 +347,7 @@ np.savez(result, *values(model))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
     [

@@ -205,6 +205,7 @@ def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     assert (table[: size + 3, 0] >= 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
