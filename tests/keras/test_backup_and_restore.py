@@ -443,3 +443,10 @@ def test_state_of_each_step_is_kept_in_memory(
     assert first_steps == [0, 3, NUM_BATCHES, NUM_BATCHES + 2]
     assert_same(run(), undisturbed(name)[0])  # what has ended is not gone on with
     assert first_steps[-1] == 0
+
+
+def test_notice_saves_the_backup_and_nothing_else() -> None:
+    with pytest.raises(ValueError, match="received a termination_config with a save_fn"):
+        sg.BackupAndRestore(
+            "runs/backup", termination_config=sg.TerminationConfig(save_fn=lambda: None)
+        )

@@ -100,6 +100,15 @@ def test_signals_that_end_training_do_not_end_it(process: StorageProcess, tmp_pa
     assert storage.is_whole(tmp_path / "one")
 
 
+def test_signals_may_come_before_it_has_loaded_anything(tmp_path: Path) -> None:
+    process = StorageProcess()
+    os.kill(process.pid, signal.SIGTERM)
+    write(process, tmp_path / "one").result()
+    assert storage.is_whole(tmp_path / "one")
+    process.close()
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_its_death_is_told_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
     first = storage.storage_process()
     assert storage.storage_process() is first

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import sys
-import time
 from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
-from stratagem.checkpoint.agreed_step import AgreedStep, Due
 from stratagem.checkpoint.checkpoint import Checkpoint
-from stratagem.checkpoint.leaving import leave
+from stratagem.checkpoint.leaving import Leaving, tell
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.checkpoint.run_calls import RunCalls, is_built, restore_latest
 from stratagem.cluster import ClusterResolver, task_count
@@ -26,8 +22,6 @@ __all__ = ["PreemptionCheckpointHandler"]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
-# Every process makes the same handlers in the same order.
-_numbers = itertools.count(1)
 
 
 class PreemptionCheckpointHandler:
@@ -99,11 +93,8 @@ class PreemptionCheckpointHandler:
         self._config = config.for_environment()
         self._calls = RunCalls()
         self._num_run = 0
-        self._saved_after: int | None = None
-        name = f"leaving {next(_numbers)}"
-        self._agreed_step = AgreedStep(self._config, current_group(), name=name)
         # Before it restores, which may take long: who gets notice meanwhile leaves well, too.
-        self._agreed_step.start()
+        self._leaving = Leaving(self._config, self._manager, type(self).__name__)
         try:
             restore_latest(self._manager, self._calls)
         except BaseException:
@@ -175,41 +166,26 @@ class PreemptionCheckpointHandler:
 
         Leaving does without it: a second signal does not disturb the end of the program then.
         """
-        self._agreed_step.stop()
+        self._leaving.stop()
 
     def _count(self) -> None:
         self._calls.count += 1
         self._num_run += 1
 
     def _act(self, *args: Any, **kwargs: Any) -> None:
-        while (due := self._agreed_step.next_step()) is not None:
-            if self._saved_after != self._num_run:  # else the grace ended while it was saved
-                self._save(*args, **kwargs)
-                self._saved_after = self._num_run
-            if due is Due.LEAVE:
-                leave(self._manager, self._config)
+        self._leaving.before_step(self.total_run_calls, lambda: self._save(*args, **kwargs))
 
-    def _save(self, *args: Any, **kwargs: Any) -> None:
-        before_s = time.monotonic()
+    def _save(self, *args: Any, **kwargs: Any) -> bool:
         if self._config.save_fn is not None:
             self._config.save_fn(*args, **kwargs)
         elif self._num_run == 0 and not is_built(self._manager.checkpoint):
-            _tell("there is notice before the first step: nothing to save yet")
-            return
+            tell(type(self).__name__, "there is notice before the first step: nothing to save yet")
+            return False
         else:
             if len(args) < 2:
                 kwargs = {"check_interval": False, **kwargs}
             self._manager.save(*args, **kwargs)
-        self._agreed_step.save_s = time.monotonic() - before_s
-        notice = self._agreed_step.notice
-        reason = "another process got notice" if notice is None else notice.message
-        _tell(f"saved after step {self.total_run_calls}: {reason}")
-
-
-def _tell(text: str) -> None:
-    group = current_group()
-    where = "" if group is None else f"{group.identity.label}: "
-    print(f"PreemptionCheckpointHandler: {where}{text}", file=sys.stderr, flush=True)
+        return True
 
 
 def _manager_of(

@@ -82,7 +82,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             save after the same batch and leave. None listens for nothing.
 
     Raises:
-        ValueError: an empty name of a folder, or another frequency.
+        ValueError: an empty name of a folder, another frequency, or a `save_fn`.
 
     Example:
         >>> import tempfile
@@ -124,6 +124,14 @@ class BackupAndRestore(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         _check(backup_dir, save_freq)
+        if termination_config is not None and termination_config.save_fn is not None:
+            raise ValueError(
+                explain(
+                    "BackupAndRestore received a termination_config with a save_fn.",
+                    expected="none: what it saves on notice is its own backup.",
+                    fix="leave save_fn out, or use sg.PreemptionCheckpointHandler in a loop.",
+                )
+            )
         self.backup_dir = os.fspath(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
@@ -176,7 +184,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         others = [one for one in callbacks if not isinstance(one, BackupAndRestore)]
         leaving = None
         if self.termination_config is not None:
-            leaving = Leaving(self.termination_config, manager)
+            leaving = Leaving(self.termination_config, manager, type(self).__name__)
         data = DataPosition.of(iterator)
         self._run = _Run(manager, memory, leaving, progress, data, others)
         self._num_unsaved = self._num_done = 0
@@ -233,7 +241,11 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._run is not None
         assert self._run.leaving is not None
-        self._run.leaving.before_step(lambda: self._save(self._epoch, self._batch, on_disk=True))
+        self._run.leaving.before_step(self._num_done, self._save_on_notice)
+
+    def _save_on_notice(self) -> bool:
+        self._save(self._epoch, self._batch, on_disk=True)
+        return True
 
     def _on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         assert self._run is not None

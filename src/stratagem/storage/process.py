@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing as mp
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,7 +27,10 @@ from stratagem.messages import explain
 from stratagem.storage.files import Arrays
 from stratagem.storage.staging import Staging
 
-__all__ = ["StorageProcess", "storage_process", "wait_for_writing"]
+__all__ = ["ENDING_SIGNALS", "StorageProcess", "storage_process", "wait_for_writing"]
+
+# What ends training when it comes from a terminal or a scheduler.
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _MAIN = "stratagem.storage.process_main"
 
@@ -45,12 +49,18 @@ class StorageProcess:
         self._staging = Staging()
         self._connection, theirs = mp.Pipe()
         descriptors = (theirs.fileno(), self._staging.descriptor)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _MAIN, *map(str, descriptors)],
-            env=environment.without_cluster(),
-            stdin=subprocess.DEVNULL,
-            pass_fds=descriptors,
-        )
+        # It begins with these blocked, and lets them in when it can handle them: what asks training
+        # to end may come before it has loaded anything.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _MAIN, *map(str, descriptors)],
+                env=environment.without_cluster(),
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._thread = ThreadPoolExecutor(1, "stratagem-storage")
         self._last: Future[Any] | None = None

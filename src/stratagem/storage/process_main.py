@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.storage import files
+from stratagem.storage.process import ENDING_SIGNALS
 from stratagem.storage.staging import Placed, Staging
 
 __all__ = ["StorageServer"]
-
-# What ends training when it comes from a terminal or a scheduler.
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StorageServer:
@@ -80,8 +78,9 @@ def _main() -> None:
         if os.getppid() != parent and not server.is_busy:
             raise SystemExit(0)
 
-    for signum in _ENDING:
+    for signum in ENDING_SIGNALS:
         signal.signal(signum, end_if_idle)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     files.warm_up()
     server.serve()
 
