@@ -52,7 +52,13 @@ def run(*processes: ProcessEvents) -> RunEvents:
 
 
 def steps(
-    begin_s: float, end_s: float, first: int, last: int, *, busy: float | None = None
+    begin_s: float,
+    end_s: float,
+    first: int,
+    last: int,
+    *,
+    busy: float | None = None,
+    keeping: float = 0.0,
 ) -> StepEvent:
     """Steps `first` to `last`, both included."""
     return StepEvent(
@@ -61,6 +67,7 @@ def steps(
         num_steps=last - first + 1,
         duration_s=end_s - begin_s if busy is None else busy,
         elapsed_s=end_s - begin_s,
+        keeping_s=keeping,
     )
 
 

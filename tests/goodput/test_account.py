@@ -133,6 +133,35 @@ def test_time_between_the_calls_is_waiting() -> None:
     assert parts(account) == {"starting": 1, "useful": 4, "waiting": 6 + 3}
 
 
+def test_state_kept_in_memory_is_saving() -> None:
+    """Also of steps that are lost."""
+    account = account_for(
+        run(
+            process(
+                "worker 0",
+                0,
+                first_step(1, 1),
+                steps(1, 11, 2, 11, busy=7, keeping=2),
+                restored(12, 6),
+                first_step(13, 7),
+                end(13),
+            )
+        )
+    )
+    assert parts(account) == pytest.approx(
+        {"starting": 1, "useful": 3.5, "repeated": 3.5, "saving": 2, "waiting": 2, "restarting": 1}
+    )
+
+
+def test_no_more_is_kept_than_there_was_time() -> None:
+    account = account_for(
+        run(
+            process("worker 0", 0, first_step(1, 1), steps(1, 3, 2, 3, busy=1.5, keeping=9), end(3))
+        )
+    )
+    assert parts(account) == {"starting": 1, "useful": 1.5, "saving": 0.5}
+
+
 def test_run_that_goes_on_counts_until_its_last_event() -> None:
     account = account_for(run(process("worker 0", 0, first_step(1, 1), steps(1, 11, 2, 6))))
     assert account.whole_s == 11

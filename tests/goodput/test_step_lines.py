@@ -58,6 +58,25 @@ def test_time_of_something_else_is_in_no_line() -> None:
     assert lines.add(4, 1, 2.0, 9.0) == (StepLine(7.0, 9.0, 4, 1, 2.0),)
 
 
+def test_state_kept_in_memory_belongs_to_the_time_before_the_next_step() -> None:
+    lines = StepLines(10.0, 0.0)
+    lines.keep(0.25)
+    assert lines.add(1, 1, 0.5, 1.0) == (StepLine(0.0, 1.0, 1, 1, 0.5, 0.25),)
+    lines.keep(0.25)
+    assert lines.add(2, 1, 0.5, 2.0) == ()
+    lines.keep(0.125)
+    lines.keep(0.125)
+    assert lines.add(3, 1, None, 3.0) == ()  # all the time but that
+    assert lines.take() == StepLine(1.0, 3.0, 3, 2, 1.25, 0.5)
+    lines.keep(0.25)
+    lines.interrupt(4.0, is_new_life=False)
+    lines.add(4, 1, None, 5.0)
+    assert lines.take() == StepLine(4.0, 5.0, 4, 1, 1.0)
+    # A pause that is longer than a line is in none, with all that was in it.
+    lines.keep(0.25)
+    assert lines.add(5, 1, 1.0, 30.0) == (StepLine(29.0, 30.0, 5, 1, 1.0),)
+
+
 def test_interval_of_nothing_is_a_line_a_call() -> None:
     lines = StepLines(0.0, 0.0)
     assert [len(lines.add(step, 1, None, float(step))) for step in range(1, 5)] == [1, 1, 1, 1]

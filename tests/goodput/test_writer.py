@@ -54,7 +54,8 @@ def test_every_event_has_its_kind_and_its_fields(tmp_path) -> None:
     before_s = time.time()
     with open_writer(tmp_path / "new" / "run", attempt=3) as writer:
         writer.restored(10, Path("backup") / "1")
-        writer.step(12, num_steps=2, duration_s=0.001)
+        writer.kept(0.25)
+        writer.step(12, num_steps=2, duration_s=1e-9)
         writer.save_started(12, is_asynchronous=True)
         writer.save_ended(12, stall_s=0.25, duration_s=2, is_asynchronous=True, failed="disk full")
         writer.notice("SIGTERM")
@@ -79,7 +80,7 @@ def test_every_event_has_its_kind_and_its_fields(tmp_path) -> None:
             "pid": os.getpid(),
         },
         {"kind": "restored", "step": 10, "source": os.path.join("backup", "1")},
-        {"kind": "step", "step": 12, "num_steps": 2, "duration_s": 0.001},
+        {"kind": "step", "step": 12, "num_steps": 2, "duration_s": 1e-9, "keeping_s": 0.25},
         {"kind": "save_started", "step": 12, "is_asynchronous": True},
         {
             "kind": "save_ended",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +42,10 @@ def train(
         name: options.pop(name) for name in ("optimizer", "steps_per_execution") if name in options
     }
     model = build(strategy, **compiled)
-    backup = [] if folder is None else [sg.BackupAndRestore(folder, freq)]
+    saving = {name: options.pop(name) for name in ("memory_save_freq", "saving") if name in options}
+    if "saving" in saving:
+        saving["options"] = saving.pop("saving")
+    backup = [] if folder is None else [sg.BackupAndRestore(folder, freq, **saving)]
     given = {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "verbose": 0} | options
     history = model.fit(X, Y, callbacks=[*backup, *callbacks], **given)
     return values(model), history
@@ -302,6 +306,33 @@ def test_backup_needs_a_folder(folder: Any) -> None:
 def test_frequency_that_is_none(freq: Any) -> None:
     with pytest.raises(ValueError, match=r"save_freq=.* is no frequency"):
         sg.BackupAndRestore("backup", freq)
+    if freq not in (None, "epoch"):
+        with pytest.raises(ValueError, match=r"memory_save_freq=.* is no frequency"):
+            sg.BackupAndRestore("backup", memory_save_freq=freq)
+
+
+def test_backups_are_written_while_training_goes_on(tmp_path: Path) -> None:
+    behind = sg.train.CheckpointOptions(enable_async=True)
+
+    def run(*ends: Any) -> Any:
+        return train(*ends, folder=tmp_path, freq=1, saving=behind, strategy=strategy_named("two"))
+
+    got = ended_and_again(lambda *ends: run(*ends)[0], EndAt(4), EndAtBegin(NUM_BATCHES + 3))
+    assert_same(got, undisturbed("two")[0])
+    assert not list(tmp_path.glob("backup-*"))
+
+
+def test_backup_that_was_not_written_is_told_at_the_end(tmp_path: Path) -> None:
+    behind = sg.train.CheckpointOptions(enable_async=True)
+
+    class Harm(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.write_text("a file")
+
+    folder = tmp_path / "backup"
+    with pytest.raises(OSError, match=f"{folder}"):
+        train(Harm(), folder=folder, freq="epoch", epochs=1, saving=behind)
 
 
 def test_model_that_is_not_built_and_no_fit(tmp_path: Path) -> None:
@@ -413,9 +444,16 @@ def test_notice_leads_to_one_backup_and_the_next_program_goes_on(
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-@pytest.mark.parametrize("name", ["none", "two"])
+@pytest.mark.parametrize(
+    ("name", "freq", "at_begin"),
+    [
+        ("none", 1, [NUM_BATCHES, NUM_BATCHES + 2]),
+        ("two", 1, [NUM_BATCHES, NUM_BATCHES + 2]),
+        ("two", 2, [NUM_BATCHES - 1, NUM_BATCHES]),
+    ],
+)
 def test_state_of_each_step_is_kept_in_memory(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, freq: int, at_begin: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STRATAGEM_MEMORY_DIR", str(tmp_path / "memory"))
     first_steps: list[int] = []
@@ -436,11 +474,12 @@ def test_state_of_each_step_is_kept_in_memory(
             strategy=strategy_named(name),
             folder=tmp_path / "disk",
             freq="epoch",
+            memory_save_freq=freq,
         )[0]
 
     got = ended_and_again(run, EndAtBegin(3), EndAtBegin(NUM_BATCHES - 3), EndAtBegin(2))
     assert_same(got, undisturbed(name)[0])
-    assert first_steps == [0, 3, NUM_BATCHES, NUM_BATCHES + 2]
+    assert first_steps == [0, 3 // freq * freq, *at_begin]
     assert_same(run(), undisturbed(name)[0])  # what has ended is not gone on with
     assert first_steps[-1] == 0
 

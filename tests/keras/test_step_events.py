@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ import pytest
 import stratagem as sg
 from stratagem.goodput import current, read_run
 from stratagem.goodput.events import StepEvent
+from stratagem.keras import step_events
+from stratagem.topology.lockstep import last_flight, wait_for_flight
 from tests.parity.comparison import Scope, mirrored
 
 ROWS = 22
@@ -125,3 +129,43 @@ def test_without_a_folder_the_train_function_is_keras_s_own(
     model = _model(contextlib.nullcontext)
     _fit(model)
     assert type(model.train_function).__module__ == "builtins"
+
+
+class Slow(keras.layers.Layer):
+    """Takes the devices a while, and no time of the call that starts it."""
+
+    def call(self, x: Any) -> Any:
+        def body(_: int, matrix: Any) -> Any:
+            return matrix @ matrix / 300.0
+
+        ones = jnp.ones((300, 300)) * (1 + 0 * x[0, 0])
+        return x * jax.lax.fori_loop(0, 40, body, ones)[0, 0]
+
+
+class Looks(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("looks", [True, False])
+def test_step_lasts_until_the_devices_are_done(
+    strategy: str, looks: bool, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], Any]
+) -> None:
+    """Those that a callback looks at; else the one before, so that there is always one to do."""
+    with STRATEGIES[strategy]():
+        model = keras.Sequential([keras.Input((3,)), Slow(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    _fit(model)  # compiles
+    done: list[bool] = []
+
+    def waited(flight: Any) -> None:
+        wait_for_flight(flight)
+        done.append(all(leaf.is_ready() for leaf in jax.tree.leaves(last_flight().token)))
+        assert jax.tree.leaves(last_flight().token)
+
+    monkeypatch.setattr(step_events, "wait_for_flight", waited)
+    _fit(model, callbacks=[Looks()] if looks else [])
+    assert len(done) == 6
+    assert done[0]  # the first one of a `fit` is told when it is done
+    assert all(done) if looks else not all(done)

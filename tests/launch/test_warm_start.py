@@ -224,7 +224,7 @@ SCRIPT = "import stratagem as sg\n"
         ("train.py", SCRIPT, {"KERAS_BACKEND": "torch"}, False),
         ("train.py", "print('nothing of it')", {}, False),
         ("train.py", f"import os\nos.environ['JAX_ENABLE_X64'] = '1'\n{SCRIPT}", {}, False),
-        ("train.py", f"from os import putenv\n{SCRIPT}", {}, False),
+        ("train.py", f"import os\nprint(os.environ['JAX_ENABLE_X64'])\n{SCRIPT}", {}, True),
         ("train", SCRIPT, {}, False),
         ("train.py", None, {}, False),
     ],

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.matching import match
 from stratagem.checkpoint.objects import Part, state_of
 from stratagem.checkpoint.together import done_by_all
-from stratagem.checkpoint.told_saves import step_of_run, tell_restored
-from stratagem.checkpoint.values import give_own, has_components, own_values_of
+from stratagem.checkpoint.told_saves import step_of_run, tell_restored, telling_of_keeping
+from stratagem.checkpoint.values import (
+    give_own,
+    has_components,
+    own_arrays_of,
+    own_values_of,
+)
 from stratagem.group import current_group
 from stratagem.storage import MemorySlots, Snapshot
 
@@ -37,7 +43,7 @@ class MemoryBackup:
         >>> step = sg.Variable(7, dtype="int32")
         >>> checkpoint = sg.train.Checkpoint(step=step)
         >>> with tempfile.TemporaryDirectory() as folder:  # in /dev/shm, to outlive the process
-        ...     sg.checkpoint.MemoryBackup(checkpoint, folder).save(7)
+        ...     cost_s = sg.checkpoint.MemoryBackup(checkpoint, folder).save(7)
         ...     _ = step.assign(0)
         ...     sg.checkpoint.MemoryBackup(checkpoint, folder).restore(), int(step)
         (7, 7)
@@ -54,27 +60,40 @@ class MemoryBackup:
         self._checkpoint = checkpoint
         self._slots = MemorySlots(folder, f"{name}.process-{process_id}")
 
-    def save(self, number: int) -> None:
+    def save(self, number: int) -> float:
         """Keeps the state, beside the one before.
 
         Args:
             number: of the step, the same on all processes, and larger each time.
+
+        Returns:
+            How long that took, in seconds; the wait for the devices is not counted.
 
         Raises:
             OSError: there is not enough memory.
             TypeError: an object has a state that JSON cannot hold.
         """
         parts = self._checkpoint.parts()
-        self._slots.put(
-            number,
-            {name: own_values_of(part) for name, part in parts.items()},
-            {
-                "states": {name: state_of(part) for name, part in parts.items() if part.source},
+        arrays = {name: own_arrays_of(part) for name, part in parts.items()}
+        begun_s = time.monotonic()
+        with telling_of_keeping():
+            values = {name: own_values_of(part, arrays[name]) for name, part in parts.items()}
+            notes = {
+                "states": {
+                    name: one.source.get_state() for name, one in parts.items() if one.source
+                },
                 "components": {name: _paths_of_components(part) for name, part in parts.items()},
                 "num_processes": _num_processes(),
                 **step_of_run(),
-            },
-        )
+            }
+            try:
+                self._slots.put(number, values, notes)
+            except TypeError:
+                for part in parts.values():
+                    if part.source:
+                        state_of(part)  # raises whose state it is
+                raise
+        return time.monotonic() - begun_s
 
     def restore(self) -> int | None:
         """Gives all objects the newest state that every process has. Call on every process.
@@ -144,7 +163,7 @@ def _matched(snapshot: Snapshot, parts: Mapping[str, Part]) -> dict[str, dict[st
             found[name] = match(part, entries, "memory")
         except ValueError:
             return None
-        own = own_values_of(part)
+        own = own_values_of(part, own_arrays_of(part))
         for path, kept_path in found[name].items():
             if own[path].shape != arrays[kept_path].shape:
                 return None

@@ -10,7 +10,13 @@ from typing import Any
 
 from stratagem.goodput import current_events
 
-__all__ = ["step_of_run", "tell_restored", "tell_when_written", "telling_of_save"]
+__all__ = [
+    "step_of_run",
+    "tell_restored",
+    "tell_when_written",
+    "telling_of_keeping",
+    "telling_of_save",
+]
 
 _STEP = "step_of_run"
 
@@ -31,6 +37,18 @@ def tell_restored(notes: Mapping[str, Any], source: str) -> None:
     events, step = current_events(), notes.get(_STEP)
     if events is not None and step is not None:
         events.restored(step, source)
+
+
+@contextlib.contextmanager
+def telling_of_keeping() -> Generator[None]:
+    """Tells of a state that is kept in memory; the devices are done with the step."""
+    begun_s = time.monotonic()
+    try:
+        yield
+    finally:
+        events = current_events()
+        if events is not None:
+            events.kept(time.monotonic() - begun_s)
 
 
 @contextlib.contextmanager

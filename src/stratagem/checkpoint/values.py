@@ -12,7 +12,15 @@ from stratagem.checkpoint.objects import Part
 from stratagem.topology.lockstep import is_of_several, on_every_process, wait_until_ready
 from stratagem.variables import VariableKind, home_of, stored_components
 
-__all__ = ["components_of", "give", "give_own", "has_components", "own_values_of", "values_of"]
+__all__ = [
+    "components_of",
+    "give",
+    "give_own",
+    "has_components",
+    "own_arrays_of",
+    "own_values_of",
+    "values_of",
+]
 
 _Array = np.ndarray[Any, Any]
 
@@ -51,24 +59,37 @@ def components_of(part: Part) -> dict[str, _Array]:
     }
 
 
-def own_values_of(part: Part) -> dict[str, _Array]:
-    """Returns what this process has of each variable; no other is asked.
+def own_arrays_of(part: Part) -> dict[str, Any]:
+    """Returns what this process has of each variable, when it is computed; no other is asked.
 
     Args:
         part: the object.
 
     Returns:
-        By path its value, or the components of this process's replicas, of shape
-        (num_local_replicas, ...). They may be the variables' own memory, as with `values_of`.
+        By path its value, or the components of all replicas.
     """
-    values = {
+    arrays = {
         path: variable.storage if has_components(variable) else _whole(variable)
         for path, variable in part.variables.items()
     }
-    wait_until_ready(list(values.values()))
+    wait_until_ready(list(arrays.values()))
+    return jax.block_until_ready(arrays)
+
+
+def own_values_of(part: Part, arrays: Mapping[str, Any]) -> dict[str, _Array]:
+    """Returns what this process has of each variable, on the host.
+
+    Args:
+        part: the object.
+        arrays: what `own_arrays_of` returned.
+
+    Returns:
+        By path its value, or the components of this process's replicas, of shape
+        (num_local_replicas, ...). They may be the variables' own memory, as with `values_of`.
+    """
     return {
         path: _own_components(value) if has_components(part.variables[path]) else _on_host(value)
-        for path, value in values.items()
+        for path, value in arrays.items()
     }
 
 

@@ -16,9 +16,10 @@ from stratagem.execution.agreement import agree_on_program
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.sameness import contains_primitive
 from stratagem.execution.tracing import Trace
+from stratagem.goodput import current_events
 from stratagem.messages import explain
 from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.topology.lockstep import run_together
+from stratagem.topology.lockstep import note_flight, run_together
 from stratagem.values import PerReplica
 from stratagem.variables import VariableKind, home_of
 
@@ -119,7 +120,8 @@ class Program:
         if starts:
             new_values, results = run_together(self._name, start, platform=self._topology.platform)
         else:
-            (new_values, results), _ = start()
+            (new_values, results), token = start()
+            note_flight(token)
         is_lost = bool(new_values) and isinstance(new_values[0], Tracer)
         if is_lost and current_function_trace() is None:
             raise _assigned_under_jit(self.trace.written[0])
@@ -171,7 +173,7 @@ class Program:
         shared: list[Any],
         constants: list[Any],
     ) -> tuple[list[Any], list[Any], Any]:
-        """The third result is one that no later program takes over, where that is of use."""
+        """The third result is one that no later program takes over, where somebody waits for it."""
         pools = {
             "written": written,
             "read_only": read_only,
@@ -181,7 +183,8 @@ class Program:
         }
         inputs = [pools[source][index] for source, index in self.trace.inputs]
         outputs = jaxpr_as_fun(self.trace.jaxpr)(*inputs)
-        token = jnp.zeros((), bool) if self._topology.spans_processes else ()
+        is_awaited = self._topology.spans_processes or current_events() is not None
+        token = jnp.zeros((), bool) if is_awaited else ()
         return list(outputs[: len(written)]), list(outputs[len(written) :]), token
 
     def _many_steps(

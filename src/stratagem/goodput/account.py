@@ -177,6 +177,7 @@ class _Layer:
     end_s: float
     rank: int
     share: float = 1.0
+    keeping_share: float = 0.0
 
 
 def _of_steps(stretches: Iterable[Stretch], limits: Limits) -> Iterator[_Layer]:
@@ -184,8 +185,9 @@ def _of_steps(stretches: Iterable[Stretch], limits: Limits) -> Iterator[_Layer]:
         if not stretch.is_first:
             part = limits.num_kept(stretch) / stretch.num_steps
             middle_s = stretch.begin_s + part * (stretch.end_s - stretch.begin_s)
-            yield _Layer(stretch.begin_s, middle_s, _KEPT, stretch.share)
-            yield _Layer(middle_s, stretch.end_s, _REPEATED, stretch.share)
+            shares = (stretch.share, stretch.keeping_share)
+            yield _Layer(stretch.begin_s, middle_s, _KEPT, *shares)
+            yield _Layer(middle_s, stretch.end_s, _REPEATED, *shares)
 
 
 def _of_stalls(stalls: Iterable[Stall]) -> Iterator[_Layer]:
@@ -211,9 +213,15 @@ def _spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[S
     """The causes of all moments; those in a row with the same one are put together."""
     cause, from_s, to_s = "", 0.0, 0.0
     for moment in _moments(layers, begin_s, end_s):
-        middle_s = moment.begin_s + moment.share * (moment.end_s - moment.begin_s)
-        parts = ((middle_s, _CAUSE_OF[moment.rank]), (moment.end_s, _CAUSE_OF[_WAITING]))
-        for part_end_s, part_cause in parts:
+        length_s = moment.end_s - moment.begin_s
+        done_s = moment.begin_s + moment.share * length_s
+        parts = (
+            (done_s, moment.rank),
+            (min(done_s + moment.keeping_share * length_s, moment.end_s), _SAVED),
+            (moment.end_s, _WAITING),
+        )
+        for part_end_s, part_rank in parts:
+            part_cause = _CAUSE_OF[part_rank]
             if part_end_s - begin_s <= to_s:
                 continue
             if part_cause != cause:
@@ -232,15 +240,16 @@ def _moments(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator
     edges = {edge for layer in waiting for edge in (layer.begin_s, layer.end_s)}
     inside = sorted(edge for edge in edges if begin_s < edge < end_s)
     # Of several of a rank, the one that was busy least: the others have waited for it.
-    active: list[tuple[int, float, float]] = []
+    active: list[tuple[int, float, float, float]] = []
     for from_s, to_s in itertools.pairwise([begin_s, *inside, end_s]):
         while waiting and waiting[-1].begin_s <= from_s:
             layer = waiting.pop()
-            heapq.heappush(active, (layer.rank, layer.share, layer.end_s))
-        while active and active[0][2] <= from_s:
+            order = (layer.rank, layer.share, layer.keeping_share, layer.end_s)
+            heapq.heappush(active, order)
+        while active and active[0][-1] <= from_s:
             heapq.heappop(active)
-        rank, share = active[0][:2] if active else (_WAITING, 1.0)
-        yield _Layer(from_s, to_s, rank, share)
+        rank, share, keeping_share = active[0][:-1] if active else (_WAITING, 1.0, 0.0)
+        yield _Layer(from_s, to_s, rank, share, keeping_share)
 
 
 def _num_kept(stretches: Iterable[Stretch], limits: Limits) -> int:

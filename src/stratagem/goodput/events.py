@@ -69,12 +69,14 @@ class StepEvent(Event):
         num_steps: how many of them this line is about.
         duration_s: how long the calls that did them took, together.
         elapsed_s: how long it took in all, with what lay between the calls.
+        keeping_s: how long of that the state was kept in memory.
     """
 
     step: int
     num_steps: int
     duration_s: float
     elapsed_s: float
+    keeping_s: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

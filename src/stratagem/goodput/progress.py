@@ -29,6 +29,7 @@ class Stretch:
         step: the number of the last.
         num_steps: how many.
         share: which part of the time the steps took.
+        keeping_share: which part of it keeping the state in memory took.
         is_first: these are the first steps of a life, whose time counts as starting.
     """
 
@@ -37,6 +38,7 @@ class Stretch:
     step: int
     num_steps: int
     share: float
+    keeping_share: float
     is_first: bool
 
 
@@ -145,12 +147,15 @@ def history_of(process: ProcessEvents) -> History:
 def _stretch(event: StepEvent, at_s: float, stalled: _Stalled, *, is_first: bool) -> Stretch:
     begin_s = at_s - max(0.0, event.elapsed_s)
     net_s = at_s - begin_s - stalled.between_s(begin_s, at_s)
+    share = min(1.0, max(0.0, event.duration_s) / net_s) if net_s > 0 else 1.0
+    keeping_share = min(1.0 - share, max(0.0, event.keeping_s) / net_s) if net_s > 0 else 0.0
     return Stretch(
         begin_s=begin_s,
         end_s=at_s,
         step=event.step,
         num_steps=max(1, event.num_steps),
-        share=min(1.0, max(0.0, event.duration_s) / net_s) if net_s > 0 else 1.0,
+        share=share,
+        keeping_share=keeping_share,
         is_first=is_first,
     )
 

@@ -17,6 +17,7 @@ class StepLine:
         step: the number of the last.
         num_steps: how many.
         duration_s: how long the calls took.
+        keeping_s: how long the state was kept in memory, between the calls.
     """
 
     begin_s: float
@@ -24,6 +25,7 @@ class StepLine:
     step: int
     num_steps: int
     duration_s: float
+    keeping_s: float = 0.0
 
 
 class StepLines:
@@ -41,6 +43,7 @@ class StepLines:
         self._mark_s = now_s
         self._written_s = now_s
         self._is_first = True
+        self._keeping_s = 0.0  # of the line to come
 
     def add(
         self, step: int, num_steps: int, duration_s: float | None, now_s: float
@@ -56,8 +59,9 @@ class StepLines:
         Returns:
             The lines that are full.
         """
+        keeping_s, self._keeping_s = self._keeping_s, 0.0
         if duration_s is None:
-            duration_s = now_s - self._mark_s
+            duration_s = max(0.0, now_s - self._mark_s - keeping_s)
         line = self._line
         if line is not None:
             is_next = line.step == step - num_steps
@@ -66,6 +70,7 @@ class StepLines:
                 line.step = step
                 line.num_steps += num_steps
                 line.duration_s += duration_s
+                line.keeping_s += keeping_s
                 if now_s - self._written_s < self._interval_s:
                     return ()
                 self._line, self._written_s = None, now_s
@@ -75,7 +80,9 @@ class StepLines:
         # What lies between two calls belongs to the line, unless it is longer than one.
         if 0 <= begin_s - self._mark_s <= self._interval_s:
             begin_s = self._mark_s
-        new = StepLine(begin_s, now_s, step, num_steps, duration_s)
+        else:
+            keeping_s = 0.0
+        new = StepLine(begin_s, now_s, step, num_steps, duration_s, keeping_s)
         self._mark_s = now_s
         is_full = self._is_first or now_s - self._written_s >= self._interval_s
         self._is_first = False
@@ -85,6 +92,14 @@ class StepLines:
             self._line = new
         lines = (full, new) if is_full else (full,)
         return tuple(one for one in lines if one is not None)
+
+    def keep(self, duration_s: float) -> None:
+        """Notes that the state was kept in memory, after the step that was added last.
+
+        Args:
+            duration_s: how long that took.
+        """
+        self._keeping_s += duration_s
 
     def take(self) -> StepLine | None:
         """Takes out the line that is not full.
@@ -103,4 +118,5 @@ class StepLines:
             is_new_life: the next step is the first after it, and a line of its own.
         """
         self._mark_s = max(self._mark_s, now_s)
+        self._keeping_s = 0.0
         self._is_first = self._is_first or is_new_life

@@ -153,6 +153,15 @@ class EventWriter:
             for line in self._steps.add(step, num_steps, duration_s, time.monotonic()):
                 self._write_steps(line)
 
+    def kept(self, duration_s: float) -> None:
+        """Tells that the state was kept in memory after a step, just now.
+
+        Args:
+            duration_s: how long training waited for that.
+        """
+        with self._lock:
+            self._steps.keep(float(duration_s))
+
     def save_started(self, step: int, *, is_asynchronous: bool = False) -> None:
         """Tells that a checkpoint is about to be written.
 
@@ -275,6 +284,7 @@ class EventWriter:
                 num_steps=int(line.num_steps),
                 duration_s=float(line.duration_s),
                 elapsed_s=float(line.end_s - line.begin_s),
+                keeping_s=float(line.keeping_s),
             )
         )
 

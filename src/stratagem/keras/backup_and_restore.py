@@ -24,8 +24,9 @@ from stratagem.checkpoint.leaving import Leaving
 from stratagem.checkpoint.together import done_by_first
 from stratagem.keras.callback_state import callback_states, set_callback_states
 from stratagem.keras.data_position import DataPosition
+from stratagem.keras.keeping_pace import AUTO, KeepingPace
 from stratagem.keras.private import set_initial_epoch
-from stratagem.keras.random_state import RandomState
+from stratagem.keras.random_state import Draws, RandomState
 from stratagem.keras.running_fit import epoch_iterator
 from stratagem.messages import explain
 from stratagem.preemption import TerminationConfig
@@ -40,13 +41,14 @@ class _Progress:
     """What of a training no variable holds, for the checkpoint."""
 
     def __init__(self) -> None:
-        self.value: dict[str, Any] = {}
+        self.current: Callable[[], dict[str, Any]] = dict
+        self.restored: dict[str, Any] = {}
 
     def get_state(self) -> dict[str, Any]:
-        return self.value
+        return self.current()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.value = state
+        self.restored = state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,7 @@ class _Run:
 
     manager: CheckpointManager
     memory: MemoryBackup | None
+    pace: KeepingPace
     leaving: Leaving | None
     progress: _Progress
     data: DataPosition
@@ -70,7 +73,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     In several processes each one has the callback. It runs after all other callbacks.
 
     Where `STRATAGEM_MEMORY_DIR` names a folder in memory, as `stratagem launch` with restarts sees
-    to, the state is kept there too, after each step: a killed process has lost one at most.
+    to, the state is kept there too, as often as that takes a hundredth of the time: after each
+    batch if batches are long, after a few if they are short.
 
     Args:
         backup_dir: the folder, for this `fit` alone; several machines have to share it.
@@ -78,8 +82,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         double_checkpoint: keep two backups. If the newer one is damaged, `fit` goes on from the
             older one.
         delete_checkpoint: delete the backups when `fit` has ended without an error.
+        memory_save_freq: after how many batches to keep the state in memory, and in any case at the
+            end of an epoch. With 1 a killed process has lost one batch at most; "auto" is the most
+            often that takes a hundredth of the time.
         termination_config: what counts as notice before preemption: when any process got one, all
             save after the same batch and leave. None listens for nothing.
+        options: how backups are written to disk. With `enable_async` training goes on meanwhile,
+            except for the backup that is made on notice.
 
     Raises:
         ValueError: an empty name of a folder, another frequency, or a `save_fn`.
@@ -120,10 +129,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         *,
+        memory_save_freq: str | int = AUTO,
         termination_config: TerminationConfig | None = None,
+        options: CheckpointOptions | None = None,
     ) -> None:
         super().__init__()
-        _check(backup_dir, save_freq)
+        _check(backup_dir, save_freq, memory_save_freq)
         if termination_config is not None and termination_config.save_fn is not None:
             raise ValueError(
                 explain(
@@ -136,7 +147,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
+        self.memory_save_freq = memory_save_freq
         self.termination_config = termination_config
+        self.options = options
         self.callback_list: Any = None  # Keras's list of all callbacks
         self._run: _Run | None = None
         self._restored: tuple[Callable[[], object], Mapping[str, Any]] | None = None
@@ -144,6 +157,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._batch = 0  # of this epoch, those that are done
         self._num_unsaved = self._num_done = 0
         self._memory_dir = environment.lookup("STRATAGEM_MEMORY_DIR")
+        self.awaits_steps = self._memory_dir is not None
         # Only where they are needed: Keras waits for each step where a callback has these.
         if save_freq != "epoch" or self._memory_dir or termination_config is not None:
             vars(self)["on_train_batch_end"] = self._on_train_batch_end
@@ -186,13 +200,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self.termination_config is not None:
             leaving = Leaving(self.termination_config, manager, type(self).__name__)
         data = DataPosition.of(iterator)
-        self._run = _Run(manager, memory, leaving, progress, data, others)
+        pace = KeepingPace(self.memory_save_freq)
+        self._run = _Run(manager, memory, pace, leaving, progress, data, others)
         self._num_unsaved = self._num_done = 0
         restore = self._from_memory_or_disk()
-        self._restored = None if restore is None else (restore, progress.value)
+        self._restored = None if restore is None else (restore, progress.restored)
         if restore is not None:
-            self._num_done = progress.value["num_done"]
-            self._go_to(progress.value)
+            self._num_done = progress.restored["num_done"]
+            self._go_to(progress.restored)
 
     def _from_memory_or_disk(self) -> Callable[[], object] | None:
         """Restores the newest state there is; returns what restores it once more, None if none."""
@@ -244,53 +259,73 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._run.leaving.before_step(self._num_done, self._save_on_notice)
 
     def _save_on_notice(self) -> bool:
-        self._save(self._epoch, self._batch, on_disk=True)
+        self._save(self._epoch, self._batch, in_memory=True, on_disk=True)
         return True
 
     def _on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         assert self._run is not None
-        self._num_unsaved += batch + 1 - self._batch
-        self._num_done += batch + 1 - self._batch
+        num_batches = batch + 1 - self._batch
+        self._num_unsaved += num_batches
+        self._num_done += num_batches
         self._batch = batch + 1
-        is_due = self.save_freq != "epoch" and self._num_unsaved >= int(self.save_freq)
-        if not is_due and self._run.memory is None:
-            return
+        on_disk = self.save_freq != "epoch" and self._num_unsaved >= int(self.save_freq)
+        # Asked on every process, also where memory did not suffice.
+        in_memory = self._memory_dir is not None and self._run.pace.is_due(num_batches)
         # At the end of an epoch there is nothing to go on with: it is saved with what follows.
-        if self._run.data.has_more(self._batch):
-            self._save(self._epoch, self._batch, on_disk=is_due)
+        if (on_disk or in_memory) and self._run.data.has_more(self._batch):
+            self._save(
+                self._epoch,
+                self._batch,
+                in_memory=in_memory,
+                on_disk=on_disk,
+                options=self.options,
+            )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves, if it is time."""
         is_due = self.save_freq == "epoch" or self._num_unsaved >= int(self.save_freq)
         self._num_done += 1  # a state of its own, after that of the last batch
+        self._save(epoch + 1, 0, in_memory=True, on_disk=is_due, options=self.options)
         assert self._run is not None
-        if is_due or self._run.memory is not None:
-            self._save(epoch + 1, 0, on_disk=is_due)
+        if self._memory_dir is not None:
+            self._run.pace.end_epoch()
 
-    def _save(self, epoch: int, batch: int, *, on_disk: bool) -> None:
+    def _save(
+        self,
+        epoch: int,
+        batch: int,
+        *,
+        in_memory: bool,
+        on_disk: bool,
+        options: CheckpointOptions | None = None,
+    ) -> None:
         assert self._run is not None
-        memory = self._run.memory
         run, model = self._run, self._synchronised_model()
-        run.progress.value = {
-            "epoch": epoch,
-            "batch": batch,
-            "num_done": self._num_done,
-            "is_stopped": bool(model.stop_training),
-            "data": run.data.state(batch),
-            "random": RandomState().get_state(),
-            "callbacks": callback_states(run.others),
-        }
-        if memory is not None:
-            self._keep_in_memory(memory)
+
+        def progress() -> dict[str, Any]:
+            now = Draws.now()
+            return {
+                "epoch": epoch,
+                "batch": batch,
+                "num_done": self._num_done,
+                "is_stopped": bool(model.stop_training),
+                "data": run.data.state(batch, now),
+                "random": RandomState.state_with(now),
+                "callbacks": callback_states(run.others),
+            }
+
+        run.progress.current = progress
+        if in_memory and run.memory is not None:
+            self._keep_in_memory(run.memory)
         if on_disk:
-            run.manager.save()
+            run.manager.save(options=options)
             self._num_unsaved = 0
 
     def _keep_in_memory(self, memory: MemoryBackup) -> None:
         """Without memory for it training goes on as it would without the folder."""
         assert self._run is not None
         try:
-            memory.save(self._num_done)
+            self._run.pace.kept(memory.save(self._num_done))
         except OSError as error:
             warnings.warn(
                 f"The state of each step is not kept in {self._memory_dir} any more: {error}. A "
@@ -302,12 +337,14 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._run = dataclasses.replace(self._run, memory=None)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Deletes the backups, unless they are to be kept."""
+        """Waits for what is still written, and deletes the backups unless they are to be kept."""
         if self._restored is not None:  # there was nothing left to do
             set_initial_epoch(self.model, None)
         run = self._run
         self.stop_listening()
         self._run = self._restored = None
+        if run is not None:
+            run.manager.sync()
         if self.delete_checkpoint:
             if run is not None and run.memory is not None:
                 run.memory.forget()
@@ -331,7 +368,7 @@ def _name_in_memory(backup_dir: str) -> str:
     return f"backup-{zlib.crc32(os.path.abspath(backup_dir).encode()):08x}"
 
 
-def _check(backup_dir: Any, save_freq: Any) -> None:
+def _check(backup_dir: Any, save_freq: Any, memory_save_freq: Any) -> None:
     if not backup_dir:
         raise ValueError(
             explain(
@@ -340,8 +377,7 @@ def _check(backup_dir: Any, save_freq: Any) -> None:
                 fix="pass one that is there after a restart, on a disk that all machines share.",
             )
         )
-    is_count = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0
-    if save_freq != "epoch" and not is_count:
+    if save_freq != "epoch" and not _is_count(save_freq):
         raise ValueError(
             explain(
                 f"save_freq={save_freq!r} is no frequency.",
@@ -349,3 +385,15 @@ def _check(backup_dir: Any, save_freq: Any) -> None:
                 fix="pass one of these.",
             )
         )
+    if memory_save_freq != AUTO and not _is_count(memory_save_freq):
+        raise ValueError(
+            explain(
+                f"memory_save_freq={memory_save_freq!r} is no frequency.",
+                expected=f'"{AUTO}", or a number of batches, 1 or more.',
+                fix="pass one of these; 1 keeps the state after each batch.",
+            )
+        )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -71,25 +71,25 @@ class DataPosition:
         assert self._data.running is not None
         return self._data.running.has_more()
 
-    def state(self, batch: int) -> dict[str, Any]:
+    def state(self, batch: int, now: Draws) -> dict[str, Any]:
         """Returns where training stands, as JSON can hold it.
 
         Args:
             batch: how many batches of the epoch were used; 0 between epochs.
+            now: of this moment.
         """
         data, running = self._data, self._data.running
         taken = self._before_epoch + batch
         if not batch:
             taken = batches_taken(self._iterator) if goes_on_with_iterator(self._iterator) else 0
-        now = Draws.now()
         state: dict[str, Any] = {
             "num_batches": self.num_batches,
             "is_within": batch > 0,
             "taken": taken,
             "ahead": 0,
             "following": None,
-            "began": None if data.began is None else data.began.to_json(),
-            "now": now.to_json(),
+            "began": None if data.began is None else data.began.as_json,
+            "now": now.as_json,
             "hooks": data.hooks,
         }
         if not taken or running is None:
@@ -102,8 +102,8 @@ class DataPosition:
         assert running.opened is not None
         following = running.draws_at(taken)
         if running.num_taken > taken and following is not None:
-            state |= {"ahead": running.num_taken - taken, "following": following.to_json()}
-        opened = running.opened.to_json()
+            state |= {"ahead": running.num_taken - taken, "following": following.as_json}
+        opened = running.opened.as_json
         return state | {"earlier": data.earlier, "own": running.own, "opened": opened}
 
     def go_to(self, state: Mapping[str, Any], batch: int) -> None:

@@ -26,6 +26,7 @@ from stratagem.keras.private import (
     JAXEpochIterator,
     JAXTrainer,
 )
+from stratagem.keras.running_fit import looks_at_batches
 from stratagem.keras.several_processes import SAVERS, saved_once, settle_call
 from stratagem.keras.step_events import ToldTrainFunction
 from stratagem.keras.step_functions import (
@@ -160,16 +161,9 @@ def _somebody_looks(verbose: Any, callbacks: Any) -> bool:
         return True
     if callbacks is None:
         callbacks = []
-    base = keras.callbacks.Callback
-    hooks = ("on_batch_end", "on_train_batch_end", "on_test_batch_end")
-    for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
-        if not getattr(callback, "needs_batch_logs", True):
-            continue
-        # Looked up on the object: LambdaCallback sets its hooks there.
-        methods = [(getattr(callback, hook), getattr(base, hook)) for hook in hooks]
-        if any(getattr(method, "__func__", None) is not default for method, default in methods):
-            return True
-    return False
+    return any(
+        map(looks_at_batches, callbacks if isinstance(callbacks, list | tuple) else [callbacks])
+    )
 
 
 def _wrap_maker(name: str, attribute: str, make: Any) -> None:

@@ -23,6 +23,7 @@ JAXEpochIterator._get_iterator        fit's batches, before Keras moves them to 
 EpochIterator._enumerate_iterator     the numbers of an epoch's steps, which a restart goes on with
 EpochIterator._current_iterator       whether the next epoch goes on with the iterator of this one
 EpochIterator._steps_seen             how many batches were taken of that iterator
+CallbackList._async_train             whether batches are told in another thread, beside fit
 trainer._initial_epoch                where a callback lets fit begin
 PyDatasetAdapter, TFDatasetAdapter    kinds of data that go on after a restart in different ways
 GeneratorDataAdapter                  likewise
@@ -72,6 +73,7 @@ __all__ = [
     "annotate",
     "apply_mask",
     "batches_taken",
+    "calls_in_thread",
     "flatten_layers",
     "get_keras_mask",
     "get_stateless_scope",
@@ -183,6 +185,11 @@ def set_batches_taken(iterator: Any, count: int) -> None:
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
     """Lets `fit`, which has begun, start with another epoch; None with the one it was told."""
     model._initial_epoch = epoch
+
+
+def calls_in_thread(callbacks: Any) -> bool:
+    """Tells whether a list of callbacks tells of batches in another thread; `fit` goes on then."""
+    return callbacks._async_train
 
 
 def torch_loader(adapter: Any) -> Any:

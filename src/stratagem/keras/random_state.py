@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import sys
 from typing import Any
@@ -50,8 +51,9 @@ class Draws:
         if torch is not None and self.torch is not None:
             torch.set_rng_state(self.torch)
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the state as JSON can hold it."""
+    @functools.cached_property
+    def as_json(self) -> dict[str, Any]:
+        """The state as JSON can hold it."""
         version, words, gauss = self.python
         return {
             "python": to_json([version, np.asarray(words, np.uint32), gauss]),
@@ -61,10 +63,10 @@ class Draws:
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> Draws:
-        """Returns the state that `to_json` was called of.
+        """Returns the state that was taken `as_json`.
 
         Args:
-            state: what it returned.
+            state: in that form.
         """
         version, words, gauss = from_json(state["python"])
         torch, kept = _torch(), from_json(state["torch"])
@@ -96,7 +98,16 @@ class RandomState:
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state, as JSON can hold it."""
-        return {**Draws.now().to_json(), "keras": global_seed_state()}
+        return self.state_with(Draws.now())
+
+    @staticmethod
+    def state_with(draws: Draws) -> dict[str, Any]:
+        """Returns the state where what was drawn until now is known.
+
+        Args:
+            draws: of this moment.
+        """
+        return {**draws.as_json, "keras": global_seed_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes back to a state.

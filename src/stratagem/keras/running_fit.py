@@ -15,14 +15,21 @@ from typing import Any
 
 import keras
 
-from stratagem.keras.private import JAXEpochIterator, JAXTrainer
+from stratagem.keras.private import JAXEpochIterator, JAXTrainer, calls_in_thread
 
-__all__ = ["epoch_iterator", "install"]
+__all__ = ["awaits_each_step", "epoch_iterator", "install", "looks_at_batches"]
+
+
+class _Fit:
+    """A `fit` that runs."""
+
+    iterator: Any = None
+    awaits_steps: bool = False
 
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        self.iterators: list[Any] = []  # of each `fit` that runs, the innermost last
+        self.fits: list[_Fit] = []  # the innermost last
         self.latest: Callable[[], Any] = lambda: None
 
 
@@ -35,7 +42,16 @@ def epoch_iterator() -> Any:
     It is the first that `fit` makes. In the call that has loaded this package, by naming something
     of it among its arguments, it is the last that was made.
     """
-    return _running.iterators[-1] if _running.iterators else _running.latest()
+    return _running.fits[-1].iterator if _running.fits else _running.latest()
+
+
+def awaits_each_step() -> bool:
+    """Tells whether each step's result is waited for before the next one is asked for.
+
+    So it is where a callback looks at the logs of batches, or keeps the state, and where a step is
+    called by itself.
+    """
+    return _running.fits[-1].awaits_steps if _running.fits else True
 
 
 def install() -> None:
@@ -58,11 +74,11 @@ def _follow_fit() -> None:
 
 @contextlib.contextmanager
 def _begun() -> Generator[None]:
-    _running.iterators.append(None)
+    _running.fits.append(_Fit())
     try:
         yield
     finally:
-        iterator = _running.iterators.pop()
+        iterator = _running.fits.pop().iterator
         position = getattr(getattr(iterator, "data_adapter", None), "position", None)
         if position is not None:  # who follows the data does not keep it
             position.release()
@@ -75,8 +91,8 @@ def _notice_iterators() -> None:
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         _running.latest = weakref.ref(self)
-        if _running.iterators and _running.iterators[-1] is None:
-            _running.iterators[-1] = self
+        if _running.fits and _running.fits[-1].iterator is None:
+            _running.fits[-1].iterator = self
 
     JAXEpochIterator.__init__ = made
 
@@ -94,9 +110,32 @@ def _order_callbacks() -> None:
         self.callbacks.sort(key=_runs_last)
         for callback in filter(_runs_last, self.callbacks):
             callback.callback_list = self
+        if _running.fits:
+            _running.fits[-1].awaits_steps = not calls_in_thread(self) and any(
+                map(_awaits_steps, self.callbacks)
+            )
 
     base.__init__ = made
 
 
 def _runs_last(callback: Any) -> bool:
     return getattr(callback, "runs_last", False)
+
+
+def _awaits_steps(callback: Any) -> bool:
+    return getattr(callback, "awaits_steps", False) or looks_at_batches(callback)
+
+
+def looks_at_batches(callback: Any) -> bool:
+    """Tells whether a callback takes the logs of single batches.
+
+    Args:
+        callback: of Keras; one of ours that needs none of them says so by `needs_batch_logs`.
+    """
+    if not getattr(callback, "needs_batch_logs", True):
+        return False
+    base = keras.callbacks.Callback
+    hooks = ("on_batch_end", "on_train_batch_end", "on_test_batch_end")
+    # Looked up on the object: LambdaCallback sets its hooks there.
+    methods = [(getattr(callback, hook), getattr(base, hook)) for hook in hooks]
+    return any(getattr(method, "__func__", None) is not default for method, default in methods)

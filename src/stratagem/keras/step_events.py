@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stratagem.goodput import EventWriter
+from stratagem.keras.running_fit import awaits_each_step
+from stratagem.topology.lockstep import Flight, last_flight, note_flight, wait_for_flight
 
 __all__ = ["StepEvents", "ToldTrainFunction"]
 
@@ -26,13 +28,17 @@ class StepEvents:
         self._events = events
         self._num_done = 0
         self._is_new = True
+        self._flight = Flight()
 
     def begin(self) -> None:
         """Notes that the state may be another one from now on."""
         self._is_new = True
 
     def run(self, call: Callable[[], tuple[int, Any]], values: Any = None) -> Any:
-        """Runs a group of steps and tells of it.
+        """Runs a group of steps and tells of it when it is done.
+
+        Where nobody waits for each step anyway, it is the group before that is waited for, so that
+        the devices have always something to do.
 
         Args:
             call: runs it; returns how many steps it was, and a result.
@@ -41,11 +47,14 @@ class StepEvents:
         Returns:
             The result.
         """
+        is_awaited = self._is_new or awaits_each_step()
         if self._is_new:
             self._num_done = self._count(values)
             self._is_new = False
-        begin_s = time.monotonic()
+        begin_s, before = time.monotonic(), self._flight
         num_steps, result = call()
+        self._flight = last_flight()
+        wait_for_flight(self._flight if is_awaited else before)
         self._num_done += num_steps
         self._events.step(
             self._num_done, num_steps=num_steps, duration_s=time.monotonic() - begin_s
@@ -80,11 +89,10 @@ class ToldTrainFunction:
         """Runs a group of steps, as Keras's own does."""
 
         def call() -> tuple[int, Any]:
-            if self._model.steps_per_execution == 1:
-                return 1, self._original(state, iterator)
-            counted = _Counted(iterator)
+            counted = iterator if self._model.steps_per_execution == 1 else _Counted(iterator)
             result = self._original(state, counted)
-            return counted.num_taken, result
+            note_flight(result[0])  # the logs
+            return getattr(counted, "num_taken", 1), result
 
         return self.events.run(call, state[2])
 

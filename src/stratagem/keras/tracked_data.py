@@ -77,9 +77,9 @@ class TrackedAdapter:
         if not self._keeps_hooks:
             hook()
             return
-        before = Draws.now().to_json()
+        before = Draws.now().as_json
         hook()
-        self.hooks.append(before if before != Draws.now().to_json() else None)
+        self.hooks.append(before if before != Draws.now().as_json else None)
 
     @property
     def has_thread(self) -> bool:

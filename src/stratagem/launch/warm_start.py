@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from stratagem.launch.guardian import Guardian
 from stratagem.launch.plan import TaskPlan
+from stratagem.launch.set_variables import sets_variables
 from stratagem.launch.task_start import tied_command
 from stratagem.launch.warm_server import MAX_REQUEST_BYTES, PROGRAM
 
@@ -27,8 +28,6 @@ WARM_UP_AFTER_S = 20.0
 # These are read when a backend starts, or by the script: tasks may differ in them. All others may
 # have been read when JAX or Keras was loaded.
 _READ_LATE = re.compile(r"STRATAGEM_\w+|TF_CONFIG|CUDA_VISIBLE_DEVICES|XLA_FLAGS|NPROC")
-# A script that sets variables may mean those that are read when JAX is loaded, which it has been.
-_SETS_VARIABLES = re.compile(r"\benviron\b|\bputenv\b")
 _USES_JAX = re.compile(r"\b(?:stratagem|keras|jax)\b")
 # Far more than a fork takes; a server that does not answer is not used any more.
 _ANSWER_S = 10.0
@@ -54,7 +53,8 @@ def can_be_warm(command: Sequence[str], base: Mapping[str, str]) -> bool:
         text = Path(command[1]).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    return bool(_USES_JAX.search(text)) and not _SETS_VARIABLES.search(text)
+    # A script may set those that are read when JAX is loaded, which it has been.
+    return bool(_USES_JAX.search(text)) and not sets_variables(text)
 
 
 class WarmProcess:

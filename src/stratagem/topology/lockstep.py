@@ -19,10 +19,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from stratagem.group import Group, Kind, current_group
 
 __all__ = [
+    "Flight",
     "compiling",
     "is_of_several",
+    "last_flight",
+    "note_flight",
     "on_every_process",
     "run_together",
+    "wait_for_flight",
     "wait_until_ready",
     "waiting_for_input",
 ]
@@ -35,8 +39,8 @@ _TRANSPORTS = ("Gloo", "NCCL", "MPI")
 
 
 @dataclasses.dataclass
-class _Flight:
-    """The program that was started last.
+class Flight:
+    """A program that was started.
 
     Args:
         number: of its step.
@@ -49,7 +53,37 @@ class _Flight:
     token: Any = None
 
 
-_last = _Flight()
+_last = Flight()
+
+
+def last_flight() -> Flight:
+    """Returns the program that was started last, by this process alone or by all together."""
+    return dataclasses.replace(_last)
+
+
+def note_flight(token: Any) -> None:
+    """Notes that a process in no group has started a program.
+
+    Args:
+        token: arrays among its results that no later program takes over.
+    """
+    if current_group() is None and not _is_traced(token):
+        _last.token = token
+
+
+def wait_for_flight(flight: Flight) -> None:
+    """Waits until a program is done.
+
+    Args:
+        flight: the program.
+
+    Raises:
+        UnavailableError: a process was lost; and what else `run_together` raises.
+    """
+    if current_group() is None:
+        jax.block_until_ready(flight.token)
+    else:
+        _wait(flight)
 
 
 def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: str) -> Any:
@@ -72,7 +106,7 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     """
     group = current_group()
     assert group is not None
-    before = dataclasses.replace(_last)
+    before = last_flight()
     if platform == "cpu":
         _wait(before)
     begun = group.num_steps
@@ -86,7 +120,7 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
         if isinstance(error, Exception):
             _raise_loss(group, error)
         raise
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(token)):
+    if _is_traced(token):
         return results  # traced into a program of the caller's own
     _last.number, _last.name, _last.token = number, name, token
     if platform != "cpu":
@@ -104,10 +138,14 @@ def wait_until_ready(values: Any) -> None:
         UnavailableError: a process was lost; and what else `run_together` raises.
     """
     if current_group() is not None:
-        _wait(_Flight(_last.number, _last.name, values))
+        _wait(Flight(_last.number, _last.name, values))
 
 
-def _wait(flight: _Flight) -> None:
+def _is_traced(token: Any) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(token))
+
+
+def _wait(flight: Flight) -> None:
     group = current_group()
     if group is None:
         return

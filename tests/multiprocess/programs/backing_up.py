@@ -53,7 +53,10 @@ class Kill(keras.callbacks.Callback):
 
 
 backup = sg.BackupAndRestore(
-    folder / "backup", 2, termination_config=sg.TerminationConfig(grace_period=0)
+    folder / "backup",
+    2,
+    memory_save_freq=1,
+    termination_config=sg.TerminationConfig(grace_period=0),
 )
 callbacks = [] if victim == -2 else [backup, Kill()]
 history = model.fit(
