@@ -18,6 +18,7 @@ from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.checkpoint import run_checkpoint
 from benchmarks.machine import describe_machine, load_warning
 from benchmarks.plot import draw_ratios
+from benchmarks.recovery import run_recovery
 from benchmarks.report import Form, make_rows, make_table, versions_by_environment, write_json
 from benchmarks.runner import Effort, Measurement, measure
 from benchmarks.scaling import efficiency
@@ -40,7 +41,7 @@ _RATIOS = Form(make_rows, make_table, draw_ratios)
 _FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_efficiencies)}
 _OUTLOOKS = {"scaling": look_ahead}
 # Benchmarks that compare no sides of training and print tables of their own.
-_WHOLE = {"allreduce": run_allreduce, "checkpoint": run_checkpoint}
+_WHOLE = {"allreduce": run_allreduce, "checkpoint": run_checkpoint, "recovery": run_recovery}
 _WIDTH_OF_A_FILE = 120
 _QUICK = Effort(num_rounds=2, round_s=0.2)
 
@@ -95,7 +96,7 @@ def main(
     """Measures how fast Stratagem is.
 
     Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input, scaling, allreduce,
-    checkpoint.
+    checkpoint, recovery.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:
