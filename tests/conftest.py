@@ -14,6 +14,7 @@ os.environ["KERAS_BACKEND"] = "jax"
 # between virtual devices can wait for each other for ever (JAX up to 0.11.2).
 os.environ["NPROC"] = "32"
 
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,10 @@ import pytest
 
 import stratagem
 from tests.process_state import ProcessState
+
+# A shell's background job ignores it, and so would every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What a cluster of the tests measures at its start serves those after it, and nobody else.
 _cache_dir = tempfile.TemporaryDirectory(prefix="stratagem-tests-")
