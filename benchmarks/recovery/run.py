@@ -205,6 +205,7 @@ def _long_run(
             run_s / 3,
             run_s=run_s,
             steps_per_call=WORKLOADS["mlp"].cpu_steps_per_call,
+            save_freq=10 * WORKLOADS["mlp"].steps_per_epoch,  # on disk, three quarters of a minute
             memory_save_freq="auto",
         )
     account = account_for(read_run(folder / "run"))

@@ -56,7 +56,8 @@ def test_state_of_each_step_is_found_in_memory(victim: int, wanted: Any, tmp_pat
     with started([_PROGRAM, str(tmp_path), str(victim)], 2, **memory) as processes:
         assert processes[victim].wait(timeout=300) == -signal.SIGKILL
     _assert_same(_results(tmp_path, **memory), wanted)
-    assert (tmp_path / "first").read_text() == "11"
+    # The other one may have heard of the loss before it has kept its own step 11.
+    assert (tmp_path / "first").read_text() in ("10", "11")
 
 
 @pytest.mark.slow
