@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +125,14 @@ def run_recovery(
     Returns:
         Whether all went well.
     """
-    num_kills = 1 if is_quick else max(3, min(effort.num_rounds, 7))
     results: list[Recovery] = []
-    failures: list[dict[str, str]] = []
     account: dict[str, Any] | None = None
+    failures: list[dict[str, str]] = []
+
+    def failed(name: str, error: WorkerError) -> None:
+        failures.append({"case": name, "error": str(error)})
+        console.print(f"Failed: {name}\n{error}", style="red", markup=False)
+
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         for array, path in zip(_data(), ("x", "y"), strict=True):
@@ -137,31 +141,31 @@ def run_recovery(
             if reason := environments.why_not(side):
                 console.print(f"Skipped: {side.name}: {reason}.")
                 continue
-            with console.status(side.name):
-                try:
-                    first_s = 5.0 if is_quick else _WARM_S
-                    kills, steps = _train(
-                        side,
-                        _folder(base, str(place)),
-                        environments,
-                        num_kills,
-                        first_s,
-                        _BETWEEN_S,
-                    )
-                    costs = kills_of(kills, steps)
-                except WorkerError as error:
-                    failures.append({"case": side.name, "error": str(error)})
-                    console.print(f"Failed: {side.name}\n{error}", style="red", markup=False)
-                    continue
-            results.append(Recovery(side.name, costs))
+            pauses_s = [5.0] if is_quick else [_WARM_S, *[_BETWEEN_S] * _num_more_kills(effort)]
+            try:
+                with console.status(side.name):
+                    told = _train(side, _folder(base, str(place)), environments, pauses_s)
+                results.append(Recovery(side.name, kills_of(*told)))
+            except WorkerError as error:
+                failed(side.name, error)
         if results:
             console.print(make_table(_NUM_WORKERS, results))
-        if SIDES[0].name.find(only) >= 0:
+        if only in SIDES[0].name:
             try:
                 account = _long_run(base, environments, console, output, is_quick=is_quick)
             except WorkerError as error:
-                failures.append({"case": "long run", "error": str(error)})
-                console.print(f"Failed: long run\n{error}", style="red", markup=False)
+                failed("long run", error)
+    _write(console, output, results, account, failures)
+    return not failures
+
+
+def _write(
+    console: Console,
+    output: Path,
+    results: list[Recovery],
+    account: dict[str, Any] | None,
+    failures: list[dict[str, str]],
+) -> None:
     machine = describe_machine(None)
     rows = [dataclasses.asdict(one) for one in results]
     told = {"workers": _NUM_WORKERS, "machine": machine, "failures": failures}
@@ -173,7 +177,10 @@ def run_recovery(
         measured_on = f"{machine['cpu']}, {machine['cores']} cores"
         draw_recoveries(output / "recovery.png", _NUM_WORKERS, results, measured_on)
     console.print(f"Results and plots: {output / 'recovery'}*.json, .png", soft_wrap=True)
-    return not failures
+
+
+def _num_more_kills(effort: Effort) -> int:
+    return max(2, min(effort.num_rounds, 7) - 1)
 
 
 def _data() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -200,9 +207,7 @@ def _long_run(
             SIDES[0],
             folder,
             environments,
-            2,
-            run_s / 3,
-            run_s / 3,
+            [run_s / 3, run_s / 3],
             run_s=run_s,
             steps_per_call=WORKLOADS["mlp"].cpu_steps_per_call,
             save_freq=10 * WORKLOADS["mlp"].steps_per_epoch,  # on disk, three quarters of a minute
@@ -218,14 +223,12 @@ def _train(
     side: Side,
     folder: Path,
     environments: Environments,
-    num_kills: int,
-    first_s: float,
-    between_s: float,
+    pauses_s: Sequence[float],
     *,
     run_s: float | None = None,
     **options: Any,
 ) -> tuple[list[Kill], list[StepLine]]:
-    """Trains while processes are killed; the first time after the first step was done."""
+    """Trains while processes are killed: so long after the begin, or the step before."""
     kills: list[Kill] = []
     begin_s = time.time()
     with tempfile.TemporaryDirectory(dir=_memory()) as memory_dir:
@@ -241,9 +244,8 @@ def _train(
         command = _command(side, folder, environments, json.dumps({**told, **options}))
         with _launched(command, folder, environments.variables(side)) as launcher:
             _wait_for_step(launcher, folder, set())
-            pause_s = first_s
-            for place in range(num_kills):
-                time.sleep(max(0.0, pause_s if kills else begin_s + pause_s - time.time()))
+            for place, pause_s in enumerate(pauses_s):
+                time.sleep(pause_s if kills else max(0.0, begin_s + pause_s - time.time()))
                 known = {one.rank: one.process_id for one in read_steps(folder)}
                 rank = place % _NUM_WORKERS  # worker 0 is the first
                 process_id = known[rank]
@@ -252,7 +254,6 @@ def _train(
                     os.kill(process_id, signal.SIGKILL)
                 known_ids = {one.process_id for one in read_steps(folder)}
                 _wait_for_step(launcher, folder, known_ids)
-                pause_s = between_s
             if run_s is None:
                 time.sleep(1.0)
             elif launcher.wait(max(1.0, begin_s + run_s + _LIMIT_S - time.time())):
