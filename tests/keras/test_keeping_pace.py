@@ -47,15 +47,15 @@ def test_every_few_batches(clock: Clock, batches: int, kept: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("batches", "num_batches"), [(1, 30), (4, 120)])
-def test_takes_a_hundredth_of_the_time(clock: Clock, batches: int, num_batches: int) -> None:
-    """Three tenths of a call are a hundredth of thirty calls."""
+def test_takes_a_two_hundredth_of_the_time(clock: Clock, batches: int, num_batches: int) -> None:
+    """Fifteen hundredths of a call are a two-hundredth of thirty calls."""
     pace = KeepingPace("auto")
-    first = calls(pace, clock, 16, call_s=0.125, cost_s=0.0374, batches=batches)
+    first = calls(pace, clock, 16, call_s=0.125, cost_s=0.0187, batches=batches)
     assert first == list(range(1, 16))  # while it is measured
     assert pace.num_batches == num_batches
-    assert calls(pace, clock, 75, call_s=0.125, cost_s=0.0374, batches=batches) == [29, 59]
+    assert calls(pace, clock, 75, call_s=0.125, cost_s=0.0187, batches=batches) == [29, 59]
     pace.end_epoch()
-    assert calls(pace, clock, 40, call_s=0.125, cost_s=0.0374, batches=batches) == [30]
+    assert calls(pace, clock, 40, call_s=0.125, cost_s=0.0187, batches=batches) == [30]
 
 
 def test_each_batch_where_batches_are_long(clock: Clock) -> None:
@@ -65,17 +65,23 @@ def test_each_batch_where_batches_are_long(clock: Clock) -> None:
 
 def test_follows_what_changes_at_the_end_of_an_epoch(clock: Clock) -> None:
     pace = KeepingPace("auto")
-    calls(pace, clock, 40, call_s=0.125, cost_s=0.12)
+    calls(pace, clock, 40, call_s=0.125, cost_s=0.06)
     assert pace.num_batches == 96
     clock.now_s += 1000.0  # an evaluation
     pace.end_epoch()
     clock.now_s += 1000.0
-    calls(pace, clock, 16, call_s=2.0, cost_s=0.12)
+    calls(pace, clock, 900, call_s=2.0, cost_s=0.06)
+    pace.end_epoch()
+    assert pace.num_batches == 96  # soon after the first decision
+    calls(pace, clock, 100, call_s=2.0, cost_s=0.06)
+    assert pace.num_batches == 96  # within an epoch
     pace.end_epoch()
     assert pace.num_batches == 6
 
 
 def test_where_nothing_was_measured_each_batch_is_kept(clock: Clock) -> None:
     pace = KeepingPace("auto")
+    for _ in range(2000):
+        assert pace.is_due(1)
     pace.end_epoch()
-    assert pace.is_due(1)
+    assert pace.num_batches == 1

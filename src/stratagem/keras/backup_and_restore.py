@@ -73,7 +73,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     In several processes each one has the callback. It runs after all other callbacks.
 
     Where `STRATAGEM_MEMORY_DIR` names a folder in memory, as `stratagem launch` with restarts sees
-    to, the state is kept there too, as often as that takes a hundredth of the time: after each
+    to, the state is kept there too, as often as that takes a two-hundredth of the time: after each
     batch if batches are long, after a few if they are short.
 
     Args:
@@ -83,8 +83,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             older one.
         delete_checkpoint: delete the backups when `fit` has ended without an error.
         memory_save_freq: after how many batches to keep the state in memory, and in any case at the
-            end of an epoch. With 1 a killed process has lost one batch at most; "auto" is the most
-            often that takes a hundredth of the time.
+            end of an epoch. With 1 a killed process has lost one batch at most; "auto" is as often
+            as takes a two-hundredth of the time.
         termination_config: what counts as notice before preemption: when any process got one, all
             save after the same batch and leave. None listens for nothing.
         options: how backups are written to disk. With `enable_async` training goes on meanwhile,

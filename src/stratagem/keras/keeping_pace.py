@@ -12,16 +12,18 @@ from stratagem.group import current_group
 __all__ = ["AUTO", "KeepingPace"]
 
 AUTO = "auto"
-_SHARE = 0.01
+_SHARE = 0.005
 # So many are measured before the first decision, and remembered for the next ones.
 _NUM_MEASURED = 16
+# So many calls lie between two decisions: all processes wait for each other's numbers.
+_NUM_BETWEEN = 1000
 
 
 class KeepingPace:
     """Says after which batches the state is kept, on all processes after the same.
 
-    Of itself it is kept as often as that takes a hundredth of the time: where keeping takes as long
-    as four steps, a killed process has lost four hundred steps at most, else fewer, down to one.
+    Of itself it is kept as often as that takes a two-hundredth of the time: where keeping takes as
+    long as a step, a killed process has lost two hundred at most; where steps are long, one.
 
     Args:
         num_batches: after how many; "auto" for as often as that.
@@ -31,6 +33,7 @@ class KeepingPace:
         self._is_auto = num_batches == AUTO
         self.num_batches = 1 if self._is_auto else int(num_batches)
         self._num_waiting = self._num_calls = 0
+        self._is_first = True
         self._mark_s: float | None = None
         self._batches_s: deque[float] = deque(maxlen=_NUM_MEASURED)
         self._costs_s: deque[float] = deque(maxlen=_NUM_MEASURED)
@@ -47,7 +50,7 @@ class KeepingPace:
         self._mark_s = now_s
         self._num_waiting += num_batches
         self._num_calls += 1
-        if self._num_calls == _NUM_MEASURED:
+        if self._is_first and self._num_calls == _NUM_MEASURED:
             self._agree()
         is_due = self._num_waiting >= self.num_batches
         if is_due:
@@ -65,11 +68,13 @@ class KeepingPace:
             self._mark_s += cost_s
 
     def end_epoch(self) -> None:
-        """Notes that the state is kept without being due, and decides anew. On every process."""
+        """Notes that the state is kept without being due; may decide anew. On every process."""
         self._num_waiting, self._mark_s = 0, None
-        self._agree()
+        if self._num_calls >= _NUM_BETWEEN:
+            self._agree()
 
     def _agree(self) -> None:
+        self._is_first, self._num_calls = False, 0
         if not self._is_auto:
             return
         own = 1
