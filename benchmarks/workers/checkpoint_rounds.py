@@ -8,10 +8,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["NUM_ARRAYS", "answer_saves"]
+import numpy as np
+
+__all__ = ["NUM_ARRAYS", "answer_saves", "first_values"]
 
 NUM_ARRAYS = 16
 _NUM_STEPS = 5
+
+
+def first_values(place: int, size: int) -> np.ndarray[Any, Any]:
+    """Returns what an array of the state begins with: numbers by chance, as weights are.
+
+    Equal ones would be compressed to nothing by those that compress.
+
+    Args:
+        place: of the array.
+        size: how many numbers.
+    """
+    return np.random.default_rng(place).standard_normal(size, "float32")
 
 
 def answer_saves(

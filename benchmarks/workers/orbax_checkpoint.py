@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, answer_saves
+from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, answer_saves, first_values
 from benchmarks.workers.protocol import serve_questions
 
 __all__ = ["prepare"]
@@ -20,7 +20,7 @@ __all__ = ["prepare"]
 def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Answers how long saves take, and how long training waits for them."""
     size = json.loads(sys.argv[1])["bytes"] // 4 // NUM_ARRAYS
-    state = {f"v{i}": jnp.ones(size, jnp.float32) for i in range(NUM_ARRAYS)}
+    state = {f"v{i}": jnp.asarray(first_values(i, size)) for i in range(NUM_ARRAYS)}
     handler = ocp.StandardCheckpointHandler()
     behind, now = ocp.AsyncCheckpointer(handler), ocp.Checkpointer(ocp.StandardCheckpointHandler())
 

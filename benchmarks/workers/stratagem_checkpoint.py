@@ -10,9 +10,8 @@ from typing import Any
 import stratagem as sg  # isort: skip - before jax, because it chooses Keras's backend
 
 import jax
-import numpy as np
 
-from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, answer_saves
+from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, answer_saves, first_values
 from benchmarks.workers.protocol import serve_questions
 
 __all__ = ["prepare"]
@@ -23,7 +22,7 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     size = json.loads(sys.argv[1])["bytes"] // 4 // NUM_ARRAYS
     strategy = sg.OneDeviceStrategy("cpu:0")
     with strategy.scope():
-        variables = [sg.Variable(np.ones(size, "float32")) for _ in range(NUM_ARRAYS)]
+        variables = [sg.Variable(first_values(i, size)) for i in range(NUM_ARRAYS)]
     checkpoint = sg.train.Checkpoint(**{f"v{i}": one for i, one in enumerate(variables)})
 
     def replica_step() -> None:

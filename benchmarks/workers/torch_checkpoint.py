@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, answer_saves
+from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, answer_saves, first_values
 from benchmarks.workers.protocol import serve_questions
 
 __all__ = ["prepare"]
@@ -27,7 +27,7 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
         port = listener.getsockname()[1]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=0, world_size=1)
-    state = {f"v{i}": torch.ones(size) for i in range(NUM_ARRAYS)}
+    state = {f"v{i}": torch.from_numpy(first_values(i, size)) for i in range(NUM_ARRAYS)}
 
     def step() -> None:
         for value in state.values():
