@@ -12,7 +12,16 @@ from typing import Any
 from benchmarks.workers.protocol import WorkerOptions
 from benchmarks.workloads import WORKLOADS
 
-__all__ = ["Case", "Environments", "Place", "Side", "in_peers", "jax_side", "tensorflow_side"]
+__all__ = [
+    "Case",
+    "Environments",
+    "Place",
+    "Side",
+    "in_peers",
+    "jax_side",
+    "tensorflow_side",
+    "whole_side",
+]
 
 _PEERS = Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"
 
@@ -145,6 +154,23 @@ def jax_side(
             **options,
         ),
         variables=variables,
+    )
+
+
+def whole_side(name: str, module: str, environment: str = "ours") -> Side:
+    """A side of a benchmark that tells its workers itself what to do, on the CPU.
+
+    Args:
+        name: in tables.
+        module: in `benchmarks.workers`.
+        environment: which installed packages it needs.
+    """
+    return Side(
+        name=name,
+        module=f"benchmarks.workers.{module}",
+        options=WorkerOptions(workload=""),
+        variables={"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"} if environment == "ours" else {},
+        environment=environment,
     )
 
 

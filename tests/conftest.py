@@ -30,8 +30,8 @@ from tests.process_state import ProcessState
 # Background jobs of a shell and of nohup ignore some signals, and so would what a test starts.
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(_signum) is signal.SIG_IGN:
-        is_interrupt = _signum == signal.SIGINT
-        signal.signal(_signum, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+        _is_interrupt = _signum == signal.SIGINT
+        signal.signal(_signum, signal.default_int_handler if _is_interrupt else signal.SIG_DFL)
 
 # What a cluster of the tests measures at its start serves those after it, and nobody else.
 _cache_dir = tempfile.TemporaryDirectory(prefix="stratagem-tests-")

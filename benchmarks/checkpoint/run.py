@@ -11,36 +11,24 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.cases import Environments, Side
+from benchmarks.cases import Environments, Side, whole_side
 from benchmarks.checkpoint.report import Figures, draw_stalls, make_table
 from benchmarks.machine import describe_machine
 from benchmarks.report import write_json
 from benchmarks.runner import Effort
 from benchmarks.worker_process import WorkerError, WorkerProcess
-from benchmarks.workers.protocol import WorkerOptions
 
 __all__ = ["SIDES", "run_checkpoint"]
 
 _SIZE_BYTES = 10**9
 _QUICK_SIZE_BYTES = 10**6
 _NUM_ROUNDS = 5
-_JAX = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-
-
-def _side(name: str, module: str, environment: str, variables: dict[str, str]) -> Side:
-    return Side(
-        name=name,
-        module=f"benchmarks.workers.{module}",
-        options=WorkerOptions(workload=""),
-        variables=variables,
-        environment=environment,
-    )
 
 
 SIDES = (
-    _side("Stratagem", "stratagem_checkpoint", "ours", _JAX),
-    _side("Orbax by hand", "orbax_checkpoint", "ours", _JAX),
-    _side("PyTorch DCP", "torch_checkpoint", "peers", {}),
+    whole_side("Stratagem", "stratagem_checkpoint"),
+    whole_side("Orbax by hand", "orbax_checkpoint"),
+    whole_side("PyTorch DCP", "torch_checkpoint", environment="peers"),
 )
 
 

@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.cases import Environments, Side
+from benchmarks.cases import Environments, Side, whole_side
 from benchmarks.machine import describe_machine
 from benchmarks.recovery.report import Recovery, draw_recoveries, make_table
 from benchmarks.report import write_json
 from benchmarks.runner import Effort
 from benchmarks.worker_process import WorkerError
-from benchmarks.workers.protocol import WorkerOptions
 from benchmarks.workers.step_lines import StepLine, read_steps
 from benchmarks.workloads import WORKLOADS
 from stratagem.goodput import account_for, read_run
@@ -40,23 +39,12 @@ _MAX_RESTARTS = 20
 _WARM_S, _BETWEEN_S = 40.0, 6.0
 _LIMIT_S = 120.0
 _RUN_S = 600.0
-_JAX = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-
-
-def _side(name: str, module: str, environment: str, variables: dict[str, str]) -> Side:
-    return Side(
-        name=name,
-        module=f"benchmarks.workers.{module}",
-        options=WorkerOptions(workload="mlp"),
-        variables=variables,
-        environment=environment,
-    )
 
 
 SIDES = (
-    _side("Stratagem", "recovering_fit", "ours", _JAX),
-    _side("Stratagem, cold", "recovering_fit", "ours", _JAX),
-    _side("torchrun, DDP", "recovering_ddp", "peers", {}),
+    whole_side("Stratagem", "recovering_fit"),
+    whole_side("Stratagem, cold", "recovering_fit"),
+    whole_side("torchrun, DDP", "recovering_ddp", environment="peers"),
 )
 
 

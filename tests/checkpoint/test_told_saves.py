@@ -76,3 +76,17 @@ def test_state_in_memory_is_told_as_such(events: EventWriter, tmp_path: Path) ->
     memory.restore()
     (restored,) = told(tmp_path, "restored")
     assert (restored["step"], restored["source"]) == (5, "memory")
+
+
+def test_time_to_keep_the_state_is_told_with_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = sg.checkpoint.MemoryBackup(sg.train.Checkpoint(value=sg.Variable(1.0)), tmp_path / "m")
+    with EventWriter(tmp_path / "run", "worker", 0, num_processes=1) as events:
+        monkeypatch.setattr(told_saves, "current_events", lambda: events)
+        events.step(5)
+        memory.save(1)
+        events.step(6)
+    first, second = told(tmp_path, "step")
+    assert first["keeping_s"] == 0
+    assert 0 < second["keeping_s"] <= second["elapsed_s"]

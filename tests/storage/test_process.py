@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,25 @@ def test_what_it_writes_is_what_this_process_reads(process: StorageProcess, tmp_
     assert list(arrays) == ["pytree", "empty_state"]
     for path, array in ITEMS["pytree"].items():
         np.testing.assert_array_equal(arrays["pytree"][path], array, strict=True)
+
+
+def test_who_waits_hears_what_was_to_be_told_then(process: StorageProcess, tmp_path: Path) -> None:
+    """`sync` raises what a callback has reported: it must not return before that."""
+    go_on = threading.Event()
+    told: list[Any] = []
+
+    def then(folder: Path) -> None:
+        go_on.wait()
+
+    def tell(writing: Any) -> None:
+        time.sleep(0.2)
+        told.append(writing)
+
+    writing = write(process, tmp_path / "one", then)
+    writing.add_done_callback(tell)
+    go_on.set()
+    process.wait()
+    assert told == [writing]
 
 
 def test_what_this_process_writes_is_what_it_reads(process: StorageProcess, tmp_path: Path) -> None:

@@ -285,7 +285,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Saves, if it is time."""
         is_due = self.save_freq == "epoch" or self._num_unsaved >= int(self.save_freq)
         self._num_done += 1  # a state of its own, after that of the last batch
-        self._save(epoch + 1, 0, in_memory=True, on_disk=is_due, options=self.options)
+        if is_due or self._memory_dir is not None:
+            self._save(epoch + 1, 0, in_memory=True, on_disk=is_due, options=self.options)
         assert self._run is not None
         if self._memory_dir is not None:
             self._run.pace.end_epoch()

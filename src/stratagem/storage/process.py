@@ -8,6 +8,7 @@ takes Python's lock, for which training would wait.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing as mp
 import os
 import signal
@@ -150,9 +151,12 @@ class StorageProcess:
             return self._submit(work).result()
 
     def wait(self) -> None:
-        """Waits until nothing is being done; whoever asked for it hears of errors."""
+        """Waits until nothing is being done and all is told; whoever asked for it hears of errors."""
         if self._last is not None:
             self._last.exception()
+            # What was to be called then comes after that, and before the next one in the line.
+            with contextlib.suppress(RuntimeError):  # no next one at the end of the program
+                self._thread.submit(_do_nothing).result()
 
     def close(self) -> None:
         """Waits for what is being done, and ends the process."""
@@ -189,6 +193,10 @@ class StorageProcess:
                 "anew, and earlier ones are as they were.",
             )
         )
+
+
+def _do_nothing() -> None:
+    pass
 
 
 _processes: list[StorageProcess] = []
