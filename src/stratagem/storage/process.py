@@ -151,7 +151,7 @@ class StorageProcess:
             return self._submit(work).result()
 
     def wait(self) -> None:
-        """Waits until nothing is being done and all is told; whoever asked for it hears of errors."""
+        """Waits until nothing is being done and all is told; who asked for it hears of errors."""
         if self._last is not None:
             self._last.exception()
             # What was to be called then comes after that, and before the next one in the line.
