@@ -65,7 +65,14 @@ def test_constant_model_reports_the_loss_of_one_device(seen) -> None:
     """As TensorFlow's MultiWorkerMirroredStrategy: 2.75 for targets 0 to 7 and the constant 1."""
     for one in seen:
         assert one["fit loss"] == pytest.approx([2.75, 2.75], abs=1e-6)
-        assert one["evaluate loss"] == pytest.approx(2.75, abs=1e-6)
+        assert one["evaluate"] == pytest.approx([2.75, 11.5], abs=1e-6)
+
+
+def test_results_of_all_metrics_take_one_program(seen) -> None:
+    """Keras asks each metric, and each of them has two variables with a part on each process."""
+    for one in seen:
+        assert one["results"] == pytest.approx({"loss": 2.75, "mse": 11.5}, abs=1e-6)
+        assert one["programs of the results"] == 1
 
 
 def test_only_process_0_writes_and_shows_progress(run) -> None:

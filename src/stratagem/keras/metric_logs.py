@@ -1,16 +1,34 @@
-"""The logs of a batch: results of the model's metrics, computed in one small program."""
+"""Results of the model's metrics: of a batch, and at the end of an epoch, in one program each."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import keras
 
+from stratagem.keras.private import JAXTrainer
+from stratagem.keras.variable import DistributedVariable
 from stratagem.topology.lockstep import run_together, wait_until_ready
-from stratagem.variables import VariableKind, aggregate_components, home_of
+from stratagem.variables import VariableKind, aggregate_components, gather_together, home_of
 
-__all__ = ["MetricLogs"]
+__all__ = ["MetricLogs", "install"]
+
+
+def install() -> None:
+    """Lets models gather what their metrics consist of at once. Done once, on import."""
+    original = JAXTrainer.get_metrics_result
+
+    @functools.wraps(original)
+    def results(self: Any) -> Any:
+        # Each metric would ask all processes for each of its variables.
+        variables = [one for one in self.metrics_variables if isinstance(one, DistributedVariable)]
+        asking = [variable for variable in variables if variable.asks_all_processes()]
+        gather_together([(variable.whole, variable.storage) for variable in asking])
+        return original(self)
+
+    JAXTrainer.get_metrics_result = results
 
 
 class MetricLogs:

@@ -92,7 +92,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
             name=name or type(self).__name__,
         )
         self._home = Home(strategy, kind, parsed)
-        self._whole = WholeValue()
+        self.whole = WholeValue()
         super().__init__(
             initializer,
             shape=shape,
@@ -184,15 +184,21 @@ class DistributedVariable(RowUpdates, keras.Variable):
         if self.storage is None:
             return self._initializer(self._shape, dtype=self._dtype)
         if self._home.kind is VariableKind.ON_READ:
-            is_traced = isinstance(jnp.zeros(()), Tracer)  # while Keras infers shapes
-            if is_of_several(self.storage) and not is_traced:
-                return self._whole.of(self.storage, self._home.aggregation, self.path)
+            if self.asks_all_processes():
+                return self.whole.of(self.storage, self._home.aggregation, self.path)
             value = aggregate_components(self.storage, self._home.aggregation, self.path)
             if isinstance(value, Tracer):
                 return value
             return value.addressable_data(0)
         value = self.storage
         return value if isinstance(value, Tracer) else value.addressable_data(0)
+
+    def asks_all_processes(self) -> bool:
+        """Whether reading it here takes a program that all processes run."""
+        if self._home.kind is not VariableKind.ON_READ or self._value_in_scope() is not None:
+            return False
+        is_traced = isinstance(jnp.zeros(()), Tracer)  # while Keras infers shapes
+        return is_of_several(self.storage) and not is_traced
 
     def store_whole(self, value: Any) -> None:
         """Sets the value that all copies stand for; of an ON_READ variable all components."""
@@ -329,7 +335,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
     def settle(self, home: Home, value: Any) -> None:
         """Makes a variable that became one of a strategy's keep its value there."""
         self._home = home
-        self._whole = WholeValue()
+        self.whole = WholeValue()
         home.strategy.variables.add(self, home)
         self.initial_digest = initial_digest(value, home.strategy.topology)
         self._direct_assign(value)

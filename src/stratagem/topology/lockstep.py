@@ -183,13 +183,13 @@ def _read_all(value: Any) -> Any:
     return value
 
 
-def on_every_process(array: jax.Array, function: Callable[[Any], Any] | None = None) -> jax.Array:
-    """Returns what a function makes of an array of several processes; each has to call it.
+def on_every_process(arrays: Any, function: Callable[[Any], Any] | None = None) -> Any:
+    """Returns what a function makes of arrays of several processes; each has to call it.
 
     Args:
-        array: of several processes.
-        function: of the whole array, defined in a module: programs are kept by it; None for the
-            array itself.
+        arrays: pytree of arrays of several processes, on the same devices.
+        function: of the whole arrays, defined in a module: programs are kept by it; None for the
+            arrays themselves.
 
     Returns:
         The result, on a device of this process.
@@ -198,19 +198,20 @@ def on_every_process(array: jax.Array, function: Callable[[Any], Any] | None = N
         UnavailableError: a process was lost; and what else `run_together` raises.
     """
     function = function or _read_all
-    sharding: Any = array.sharding  # one with a mesh, as all of several processes have
+    first = jax.tree.leaves(arrays)[0]
+    sharding: Any = first.sharding  # one with a mesh, as all of several processes have
     copied = NamedSharding(sharding.mesh, PartitionSpec())
     program = _program(function, copied)
 
     def start() -> tuple[Any, Any]:
-        result = program(array)
+        result = program(arrays)
         return result, result
 
-    platform = next(iter(array.devices())).platform
+    platform = next(iter(first.devices())).platform
     result = run_together(function.__name__.strip("_"), start, platform=platform)
     wait_until_ready(result)
     _last.token = None  # it is ready, and may be given away
-    return result.addressable_data(0)
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,7 +1,7 @@
 """How a variable lives: mirrored, one component a replica, or plain."""
 
 from stratagem.variables.aggregation import aggregate_components, spread_over_components
-from stratagem.variables.components import WholeValue, stored_components
+from stratagem.variables.components import WholeValue, gather_together, stored_components
 from stratagem.variables.initial_values import agree_on_initial_values, initial_digest
 from stratagem.variables.kind import (
     VariableKind,
@@ -20,6 +20,7 @@ __all__ = [
     "aggregate_components",
     "agree_on_initial_values",
     "choose_kind",
+    "gather_together",
     "home_of",
     "initial_digest",
     "parse_aggregation",

@@ -11,7 +11,7 @@ from stratagem.topology import Topology
 from stratagem.topology.lockstep import on_every_process
 from stratagem.variables.aggregation import aggregate_components
 
-__all__ = ["WholeValue", "stored_components"]
+__all__ = ["WholeValue", "gather_together", "stored_components"]
 
 
 def stored_components(stacked: Any, topology: Topology) -> Any:
@@ -37,8 +37,8 @@ class WholeValue:
     """
 
     def __init__(self) -> None:
-        self._storage: Any = None
-        self._value: Any = None
+        self.storage: Any = None
+        self.gathered: Any = None
 
     def of(self, storage: Any, aggregation: VariableAggregation, name: str) -> Any:
         """Returns the value.
@@ -51,8 +51,18 @@ class WholeValue:
         Returns:
             Array on this process.
         """
-        if self._storage is not storage:
-            components = on_every_process(storage)
-            self._value = aggregate_components(components, aggregation, name)
-            self._storage = storage
-        return self._value
+        gather_together([(self, storage)])
+        return aggregate_components(self.gathered, aggregation, name)
+
+
+def gather_together(wanted: list[tuple[WholeValue, Any]]) -> None:
+    """Gathers components of many variables in one program, for who asks for each of them next.
+
+    Args:
+        wanted: values, each with its components on several processes.
+    """
+    stale = [(whole, storage) for whole, storage in wanted if whole.storage is not storage]
+    if stale:
+        gathered = on_every_process([storage for _, storage in stale])
+        for (whole, storage), components in zip(stale, gathered, strict=True):
+            whole.storage, whole.gathered = storage, components
