@@ -75,6 +75,12 @@ def test_results_of_all_metrics_take_one_program(seen) -> None:
         assert one["programs of the results"] == 1
 
 
+def test_results_of_ones_own_take_one_program_too(seen) -> None:
+    for one in seen:
+        assert one["doubled"] == {"loss": [5.5], "mse": [23.0]}
+        assert one["programs of doubled results"] == 1
+
+
 def test_only_process_0_writes_and_shows_progress(run) -> None:
     every, seen = run
     assert [one["wrote"] for one in seen] == [[True, True], [False, True]]

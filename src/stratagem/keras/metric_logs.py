@@ -6,9 +6,11 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
+from jax.core import Tracer
 
-from stratagem.keras.private import JAXTrainer
+from stratagem.keras.private import JAXTrainer, get_stateless_scope
 from stratagem.keras.variable import DistributedVariable
 from stratagem.topology.lockstep import run_together, wait_until_ready
 from stratagem.variables import VariableKind, aggregate_components, gather_together, home_of
@@ -17,11 +19,17 @@ __all__ = ["MetricLogs", "install"]
 
 
 def install() -> None:
-    """Lets models gather what their metrics consist of at once. Done once, on import."""
+    """Lets models compute the results of all their metrics at once. Done once, on import."""
     original = JAXTrainer.get_metrics_result
 
     @functools.wraps(original)
     def results(self: Any) -> Any:
+        is_traced = isinstance(jnp.zeros(()), Tracer)
+        if is_traced or get_stateless_scope() is not None:  # of a step, or of these very results
+            return original(self)
+        logs = _logs_of(self)
+        if logs is not None and type(self).get_metrics_result is results:
+            return logs.current()
         # Each metric would ask all processes for each of its variables.
         variables = [one for one in self.metrics_variables if isinstance(one, DistributedVariable)]
         asking = [variable for variable in variables if variable.asks_all_processes()]
@@ -29,6 +37,15 @@ def install() -> None:
         return original(self)
 
     JAXTrainer.get_metrics_result = results
+
+
+def _logs_of(model: Any) -> MetricLogs | None:
+    """What made the logs of batches can make those of an epoch, too."""
+    for function in (model.train_function, model.test_function):
+        logs = getattr(function, "metric_logs", None)
+        if logs is not None:
+            return logs
+    return None
 
 
 class MetricLogs:

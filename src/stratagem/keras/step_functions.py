@@ -190,7 +190,7 @@ class TrainOrTestFunction(_StepFunction):
         steps = ReplicaSteps(model)
         super().__init__(model, strategy, steps.train if training else steps.test)
         self._num_states = 4 if training else 3
-        self._metric_logs = MetricLogs(model, strategy)
+        self.metric_logs = MetricLogs(model, strategy)
         writer = current_events() if training else None
         self.events = None if writer is None else StepEvents(model, writer)
 
@@ -208,12 +208,12 @@ class TrainOrTestFunction(_StepFunction):
             )
             # What a step of the model's own calls by a metric's name is that metric's result, of
             # this replica: here it is of all.
-            current = self._metric_logs.current()
+            current = self.metric_logs.current()
             logs = {name: current.get(name, value) for name, value in dict(logs).items()}
         elif logs_wanted.value:
-            logs = self._metric_logs.current()
+            logs = self.metric_logs.current()
         else:
-            logs = self._metric_logs.placeholder()
+            logs = self.metric_logs.placeholder()
         return logs, tuple([] for _ in range(self._num_states))
 
 

@@ -89,6 +89,24 @@ before = group.num_steps
 seen["results"] = {name: float(value) for name, value in constant.get_metrics_result().items()}
 seen["programs of the results"] = group.num_steps - before
 
+
+class Doubled(keras.Sequential):
+    """Reports twice its metrics."""
+
+    def get_metrics_result(self) -> dict[str, object]:
+        return {name: 2 * value for name, value in super().get_metrics_result().items()}
+
+
+with strategy.scope():
+    doubled = Doubled(constant.layers)
+    doubled.compile(keras.optimizers.SGD(0.0), "mae", metrics=["mse"])
+seen["doubled"] = doubled.fit(x, y, batch_size=4, verbose=0).history
+doubled.reset_metrics()
+doubled.train_on_batch(x, y)
+before = group.num_steps
+doubled.get_metrics_result()
+seen["programs of doubled results"] = group.num_steps - before
+
 # Nobody has set a seed.
 with strategy.scope():
     drawn = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4)])
