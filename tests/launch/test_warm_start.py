@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -290,3 +291,60 @@ def test_restarted_tasks_are_forked(folder, monkeypatch, capfd, last, cold, prin
     assert outcome.exit_code == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines == [f"[worker 0] {word}" for word in printed]
+
+
+FIRST = """
+import sys
+loaded = "jax" in sys.modules
+import os, stratagem
+print("loaded" if loaded else "anew", os.environ.get("KERAS_HOME", "-"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [
+        # One process loads JAX for all, where all are to be forked after a failure anyway.
+        (LaunchOptions(workers=2, max_restarts=1), {"loaded -"}),
+        (LaunchOptions(workers=2, max_restarts=1, cold_restarts=True), {"anew -"}),
+        (LaunchOptions(workers=2), {"anew -"}),
+        (LaunchOptions(max_restarts=1), {"anew -"}),
+    ],
+)
+def test_tasks_that_start_together_are_forked(folder, capfd, options, printed) -> None:
+    (folder / "train.py").write_text(FIRST)
+    assert launch([sys.executable, "train.py"], options).exit_code == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == options.workers
+    assert {line.partition("] ")[2] for line in lines} == printed
+
+
+def test_tasks_that_load_with_other_variables_start_anew(folder, capfd) -> None:
+    def finish(plan: TaskPlan) -> TaskPlan:
+        own = {**plan.variables, "KERAS_HOME": plan.name}
+        return dataclasses.replace(plan, variables=own)
+
+    (folder / "train.py").write_text(FIRST)
+    options = LaunchOptions(workers=2, max_restarts=1)
+    assert launch([sys.executable, "train.py"], options, finish=finish).exit_code == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == [
+        "[worker 0] anew worker 0",
+        "[worker 1] anew worker 1",
+    ]
+
+
+def test_program_that_fails_for_having_been_forked_starts_anew(folder, capfd) -> None:
+    (folder / "train.py").write_text(FIRST + "if loaded: raise ValueError")
+    options = LaunchOptions(workers=2, max_restarts=1)
+    assert launch([sys.executable, "train.py"], options).exit_code == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if "anew" in line] != []
+
+
+def test_loading_is_given_up_when_the_launcher_is_to_end() -> None:
+    with Guardian() as guardian, WarmStart(base_variables(), guardian) as warm:
+        plan = plan_of("x.py")
+        warm.load([plan, plan], lambda: True)
+        assert not warm.is_ready_for(plan)
+        warm.load([plan, plan], lambda: False)
+        assert warm.is_ready_for(plan)

@@ -12,7 +12,7 @@ from typing import Any
 from stratagem.goodput.events import EndEvent
 from stratagem.goodput.failures import Failure, failures_of
 from stratagem.goodput.progress import History, Limits, Stall, StepTimes, Stretch, history_of
-from stratagem.goodput.reading import RunEvents
+from stratagem.goodput.reading import ProcessEvents, RunEvents
 
 __all__ = ["Account", "CAUSES", "Span", "account_for"]
 
@@ -151,6 +151,7 @@ def account_for(run: RunEvents) -> Account:
         *_of_stalls(stalls),
         *_of_failures(failures, end_s),
         *_of_lives(histories),
+        *_of_the_launcher(trainers, begin_s),
     ]
     spans = tuple(_spans(layers, begin_s, end_s))
     latest = {process.task: process for process in trainers}.values()
@@ -207,6 +208,12 @@ def _of_lives(histories: Iterable[History]) -> Iterator[_Layer]:
     for history in histories:
         for life in history.lives:
             yield _Layer(life.begin_s, life.end_s, _STARTING if life.is_start else _RESTARTING)
+
+
+def _of_the_launcher(trainers: Sequence[ProcessEvents], begin_s: float) -> Iterator[_Layer]:
+    """What the launcher does before the first task that trains is there, such as loading JAX."""
+    first_s = min((process.at_s(process.start) for process in trainers), default=begin_s)
+    yield _Layer(begin_s, first_s, _STARTING)
 
 
 def _spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[Span]:

@@ -68,7 +68,8 @@ def run_group(
         caught: signals to pass on.
         guardian: who ends them if this process is killed.
         events: where it is written down.
-        warm: forks those tasks that it can; it is prepared when they have run for a while.
+        warm: forks those tasks that it can. Several wait for it to be ready; for one that starts
+            alone it is prepared when that one has run for a while.
         is_notice_due: whether they are to be asked to save and leave, who have run for so many
             seconds; None for never.
 
@@ -79,6 +80,8 @@ def run_group(
         OSError: a process cannot be started, or a file not be written. All are killed then.
     """
     with contextlib.closing(_Group(options, screen, caught, guardian, events)) as group:
+        if warm is not None:
+            warm.load(plans, lambda: caught.ending is not None)
         for plan in plans:
             group.start(plan, base, warm)
         started_s = time.monotonic()

@@ -152,7 +152,7 @@ class _Starts:
                 outcome = Outcome(ends=(), signum=self.caught.ending, restart=restarts.count)
                 self.events.end(outcome.exit_code)
                 return outcome
-            started_s = time.monotonic()
+            started_s, num_forked = time.monotonic(), warm.num_started if warm else 0
             outcome = self.run(restarts.count, num_workers, warm)
             after = restarts.next(
                 outcome.ends,
@@ -166,7 +166,8 @@ class _Starts:
             _tell_end(outcome, restarts, after, self.options, self.events, num_workers=num_workers)
             if after is None:
                 return outcome
-            if restarts.count and outcome.cause and outcome.cause.returncode not in _FROM_OUTSIDE:
+            was_forked = warm is not None and warm.num_started > num_forked
+            if was_forked and outcome.cause and outcome.cause.returncode not in _FROM_OUTSIDE:
                 warm = None  # a program that fails by itself may fail for having been forked
             restarts = after
 

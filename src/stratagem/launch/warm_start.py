@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -29,6 +29,10 @@ WARM_UP_AFTER_S = 20.0
 # have been read when JAX or Keras was loaded.
 _READ_LATE = re.compile(r"STRATAGEM_\w+|TF_CONFIG|CUDA_VISIBLE_DEVICES|XLA_FLAGS|NPROC")
 _USES_JAX = re.compile(r"\b(?:stratagem|keras|jax)\b")
+# Loading takes seconds; a disk that takes this long is no quicker for tasks that load all anew.
+_LOAD_S = 60.0
+# How long a signal that ends the launcher goes unseen meanwhile.
+_POLL_S = 0.05
 # Far more than a fork takes; a server that does not answer is not used any more.
 _ANSWER_S = 10.0
 _KILLED = -9
@@ -92,6 +96,8 @@ class WarmProcess:
 class WarmStart:
     """The process that tasks are forked from, as the launcher sees it.
 
+    `num_started` tasks were.
+
     Args:
         base: the variables that tasks inherit.
         guardian: who ends it if this process is killed.
@@ -102,6 +108,7 @@ class WarmStart:
 
     def __init__(self, base: Mapping[str, str], guardian: Guardian) -> None:
         self.made_s = time.monotonic()
+        self.num_started = 0
         self._base = dict(base)
         self._guardian = guardian
         self._process: subprocess.Popen[bytes] | None = None
@@ -145,6 +152,24 @@ class WarmStart:
             )
         self._guardian.watch(self._process.pid)
 
+    def load(self, plans: Sequence[TaskPlan], is_given_up: Callable[[], bool]) -> None:
+        """Loads JAX and Keras once for several tasks that start now, instead of once in each.
+
+        Args:
+            plans: the tasks; where they are to load with different variables, or one is alone,
+                nothing is done.
+            is_given_up: whether they are not to start any more.
+        """
+        first, *others = map(self._read_early, plans)
+        if not others or any(variables != first for variables in others):
+            return
+        self.prepare(plans[0])
+        deadline_s = time.monotonic() + _LOAD_S
+        while self._is_open and not self._is_ready:
+            if is_given_up() or time.monotonic() > deadline_s:
+                return
+            self.hear(_POLL_S)
+
     def is_ready_for(self, plan: TaskPlan) -> bool:
         """Returns whether a task can be forked now.
 
@@ -183,6 +208,7 @@ class WarmStart:
                 os.close(ours)
             return None
         self._running.add(process_id)
+        self.num_started += 1
         stdout, stderr = (os.fdopen(ours, "rb", buffering=0) for ours, _ in pipes)
         return WarmProcess(process_id, self, stdout, stderr)
 
