@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stratagem import input as input
     from stratagem import launch as launch
     from stratagem import nn as nn
+    from stratagem import partitioners as partitioners
     from stratagem import preemption as preemption
     from stratagem import train as train
     from stratagem.checkpoint import Checkpoint as Checkpoint
@@ -151,6 +152,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "input": ("stratagem.input", None),
     "launch": ("stratagem.launch", None),
     "nn": ("stratagem.nn", None),
+    "partitioners": ("stratagem.partitioners", None),
     "preemption": ("stratagem.preemption", None),
     "regroup": ("stratagem.values", "regroup"),
     "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
@@ -223,6 +225,7 @@ __all__ = [
     "input",
     "launch",
     "nn",
+    "partitioners",
     "preemption",
     "regroup",
     "scale_regularization_loss",
@@ -240,6 +243,7 @@ _ROOMS_WITHOUT_JAX = (
     "goodput",
     "launch",
     "options",
+    "partitioners",
     "preemption",
 )
 

@@ -26,7 +26,7 @@ LAYERS = (
     ("values",),
     ("topology",),
     # no JAX below this line
-    ("group",),
+    ("group", "servers"),
     ("launch", "manifests"),
     ("preemption", "storage"),
     ("goodput",),
@@ -41,6 +41,7 @@ LAYERS = (
         "messages",
         "optional_libraries",
         "options",
+        "partitioners",
     ),
 )
 NO_JAX_BELOW = LAYERS.index(("topology",))

@@ -21,6 +21,7 @@ _SAME = (
     "PreemptionWatcher",
     "TerminationConfig",
     "ValueContext",
+    "partitioners",
 )
 
 

@@ -1,0 +1,172 @@
+"""A Keras optimizer as the rule by which parameter servers apply gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.servers import Slot, State
+
+__all__ = ["KerasUpdate"]
+
+_Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
+
+
+class KerasUpdate:
+    """Applies gradients as a Keras optimizer does; each server has one of its own.
+
+    Clipping needs the gradients of all servers, and so is done before they are sent.
+
+    Args:
+        optimizer: the optimizer, built or not; its variables are left alone.
+
+    Raises:
+        NotImplementedError: an optimizer that keeps arrays of other shapes than its variables'.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._class = type(optimizer)
+        unclipped = {"clipnorm": None, "clipvalue": None, "global_clipnorm": None}
+        self._config = {**optimizer.get_config(), **unclipped}
+        self._programs: dict[_Shapes, _Program] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_class": self._class, "_config": self._config, "_programs": {}}
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the name and the numbers of the optimizer."""
+        return {"optimizer": self._class.__name__, **self._config}
+
+    def scalars(self) -> dict[str, np.ndarray]:
+        """Returns what it keeps once, as it is in the beginning."""
+        return self._program((("v", (1,), "float32"),)).scalars
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
+        """Returns what it keeps for a variable."""
+        # Of one row, because the whole may be larger than what there is room for twice.
+        one_row = (1, *shape[1:]) if shape else shape
+        program = self._program(((name, one_row, dtype),))
+        return [
+            Slot(slot, str(variable.dtype), _initial(variable, self._class, slot))
+            for (_, slot), variable in program.slots.items()
+        ]
+
+    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
+        """Returns the state after one update."""
+        shapes = tuple(
+            (name, tuple(value.shape), str(value.dtype)) for name, value in state.values.items()
+        )
+        return self._program(shapes).apply(state, grads)
+
+    def _program(self, shapes: _Shapes) -> _Program:
+        program = self._programs.get(shapes)
+        if program is None:
+            optimizer: Any = self._class.from_config(dict(self._config))
+            program = self._programs[shapes] = _Program(optimizer, shapes)
+        return program
+
+
+class _Program:
+    """The update of variables of certain shapes, compiled."""
+
+    def __init__(self, optimizer: Any, shapes: _Shapes) -> None:
+        self._names = [name for name, _, _ in shapes]
+        self._optimizer = optimizer
+        references = [_variable(*shape) for shape in shapes]
+        places = {id(variable): place for place, variable in enumerate(references)}
+        self.slots: dict[tuple[str, str], Any] = {}
+        counted: Counter[tuple[str, str]] = Counter()
+        original = optimizer.add_variable_from_reference
+
+        def note(reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+            variable = original(reference_variable, name, *args, **kwargs)
+            owner = self._names[places[id(reference_variable)]]
+            counted[owner, str(name)] += 1
+            number = counted[owner, str(name)]
+            slot = str(name) if number == 1 else f"{name}_{number}"
+            self.slots[owner, slot] = variable
+            return variable
+
+        optimizer.add_variable_from_reference = note
+        optimizer.build(references)
+        del optimizer.add_variable_from_reference
+        of_slot = {id(variable): key for key, variable in self.slots.items()}
+        # Each of the optimizer's variables, in its order: a slot, or one that it keeps once.
+        self._order: list[str | tuple[str, str]] = []
+        self.scalars: dict[str, np.ndarray] = {}
+        for variable in optimizer.variables:
+            key = of_slot.get(id(variable))
+            if key is None:
+                # Keras numbers those without a name through the whole process.
+                is_named = not variable.name.startswith("variable")
+                key = variable.name if is_named else f"scalar_{len(self.scalars)}"
+                self.scalars[key] = np.asarray(variable.value)
+            self._order.append(key)
+        self._check_scalars(type(optimizer))
+        self._run = jax.jit(self._step)
+
+    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
+        scalars, values, slots = self._run(
+            dict(state.scalars),
+            [state.values[name] for name in self._names],
+            {(name, slot): state.slots[name][slot] for name, slot in self.slots},
+            [grads[name] for name in self._names],
+        )
+        by_name: dict[str, dict[str, Any]] = {name: {} for name in self._names}
+        for (name, slot), value in slots.items():
+            by_name[name][slot] = value
+        return State(scalars, dict(zip(self._names, values, strict=True)), by_name)
+
+    def _step(
+        self, scalars: dict[str, Any], values: list[Any], slots: dict[Any, Any], grads: list[Any]
+    ) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
+        kept = [scalars[key] if isinstance(key, str) else slots[key] for key in self._order]
+        new_values, new_kept = self._optimizer.stateless_apply(kept, grads, values)
+        pairs = list(zip(self._order, new_kept, strict=True))
+        return (
+            {key: value for key, value in pairs if isinstance(key, str)},
+            new_values,
+            {key: value for key, value in pairs if not isinstance(key, str)},
+        )
+
+    def _check_scalars(self, kind: type) -> None:
+        num_others = sum(isinstance(key, str) for key in self._order)
+        sized = [name for name, value in self.scalars.items() if value.ndim]
+        if sized or len(self.scalars) != num_others:
+            raise NotImplementedError(
+                explain(
+                    f"{kind.__name__} keeps {sized or list(self.scalars)}, of other shapes than "
+                    "its variables.",
+                    expected="an optimizer whose arrays have the shapes of its variables, so that "
+                    "servers can hold parts of both.",
+                    fix="use one such as SGD, Adagrad or Adam under a ParameterServerStrategy.",
+                )
+            )
+
+
+def _variable(name: str, shape: tuple[int, ...], dtype: str) -> keras.Variable:
+    """A variable of that path: some optimizers treat variables by their names."""
+    *scopes, own = name.split("/")
+    if scopes:
+        with keras.name_scope(scopes[0]):
+            return _variable("/".join([*scopes[1:], own]), shape, dtype)
+    return keras.Variable(np.zeros(shape, np.dtype(dtype)), name=own)
+
+
+def _initial(variable: Any, kind: type, slot: str) -> float:
+    value = np.asarray(variable.value, np.float64)
+    if value.size and not (value == value.flat[0]).all():
+        raise NotImplementedError(
+            explain(
+                f"The slot {slot!r} of {kind.__name__} begins with different numbers.",
+                expected="slots that begin with one number.",
+                fix="use another optimizer under a ParameterServerStrategy.",
+            )
+        )
+    return float(value.flat[0]) if value.size else 0.0

@@ -1,0 +1,209 @@
+"""How a large variable is split over parameter servers: along axis 0, into consecutive rows.
+
+Source: TF 2.21 sharded_variable.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from stratagem.messages import explain
+
+__all__ = [
+    "FixedShardsPartitioner",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "Partitioner",
+    "rows_of_shards",
+]
+
+
+class Partitioner(Protocol):
+    """Says how many shards a variable gets; a function of yours with these arguments is one too."""
+
+    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each axis.
+
+        Args:
+            shape: of the whole variable.
+            dtype: its dtype.
+            axis: the axis to split along.
+
+        Returns:
+            As many numbers as there are axes, 1 for each but `axis`.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedShardsPartitioner:
+    """Splits every variable into the same number of shards, or into its rows if those are fewer.
+
+    Args:
+        num_shards: how many.
+
+    Raises:
+        ValueError: not a positive number.
+
+    Example:
+        >>> sg.partitioners.FixedShardsPartitioner(2)((10, 3), "float32")
+        [2, 1]
+
+    Source: TF 2.21 sharded_variable.py, FixedShardsPartitioner.
+    """
+
+    num_shards: int
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "num_shards")
+
+    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each axis."""
+        return _along(shape, axis, self.num_shards)
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSizePartitioner:
+    """Splits a variable into as many shards as keep each at least about that large.
+
+    Args:
+        min_shard_bytes: size of a shard below which no more are made.
+        max_shards: how many at most.
+        bytes_per_string: accepted for the sake of moved code: no variable here holds strings.
+
+    Raises:
+        ValueError: an argument that is not a positive number.
+
+    Example:
+        >>> partitioner = sg.partitioners.MinSizePartitioner(min_shard_bytes=20000, max_shards=8)
+        >>> partitioner((100, 256), "float32")
+        [6, 1]
+
+    Source: TF 2.21 sharded_variable.py, MinSizePartitioner.
+    """
+
+    min_shard_bytes: int = 256 << 10
+    max_shards: int = 1
+    bytes_per_string: int = 16
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "min_shard_bytes", "max_shards", "bytes_per_string")
+
+    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each axis."""
+        fitting = math.ceil(_size_bytes(shape, dtype) / self.min_shard_bytes)
+        return _along(shape, axis, min(self.max_shards, fitting))
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxSizePartitioner:
+    """Splits a variable into as few shards as keep each at most that large.
+
+    Args:
+        max_shard_bytes: size of a shard, which only a single row may exceed.
+        max_shards: how many at most; shards may then be larger. None for no limit.
+        bytes_per_string: accepted for the sake of moved code: no variable here holds strings.
+
+    Raises:
+        ValueError: an argument that is not a positive number.
+
+    Example:
+        >>> sg.partitioners.MaxSizePartitioner(max_shard_bytes=20000)((100, 256), "float32")
+        [6, 1]
+
+    Source: TF 2.21 sharded_variable.py, MaxSizePartitioner.
+    """
+
+    max_shard_bytes: int
+    max_shards: int | None = None
+    bytes_per_string: int = 16
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "max_shard_bytes", "bytes_per_string")
+        if self.max_shards is not None:
+            _require_positive(self, "max_shards")
+
+    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each axis."""
+        num_rows = shape[axis] if shape else 1
+        row_bytes = _size_bytes(shape, dtype) / max(1, num_rows)
+        rows_per_shard = max(1, math.floor(self.max_shard_bytes / row_bytes)) if row_bytes else 1
+        num_shards = math.ceil(num_rows / rows_per_shard)
+        return _along(shape, axis, min(num_shards, self.max_shards or num_shards))
+
+
+def rows_of_shards(
+    partitioner: Partitioner | None, shape: Sequence[int], dtype: Any, *, name: str
+) -> list[int]:
+    """Returns the number of rows of each shard of a variable.
+
+    The first `size % shards` shards are one row larger. Scalars are never split.
+
+    Args:
+        partitioner: which decides; None for one shard.
+        shape: of the whole variable.
+        dtype: its dtype.
+        name: its name, for messages.
+
+    Returns:
+        Positive numbers that add up to the size of axis 0; of a scalar or an empty variable that
+        size, or 1.
+
+    Raises:
+        ValueError: the partitioner returned something other than `[n, 1, 1, ...]` with n >= 1.
+
+    Example:
+        >>> sg.partitioners.rows_of_shards(
+        ...     sg.partitioners.FixedShardsPartitioner(5), (13, 2), "float32", name="table"
+        ... )
+        [3, 3, 3, 2, 2]
+
+    Source: TF 2.21 parameter_server_strategy_v2.py, _create_variable.
+    """
+    if not shape or partitioner is None or shape[0] == 0:
+        return [shape[0] if shape else 1]
+    answer = partitioner(tuple(shape), dtype)
+    counts = list(answer) if isinstance(answer, Sequence) else [answer]  # pyright: ignore[reportUnnecessaryIsInstance]
+    is_number = all(isinstance(count, int | np.integer) for count in counts)
+    if not is_number or len(counts) != len(shape) or counts[0] < 1 or set(counts[1:]) - {1}:
+        raise ValueError(
+            explain(
+                f"The partitioner returned {answer!r} for variable {name!r} of shape "
+                f"{tuple(shape)}.",
+                expected=f"a list of {len(shape)} numbers: that of the shards along axis 0, at "
+                "least 1, and 1 for every other axis.",
+                fix="return [n, 1, 1, ...].",
+            )
+        )
+    num_shards = min(int(counts[0]), shape[0])
+    rows, more = divmod(shape[0], num_shards)
+    return [rows + (shard < more) for shard in range(num_shards)]
+
+
+def _along(shape: Sequence[int], axis: int, num_shards: int) -> list[int]:
+    counts = [1] * len(shape)
+    if shape:
+        counts[axis] = max(1, min(shape[axis], num_shards))
+    return counts
+
+
+def _size_bytes(shape: Sequence[int], dtype: Any) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def _require_positive(partitioner: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(partitioner, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ValueError(
+                explain(
+                    f"{name}={value!r} of {type(partitioner).__name__} is no size.",
+                    expected="a positive whole number.",
+                    fix=f"pass {name}=1 or more.",
+                )
+            )

@@ -1,0 +1,31 @@
+"""Parameter servers: processes that hold variables, and how others read and change these."""
+
+from stratagem.servers.client import ServedVariables
+from stratagem.servers.connection import Connections, ServerError
+from stratagem.servers.keys import ClusterKeys
+from stratagem.servers.listener import Listener, Request
+from stratagem.servers.placement import Placement, Placer
+from stratagem.servers.server import ParameterServer
+from stratagem.servers.store import ShardSpec, Store
+from stratagem.servers.updates import Slot, State, UpdateRule
+from stratagem.servers.wire import Message, pack, unpack
+
+__all__ = [
+    "ClusterKeys",
+    "Connections",
+    "Listener",
+    "Message",
+    "ParameterServer",
+    "Placement",
+    "Placer",
+    "Request",
+    "ServedVariables",
+    "ServerError",
+    "ShardSpec",
+    "Slot",
+    "State",
+    "Store",
+    "UpdateRule",
+    "pack",
+    "unpack",
+]

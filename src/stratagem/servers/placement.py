@@ -1,0 +1,93 @@
+"""Which server holds which rows of a variable: a pure choice, the same in every client."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stratagem.partitioners import Partitioner, rows_of_shards
+
+__all__ = ["Placement", "Placer"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a variable is.
+
+    Args:
+        name: unique in the cluster.
+        shape: of the whole variable.
+        dtype: its dtype.
+        servers: of each shard, the server.
+        rows: of each shard, how many consecutive rows it holds; of a scalar 1.
+        has_rows: whether single rows of it are pulled and updated.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    servers: tuple[int, ...]
+    rows: tuple[int, ...]
+    has_rows: bool = False
+
+    @property
+    def first_rows(self) -> tuple[int, ...]:
+        """Of each shard, where it begins."""
+        return (0, *itertools.accumulate(self.rows[:-1]))
+
+    def shape_of(self, shard: int) -> tuple[int, ...]:
+        """Returns the shape of a shard."""
+        return (self.rows[shard], *self.shape[1:]) if self.shape else ()
+
+    def parts(self, value: np.ndarray) -> list[np.ndarray]:
+        """Splits a value of the whole variable into those of its shards."""
+        if len(self.rows) == 1:
+            return [value]
+        return np.split(value, self.first_rows[1:])
+
+
+class Placer:
+    """Chooses the server with the fewest bytes for each variable or shard, the first of several.
+
+    Args:
+        num_servers: how many there are.
+        partitioner: which variables are split; None for none.
+    """
+
+    def __init__(self, num_servers: int, partitioner: Partitioner | None = None) -> None:
+        self._held_bytes = [0] * num_servers
+        self._partitioner = partitioner
+
+    def place(
+        self, name: str, shape: Sequence[int], dtype: Any, *, has_rows: bool = False
+    ) -> Placement:
+        """Places a variable.
+
+        Args:
+            name: unique in the cluster.
+            shape: its shape.
+            dtype: its dtype.
+            has_rows: whether single rows of it are pulled and updated.
+
+        Returns:
+            Where it is.
+
+        Raises:
+            ValueError: the partitioner returned no number of shards.
+
+        Source: TF 2.21 parameter_server_strategy_v2.py, _create_variable.
+        """
+        kind = np.dtype(dtype)
+        rows = rows_of_shards(self._partitioner, shape, kind, name=name)
+        row_bytes = kind.itemsize * math.prod(shape[1:])
+        servers: list[int] = []
+        for count in rows:
+            server = self._held_bytes.index(min(self._held_bytes))
+            self._held_bytes[server] += max(1, count * row_bytes)
+            servers.append(server)
+        return Placement(name, tuple(shape), kind.name, tuple(servers), tuple(rows), has_rows)

@@ -1,0 +1,94 @@
+"""Messages to parameter servers: what goes in comes out, and what is no message is refused."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from stratagem.servers.wire import Message, pack, unpack
+
+DTYPES = ("float32", "float64", "int8", "int64", "uint16", "bool", "float16", "complex64")
+
+
+@given(
+    st.text(max_size=20),
+    st.dictionaries(st.text(max_size=9), st.none() | st.booleans() | st.integers() | st.text()),
+    st.lists(
+        hnp.arrays(st.sampled_from(DTYPES), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0)),
+        max_size=4,
+    ),
+)
+def test_message_comes_back(kind, fields, arrays) -> None:
+    message = unpack([bytes(frame) for frame in pack(Message(kind, fields, arrays))])
+    assert (message.kind, message.fields) == (kind, fields)
+    for got, wanted in zip(message.arrays, arrays, strict=True):
+        assert got.dtype == wanted.dtype
+        assert got.shape == wanted.shape
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_types_of_jax_come_back() -> None:
+    array = np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3)
+    (got,) = unpack(pack(Message("push", {}, [array]))).arrays
+    assert got.dtype == array.dtype
+    np.testing.assert_array_equal(got, array)
+
+
+def test_arrays_are_neither_copied_nor_to_be_written() -> None:
+    array = np.zeros(4, np.float32)
+    frames = pack(Message("push", {}, [array]))
+    (got,) = unpack(frames).arrays
+    array[1] = 5
+    assert got[1] == 5
+    received = unpack([bytes(frame) for frame in frames]).arrays[0]
+    with pytest.raises(ValueError, match="read-only"):
+        received[0] = 1
+
+
+def test_arrays_that_do_not_lie_in_one_piece_come_back() -> None:
+    array = np.arange(12).reshape(3, 4)[:, ::2]
+    np.testing.assert_array_equal(unpack(pack(Message("x", {}, [array]))).arrays[0], array)
+
+
+def _header(**changes) -> bytes:
+    return json.dumps({"kind": "x", "fields": {}, "arrays": [], **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        [b"\xff\xfe"],
+        [b"[1]"],
+        [b"{}"],
+        [b"[" * 100_000],
+        [_header(fields=3)],
+        [_header(arrays=[["float32", [2]]])],
+        [_header(), b"more"],
+        [_header(arrays=[["no such", [1]]]), b"12345678"],
+        [_header(arrays=[["float32", "2"]]), b"12345678"],
+    ],
+)
+def test_what_is_no_message_is_refused(frames) -> None:
+    with pytest.raises(ConnectionError, match="a message that is none of this library's"):
+        unpack(frames)
+
+
+@pytest.mark.parametrize(
+    ("array", "frame"),
+    [
+        (["float32", [2]], b"1234567"),
+        (["object", [1]], b"12345678"),
+        (["int8", [-1, -1]], b"1"),
+    ],
+)
+def test_arrays_of_another_size_are_refused(array, frame) -> None:
+    with pytest.raises(ConnectionError, match=f"{len(frame)} bytes came for an array {array[0]}"):
+        unpack([_header(arrays=[array]), frame])
