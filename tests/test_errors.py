@@ -9,11 +9,15 @@ import pytest
 from stratagem import errors
 
 BUILTINS = {
+    "CancelledError": RuntimeError,
+    "ClosureAbortedError": RuntimeError,
+    "ClosureInputError": RuntimeError,
     "DataLossError": OSError,
     "DeadlineExceededError": TimeoutError,
     "InvalidArgumentError": ValueError,
     "NotFoundError": LookupError,
     "OutOfRangeError": IndexError,
+    "PSUnavailableError": ConnectionError,
     "UnavailableError": ConnectionError,
 }
 
