@@ -341,6 +341,21 @@ def test_program_that_fails_for_having_been_forked_starts_anew(folder, capfd) ->
     assert [line for line in lines if "anew" in line] != []
 
 
+def test_script_is_named_as_python_names_it(folder, capfd) -> None:
+    """Absolute in `__file__` and in tracebacks, and as it was given in `sys.argv`."""
+    lines = "import sys, stratagem, traceback\nprint(__file__, sys.argv)\ntraceback.print_stack()"
+    (folder / "train.py").write_text(lines)
+    printed = []
+    for cold in (False, True):
+        options = LaunchOptions(workers=2, max_restarts=1, cold_restarts=cold)
+        assert launch([sys.executable, "train.py"], options).exit_code == 0
+        out, err = capfd.readouterr()
+        assert f"{folder / 'train.py'} ['train.py']" in out
+        printed.append([line for line in err.splitlines() if "train.py" in line])
+    assert printed[0] == printed[1]
+    assert len(printed[0]) == 2
+
+
 def test_loading_is_given_up_when_the_launcher_is_to_end() -> None:
     with Guardian() as guardian, WarmStart(base_variables(), guardian) as warm:
         plan = plan_of("x.py")

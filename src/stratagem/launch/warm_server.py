@@ -130,15 +130,15 @@ def _become(request: _Request, server: int, changes: Mapping[str, str]) -> None:
 
 
 def _run_script(argv: list[str]) -> None:
-    script = argv[0]
     sys.argv = argv
+    script = os.path.abspath(argv[0])  # as Python names it in `__file__` and in tracebacks
     if not environment.lookup("PYTHONSAFEPATH"):
         sys.path.insert(0, str(Path(script).resolve().parent))
     module: Any = types.ModuleType("__main__")
     module.__file__ = script
     module.__builtins__ = builtins
     sys.modules["__main__"] = module
-    with io.open_code(os.path.abspath(script)) as file:
+    with io.open_code(script) as file:
         code = compile(file.read(), script, "exec", dont_inherit=True)
     try:
         exec(code, module.__dict__)
