@@ -35,6 +35,8 @@ BatchNormalization._reduction_axes    the axes of these statistics
 Metric._variables                     whether a metric has state of its own
 Optimizer._trainable_variables        what apply() without variables updates
 unpack_x_y_sample_weight              batches as Keras's own steps take them apart
+KerasSaveable                         what Keras would pickle as a file of its own
+TrackedList, TrackedDict, TrackedSet  which cannot be unpickled before their tracker is there
 ====================================  ==============================================================
 """
 
@@ -50,6 +52,7 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
 from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.random.seed_generator import global_seed_generator
+from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.data_adapters import (
     GeneratorDataAdapter,
     PyDatasetAdapter,
@@ -58,6 +61,7 @@ from keras.src.trainers.data_adapters import (
 )
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet
 
 __all__ = [
     "AGGREGATE_ADDITIONAL_LOSS",
@@ -67,9 +71,13 @@ __all__ = [
     "GeneratorDataAdapter",
     "JAXEpochIterator",
     "JAXTrainer",
+    "KerasSaveable",
     "MOMENTS",
     "PyDatasetAdapter",
     "TFDatasetAdapter",
+    "TrackedDict",
+    "TrackedList",
+    "TrackedSet",
     "annotate",
     "apply_mask",
     "batches_taken",

@@ -1,0 +1,114 @@
+"""Functions and Keras objects as bytes for another process, where variables stand for themselves.
+
+Keras pickles a model as a file of its own, with all weights, and can do so only for classes that
+can be imported. Here its objects go by their attributes: what is compiled for this process stays
+behind, and what the other process has already (variables, a strategy) goes by a name.
+
+Source: Python's pickle module, persistence of external objects; cloudpickle.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from stratagem.keras.private import KerasSaveable, TrackedDict, TrackedList, TrackedSet
+from stratagem.messages import explain
+from stratagem.optional_libraries import load
+
+__all__ = ["pack_object", "unpack_object"]
+
+_COMPILED_HERE = ("train_function", "test_function", "predict_function", "_jax_state")
+
+
+def pack_object(value: Any, name_of: Callable[[Any], str | None]) -> bytes:
+    """Returns any object as bytes.
+
+    Args:
+        value: the object; functions and classes of the script are included.
+        name_of: returns the name by which the other process knows an object, or None.
+
+    Returns:
+        What `unpack_object` takes.
+
+    Raises:
+        TypeError: something in it cannot leave this process.
+    """
+    cloudpickle = load(
+        "cloudpickle", needed_by="shipping functions to workers", install="stratagem[ray]"
+    )
+
+    class Pickler(cloudpickle.Pickler):
+        """Sees every object before it is pickled."""
+
+        def persistent_id(self, obj: Any) -> str | None:
+            return name_of(obj)
+
+        def reducer_override(self, obj: Any) -> Any:
+            reduced = _reduced(obj)
+            return super().reducer_override(obj) if reduced is None else reduced
+
+    file = io.BytesIO()
+    try:
+        Pickler(file).dump(value)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise TypeError(
+            explain(
+                f"{value!r} cannot be sent to a worker: {error}",
+                expected="a function that refers to nothing but what can be pickled: arrays, "
+                "models, optimizers, metrics, datasets that can be made again.",
+                fix="make what cannot leave this process, such as an open file or a lock, in the "
+                "function itself.",
+            )
+        ) from error
+    return file.getvalue()
+
+
+def unpack_object(data: bytes, object_of: Callable[[str], Any]) -> Any:
+    """Returns the object that bytes stand for. They must come from a process of this cluster.
+
+    Args:
+        data: what `pack_object` returned.
+        object_of: returns what is known here by a name.
+
+    Returns:
+        The object.
+    """
+
+    class Unpickler(pickle.Unpickler):
+        """Knows what stands for itself."""
+
+        def persistent_load(self, pid: Any) -> Any:
+            return object_of(pid)
+
+    return Unpickler(io.BytesIO(data)).load()
+
+
+def _reduced(obj: Any) -> Any:
+    """How an object of Keras is made again; None for all others."""
+    # Their tracker refers to them: they have to be there before it is.
+    if isinstance(obj, TrackedList):
+        return _untracked, (type(obj),), dict(vars(obj)), iter(list(obj))
+    if isinstance(obj, TrackedDict):
+        return _untracked, (type(obj),), dict(vars(obj)), None, iter(list(obj.items()))
+    if isinstance(obj, TrackedSet):
+        return _untracked_set, (type(obj), list(obj)), dict(vars(obj))
+    if isinstance(obj, KerasSaveable):
+        state = {**vars(obj)}
+        state.update((name, None) for name in _COMPILED_HERE if name in state)
+        return object.__new__, (type(obj),), state
+    return None
+
+
+def _untracked(kind: Any) -> Any:
+    made = kind.__new__(kind)
+    vars(made)["tracker"] = None
+    return made
+
+
+def _untracked_set(kind: Any, items: list[Any]) -> Any:
+    made = _untracked(kind)
+    set.update(made, items)
+    return made
