@@ -35,6 +35,7 @@ BatchNormalization._reduction_axes    the axes of these statistics
 Metric._variables                     whether a metric has state of its own
 Optimizer._trainable_variables        what apply() without variables updates
 unpack_x_y_sample_weight              batches as Keras's own steps take them apart
+compute_fans                          the sizes that scale initial values
 KerasSaveable                         what Keras would pickle as a file of its own
 TrackedList, TrackedDict, TrackedSet  which cannot be unpickled before their tracker is there
 ====================================  ==============================================================
@@ -50,6 +51,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
+from keras.src.initializers import random_initializers
 from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.saving.keras_saveable import KerasSaveable
@@ -82,6 +84,7 @@ __all__ = [
     "apply_mask",
     "batches_taken",
     "calls_in_thread",
+    "compute_fans",
     "flatten_layers",
     "get_keras_mask",
     "get_stateless_scope",
@@ -119,6 +122,19 @@ def own_variables(metric: Any) -> list[Any]:
 def reduction_axes(layer: Any) -> tuple[int, ...]:
     """Returns the axes that batch normalisation averages over."""
     return tuple(layer._reduction_axes)
+
+
+def compute_fans(shape: tuple[int, ...], initializer: Any) -> tuple[float, float]:
+    """Returns how many inputs and outputs a weight of a shape has, as an initializer counts them.
+
+    Keras 3.12 counts them by the shape alone.
+    """
+    axes = {
+        name: getattr(initializer, name)
+        for name in ("input_axes", "output_axes")
+        if hasattr(initializer, name)
+    }
+    return random_initializers.compute_fans(shape, **axes)
 
 
 def annotate(variable: Any, *, synchronization: str, aggregation: str) -> None:
