@@ -1,0 +1,184 @@
+"""A file of messages that is only ever appended to: what a server reads when it is started again.
+
+Each record is a length, a checksum, and the frames of a message. A process or machine that dies
+while it writes leaves an unfinished last record, which is cut off; everything before it is there.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from stratagem.errors import DataLossError
+from stratagem.messages import explain
+from stratagem.servers.wire import Message, pack, unpack
+
+__all__ = ["Journal"]
+
+_MARK = b"stratagem journal 1\n"
+_RECORD = struct.Struct("<QI")  # bytes of the body, and their checksum
+_COUNT = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+
+
+class Journal:
+    """Opens a journal, or begins one.
+
+    Args:
+        path: of the file; its folder is made.
+
+    Raises:
+        DataLossError: the file is something else, or was changed before its last record.
+        OSError: it cannot be read or written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.with_suffix(".new").unlink(missing_ok=True)
+        self._file = self._path.open("a+b")
+        try:
+            self.messages = self._recovered()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def size_bytes(self) -> int:
+        """How large it is."""
+        return self._file.tell()
+
+    def append(self, message: Message) -> None:
+        """Adds a message; it is on the disk when this returns.
+
+        Args:
+            message: the message.
+
+        Raises:
+            OSError: it cannot be written; the journal is as it was then.
+        """
+        size = self._file.tell()
+        try:
+            _write(self._file, message)
+            _sync(self._file)
+        except OSError:
+            self._file.truncate(size)
+            raise
+
+    def replace(self, messages: Iterable[Message]) -> None:
+        """Writes a new journal in place of this one, all or nothing.
+
+        Args:
+            messages: all that is to be in it.
+
+        Raises:
+            OSError: it cannot be written; the journal is as it was then.
+        """
+        new = self._path.with_suffix(".new")
+        file = new.open("w+b")
+        try:
+            file.write(_MARK)
+            for message in messages:
+                _write(file, message)
+            _sync(file)
+            new.replace(self._path)
+        except BaseException:
+            file.close()
+            new.unlink(missing_ok=True)
+            raise
+        _sync_folder(self._path.parent)
+        self._file.close()
+        self._file = file
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _recovered(self) -> list[Message]:
+        """Reads all records, and cuts off an unfinished one."""
+        self._file.seek(0)
+        data = memoryview(self._file.read())
+        if bytes(data[: len(_MARK)]) != _MARK[: len(data)]:
+            raise _damaged(self._path, "it is no journal of a parameter server")
+        messages: list[Message] = []
+        place = len(_MARK)
+        while place + _RECORD.size <= len(data):
+            size, checksum = _RECORD.unpack_from(data, place)
+            begin, end = place + _RECORD.size, place + _RECORD.size + size
+            if end > len(data):
+                break
+            if zlib.crc32(data[begin:end]) != checksum:
+                if end == len(data):
+                    break  # its pages were not all written
+                raise _damaged(self._path, f"the record at byte {place} was changed")
+            messages.append(unpack(_frames(data[begin:end])))
+            place = end
+        self._file.truncate(min(place, len(data)))
+        if len(data) < len(_MARK):
+            self._file.truncate(0)
+            self._file.write(_MARK)
+            _sync(self._file)
+        self._file.seek(0, os.SEEK_END)
+        return messages
+
+
+def _write(file: IO[bytes], message: Message) -> None:
+    frames = [memoryview(frame).cast("B") for frame in pack(message)]
+    parts = [_COUNT.pack(len(frames)), *(_LENGTH.pack(frame.nbytes) for frame in frames), *frames]
+    size, checksum = 0, 0
+    for part in parts:
+        size += len(part)
+        checksum = zlib.crc32(part, checksum)
+    file.write(_RECORD.pack(size, checksum))
+    for part in parts:
+        file.write(part)
+
+
+def _frames(body: memoryview) -> list[memoryview]:
+    (count,) = _COUNT.unpack_from(body)
+    place = _COUNT.size + count * _LENGTH.size
+    frames: list[memoryview] = []
+    for number in range(count):
+        (length,) = _LENGTH.unpack_from(body, _COUNT.size + number * _LENGTH.size)
+        frames.append(body[place : place + length])
+        place += length
+    return frames
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _damaged(path: Path, how: str) -> DataLossError:
+    return DataLossError(
+        explain(
+            f"The journal {path} is damaged: {how}.",
+            expected="the file as a parameter server wrote it.",
+            fix="restore a checkpoint, and start the servers with an empty folder.",
+        )
+    )
