@@ -351,7 +351,7 @@ def test_script_is_named_as_python_names_it(folder, capfd) -> None:
         assert launch([sys.executable, "train.py"], options).exit_code == 0
         out, err = capfd.readouterr()
         assert f"{folder / 'train.py'} ['train.py']" in out
-        printed.append([line for line in err.splitlines() if "train.py" in line])
+        printed.append(sorted(line for line in err.splitlines() if "train.py" in line))
     assert printed[0] == printed[1]
     assert len(printed[0]) == 2
 
