@@ -34,6 +34,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_update_is_that_of_the_optimizer(name) -> None:
     optimizer = OPTIMIZERS[name]

@@ -51,6 +51,7 @@ def _moved(value: Any, known: dict[str, Any]) -> Any:
     return unpack_object(pack_object(value, lambda one: names.get(id(one))), known.__getitem__)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("make", [_sequential, _functional, Custom])
 def test_model_comes_back_with_the_same_variables(make) -> None:
     model = make()
