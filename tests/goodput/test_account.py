@@ -39,6 +39,19 @@ def test_run_without_failures() -> None:
     assert account.is_over
 
 
+def test_what_the_launcher_does_before_the_first_task_is_starting() -> None:
+    """It may load JAX for all; the workers begin 3 and 4 seconds after it."""
+    lines = (first_step(10, 1), steps(10, 20, 2, 11), end(20))
+    account = account_for(
+        run(
+            process("launcher 0", 0, end(20)),
+            process("worker 0", 3, *lines),
+            process("worker 1", 4, *lines),
+        )
+    )
+    assert parts(account) == {"starting": 10, "useful": 10}
+
+
 def test_restart_of_all_from_a_checkpoint() -> None:
     account = account_for(gang_restart())
     assert parts(account) == {

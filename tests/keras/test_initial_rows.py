@@ -52,6 +52,15 @@ def test_every_width_of_numbers(dtype) -> None:
     np.testing.assert_array_equal(got, whole[7:12])
 
 
+def test_numbers_of_64_bits() -> None:
+    initializer = keras.initializers.RandomUniform(seed=1)
+    with jax.enable_x64(True):
+        whole = np.asarray(initializer((20, 3), "float64"))
+        got = InitialRows(initializer, (20, 3), "float64")(7, 5)
+    assert got.dtype == np.float64
+    np.testing.assert_array_equal(got, whole[7:12])
+
+
 def test_next_key_of_a_generator_is_drawn_once() -> None:
     seeds = [keras.random.SeedGenerator(3) for _ in range(2)]
     ours, theirs = (keras.initializers.RandomUniform(seed=seed) for seed in seeds)

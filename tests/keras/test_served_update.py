@@ -120,3 +120,18 @@ def test_optimizer_with_arrays_of_other_shapes_is_refused() -> None:
     store.create(ShardSpec("v", (4, 3), "float32"), lambda: np.zeros((4, 3)))
     with pytest.raises(NotImplementedError, match=r"Adafactor keeps .* of other shapes"):
         store.set_rule(rule, ["v"])
+
+
+def test_slots_that_begin_with_different_numbers_are_refused() -> None:
+    class Uneven(keras.optimizers.SGD):
+        """Its slot is drawn by chance."""
+
+        def build(self, variables) -> None:
+            super().build(variables)
+            for variable in variables:
+                self.add_variable_from_reference(variable, "noise", initializer="random_normal")
+
+    store = Store()
+    store.create(ShardSpec("v", (4, 3), "float32"), lambda: np.zeros((4, 3)))
+    with pytest.raises(NotImplementedError, match="'noise' of Uneven begins with different"):
+        store.set_rule(KerasUpdate(Uneven(1.0)), ["v"])

@@ -19,7 +19,7 @@ from stratagem.servers import (
     ServedVariables,
     ServerError,
 )
-from tests.servers.rules import Momentum
+from tests.servers.rules import Momentum, Slow
 
 NUM_SERVERS = 3
 
@@ -129,6 +129,26 @@ def test_push_that_is_sent_twice_counts_once(served, connections) -> None:
     for _ in range(2):
         answer = connections.ask(placement.servers[0], push)
         assert answer.fields["version"] == 1
+    np.testing.assert_allclose(served.pull(["v"])["v"], -0.1, rtol=1e-6)
+
+
+def test_push_that_is_sent_again_while_the_first_is_applied_counts_once(
+    served, connections
+) -> None:
+    value = np.zeros(3, np.float32)
+    placement = place("v", value, 1)
+    served.create(placement, value)
+    served.set_rule(Slow(), ["v"])
+    fields = {"client": "c", "number": 1, "version": 0, "whole": ["v"], "rows": []}
+    push = Message("push", fields, [np.ones(3, np.float32)])
+    threads = [
+        threading.Thread(target=connections.ask, args=(placement.servers[0], push))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     np.testing.assert_allclose(served.pull(["v"])["v"], -0.1, rtol=1e-6)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,23 @@ def test_append_that_fails_leaves_the_journal_as_it_was(tmp_path, monkeypatch) -
         with pytest.raises(OSError, match="No space left"):
             journal.append(message(2))
         monkeypatch.setattr(os, "fsync", fsync)
+        journal.append(message(3))
+    with Journal(path) as journal:
+        assert numbers(journal) == [1, 3]
+
+
+def test_disk_that_is_full_in_the_middle_of_a_record_leaves_the_journal_as_it_was(tmp_path) -> None:
+    """Neither half a record nor something buffered may come before the next one."""
+    path = tmp_path / "journal"
+    with Journal(path) as journal:
+        journal.append(message(1))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (journal.size_bytes + 150, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                journal.append(message(50))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         journal.append(message(3))
     with Journal(path) as journal:
         assert numbers(journal) == [1, 3]

@@ -7,12 +7,12 @@ import itertools
 import threading
 import time
 from collections.abc import Generator, Sequence
-from types import TracebackType
 from typing import Any
 
 from stratagem import environment
 from stratagem.errors import UnavailableError
 from stratagem.messages import explain
+from stratagem.servers.closing import Closing
 from stratagem.servers.keys import ClusterKeys, load_zmq
 from stratagem.servers.wire import Message, pack, unpack
 
@@ -25,7 +25,7 @@ class ServerError(RuntimeError):
     """A server could not do what it was asked to; the message has its own traceback."""
 
 
-class Connections:
+class Connections(Closing):
     """Connections to all servers of a cluster, for all threads of this process.
 
     Args:
@@ -44,17 +44,6 @@ class Connections:
         # Sets of sockets, one to each server, that nobody uses now: one user at a time.
         self._free: list[list[Any]] = []
         self._numbers = itertools.count(1)
-
-    def __enter__(self) -> Connections:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __len__(self) -> int:
         return len(self._addresses)

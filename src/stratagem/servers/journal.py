@@ -11,11 +11,11 @@ import struct
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
+from stratagem.servers.closing import Closing
 from stratagem.servers.wire import Message, pack, unpack
 
 __all__ = ["Journal"]
@@ -26,7 +26,7 @@ _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 
 
-class Journal:
+class Journal(Closing):
     """Opens a journal, or begins one.
 
     Args:
@@ -41,23 +41,12 @@ class Journal:
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.with_suffix(".new").unlink(missing_ok=True)
-        self._file = self._path.open("a+b")
+        self._file = self._path.open("a+b", buffering=0)
         try:
             self.messages = self._recovered()
         except BaseException:
             self._file.close()
             raise
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def size_bytes(self) -> int:
@@ -91,9 +80,9 @@ class Journal:
             OSError: it cannot be written; the journal is as it was then.
         """
         new = self._path.with_suffix(".new")
-        file = new.open("w+b")
+        file = new.open("w+b", buffering=0)
         try:
-            file.write(_MARK)
+            _write_all(file, _MARK)
             for message in messages:
                 _write(file, message)
             _sync(file)
@@ -132,7 +121,7 @@ class Journal:
         self._file.truncate(min(place, len(data)))
         if len(data) < len(_MARK):
             self._file.truncate(0)
-            self._file.write(_MARK)
+            _write_all(self._file, _MARK)
             _sync(self._file)
         self._file.seek(0, os.SEEK_END)
         return messages
@@ -145,9 +134,16 @@ def _write(file: IO[bytes], message: Message) -> None:
     for part in parts:
         size += len(part)
         checksum = zlib.crc32(part, checksum)
-    file.write(_RECORD.pack(size, checksum))
+    _write_all(file, _RECORD.pack(size, checksum))
     for part in parts:
-        file.write(part)
+        _write_all(file, part)
+
+
+def _write_all(file: IO[bytes], part: bytes | memoryview) -> None:
+    """Nothing is buffered, so that nothing is left over of a write that failed."""
+    rest = memoryview(part)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _frames(body: memoryview) -> list[memoryview]:
@@ -162,7 +158,6 @@ def _frames(body: memoryview) -> list[memoryview]:
 
 
 def _sync(file: IO[bytes]) -> None:
-    file.flush()
     os.fsync(file.fileno())
 
 

@@ -7,9 +7,9 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
+from stratagem.servers.closing import Closing
 from stratagem.servers.keys import ClusterKeys, load_zmq
 from stratagem.servers.wire import Message, pack, unpack
 
@@ -55,7 +55,7 @@ class Request:
         self.answer(Message("error", fields))
 
 
-class Listener:
+class Listener(Closing):
     """A socket at which requests arrive, and the threads that handle them.
 
     Args:
@@ -116,17 +116,6 @@ class Listener:
         for thread in self._threads:
             thread.start()
 
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Stops to listen; requests that are not answered never are."""
         if self._is_closed.is_set():
@@ -139,6 +128,8 @@ class Listener:
             if thread is not threading.current_thread():
                 thread.join()
         self._authenticator.stop()
+        with self._waking:
+            self._waker.close(linger=0)
         self._context.destroy(linger=0)
 
     def _receive(self) -> None:
@@ -181,7 +172,8 @@ class Listener:
     def _wake(self) -> None:
         """Lets the thread that receives look for answers."""
         with self._waking:  # a socket is for one thread at a time
-            self._waker.send(b"")
+            if not self._waker.closed:  # who answers late, when all is over
+                self._waker.send(b"")
 
 
 class _Known:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections import Counter
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
+from stratagem.servers.closing import Closing
 from stratagem.servers.connection import ServerError
 from stratagem.servers.keys import ClusterKeys
 from stratagem.servers.listener import Listener, Request
@@ -21,7 +20,7 @@ from stratagem.servers.wire import Message
 __all__ = ["ParameterServer"]
 
 
-class ParameterServer:
+class ParameterServer(Closing):
     """Holds variables of a cluster and answers its clients, from the moment it is made.
 
     Args:
@@ -60,17 +59,6 @@ class ParameterServer:
             "describe": self._describe,
         }
         self._listener = Listener(keys, self._handle, host=host, port=port, num_threads=num_threads)
-
-    def __enter__(self) -> ParameterServer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def address(self) -> str:
@@ -171,10 +159,13 @@ class ParameterServer:
         )
 
 
-@dataclasses.dataclass
-class _LastPush:
-    number: int
-    version: int
+class _Client:
+    """The last push of a client, and who applies one now."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.number = 0
+        self.version = 0
 
 
 class _Pushes:
@@ -182,7 +173,7 @@ class _Pushes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: dict[str, _LastPush] = {}
+        self._clients: dict[str, _Client] = {}
         self._staleness: Counter[int] = Counter()
 
     @property
@@ -204,11 +195,12 @@ class _Pushes:
             The version after it.
         """
         with self._lock:
-            last = self._last.get(client)
-            if last is not None and last.number >= number:
-                return last.version
-        version = apply()
+            known = self._clients.setdefault(client, _Client())
+        with known.lock:  # who asks again waits for the first to be done
+            if known.number >= number:
+                return known.version
+            version = apply()
+            known.number, known.version = number, version
         with self._lock:
-            self._last[client] = _LastPush(number, version)
             self._staleness[version - 1 - pulled] += 1
         return version

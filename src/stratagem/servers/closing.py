@@ -1,0 +1,25 @@
+"""What is closed at the end of a `with` block."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from types import TracebackType
+
+__all__ = ["Closing"]
+
+
+class Closing(contextlib.AbstractContextManager["Closing"]):
+    """A context manager that closes itself."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Lets go of what it holds."""
