@@ -1,6 +1,24 @@
 """Functions that are scheduled on the workers of a cluster with parameter servers."""
 
 from stratagem.coordinator.closures import Closure, ClosureQueue
+from stratagem.coordinator.cluster_coordinator import ClusterCoordinator
+from stratagem.coordinator.packing import Packing, Resource, packing, set_packing
+from stratagem.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from stratagem.coordinator.remote_value import RemoteValue, RemoteValueStatus
+from stratagem.coordinator.worker import Worker, get_current_worker_index
 
-__all__ = ["Closure", "ClosureQueue", "RemoteValue", "RemoteValueStatus"]
+__all__ = [
+    "Closure",
+    "ClosureQueue",
+    "ClusterCoordinator",
+    "Packing",
+    "PerWorkerDataset",
+    "PerWorkerValues",
+    "RemoteValue",
+    "RemoteValueStatus",
+    "Resource",
+    "Worker",
+    "get_current_worker_index",
+    "packing",
+    "set_packing",
+]

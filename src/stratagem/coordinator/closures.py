@@ -53,11 +53,15 @@ class ClosureQueue:
 
     Args:
         capacity: how many closures may be there before `put` waits.
+
+    `num_workers` is how many share the line.
     """
 
     def __init__(self, capacity: int = MAX_CLOSURES) -> None:
         self._capacity = capacity
+        self.num_workers = 1
         self._changed = threading.Condition()
+        self._counting = threading.Lock()
         self._line: deque[Closure] = deque()
         self._own: dict[int, deque[Closure]] = {}  # of those that only one worker may run
         self._waiting: OrderedDict[int, Closure] = OrderedDict()  # for inputs
@@ -109,18 +113,21 @@ class ClosureQueue:
         for value in missing:
             value.observe(remaining.count)
 
-    def get(self, worker: int) -> Closure | None:
+    def get(self, worker: int, *, is_spare: bool = False) -> Closure | None:
         """Waits for a closure that a worker may run.
 
         Args:
             worker: its index.
+            is_spare: whether the worker runs another one now; then the line has to be long enough
+                for all workers.
 
         Returns:
             The closure; it runs now. None when the coordinator was closed.
         """
         with self._changed:
             own = self._own.setdefault(worker, deque())
-            self._changed.wait_for(lambda: self._is_closed or own or self._line)
+            least = self.num_workers if is_spare else 0
+            self._changed.wait_for(lambda: self._is_closed or own or len(self._line) > least)
             if self._is_closed:
                 return None
             closure = own.popleft() if own else self._line.popleft()
@@ -129,13 +136,17 @@ class ClosureQueue:
             self._changed.notify_all()
             return closure
 
-    def finish(self, closure: Closure, value: Any) -> None:
+    def finish(self, closure: Closure, value: Any, count: Callable[[], None] | None = None) -> None:
         """Notes that a closure has ended well.
 
         Args:
             closure: one that runs.
             value: what it returned.
+            count: adds what it has counted; one closure at a time.
         """
+        if count is not None:
+            with self._counting:
+                count()
         # Its result first: whoever waits for the queue may fetch it then.
         closure.result.set_value(value)
         with self._changed:

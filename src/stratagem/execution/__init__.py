@@ -3,18 +3,23 @@
 from stratagem.execution.arguments import batch_arguments
 from stratagem.execution.compiled_function import Function, function
 from stratagem.execution.eager import run_eagerly
+from stratagem.execution.exchange import Exchange, Ids
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.execution.gradient import value_and_grad
 from stratagem.execution.lookups import embedding_lookup, is_recorded, note_table
 from stratagem.execution.multistep import run_steps
 from stratagem.execution.program import Program
 from stratagem.execution.spmd import CompiledExecution
+from stratagem.execution.trace import Trace
 
 __all__ = [
     "CompiledExecution",
+    "Exchange",
     "Function",
+    "Ids",
     "Program",
     "ReplicaScope",
+    "Trace",
     "batch_arguments",
     "current_scope",
     "embedding_lookup",

@@ -25,11 +25,11 @@ from stratagem.collectives import AllReduce, Communicator, SoleCommunicator
 from stratagem.context import ReplicaBatch, ReplicaContext, stack
 from stratagem.context.replica import check_equal_shapes
 from stratagem.execution.arguments import Arguments, flatten_arguments
+from stratagem.execution.created_variables import initialize_created_variables
 from stratagem.execution.eager_meeting import asked_by_all
 from stratagem.execution.eager_state import EagerState
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.trace_errors import created_again
-from stratagem.execution.tracing import initialize_created_variables
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.topology import Topology

@@ -19,8 +19,8 @@ from stratagem.context.function_trace import (
 )
 from stratagem.execution.agreement import agree_on_program, name_of
 from stratagem.execution.arguments import Static
+from stratagem.execution.created_variables import initialize_created_variables
 from stratagem.execution.trace_errors import created_again
-from stratagem.execution.tracing import initialize_created_variables
 from stratagem.messages import explain
 from stratagem.topology.lockstep import run_together
 from stratagem.values import PerReplica

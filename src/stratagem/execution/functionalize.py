@@ -14,6 +14,7 @@ import jax
 import keras
 from jax.extend.core import get_opaque_trace_state
 
+from stratagem.execution.exchange import Lookup
 from stratagem.messages import explain
 from stratagem.values import IndexedSlices
 from stratagem.variables import home_of
@@ -39,6 +40,10 @@ class ReplicaScope(keras.StatelessScope):
     Args:
         read: called with a variable on its first read; returns this replica's value, or None to let
             Keras use the value that the variable itself holds.
+
+    `receive` returns the number of a lookup in a table that is elsewhere, and its rows; it is there
+    where there may be such tables.
+    `added_to` are the variables that were added to, by identity, and not set.
     """
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
@@ -50,6 +55,10 @@ class ReplicaScope(keras.StatelessScope):
         self.writes: dict[int, Any] = {}
         self.unproven: dict[int, Any] = {}
         self._rows: dict[int, tuple[Any, IndexedSlices]] = {}
+        self.sent: list[tuple[Any, Any]] = []
+        self.preparations: list[Callable[[], None]] = []
+        self.added_to: set[int] = set()
+        self.receive: Callable[[Lookup], tuple[int, Any]] | None = None
 
     def __enter__(self) -> ReplicaScope:
         super().__enter__()
@@ -73,7 +82,7 @@ class ReplicaScope(keras.StatelessScope):
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Notes the new value of a variable."""
         variable, value = update
-        if self._trace != get_opaque_trace_state(convention="nnx"):
+        if not self.is_at_its_own_level:
             raise ValueError(
                 explain(
                     f"Variable {variable.path!r} was assigned inside lax.cond, lax.scan, jax.jit "
@@ -101,6 +110,46 @@ class ReplicaScope(keras.StatelessScope):
     def note_rows(self, gradient: Any, slices: IndexedSlices) -> None:
         """Notes that a gradient is zero but for some rows."""
         self._rows[id(gradient)] = (gradient, slices)
+
+    @property
+    def outermost(self) -> ReplicaScope:
+        """That of the whole replica function."""
+        return self if self._outer is None else self._outer.outermost
+
+    @property
+    def is_at_its_own_level(self) -> bool:
+        """Whether this is not inside a `lax.cond` or the like, within the replica function."""
+        return self._trace == get_opaque_trace_state(convention="nnx")
+
+    def prepare(self, function: Callable[[], None]) -> None:
+        """Has a function called before the step is run for the first time, outside its trace.
+
+        Args:
+            function: the function.
+        """
+        self.preparations.append(function)
+
+    def send(self, what: Any, value: Any) -> None:
+        """Hands a value out of the step, to whatever holds the variables of its strategy.
+
+        Args:
+            what: tells there what it is.
+            value: array of this replica.
+
+        Raises:
+            ValueError: inside `lax.cond` and the like.
+        """
+        if not self.is_at_its_own_level:
+            raise ValueError(
+                explain(
+                    "An optimizer of a ParameterServerStrategy was applied inside lax.cond, "
+                    "lax.scan, jax.jit or the like, within a replica function.",
+                    expected="an update in the replica function itself.",
+                    fix="compute gradients in the inner function, return them, and apply them "
+                    "outside.",
+                )
+            )
+        self.sent.append((what, value))
 
     def rows_of(self, gradient: Any) -> IndexedSlices | None:
         """Returns the rows of a gradient; None if nothing is known of this very array."""

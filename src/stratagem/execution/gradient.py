@@ -9,8 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from stratagem.execution.exchange import Ids, Lookup
 from stratagem.execution.functionalize import ReplicaScope, current_scope
-from stratagem.execution.lookups import Lookups, has_company, rows_pay, slices_of, tables_among
+from stratagem.execution.lookups import (
+    Lookups,
+    has_company,
+    is_elsewhere,
+    rows_pay,
+    slices_of,
+    tables_among,
+)
 from stratagem.messages import explain
 from stratagem.values import IndexedSlices
 
@@ -104,8 +112,9 @@ class _Differentiated:
             table for table in tables_among(self._variables) if is_wanted or rows_pay(table, ())
         ]
         is_traced = any(isinstance(value, Tracer) for value in self._values)
+        receives = self._outer is not None and self._outer.outermost.receive is not None
         # Run op by op, one more call costs as much as it would save.
-        if not tables or not (is_wanted or (is_traced and has_company())):
+        if not receives and (not tables or not (is_wanted or (is_traced and has_company()))):
             return []
         counted = Lookups(tables)
         read_ids: set[int] = set()
@@ -118,11 +127,12 @@ class _Differentiated:
             jax.eval_shape(count, self._values)
         else:
             count(self._values)
+        elsewhere = counted.tables_elsewhere
         return [
-            (table, counted.shapes[id(table)])
-            for table in tables
-            if id(table) in counted.shapes and id(table) not in read_ids
-            if is_wanted or rows_pay(table, counted.shapes[id(table)])
+            (table, shapes)
+            for table in {**{id(table): table for table in tables}, **elsewhere}.values()
+            if (shapes := counted.shapes.get(id(table))) and id(table) not in read_ids
+            if is_wanted or id(table) in elsewhere or rows_pay(table, shapes)
         ]
 
     def differentiate(
@@ -137,10 +147,12 @@ class _Differentiated:
         read_ids: set[int] = set()
         are_matched: list[bool] = []
         table_ids = {id(table) for table, _ in tables}
+        received = self._received([one for one in tables if is_elsewhere(one[0])])
 
         def functional(inputs: tuple[list[Any], dict[int, Any]]) -> tuple[Any, Any]:
             values, stand_ins = inputs
-            lookups = Lookups([table for table, _ in tables], stand_ins)
+            rows = {key: [row for _, row in pairs] for key, pairs in received.items()}
+            lookups = Lookups([table for table, _ in tables], stand_ins, rows)
             scope, value, aux = self._call(values, lookups)
             are_matched.append(lookups.are_matched and not table_ids & scope.read_ids)
             read_ids.update(scope.read_ids)
@@ -157,6 +169,10 @@ class _Differentiated:
         )
         if not all(are_matched):  # the function did something else than when it was counted
             return self.differentiate([])
+        for key, pairs in received.items():
+            for (place, _), own_ids in zip(pairs, ids[key], strict=True):
+                assert self._outer is not None
+                self._outer.outermost.send(Ids(place), own_ids)
         _keep_updates(written, updates, self._outer)
         by_id: dict[int, Any] = {
             id(v): grad for v, grad in zip(self._variables, grads, strict=True) if id(v) in read_ids
@@ -164,6 +180,16 @@ class _Differentiated:
         for table, _ in tables:
             by_id[id(table)] = slices_of(table, ids[id(table)], rows[id(table)])
         return (value, aux), by_id
+
+    def _received(self, tables: list[Any]) -> dict[int, list[tuple[int, Any]]]:
+        """The place and the rows of each lookup in tables that are elsewhere, by table."""
+        receive = None if self._outer is None else self._outer.outermost.receive
+        if receive is None:
+            return {}
+        return {
+            id(table): [receive(Lookup(table, shape, jnp.dtype(table.dtype))) for shape in shapes]
+            for table, shapes in tables
+        }
 
 
 def _current_value(variable: Any, scope: ReplicaScope | None) -> Any:

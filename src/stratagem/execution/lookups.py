@@ -18,7 +18,8 @@ import keras
 from jax.extend.core import get_opaque_trace_state
 
 from stratagem.context import get_replica_context
-from stratagem.execution.functionalize import current_scope
+from stratagem.execution.exchange import Ids, Lookup
+from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.messages import explain
 from stratagem.values import IndexedSlices
 
@@ -26,6 +27,7 @@ __all__ = [
     "Lookups",
     "embedding_lookup",
     "has_company",
+    "is_elsewhere",
     "is_recorded",
     "note_table",
     "rows_pay",
@@ -95,12 +97,32 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
         return jnp.take(jnp.asarray(params), ids, axis=0)
     note_table(params)
     lookups = _current.lookups
-    return _plain_rows(params, ids) if lookups is None else lookups.look_up(params, ids)
+    if lookups is not None:
+        return lookups.look_up(params, ids)
+    if is_elsewhere(params) and (scope := current_scope()) and scope.is_at_its_own_level:
+        return _rows_from_elsewhere(params, ids, scope)
+    return _plain_rows(params, ids)
 
 
 def is_recorded(table: Any) -> bool:
     """Tells whether a lookup in a variable counts now."""
-    return _current.lookups is not None and _current.lookups.counts(table)
+    if _current.lookups is None:
+        return is_elsewhere(table) and current_scope() is not None
+    return _current.lookups.counts(table)
+
+
+def is_elsewhere(table: Any) -> bool:
+    """Tells whether a variable is in other processes, which are asked for single rows of it."""
+    return getattr(table, "has_rows", False)
+
+
+def _rows_from_elsewhere(table: Any, ids: Any, scope: ReplicaScope) -> jax.Array:
+    if scope.receive is None or id(table) in scope.writes:
+        return _plain_rows(table, ids)
+    lookup = Lookup(table, (*ids.shape, *table.shape[1:]), jnp.dtype(table.dtype))
+    place, rows = scope.receive(lookup)
+    scope.send(Ids(place), ids)
+    return rows.astype(table.value.dtype)  # of layers that compute in another
 
 
 def _plain_rows(table: Any, ids: Any) -> jax.Array:
@@ -121,12 +143,18 @@ class Lookups:
         tables: the variables whose lookups count; those of others are ordinary reads.
         stand_ins: for each table by id, the inputs that stand for the rows of its lookups; None
             where they are only counted.
+        received: of tables that are elsewhere, the rows of each lookup.
     """
 
     def __init__(
-        self, tables: Sequence[Any], stand_ins: dict[int, list[jax.Array]] | None = None
+        self,
+        tables: Sequence[Any],
+        stand_ins: dict[int, list[jax.Array]] | None = None,
+        received: dict[int, list[Any]] | None = None,
     ) -> None:
         self._tables = {id(table) for table in tables}
+        self._received = {key: list(rows) for key, rows in (received or {}).items()}
+        self.tables_elsewhere: dict[int, Any] = {}
         self._stand_ins = (
             None if stand_ins is None else {key: list(rows) for key, rows in stand_ins.items()}
         )
@@ -156,6 +184,9 @@ class Lookups:
         scope = current_scope()
         if scope is None or is_nested or id(table) in scope.writes:  # rows of another value
             return False
+        if self._stand_ins is None and is_elsewhere(table):
+            self.tables_elsewhere[id(table)] = table
+            return True
         return id(table) in self._tables
 
     def look_up(self, table: Any, ids: jax.Array) -> jax.Array:
@@ -177,7 +208,10 @@ class Lookups:
             scope.read_ids.discard(id(table))
         self.ids.setdefault(id(table), []).append(ids)
         self.shapes.setdefault(id(table), []).append(shape)
-        rows = jnp.take(value, ids, axis=0)
+        if received := self._received.get(id(table)):
+            rows = received.pop(0).astype(value.dtype)
+        else:
+            rows = jnp.take(value, ids, axis=0)
         return rows if stand_in is None else _attach(rows, stand_in)
 
 

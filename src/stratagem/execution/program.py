@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.agreement import agree_on_program
 from stratagem.execution.arguments import Arguments
+from stratagem.execution.exchange import Exchange
+from stratagem.execution.ids_program import IdsProgram
 from stratagem.execution.sameness import contains_primitive
-from stratagem.execution.tracing import Trace
+from stratagem.execution.trace import Trace
 from stratagem.goodput import current_events
 from stratagem.messages import explain
 from stratagem.topology import REPLICA_AXIS, Topology
@@ -33,10 +35,15 @@ class Program:
         trace: what tracing the replica function found out.
         topology: the devices of the replicas.
         name: of the function, for messages.
+        exchange: where the variables are, if they are not in this process.
     """
 
-    def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
+    def __init__(
+        self, trace: Trace, topology: Topology, name: str, exchange: Exchange | None = None
+    ) -> None:
         self.trace = trace
+        self._exchange = exchange
+        self._ids: Any = None
         self._name = name
         self._is_agreed = not topology.spans_processes
         self._topology = topology
@@ -55,7 +62,7 @@ class Program:
         Returns:
             The result, with `PerReplica` leaves; plain ones with one replica.
         """
-        return self._assemble(self._call(self._step, arguments.split, arguments.shared))
+        return self._assemble(self._run(arguments.split, arguments.shared))
 
     def run_many(self, split: list[Any], shared: list[Any]) -> Any:
         """Runs as many steps as the split arrays hold, in one call on the devices.
@@ -67,9 +74,44 @@ class Program:
         Returns:
             The result with steps on the leading axis of each component.
         """
+        if self._exchange is not None:
+            return self._assemble(self._run_one_by_one(split, shared))
         if self._many is None:
             self._many = self._compile(many=True)
         return self._assemble(self._call(self._many, split, shared))
+
+    def _run(self, split: list[Any], shared: list[Any]) -> list[Any]:
+        if self._exchange is None:
+            return self._call(self._step, split, shared)
+        results: list[Any] = []
+
+        def call(rows: list[Any]) -> list[Any]:
+            outputs = self._call(self._step, split, shared, rows)
+            results[:] = outputs[: self.trace.num_outputs]
+            return outputs[self.trace.num_outputs :]
+
+        self._exchange.run(self.trace, lambda: self._ids_of_lookups(split, shared), call)
+        return results
+
+    def _run_one_by_one(self, split: list[Any], shared: list[Any]) -> list[Any]:
+        """Each step gets values of its own from elsewhere."""
+        steps = [
+            self._run([array[step] for array in split], shared) for step in range(len(split[0]))
+        ]
+        axis = 1 if self._topology.num_replicas > 1 else 0
+        return [jnp.stack(results, axis) for results in zip(*steps, strict=True)]
+
+    def _ids_of_lookups(self, split: list[Any], shared: list[Any]) -> list[Any]:
+        if self._ids is None:
+            self._ids = IdsProgram(self.trace, self._topology, self._name)
+        pools = {
+            "read_only": [place.load for place in self._read_only],
+            "written": [place.load for place in self._written],
+            "split": split,
+            "shared": shared,
+            "constant": self.trace.constants,
+        }
+        return self._ids.run(pools)
 
     def lower(self, arguments: Arguments) -> Any:
         """Returns the program for one step lowered, from shapes alone.
@@ -97,9 +139,16 @@ class Program:
             [abstract(leaf, stacked) for leaf in leaves if leaf.split],
             [abstract(leaf, copied) for leaf in leaves if not leaf.split],
             [abstract(jnp.asarray(constant), copied) for constant in self.trace.constants],
+            [],
         )
 
-    def _call(self, function: Callable[..., Any], split: list[Any], shared: list[Any]) -> list[Any]:
+    def _call(
+        self,
+        function: Callable[..., Any],
+        split: list[Any],
+        shared: list[Any],
+        rows: Sequence[Any] = (),
+    ) -> list[Any]:
         written = [place.load() for place in self._written]
         read_only = [place.load() for place in self._read_only]
         shared = [self._everywhere(value) for value in shared]
@@ -114,7 +163,7 @@ class Program:
             self._is_agreed = True
 
         def start() -> tuple[Any, Any]:
-            outputs = function(written, read_only, split, shared, self._constants)
+            outputs = function(written, read_only, split, shared, self._constants, list(rows))
             return outputs[:2], outputs[2]
 
         if starts:
@@ -159,6 +208,7 @@ class Program:
                     steps if many else stacked,
                     copied,
                     copied,
+                    stacked,
                 ),
                 out_specs=(written, stacked, copied),
                 check_vma=False,
@@ -172,6 +222,7 @@ class Program:
         split: list[Any],
         shared: list[Any],
         constants: list[Any],
+        rows: list[Any],
     ) -> tuple[list[Any], list[Any], Any]:
         """The third result is one that no later program takes over, where somebody waits for it."""
         pools = {
@@ -180,6 +231,7 @@ class Program:
             "split": split,
             "shared": shared,
             "constant": constants,
+            "rows": rows,
         }
         inputs = [pools[source][index] for source, index in self.trace.inputs]
         outputs = jaxpr_as_fun(self.trace.jaxpr)(*inputs)
@@ -194,9 +246,10 @@ class Program:
         split: list[Any],
         shared: list[Any],
         constants: list[Any],
+        rows: list[Any],
     ) -> tuple[list[Any], list[Any], Any]:
         def step(carry: list[Any], parts: list[Any]) -> tuple[list[Any], Any]:
-            carry, results, token = self._one_step(carry, read_only, parts, shared, constants)
+            carry, results, token = self._one_step(carry, read_only, parts, shared, constants, rows)
             return carry, (results, token)
 
         written, (results, tokens) = jax.lax.scan(step, written, split, unroll=self._unroll_steps())

@@ -69,7 +69,9 @@ class CompiledExecution:
             trace = trace_replica_function(self._strategy, fn, arguments)
         if current_function_trace() is None:  # else that function asks for all that it calls
             agree_on_initial_values(self._strategy.variables, topology)
-        program = self._programs[key] = Program(trace, topology, name_of(fn))
+        program = self._programs[key] = Program(
+            trace, topology, name_of(fn), self._strategy.exchange
+        )
         while len(self._programs) > config.program_cache_size():
             self._programs.popitem(last=False)
         return program

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
 from stratagem.collectives import MeshCommunicator, SoleCommunicator
 from stratagem.context import ReplicaContext, stack
 from stratagem.context.function_trace import NeedsInitialization, current_function_trace
 from stratagem.execution.arguments import Arguments
+from stratagem.execution.created_variables import (
+    initialize_created_variables,
+    is_uninitialized,
+)
+from stratagem.execution.exchange import Lookup
 from stratagem.execution.functionalize import ReplicaScope
+from stratagem.execution.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
 from stratagem.execution.sameness import differing_outputs, may_wait_for_ever
+from stratagem.execution.trace import Trace
 from stratagem.execution.trace_errors import (
     created_again,
     disagreement,
@@ -29,9 +34,6 @@ from stratagem.values.regrouping import is_array
 from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
 
 __all__ = [
-    "Trace",
-    "initialize_created_variables",
-    "is_uninitialized",
     "trace_replica_function",
 ]
 
@@ -43,42 +45,16 @@ _BRANCHING_NOTE = (
 )
 
 
-_UNTOUCHED = ("untouched", 0)
-
-
-@dataclasses.dataclass
-class Trace:
-    """What tracing a replica function found out.
-
-    Args:
-        jaxpr: the program of one replica. Its inputs are the values of `read_only` and `written`
-            variables, the split and the shared arguments and `constants`, by the indices below;
-            its outputs are the new values of `written`, then the array results.
-        read_only: variables that are read and not written.
-        written: variables that are written.
-        inputs: for each input of the jaxpr where it comes from: ("read_only", i), ("written", i),
-            ("split", i), ("shared", i) or ("constant", i).
-        constants: arrays that the function closed over.
-        result_structure: pytree structure of the result.
-        results: for each leaf of the result the index of its output, or the Python object itself.
-        result_lengths: true leading sizes of each array result that is padded; else None.
-    """
-
-    jaxpr: ClosedJaxpr
-    read_only: list[Any]
-    written: list[Any]
-    inputs: list[tuple[str, int]]
-    constants: list[Any]
-    result_structure: Any
-    results: list[tuple[bool, Any]]
-    result_lengths: list[tuple[int, ...] | None]
-
-
 class _Recorder:
     """Runs the function once under a trace and notes what it does to variables."""
 
     def __init__(
-        self, strategy: Any, fn: Callable[..., Any], arguments: Arguments, foreign: list[Any]
+        self,
+        strategy: Any,
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        foreign: list[Any],
+        lookups: Sequence[Lookup] = (),
     ) -> None:
         self._strategy = strategy
         self._fn = fn
@@ -94,6 +70,11 @@ class _Recorder:
         self.results: list[tuple[bool, Any]] = []
         self.result_lengths: list[tuple[int, ...] | None] = []
         self.result_shapes: list[tuple[int, ...]] = []
+        self.expected_lookups = list(lookups)
+        self.lookups: list[Lookup] = []
+        self.sent: list[Any] = []
+        self.added_to: frozenset[int] = frozenset()
+        self.preparations: list[Callable[[], None]] = []
 
     def is_stacked(self, variable: Any) -> bool:
         home = home_of(variable)
@@ -113,6 +94,9 @@ class _Recorder:
         args, kwargs = arguments.rebuild([part[0] for part in split] if several else split, shared)
         context = self._context(several)
         scope = ReplicaScope(lambda variable: self._read(variable, values))
+        if self._strategy.exchange is not None:
+            rows = [part[0] for part in state["rows"]] if several else state["rows"]
+            scope.receive = lambda lookup: self._receive(lookup, rows)
         with stack.push(stack.FrameKind.REPLICA, self._strategy, context), scope:
             try:
                 result = self._fn(*args, **kwargs)
@@ -133,7 +117,27 @@ class _Recorder:
                 stacked.append(value[None])
             else:
                 copied.append(value)
-        return copied, stacked, self._flatten_result(result, several)
+        outputs = self._flatten_result(result, several)
+        self.sent = [what for what, _ in scope.sent]
+        outputs += [value[None] if several else value for _, value in scope.sent]
+        self.added_to = frozenset(scope.added_to)
+        self.preparations = scope.preparations
+        return copied, stacked, outputs
+
+    def _receive(self, lookup: Lookup, rows: list[Any]) -> tuple[int, Any]:
+        """A lookup's place and rows, which zeros stand for until the function is traced with it."""
+        place = len(self.lookups)
+        self.lookups.append(lookup)
+        if place < len(rows) and self.expected_lookups[place].is_like(lookup):
+            return place, rows[place]
+        return place, jnp.zeros(lookup.shape, lookup.dtype)
+
+    @property
+    def has_new_lookups(self) -> bool:
+        """Whether the function has looked up what was not expected."""
+        return len(self.lookups) != len(self.expected_lookups) or not all(
+            map(Lookup.is_like, self.lookups, self.expected_lookups)
+        )
 
     def _context(self, several: bool) -> ReplicaContext:
         if not several:
@@ -205,12 +209,19 @@ def trace_replica_function(
         ValueError: a variable of another strategy, or an assignment that replicas may not agree on.
     """
     foreign: list[Any] = []
+    lookups: list[Lookup] = []
     has_created = False
     while True:
-        recorder = _Recorder(strategy, fn, arguments, foreign)
+        recorder = _Recorder(strategy, fn, arguments, foreign, lookups)
         closed = _make_jaxpr(recorder, topology or strategy.topology, arguments)
         created = strategy.variables.uninitialized()
-        if not created and not recorder.missed:
+        has_more = bool(created or recorder.missed)
+        if not has_more and recorder.has_new_lookups:
+            lookups = recorder.lookups
+            continue
+        if not has_more:
+            for prepare in recorder.preparations:
+                prepare()
             trace = _finish(recorder, strategy, arguments, closed)
             if any(lengths is not None for lengths in trace.result_lengths):
                 larger = _Recorder(strategy, fn, arguments.with_another_row(), foreign)
@@ -227,48 +238,28 @@ def trace_replica_function(
         foreign = [*foreign, *recorder.missed.values()]
 
 
-def initialize_created_variables(strategy: Any) -> None:
-    """Gives variables that a replica function created their initial values, outside its trace.
-
-    Args:
-        strategy: the strategy whose replicas created them.
-    """
-    # Leaving the outermost scope is when Keras initialises what this thread created in scopes.
-    with keras.StatelessScope():
-        pass
-    for variable in strategy.variables.uninitialized():  # created in the thread of a replica
-        variable.initialize()
-
-
-def is_uninitialized(variable: Any) -> bool:
-    """Tells whether a Keras variable was created in a trace and has no value yet.
-
-    Args:
-        variable: the variable.
-
-    Returns:
-        True if so.
-    """
-    return getattr(variable, "_value", None) is None
-
-
 def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -> Any:
-    state: dict[str, list[Any]] = {"copied": [], "stacked": []}
+    state: dict[str, list[Any]] = {"copied": [], "stacked": [], "rows": []}
     for variable in recorder.candidates:
         stacked = recorder.is_stacked(variable)
         shape = (topology.num_replicas, *variable.shape) if stacked else variable.shape
         state["stacked" if stacked else "copied"].append(
             jax.ShapeDtypeStruct(shape, variable.dtype)
         )
+    several = topology.num_replicas > 1
+    for lookup in recorder.expected_lookups:
+        shape = (topology.num_replicas, *lookup.shape) if several else lookup.shape
+        state["rows"].append(jax.ShapeDtypeStruct(shape, lookup.dtype))
     split = [leaf.aval for leaf in arguments.leaves if leaf.split]
     shared = [leaf.aval for leaf in arguments.leaves if not leaf.split and leaf.aval is not None]
     body: Callable[..., Any] = recorder.body
-    if topology.num_replicas > 1:
+    if several:
         copied, stacked_spec = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+        of_state = {"copied": copied, "stacked": stacked_spec, "rows": stacked_spec}
         body = jax.shard_map(
             recorder.body,
             mesh=topology.mesh,
-            in_specs=({"copied": copied, "stacked": stacked_spec}, stacked_spec, copied),
+            in_specs=(of_state, stacked_spec, copied),
             out_specs=(copied, stacked_spec, stacked_spec),
             check_vma=False,
         )
@@ -290,10 +281,14 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
             sources.append(("written", written_ids[id(variable)]))
         else:
             place = read_only_ids.get(id(variable))
-            sources.append(_UNTOUCHED if place is None else ("read_only", place))
+            sources.append(UNTOUCHED if place is None else ("read_only", place))
+    # Dicts are flattened in the order of their keys: rows stand between the other two.
+    sources[len(copied) : len(copied)] = [("rows", i) for i in range(len(recorder.lookups))]
     sources += [("split", index) for index in range(len(arguments.split))]
     sources += [("shared", index) for index in range(len(arguments.shared))]
-    jaxpr, inputs, constants = _local_jaxpr(closed, sources, strategy.topology)
+    jaxpr, inputs, constants = local_jaxpr(closed, sources, strategy.topology)
+    if strategy.exchange is not None:
+        jaxpr, inputs, touched = without_unused_variables(jaxpr, inputs, touched)
     trace = Trace(
         jaxpr=jaxpr,
         read_only=touched,
@@ -303,6 +298,9 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
         result_structure=recorder.result_structure,
         results=recorder.results,
         result_lengths=recorder.result_lengths,
+        lookups=recorder.lookups,
+        sent=recorder.sent,
+        added_to=recorder.added_to,
     )
     if strategy.num_replicas_in_sync > 1:
         differing_inputs = _differing_inputs(recorder, trace)
@@ -310,44 +308,6 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
             raise parted(strategy)
         _use_agreement(recorder, trace, strategy, differing_inputs)
     return trace
-
-
-def _local_jaxpr(
-    closed: Any, sources: list[tuple[str, int]], topology: Topology
-) -> tuple[ClosedJaxpr, list[tuple[str, int]], list[Any]]:
-    """Takes the program of one replica out of the shard_map, dropping inputs that nothing reads."""
-    constants: list[Any] = list(closed.consts)
-    origin: dict[Any, tuple[str, int]] = dict(zip(closed.jaxpr.invars, sources, strict=True))
-    origin.update({var: ("constant", index) for index, var in enumerate(closed.jaxpr.constvars)})
-    if topology.num_replicas == 1:
-        inner = closed.jaxpr
-        ordered = [*inner.constvars, *inner.invars]
-        jaxpr, inputs = _without_unread(inner, ordered, [origin[var] for var in ordered])
-        return jaxpr, inputs, constants
-    (eqn,) = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "shard_map"]
-    inputs: list[tuple[str, int]] = []
-    for atom in eqn.invars:
-        if isinstance(atom, Literal):
-            inputs.append(("constant", len(constants)))
-            constants.append(atom.val)
-        else:
-            inputs.append(origin[atom])
-    inner = eqn.params["jaxpr"]
-    jaxpr, inputs = _without_unread(inner, inner.invars, inputs)
-    return jaxpr, inputs, constants
-
-
-def _without_unread(
-    jaxpr: Jaxpr, variables: list[Any], sources: list[tuple[str, int]]
-) -> tuple[ClosedJaxpr, list[tuple[str, int]]]:
-    """Drops the inputs that stand for variables that the function does not touch.
-
-    Which other variables there are depends on when Python collects them: on processes that run one
-    program at different times.
-    """
-    kept = [pair for pair in zip(variables, sources, strict=True) if pair[1] != _UNTOUCHED]
-    reduced = jaxpr.replace(constvars=[], invars=[variable for variable, _ in kept])
-    return ClosedJaxpr(reduced, []), [source for _, source in kept]
 
 
 def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None:

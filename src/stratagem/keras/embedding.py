@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from stratagem.execution import embedding_lookup, is_recorded, note_table
+from stratagem.keras.served_variable import making_table
 
 __all__ = ["install"]
 
@@ -28,7 +29,8 @@ def _wrap_build(cls: Any) -> None:
 
     @functools.wraps(original)
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+        with making_table():
+            original(self, *args, **kwargs)
         if (table := _table(self)) is not None:
             note_table(table)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -54,17 +55,25 @@ class MetricLogs:
     Args:
         model: the Keras model.
         strategy: its strategy.
+        before: called before results are final: waits for steps that are under way.
     """
 
-    def __init__(self, model: Any, strategy: Any) -> None:
+    def __init__(self, model: Any, strategy: Any, before: Callable[[], None] | None = None) -> None:
         self._model = model
         self._strategy = strategy
+        self._before = before
         self._program: Any = None
         self._variables: list[Any] = []
         self._names: list[str] | None = None
 
     def current(self) -> dict[str, Any]:
         """Returns the metrics as they are now, without waiting for the devices."""
+        if self._before is not None:
+            self._before()
+        return self.so_far()
+
+    def so_far(self) -> dict[str, Any]:
+        """Returns the metrics of the steps that have ended."""
         variables = self._model.metrics_variables
         if self._program is None or [id(v) for v in variables] != [id(v) for v in self._variables]:
             self._variables = variables
@@ -89,7 +98,7 @@ class MetricLogs:
         """Returns the names with values that nobody reads: Keras asks the metrics themselves."""
         if self._names is None:
             # A metric may report several names: they are those of its result.
-            self._names = list(self.current())
+            self._names = list(self.so_far())
         return dict.fromkeys(self._names, 0.0)
 
     def _results(self, stored: list[Any]) -> Any:

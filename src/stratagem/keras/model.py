@@ -27,6 +27,7 @@ from stratagem.keras.private import (
     JAXTrainer,
 )
 from stratagem.keras.running_fit import looks_at_batches
+from stratagem.keras.served_fit import ServedPredictFunction, ServedTrainOrTestFunction
 from stratagem.keras.several_processes import SAVERS, saved_once, settle_call
 from stratagem.keras.step_events import ToldTrainFunction
 from stratagem.keras.step_functions import (
@@ -51,13 +52,16 @@ _ENTRY_POINTS = (
     "predict_on_batch",
 )
 _MAKERS = {
-    "make_train_function": (
-        "train_function",
-        lambda m, s: TrainOrTestFunction(m, s, training=True),
-    ),
-    "make_test_function": ("test_function", lambda m, s: TrainOrTestFunction(m, s, training=False)),
-    "make_predict_function": ("predict_function", PredictFunction),
+    "make_train_function": ("train_function", lambda m, s: _train_or_test(m, s, training=True)),
+    "make_test_function": ("test_function", lambda m, s: _train_or_test(m, s, training=False)),
+    "make_predict_function": ("predict_function", lambda m, s: _predict(m, s)),
 }
+_OURS = (
+    TrainOrTestFunction,
+    PredictFunction,
+    ServedTrainOrTestFunction,
+    ServedPredictFunction,
+)
 
 
 def strategy_of(model: Any) -> Any:
@@ -178,7 +182,7 @@ def _wrap_maker(name: str, attribute: str, make: Any) -> None:
                 _tell_steps(self)
             return result
         function = getattr(self, attribute)
-        if force or not isinstance(function, TrainOrTestFunction | PredictFunction):
+        if force or not isinstance(function, _OURS):
             setattr(self, attribute, make(self, strategy))
         function = getattr(self, attribute)
         if isinstance(function, TrainOrTestFunction) and function.events is not None:
@@ -186,6 +190,15 @@ def _wrap_maker(name: str, attribute: str, make: Any) -> None:
         return function
 
     setattr(JAXTrainer, name, made)
+
+
+def _train_or_test(model: Any, strategy: Any, *, training: bool) -> Any:
+    kind = ServedTrainOrTestFunction if strategy.schedules else TrainOrTestFunction
+    return kind(model, strategy, training=training)
+
+
+def _predict(model: Any, strategy: Any) -> Any:
+    return (ServedPredictFunction if strategy.schedules else PredictFunction)(model, strategy)
 
 
 def _tell_steps(model: Any) -> None:

@@ -22,6 +22,7 @@ from stratagem.context import (
 )
 from stratagem.execution import current_scope
 from stratagem.keras.private import trainable_variables as built_variables
+from stratagem.keras.served_optimizer import note_built, send_gradients
 from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
@@ -52,15 +53,20 @@ def _wrap_apply(cls: Any) -> None:
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
-        context = get_replica_context()
-        if context is None or current_scope() is None:
+        context, scope = get_replica_context(), current_scope()
+        if context is None or scope is None:
             grads = _check_outside_replica(grads, trainable_variables)
             return original(self, grads, trainable_variables)
         variables = None if trainable_variables is None else list(trainable_variables)
         _check_owners(variables or [], context.strategy)
         if not self.built and variables is not None:
-            with keras.name_scope(self.name):
+            with keras.name_scope(self.name, caller=self):
                 self.build(variables)
+            if context.strategy.exchange is not None:
+                note_built(self)
+        if context.strategy.exchange is not None and self.built:
+            targets = built_variables(self) if variables is None else variables
+            return send_gradients(self, grads, targets, context, scope)
         summed = [_whole(grad) for grad in grads] if _reduced.value else sum_gradients(grads)
         with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
             if isinstance(self, keras.optimizers.LossScaleOptimizer):

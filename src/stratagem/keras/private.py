@@ -7,6 +7,9 @@ stateless_scope.get_stateless_scope   a variable must ask the innermost scope be
 variables.Variable._direct_assign     where an eager assignment ends (overridden in our subclass)
 variables.Variable._value             what Keras reads and sets (a property in our subclass)
 variables.Variable._maybe_autocast    mixed precision of a value that we read ourselves
+variables.Variable._path              a variable that came from another process has its path
+variables.Variable._autocast          likewise whether layers cast it
+Optimizer._clip_gradients             gradients are clipped before servers get them
 variables.Variable._synchronization   Layer.add_weight cannot be told to annotate a variable
 variables.Variable._aggregation       likewise
 losses.loss.apply_mask                weights of Keras masks, as every Keras loss combines them
@@ -82,8 +85,10 @@ __all__ = [
     "TrackedSet",
     "annotate",
     "apply_mask",
+    "autocasts",
     "batches_taken",
     "calls_in_thread",
+    "clip_gradients",
     "compute_fans",
     "flatten_layers",
     "get_keras_mask",
@@ -99,6 +104,7 @@ __all__ = [
     "set_batches_taken",
     "set_global_seed_state",
     "set_initial_epoch",
+    "set_path",
     "squeeze_or_expand_to_same_rank",
     "takes_training",
     "torch_loader",
@@ -143,6 +149,16 @@ def annotate(variable: Any, *, synchronization: str, aggregation: str) -> None:
     variable._aggregation = aggregation
 
 
+def autocasts(variable: Any) -> bool:
+    """Tells whether layers may read a variable in the dtype that they compute in."""
+    return bool(variable._autocast)
+
+
+def set_path(variable: Any, path: str) -> None:
+    """Sets the path of a variable in its model."""
+    variable._path = path
+
+
 def flatten_layers(model: Any) -> list[Any]:
     """Returns a model and every layer inside it."""
     return list(model._flatten_layers())
@@ -173,6 +189,11 @@ def output_loss_trackers(model: Any) -> list[Any]:
 def trainable_variables(optimizer: Any) -> list[Any]:
     """Returns the variables that an optimizer was built for."""
     return list(optimizer._trainable_variables)
+
+
+def clip_gradients(optimizer: Any, grads: list[Any]) -> list[Any]:
+    """Returns gradients as an optimizer clips them."""
+    return list(optimizer._clip_gradients(grads))
 
 
 def replace_steps(iterator: Any, make: Callable[[Callable[[], Any]], Any]) -> None:

@@ -6,12 +6,14 @@ the replica's id into the seed that it hands out. Replica 0 draws what one devic
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 import keras
 
 from stratagem.context import get_replica_context
+from stratagem.keras.served_variable import kept_in_process
 
 __all__ = ["install"]
 
@@ -27,10 +29,21 @@ def install() -> None:
     def next_seed(self: Any, ordered: bool = True) -> Any:
         seed = original(self, ordered)
         context = get_replica_context()
-        if context is None or context.num_replicas_in_sync == 1:
+        if context is None:
             return seed
-        replica_id = jnp.asarray(context.replica_id_in_sync_group, jnp.uint32)
+        first = context.strategy.first_replica_id
+        if context.num_replicas_in_sync == 1 and not first:
+            return seed
+        replica_id = jnp.asarray(context.replica_id_in_sync_group, jnp.uint32) + jnp.uint32(first)
         offset = (replica_id * jnp.uint32(_SEED_STRIDE)).astype(seed.dtype)
         return seed.at[0].add(offset)
 
     keras.random.SeedGenerator.next = next_seed
+    original_init = keras.random.SeedGenerator.__init__
+
+    @functools.wraps(original_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        with kept_in_process():
+            original_init(self, *args, **kwargs)
+
+    keras.random.SeedGenerator.__init__ = init

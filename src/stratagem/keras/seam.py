@@ -22,6 +22,8 @@ from stratagem.keras import (  # noqa: E402
     pooling,
     random,
     running_fit,
+    served_optimizer,
+    served_shipping,
     variable_creation,
 )
 
@@ -40,6 +42,8 @@ def install() -> None:
         losses,
         *layers,
         optimizer,
+        served_optimizer,
+        served_shipping,
         model,
         running_fit,
         made_in_scope,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.servers import Slot, State
 
-__all__ = ["KerasUpdate"]
+__all__ = ["KerasUpdate", "scalar_names"]
 
 _Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
 
@@ -100,12 +100,12 @@ class _Program:
         # Each of the optimizer's variables, in its order: a slot, or one that it keeps once.
         self._order: list[str | tuple[str, str]] = []
         self.scalars: dict[str, np.ndarray] = {}
+        kept_once = [one for one in optimizer.variables if id(one) not in of_slot]
+        names = iter(scalar_names(kept_once))
         for variable in optimizer.variables:
             key = of_slot.get(id(variable))
             if key is None:
-                # Keras numbers those without a name through the whole process.
-                is_named = not variable.name.startswith("variable")
-                key = variable.name if is_named else f"scalar_{len(self.scalars)}"
+                key = next(names)
                 self.scalars[key] = np.asarray(variable.value)
             self._order.append(key)
         self._check_scalars(type(optimizer))
@@ -148,6 +148,19 @@ class _Program:
                     fix="use one such as SGD, Adagrad or Adam under a ParameterServerStrategy.",
                 )
             )
+
+
+def scalar_names(variables: Sequence[Any]) -> list[str]:
+    """Returns the names of what an optimizer keeps once.
+
+    Args:
+        variables: these of its variables, in its order.
+    """
+    # Keras numbers those without a name through the whole process.
+    return [
+        f"scalar_{place}" if variable.name.startswith("variable") else variable.name
+        for place, variable in enumerate(variables)
+    ]
 
 
 def _variable(name: str, shape: tuple[int, ...], dtype: str) -> keras.Variable:

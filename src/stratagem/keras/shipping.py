@@ -20,7 +20,14 @@ from stratagem.optional_libraries import load
 
 __all__ = ["pack_object", "unpack_object"]
 
-_COMPILED_HERE = ("train_function", "test_function", "predict_function", "_jax_state")
+_STAYS_HERE = (
+    "train_function",
+    "test_function",
+    "predict_function",
+    "_jax_state",
+    "_eval_epoch_iterator",
+    "history",
+)
 
 
 def pack_object(value: Any, name_of: Callable[[Any], str | None]) -> bytes:
@@ -97,7 +104,7 @@ def _reduced(obj: Any) -> Any:
         return _untracked_set, (type(obj), list(obj)), dict(vars(obj))
     if isinstance(obj, KerasSaveable):
         state = {**vars(obj)}
-        state.update((name, None) for name in _COMPILED_HERE if name in state)
+        state.update((name, None) for name in _STAYS_HERE if name in state)
         return object.__new__, (type(obj),), state
     return None
 

@@ -202,10 +202,8 @@ class TrainOrTestFunction(_StepFunction):
             return sum(len(batches) for batches, _ in results), results[-1]
 
         batches, result = call()[1] if self.events is None else self.events.run(call)
-        if result is not None:
-            logs = jax.tree.map(
-                lambda leaf: _last(leaf, len(batches)), result, is_leaf=_is_distributed
-            )
+        logs = _last_logs(batches, result)
+        if logs is not None:
             # What a step of the model's own calls by a metric's name is that metric's result, of
             # this replica: here it is of all.
             current = self.metric_logs.current()
@@ -215,6 +213,14 @@ class TrainOrTestFunction(_StepFunction):
         else:
             logs = self.metric_logs.placeholder()
         return logs, tuple([] for _ in range(self._num_states))
+
+    def last_logs(self, results: list[tuple[list[HostBatch], Any]]) -> Any:
+        """Returns the logs of the last of some steps; None of Keras's own steps.
+
+        Args:
+            results: what `run_next` returned.
+        """
+        return _last_logs(*results[-1])
 
 
 class PredictFunction(_StepFunction):
@@ -259,6 +265,12 @@ class PredictFunction(_StepFunction):
 
 def _is_distributed(leaf: Any) -> bool:
     return isinstance(leaf, PerReplica)
+
+
+def _last_logs(batches: list[HostBatch], result: Any) -> Any:
+    if result is None:
+        return None
+    return jax.tree.map(lambda leaf: _last(leaf, len(batches)), result, is_leaf=_is_distributed)
 
 
 def _last(leaf: Any, num_steps: int) -> Any:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -13,13 +14,17 @@ import keras
 from stratagem.context import get_strategy
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
+from stratagem.keras.annotations import current_annotations
 from stratagem.keras.initial_value import as_initializer
+from stratagem.keras.served_variable import ServedVariable, is_collected
 from stratagem.keras.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation, VariableSynchronization
 from stratagem.variables import Home, choose_kind, parse_aggregation, parse_synchronization
 
 __all__ = ["Variable", "adopt", "install"]
+
+_SIGNATURE = inspect.signature(keras.Variable.__init__)
 
 
 def Variable(  # noqa: N802 - tf.Variable's name
@@ -84,11 +89,22 @@ def install() -> None:
                     fix="create models, optimizers and metrics outside the function.",
                 )
             )
-        if cls is keras.Variable and get_strategy().topology.devices is not None:
+        strategy = get_strategy()
+        if cls is not keras.Variable or strategy.topology.devices is None:
+            return object.__new__(cls)
+        if strategy.exchange is None or _is_collected(args, kwargs):
             return object.__new__(DistributedVariable)
-        return object.__new__(cls)
+        return object.__new__(ServedVariable)
 
     keras.Variable.__new__ = staticmethod(create)
+
+
+def _is_collected(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    annotations = current_annotations()
+    if annotations is None:
+        told = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
+        annotations = (told.get("synchronization", "auto"), told.get("aggregation", "none"))
+    return is_collected(*annotations)
 
 
 def adopt(variable: keras.Variable, strategy: Any) -> None:

@@ -15,19 +15,35 @@ from stratagem.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
 )
 from stratagem.strategies.one_device import OneDeviceStrategy
+from stratagem.strategies.parameter_server import ParameterServerStrategy
+from stratagem.strategies.serving import (
+    Gradient,
+    RowGradient,
+    Scalar,
+    Serving,
+    Stored,
+    Unplaced,
+)
 from stratagem.strategies.strategy import Strategy
 
 __all__ = [
     "CollectiveAllReduceStrategy",
     "CrossDeviceOps",
     "DefaultStrategy",
+    "Gradient",
     "HierarchicalCopyAllReduce",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "ReductionToOneDevice",
     "RingAllReduce",
+    "RowGradient",
+    "Scalar",
+    "Serving",
+    "Stored",
     "Strategy",
     "StrategyExtended",
+    "Unplaced",
 ]

@@ -14,7 +14,7 @@ from stratagem import config
 from stratagem.background_errors import raise_reported
 from stratagem.cluster import ClusterResolver
 from stratagem.context import stack
-from stratagem.execution import CompiledExecution, run_eagerly, run_steps
+from stratagem.execution import CompiledExecution, Exchange, run_eagerly, run_steps
 from stratagem.input import DistributedDataset, DistributedIterator
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions, ValueContext
@@ -46,6 +46,10 @@ class Strategy:
 
     Source: TF 2.21 distribute_lib.py, Strategy.
     """
+
+    exchange: Exchange | None = None  # where the variables are, if they are not in this process
+    schedules = False  # whether steps run in other processes, which are told what to do
+    first_replica_id = 0  # among those of workers that are not in lockstep
 
     def __init__(self, topology: Topology, cross_device_ops: CrossDeviceOps | None = None) -> None:
         if not isinstance(topology, Topology):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -1,0 +1,264 @@
+"""ClusterCoordinator: schedules functions on the workers of a cluster with parameter servers."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from stratagem.coordinator.closures import Closure, ClosureQueue
+from stratagem.coordinator.packing import Resource
+from stratagem.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
+from stratagem.coordinator.remote_value import RemoteValue
+from stratagem.coordinator.shipping import Shipments, inputs_of
+from stratagem.coordinator.worker import serve_worker
+from stratagem.coordinator.worker_link import WorkerLink
+from stratagem.messages import explain
+from stratagem.servers import Connections, Message
+from stratagem.servers.closing import Closing
+from stratagem.strategies import ParameterServerStrategy
+
+__all__ = ["ClusterCoordinator"]
+
+_making = threading.Lock()
+
+
+class ClusterCoordinator(Closing):
+    """Schedules functions on the workers of a `ParameterServerStrategy`. Call in the coordinator.
+
+    There is one for each strategy: a second call returns the first.
+
+    Args:
+        strategy: the strategy.
+
+    Raises:
+        ValueError: another strategy.
+
+    Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.
+    """
+
+    _strategy: ParameterServerStrategy
+
+    def __new__(cls, strategy: Any) -> ClusterCoordinator:
+        """Returns the coordinator of the strategy."""
+        if not isinstance(strategy, ParameterServerStrategy):
+            raise ValueError(
+                explain(
+                    f"ClusterCoordinator received {strategy!r}.",
+                    expected="an sg.ParameterServerStrategy.",
+                    fix="make one, and create the model in its scope.",
+                )
+            )
+        with _making:
+            if strategy.coordinator is None:
+                made = object.__new__(cls)
+                made._begin(strategy)
+                strategy.coordinator = made
+            return strategy.coordinator
+
+    def __init__(self, strategy: Any) -> None:
+        assert strategy is self._strategy
+
+    def _begin(self, strategy: ParameterServerStrategy) -> None:
+        self._strategy = strategy
+        self._queue = ClosureQueue()
+        self._shipments = Shipments(strategy)
+        self._workers = strategy.cluster.start_workers(serve_worker)
+        addresses = self._workers.addresses
+        self._queue.num_workers = len(addresses)
+        self._connections = Connections(strategy.cluster.keys, addresses)
+        name = uuid.uuid4().hex
+        self._links = [
+            WorkerLink(
+                index,
+                strategy,
+                self._connections,
+                self._queue,
+                Message(
+                    "join",
+                    {
+                        "coordinator": name,
+                        "index": index,
+                        "servers": strategy.cluster.server_addresses,
+                    },
+                ),
+            )
+            for index in range(len(addresses))
+        ]
+        for link in self._links:
+            link.start()
+
+    @property
+    def strategy(self) -> ParameterServerStrategy:
+        """Its strategy."""
+        return self._strategy
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return len(self._links)
+
+    def schedule(
+        self,
+        fn: Callable[..., Any],
+        args: Any = None,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        worker: int | None = None,
+    ) -> RemoteValue:
+        """Has a worker call a function, and returns at once. Call in cross-replica context.
+
+        The function runs at least once: where its worker is lost, another one runs it. What it
+        counts in metrics counts once. It is sent to a worker once, with the models, optimizers and
+        metrics that it refers to; pass what changes as arguments.
+
+        Args:
+            fn: the function, run on the worker as it is; `strategy.run` in it compiles.
+            args: tuple or list of positional arguments; of `PerWorkerValues` a worker gets its own,
+                and of a `RemoteValue` the value, when it is there.
+            kwargs: keyword arguments, likewise.
+            worker: the index of the only worker that may run it; None for any.
+
+        Returns:
+            Its result, later.
+
+        Raises:
+            TypeError: `fn` cannot be called, or something cannot leave this process.
+            ValueError: no such worker, or `args` is no tuple or list. Otherwise the error of an
+                earlier function, once.
+
+        Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.schedule.
+        """
+        self._check(fn, args, worker)
+        args, kwargs = tuple(args or ()), dict(kwargs or {})
+        closure = Closure(
+            self._shipments.call(fn, args, kwargs),
+            name=getattr(fn, "__name__", type(fn).__name__),
+            inputs=inputs_of(args, kwargs),
+            worker=worker,
+        )
+        self._queue.put(closure)
+        return closure.result
+
+    def _check(self, fn: Any, args: Any, worker: Any) -> None:
+        if not callable(fn):
+            raise TypeError(
+                explain(
+                    f"schedule received fn={fn!r} of type {type(fn).__name__}.",
+                    expected="a function.",
+                    fix="pass the function itself, and its arguments in `args`.",
+                )
+            )
+        if args is not None and not isinstance(args, tuple | list):
+            raise ValueError(
+                explain(
+                    f"schedule received args of type {type(args).__name__}.",
+                    expected="a tuple or list of positional arguments.",
+                    fix="write args=(value,) with a comma.",
+                )
+            )
+        if worker is not None and worker not in range(self.num_workers):
+            raise ValueError(
+                explain(
+                    f"schedule received worker={worker!r}.",
+                    expected=f"an index from 0 to {self.num_workers - 1}, or None for any worker.",
+                    fix="leave `worker` out.",
+                )
+            )
+
+    def join(self) -> None:
+        """Waits until every scheduled function has ended. Call in cross-replica context.
+
+        Raises:
+            BaseException: the first error of a function, once; those that had not started then are
+                cancelled.
+
+        Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.join.
+        """
+        self._queue.wait()
+
+    def done(self) -> bool:
+        """Tells whether every scheduled function has ended. Call in cross-replica context.
+
+        Returns:
+            Whether that is so.
+
+        Raises:
+            BaseException: as `join`.
+
+        Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.done.
+        """
+        return self._queue.is_done()
+
+    def fetch(self, val: Any) -> Any:
+        """Waits for results and returns them as NumPy arrays. Call in cross-replica context.
+
+        Args:
+            val: pytree with `RemoteValue` leaves, and `PerWorkerValues` of them.
+
+        Returns:
+            The same with values in their places; lists in those of `PerWorkerValues`.
+
+        Raises:
+            CancelledError: a function was given up. Otherwise what a function raised.
+
+        Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.fetch.
+        """
+
+        def fetched(leaf: Any) -> Any:
+            if isinstance(leaf, PerWorkerValues):
+                return [fetched(one) for one in leaf.values]
+            return leaf.fetch() if isinstance(leaf, RemoteValue) else leaf
+
+        return jax.tree.map(
+            fetched, val, is_leaf=lambda leaf: isinstance(leaf, PerWorkerValues | RemoteValue)
+        )
+
+    def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
+        """Has each worker make a dataset of its own. Call in cross-replica context.
+
+        Args:
+            dataset_fn: called on each worker, again where it comes back; returns what can be
+                iterated. Or a dataset, which is sent to the workers.
+
+        Returns:
+            The dataset; `iter()` of it is what scheduled functions get, and each worker its own
+            iterator of.
+
+        Raises:
+            TypeError: something in it cannot leave this process.
+
+        Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.create_per_worker_dataset.
+        """
+
+        def make_iterators() -> list[Resource]:
+            return [self._shipments.resource(_Iterator(dataset_fn))] * self.num_workers
+
+        return PerWorkerDataset(make_iterators)
+
+    def close(self) -> None:
+        """Ends all waiting and the workers; functions that have not started are cancelled."""
+        self._queue.close()
+        for link in self._links:
+            link.join()
+        self._workers.close()
+        self._connections.close()
+
+
+class _Iterator:
+    """Makes a worker's iterator.
+
+    Args:
+        dataset_or_fn: the dataset, or what returns it.
+    """
+
+    def __init__(self, dataset_or_fn: Any) -> None:
+        self._dataset_or_fn = dataset_or_fn
+
+    def __call__(self) -> Any:
+        """Returns the iterator."""
+        source = self._dataset_or_fn
+        return iter(source if hasattr(source, "__iter__") else source())

@@ -1,0 +1,241 @@
+"""A worker: a process that runs what the coordinator sends it, one function after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import threading
+import traceback
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.coordinator.packing import packing
+from stratagem.errors import ClosureInputError
+from stratagem.messages import explain
+from stratagem.optional_libraries import load
+from stratagem.servers import (
+    ClusterKeys,
+    Connections,
+    Listener,
+    Message,
+    Request,
+    ServedVariables,
+)
+from stratagem.servers.closing import Closing
+from stratagem.strategies import ParameterServerStrategy
+from stratagem.topology.devices import DeviceLike
+
+__all__ = ["Worker", "get_current_worker_index", "serve_worker"]
+
+
+class _Current(threading.local):
+    worker_index: int | None = None
+
+
+_current = _Current()
+
+
+def get_current_worker_index() -> int:
+    """Returns the index of the worker that runs the function. Call in a scheduled function.
+
+    Returns:
+        Its index among the workers, from 0.
+
+    Raises:
+        RuntimeError: elsewhere.
+
+    Source: TF 2.21 coordinator_context.py, get_current_worker_index.
+    """
+    if _current.worker_index is None:
+        raise RuntimeError(
+            explain(
+                "get_current_worker_index was called outside every scheduled function.",
+                expected="a function that a worker runs.",
+                fix="call it in the function that is given to ClusterCoordinator.schedule.",
+            )
+        )
+    return _current.worker_index
+
+
+class Worker(Closing):
+    """Runs functions for a coordinator, from the moment it is made.
+
+    Args:
+        keys: of the cluster.
+        host: the address to listen at.
+        port: the port; 0 for any that is free.
+        devices: a replica runs on each, as `MirroredStrategy` takes them; None for all local ones.
+
+    Raises:
+        OSError: the address is taken. ImportError: pyzmq is not installed.
+    """
+
+    def __init__(
+        self,
+        keys: ClusterKeys,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        devices: Sequence[DeviceLike] | None = None,
+    ) -> None:
+        self._keys = keys
+        self._devices = devices
+        self._strategy: Any = None
+        self._connections: Connections | None = None
+        self._coordinator: str | None = None
+        self._index = 0
+        self._functions: dict[int, Any] = {}
+        self._answers = {
+            "join": self._join,
+            "function": self._take_function,
+            "resource": self._make_resource,
+            "forget": self._forget,
+            "run": self._run,
+        }
+        self._listener = Listener(keys, self._handle, host=host, port=port, num_threads=1)
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator finds it."""
+        return self._listener.address
+
+    def close(self) -> None:
+        """Stops to listen, after the function that runs."""
+        self._listener.close()
+        if self._connections is not None:
+            self._connections.close()
+
+    def _handle(self, request: Request) -> None:
+        message = request.message
+        request.answer(self._answers[message.kind](message))
+
+    def _join(self, message: Message) -> Message:
+        """Fields: the coordinator's name, this worker's index, and where the servers are."""
+        told = message.fields
+        if told["coordinator"] != self._coordinator:  # else it has come back to the same one
+            self._leave()
+            self._connections = Connections(self._keys, told["servers"])
+            client = ServedVariables(self._connections)
+            self._strategy = ParameterServerStrategy.of_worker(client, told["index"], self._devices)
+            self._coordinator, self._index = told["coordinator"], told["index"]
+        return Message("ok", {"pid": os.getpid(), "functions": sorted(self._functions)})
+
+    def _leave(self) -> None:
+        self._functions.clear()
+        self._strategy = None
+        if self._connections is not None:
+            self._connections.close()
+
+    def _take_function(self, message: Message) -> Message:
+        (packed,) = message.arrays
+        number = message.fields["number"]
+        self._functions[number] = packing().unpack(packed.tobytes(), self._strategy)
+        return Message("ok")
+
+    def _make_resource(self, message: Message) -> Message:
+        """Makes what functions of this worker use again and again, such as its dataset."""
+        (packed,) = message.arrays
+        try:
+            with self._in_function():
+                make = packing().unpack(packed.tobytes(), self._strategy)
+                self._strategy.serving.resources[message.fields["number"]] = make()
+        except Exception as error:  # noqa: BLE001 - of the user
+            return _failed(error, is_input=True)
+        return Message("ok")
+
+    def _forget(self, message: Message) -> Message:
+        for number in message.fields["numbers"]:
+            self._functions.pop(number, None)
+            self._strategy.serving.resources.pop(number, None)
+        return Message("ok")
+
+    def _run(self, message: Message) -> Message:
+        """Fields: the number of a function; the array is its packed arguments."""
+        (packed,) = message.arrays
+        function = self._functions[message.fields["number"]]
+        collected = self._strategy.serving.collected
+        _reset(collected.values())
+        try:
+            with self._in_function():
+                args, kwargs = packing().unpack(packed.tobytes(), self._strategy)
+                result = function(*args, **kwargs)
+            # Copied: what a later step donates must not be looked at.
+            plain = jax.tree.map(
+                lambda leaf: np.array(leaf) if isinstance(leaf, jax.Array) else leaf, result
+            )
+            answer = packing().pack(plain, self._strategy)
+        except Exception as error:  # noqa: BLE001 - of the user
+            return _failed(error)
+        counted = {
+            number: _counted(variable)
+            for number, variable in collected.items()
+            if variable.storage is not variable.nothing_counted
+        }
+        fields = {
+            "counted": list(counted),
+            "built": packing().take_built(self._strategy),
+        }
+        return Message("done", fields, [np.frombuffer(answer, np.uint8), *counted.values()])
+
+    @contextlib.contextmanager
+    def _in_function(self) -> Generator[None]:
+        _current.worker_index = self._index
+        try:
+            with self._strategy.scope():
+                yield
+        finally:
+            _current.worker_index = None
+
+
+def serve_worker(index: int, keys: ClusterKeys, host: str = "127.0.0.1") -> Worker:
+    """Starts a worker in this process.
+
+    Args:
+        index: of the worker.
+        keys: of the cluster.
+        host: the address to listen at.
+
+    Returns:
+        The worker, which has an address.
+    """
+    return Worker(keys, host=host)
+
+
+def _reset(variables: Any) -> None:
+    """Lets what is counted on each worker begin anew."""
+    for variable in variables:
+        if not hasattr(variable, "nothing_counted"):
+            shape = np.shape(variable.storage)
+            variable.nothing_counted = np.zeros(shape, np.dtype(variable.dtype))
+        variable.storage = variable.nothing_counted
+
+
+def _counted(variable: Any) -> np.ndarray:
+    """What a function has counted, over the replicas of this worker."""
+    stored = np.asarray(variable.storage)
+    return stored.sum(0, dtype=stored.dtype) if stored.ndim > len(variable.shape) else stored
+
+
+def _failed(error: Exception, *, is_input: bool = False) -> Message:
+    """An error as its own class, if that can be sent."""
+    trace = "".join(traceback.format_exception(error))
+    if is_input:
+        told = ClosureInputError(
+            explain(
+                f"What the functions of this worker need could not be made: {error!r}",
+                expected="a dataset function that works on every worker.",
+                fix=f"look at where it was raised:\n{trace}",
+            )
+        )
+        error, trace = told, ""
+    cloudpickle = load("cloudpickle", needed_by="a worker", install="stratagem[ray]")
+    try:
+        pickled = cloudpickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 - of a class that cannot be sent
+        pickled = cloudpickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return Message("failed", {"trace": trace}, [np.frombuffer(pickled, np.uint8)])

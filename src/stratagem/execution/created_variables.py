@@ -1,0 +1,34 @@
+"""Variables that a replica function creates on its first call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+__all__ = ["initialize_created_variables", "is_uninitialized"]
+
+
+def initialize_created_variables(strategy: Any) -> None:
+    """Gives variables that a replica function created their initial values, outside its trace.
+
+    Args:
+        strategy: the strategy whose replicas created them.
+    """
+    # Leaving the outermost scope is when Keras initialises what this thread created in scopes.
+    with keras.StatelessScope():
+        pass
+    for variable in strategy.variables.uninitialized():  # created in the thread of a replica
+        variable.initialize()
+
+
+def is_uninitialized(variable: Any) -> bool:
+    """Tells whether a Keras variable was created in a trace and has no value yet.
+
+    Args:
+        variable: the variable.
+
+    Returns:
+        True if so.
+    """
+    return getattr(variable, "_value", None) is None

@@ -1,0 +1,95 @@
+"""What a step gets from outside its process and what it sends there: values, rows, gradients.
+
+Parameter servers hold the variables of some strategies. A step reads what it needs of them before
+its program starts, and hands out what the servers are to change when it has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from jax.extend.core import Jaxpr, Literal
+
+__all__ = ["Exchange", "Ids", "Lookup", "without_unused"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lookup:
+    """One lookup of rows in a table that is not in this process.
+
+    Args:
+        table: the variable.
+        shape: of the rows, (*ids.shape, ...), of one replica.
+        dtype: of the rows.
+    """
+
+    table: Any
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def is_like(self, other: Lookup) -> bool:
+        """Tells whether another lookup is in the same table and of the same shape."""
+        return self.table is other.table and self.shape == other.shape  # variables compare elements
+
+
+@dataclasses.dataclass(frozen=True)
+class Ids:
+    """What a program hands out of a lookup: the ids.
+
+    Args:
+        lookup: which of the trace's lookups.
+    """
+
+    lookup: int
+
+
+class Exchange(Protocol):
+    """Where the variables of a strategy are, if they are not in this process."""
+
+    def run(
+        self,
+        trace: Any,
+        ids_of: Callable[[], list[Any]],
+        call: Callable[[list[Any]], list[Any]],
+    ) -> None:
+        """Runs one step: reads its variables, calls its program, and sends what follows from it.
+
+        Args:
+            trace: of the step.
+            ids_of: returns the ids of each lookup, which need the variables' values.
+            call: runs the program with the rows of each lookup; keeps what it wrote in the local
+                variables, and returns what is to be sent, in the order of `trace.sent`.
+        """
+        ...
+
+
+def _counts(effect: Any) -> bool:
+    """Whether an operation with that effect is needed by itself; to name a mesh axis is no such."""
+    return type(effect).__name__ != "NamedAxisEffect"
+
+
+def without_unused(jaxpr: Jaxpr, is_kept: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
+    """Leaves out what no result of a jaxpr depends on.
+
+    Args:
+        jaxpr: the jaxpr.
+        is_kept: of each input whether it stays even if nothing depends on it.
+
+    Returns:
+        The jaxpr, and of each input whether it is there still.
+    """
+    needed = {id(atom) for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    eqns: list[Any] = []
+    for eqn in reversed(jaxpr.eqns):
+        if any(map(_counts, eqn.effects)) or any(
+            id(variable) in needed for variable in eqn.outvars
+        ):
+            eqns.append(eqn)
+            needed.update(id(atom) for atom in eqn.invars if not isinstance(atom, Literal))
+    stays = [
+        keep or id(variable) in needed for variable, keep in zip(jaxpr.invars, is_kept, strict=True)
+    ]
+    invars = [variable for variable, stay in zip(jaxpr.invars, stays, strict=True) if stay]
+    return jaxpr.replace(eqns=eqns[::-1], invars=invars), stays

@@ -1,0 +1,51 @@
+"""What tracing a replica function finds out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr
+
+from stratagem.execution.exchange import Lookup
+
+__all__ = ["Trace"]
+
+
+@dataclasses.dataclass
+class Trace:
+    """What tracing a replica function found out.
+
+    Args:
+        jaxpr: the program of one replica. Its inputs are the values of `read_only` and `written`
+            variables, the split and the shared arguments and `constants`, by the indices below;
+            its outputs are the new values of `written`, then the array results.
+        read_only: variables that are read and not written.
+        written: variables that are written.
+        inputs: for each input of the jaxpr where it comes from: ("read_only", i), ("written", i),
+            ("split", i), ("shared", i) or ("constant", i).
+        constants: arrays that the function closed over.
+        result_structure: pytree structure of the result.
+        results: for each leaf of the result the index of its output, or the Python object itself.
+        result_lengths: true leading sizes of each array result that is padded; else None.
+        lookups: of rows that come from outside, as inputs ("rows", i).
+        sent: what the outputs after the results are, which leave the process.
+        added_to: the variables that were only added to, by identity.
+    """
+
+    jaxpr: ClosedJaxpr
+    read_only: list[Any]
+    written: list[Any]
+    inputs: list[tuple[str, int]]
+    constants: list[Any]
+    result_structure: Any
+    results: list[tuple[bool, Any]]
+    result_lengths: list[tuple[int, ...] | None]
+    lookups: list[Lookup] = dataclasses.field(default_factory=list[Lookup])
+    sent: list[Any] = dataclasses.field(default_factory=list[Any])
+    added_to: frozenset[int] = frozenset()
+
+    @property
+    def num_outputs(self) -> int:
+        """How many arrays the function returns."""
+        return sum(is_output for is_output, _ in self.results)

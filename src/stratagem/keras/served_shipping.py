@@ -1,0 +1,168 @@
+"""Functions, models and optimizers on their way between the coordinator and workers.
+
+Variables of the strategy go by name: served ones are the same on every process, metrics count anew
+on each worker, and seeds draw other numbers there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from stratagem.coordinator import Resource, set_packing
+from stratagem.keras.private import autocasts, set_path, trainable_variables
+from stratagem.keras.served_optimizer import give_to_servers, take_built
+from stratagem.keras.served_variable import ServedVariable, kept_in_process, making_slot
+from stratagem.keras.shipping import pack_object, unpack_object
+from stratagem.keras.variable import DistributedVariable
+from stratagem.strategies import Unplaced
+from stratagem.variables import home_of
+
+__all__ = ["install"]
+
+_NUMBER = "_stratagem_number"
+
+
+def install() -> None:
+    """Makes coordinators and workers pack what refers to models. Done once, on import."""
+    set_packing(KerasPacking())
+
+
+class KerasPacking:
+    """Packs what refers to Keras objects; see `stratagem.coordinator.packing`."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._own: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def pack(self, value: Any, strategy: Any) -> bytes:
+        """Returns an object as bytes."""
+        # Before they are built nobody knows which numbers of theirs the servers will keep.
+        of_unbuilt: set[int] = set()
+        return pack_object(value, lambda one: self._name_of(one, strategy, of_unbuilt))
+
+    def unpack(self, data: bytes, strategy: Any) -> Any:
+        """Returns the object that bytes stand for."""
+        return unpack_object(data, lambda name: self._object_of(name, strategy))
+
+    def take_built(self, strategy: Any) -> list[tuple[int, list[str]]]:
+        """Returns which optimizers a worker has built since it was last asked."""
+        return [
+            (vars(one)[_NUMBER], [variable.place.name for variable in trainable_variables(one)])
+            for one in take_built()
+            if _NUMBER in vars(one)
+        ]
+
+    def collected(self, number: int) -> Any:
+        """Returns the coordinator's own variable, of which a worker has counted a part."""
+        return self._own.get(number)
+
+    def build(self, number: int, names: list[str], strategy: Any) -> None:
+        """Builds the coordinator's own optimizer as a worker has built its copy."""
+        optimizer = self._own.get(number)
+        if optimizer is None or optimizer.built:
+            return
+        with strategy.scope(), keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build([strategy.serving.named[name] for name in names])
+        give_to_servers(optimizer)
+
+    def _number_of(self, value: Any) -> int:
+        number = vars(value).get(_NUMBER)
+        if number is None:
+            number = next(self._numbers)
+            object.__setattr__(value, _NUMBER, number)
+            self._own[number] = value
+        return number
+
+    def _name_of(self, value: Any, strategy: Any, of_unbuilt: set[int]) -> Any:
+        if value is strategy:
+            return ("strategy",)
+        if isinstance(value, Resource):
+            return ("resource", value.number)
+        if isinstance(value, DistributedVariable):
+            return self._name_of_variable(value, strategy, of_unbuilt)
+        if isinstance(value, keras.optimizers.Optimizer):
+            self._number_of(value)
+            if value.built:
+                give_to_servers(value)
+            else:
+                of_unbuilt.update(id(variable) for variable in value.variables)
+        return None  # goes by its attributes
+
+    def _name_of_variable(self, value: Any, strategy: Any, of_unbuilt: set[int]) -> Any:
+        home = home_of(value)
+        if home is None or home.strategy is not strategy:
+            return None
+        if isinstance(value, ServedVariable):
+            if id(value) not in of_unbuilt:
+                strategy.serving.place(value)
+            placement = strategy.serving.placement_of(value)
+            return ("served", _described(value), value.place, value.has_rows, placement)
+        if value.synchronization == "on_read":
+            return ("collected", _described(value), self._number_of(value))
+        seed = np.asarray(value.value)
+        return ("kept", _described(value), self._number_of(value), seed)
+
+    def _object_of(self, name: Any, strategy: Any) -> Any:
+        kind, *told = name
+        if kind == "strategy":
+            return strategy
+        if kind == "resource":
+            return strategy.serving.resources[told[0]]
+        if kind == "served":
+            return _served(strategy, *told)
+        described, number, *initial = told
+        known = strategy.serving.collected if kind == "collected" else strategy.serving.kept
+        if number not in known:
+            with kept_in_process():
+                known[number] = _made(strategy, described, initial[0] if initial else None)
+        return known[number]
+
+
+def _described(variable: Any) -> dict[str, Any]:
+    return {
+        "shape": tuple(variable.shape),
+        "dtype": variable.dtype,
+        "trainable": variable.trainable,
+        "autocast": autocasts(variable),
+        "aggregation": variable.aggregation,
+        "synchronization": variable.synchronization,
+        "name": variable.name,
+        "path": variable.path,
+        "regularizer": variable.regularizer,
+    }
+
+
+def _made(strategy: Any, described: dict[str, Any], value: Any) -> Any:
+    """A variable of this process that is like one of another."""
+    told = dict(described)
+    path, regularizer = told.pop("path"), told.pop("regularizer")
+    shape, dtype = told.pop("shape"), told.pop("dtype")
+    start = jnp.zeros(shape, dtype) if value is None else jnp.asarray(value)
+    with strategy.scope():
+        made = keras.Variable(lambda *_, **__: start, shape=shape, dtype=dtype, **told)
+    set_path(made, path)
+    made.regularizer = regularizer
+    return made
+
+
+def _served(
+    strategy: Any, described: dict[str, Any], place: Any, has_rows: bool, placement: Any
+) -> Any:
+    serving = strategy.serving
+    name = described["path"] if isinstance(place, Unplaced) else repr(place)
+    known = serving.known.get(name)
+    if known is None:
+        if placement is not None:
+            serving.client.know(placement)
+        with making_slot(name):
+            known = _made(strategy, described, None)
+        known.place, known.has_rows = place, has_rows
+        serving.known[name] = known
+    known.trainable, known.regularizer = described["trainable"], described["regularizer"]
+    return known

@@ -1,0 +1,70 @@
+"""Clusters whose servers and workers are threads of the test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from stratagem.coordinator import ClusterCoordinator, Worker
+from stratagem.servers import ClusterKeys, ParameterServer
+from stratagem.strategies import ParameterServerStrategy
+
+
+class ThreadWorkers:
+    """Workers in this process, each with devices of its own."""
+
+    def __init__(self, keys: ClusterKeys, devices: Sequence[Sequence[str]]) -> None:
+        self.workers = [Worker(keys, devices=own) for own in devices]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [worker.address for worker in self.workers]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+class ThreadCluster:
+    """Servers in this process, and workers where they are asked for."""
+
+    def __init__(self, num_servers: int, devices: Sequence[Sequence[str]]) -> None:
+        self.keys = ClusterKeys.make()
+        self.servers = [ParameterServer(self.keys) for _ in range(num_servers)]
+        self._devices = devices
+        self.workers: ThreadWorkers | None = None
+
+    @property
+    def server_addresses(self) -> list[str]:
+        return [server.address for server in self.servers]
+
+    def start_workers(self, serve: Callable[..., Any]) -> ThreadWorkers:
+        self.workers = ThreadWorkers(self.keys, self._devices)
+        return self.workers
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+@contextlib.contextmanager
+def local_strategy(
+    num_workers: int = 1, num_servers: int = 2, devices_per_worker: int = 1, **options: Any
+) -> Iterator[ParameterServerStrategy]:
+    """A strategy on a cluster of threads, which ends with the block."""
+    devices = [
+        [f"cpu:{worker * devices_per_worker + own}" for own in range(devices_per_worker)]
+        for worker in range(num_workers)
+    ]
+    with contextlib.closing(
+        ParameterServerStrategy(ThreadCluster(num_servers, devices), **options)
+    ) as strategy:
+        yield strategy
+
+
+@contextlib.contextmanager
+def coordinated(num_workers: int = 1, **options: Any) -> Iterator[ClusterCoordinator]:
+    """The coordinator of such a strategy."""
+    with local_strategy(num_workers, **options) as strategy:
+        yield ClusterCoordinator(strategy)
