@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 
@@ -28,6 +29,7 @@ def of(client: str, version: int, answers: list, value: float = 1.0, rows=()) ->
         {"v": np.full(3, value, np.float32)},
         {"table": (ids, np.ones((len(ids), 2), np.float32))},
         lambda version, *, is_used: answers.append((client, version, is_used)),
+        lambda error: answers.append((client, error)),
     )
 
 
@@ -73,14 +75,49 @@ def test_worker_that_is_too_late_is_told_and_its_gradients_discarded() -> None:
     assert answers[3:] == [("a", 2, True), ("c", 2, True)]
 
 
-def test_gradients_that_are_sent_twice_count_once() -> None:
+def test_worker_that_was_started_again_counts_once() -> None:
     store, updates = make(2)
     answers: list = []
+    updates.add(of("a", 0, answers, 100.0))
     updates.add(of("a", 0, answers))
-    updates.add(of("a", 0, answers))
+    assert answers == [("a", 0, False)]  # to who has died, or has given up
     assert store.version == 0
     updates.add(of("b", 0, answers))
+    assert answers[1:] == [("a", 1, True), ("b", 1, True)]
+    assert updates.num_discarded == 1
     np.testing.assert_allclose(store.pull(["v"])[0], -0.2, rtol=1e-6)
+
+
+def test_fewer_workers_make_an_update_when_one_is_lost() -> None:
+    store, updates = make(3)
+    answers: list = []
+    updates.add(of("a", 0, answers))
+    updates.add(of("b", 0, answers))
+    updates.expect(2)
+    assert answers == [("a", 1, True), ("b", 1, True)]
+    updates.add(of("a", 1, answers))
+    updates.expect(3)
+    updates.add(of("b", 1, answers))
+    assert store.version == 1
+    updates.add(of("c", 1, answers))
+    assert store.version == 2
+    with pytest.raises(ValueError, match="an update of the gradients of so many workers"):
+        updates.expect(0)
+
+
+def test_update_that_cannot_be_made_is_told_to_all_and_the_next_one_is() -> None:
+    store, updates = make(2)
+    answers: list = []
+    updates.add(of("a", 0, answers, rows=[10]))
+    with pytest.raises(IndexError, match="of 'table' were asked for"):
+        updates.add(of("b", 0, answers))
+    assert [(worker, type(error)) for worker, error in answers] == [
+        ("a", IndexError),
+        ("b", IndexError),
+    ]
+    updates.add(of("a", 0, answers))
+    updates.add(of("b", 0, answers))
+    assert store.version == 1
 
 
 def test_rest_is_applied_when_no_more_will_come() -> None:
@@ -100,14 +137,11 @@ def test_workers_in_threads_make_as_many_updates_as_steps() -> None:
     def work(client: str) -> None:
         for step in range(25):
             is_answered = threading.Event()
-            one = of(client, step, [])
-            answer = one.answer
 
-            def told(version: int, *, is_used: bool, answer=answer, event=is_answered) -> None:
-                answer(version, is_used=is_used)
+            def answer(version: int, *, is_used: bool, event=is_answered) -> None:
                 event.set()
 
-            updates.add(Contribution(client, step, one.whole, one.rows, told))
+            updates.add(dataclasses.replace(of(client, step, []), answer=answer))
             assert is_answered.wait(30)
 
     threads = [threading.Thread(target=work, args=(client,)) for client in "abcd"]

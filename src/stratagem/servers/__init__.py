@@ -6,8 +6,9 @@ from stratagem.servers.keys import ClusterKeys
 from stratagem.servers.listener import Listener, Request
 from stratagem.servers.placement import Placement, Placer
 from stratagem.servers.server import ParameterServer
-from stratagem.servers.store import ShardSpec, Store
-from stratagem.servers.updates import Slot, State, UpdateRule
+from stratagem.servers.shards import ShardSpec
+from stratagem.servers.store import Store
+from stratagem.servers.updates import Pushed, Slot, State, UpdateMode, UpdateRule
 from stratagem.servers.wire import Message, pack, unpack
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "ParameterServer",
     "Placement",
     "Placer",
+    "Pushed",
     "Request",
     "ServedVariables",
     "ServerError",
@@ -25,6 +27,7 @@ __all__ = [
     "Slot",
     "State",
     "Store",
+    "UpdateMode",
     "UpdateRule",
     "pack",
     "unpack",

@@ -6,19 +6,20 @@ import dataclasses
 import itertools
 import threading
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.servers.connection import Connections
+from stratagem.servers.dealing import Dealt, GradientParts, WholeVariables, row_parts, shard_name
 from stratagem.servers.placement import Placement
-from stratagem.servers.rows import combine_rows, parts_of_shards
-from stratagem.servers.store import ShardSpec
-from stratagem.servers.updates import UpdateRule
+from stratagem.servers.rows import combine_rows
+from stratagem.servers.shards import ShardSpec
+from stratagem.servers.updates import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
+from stratagem.servers.versions import SeenVersions
 from stratagem.servers.wire import Message
 
 __all__ = ["ServedVariables"]
@@ -29,16 +30,25 @@ class ServedVariables:
 
     Args:
         connections: to the servers.
+        client_name: of this worker, by which synchronous updates know it again when it is started
+            anew; None where each thread is a worker of its own.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, client_name: str | None = None) -> None:
         self._connections = connections
+        self._client_name = client_name
         self._placements: dict[str, Placement] = {}
         self._local = threading.local()
         self._numbers = itertools.count(1)
+        self._seen = SeenVersions()
         self._pickle: Any = load(
             "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
         )
+
+    @property
+    def lost_updates(self) -> int:
+        """How many updates servers had made, as their answers said, and lost when they died."""
+        return self._seen.num_lost
 
     def know(self, placement: Placement) -> None:
         """Notes where a variable is that another process has made.
@@ -71,21 +81,24 @@ class ServedVariables:
             values = [pickled] * len(placement.rows)
         else:
             values = placement.parts(np.asarray(initial, np.dtype(placement.dtype)))
-        are_new = []
+        specs: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        dealt = Dealt()
         for shard, value in enumerate(values):
+            name, server = shard_name(placement, shard), placement.servers[shard]
             spec = ShardSpec(
-                _shard_name(placement, shard),
+                name,
                 placement.shape_of(shard),
                 placement.dtype,
                 placement.first_rows[shard],
                 placement.has_rows,
             )
-            fields = {"spec": dataclasses.asdict(spec), "is_pickled": is_pickled}
-            answer = self._connections.ask(
-                placement.servers[shard], Message("create", fields, [value])
-            )
-            are_new.append(bool(answer.fields["is_new"]))
-        return any(are_new)
+            specs[server].append(dataclasses.asdict(spec))
+            dealt.add(server, name, value)
+        messages = dealt.messages("create", is_pickled=is_pickled, **self._change())
+        for server, message in messages.items():
+            message.fields["specs"] = specs[server]
+        answers = self._ask(messages)
+        return any(answer.fields["is_new"] for answer in answers.values())
 
     def pull(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Returns whole variables.
@@ -96,23 +109,12 @@ class ServedVariables:
         Returns:
             Arrays by name, which must not be changed.
         """
-        wanted: dict[int, list[tuple[str, int, str]]] = defaultdict(list)
-        for name in names:
-            placement, slot = self._find(name)
-            for shard, server in enumerate(placement.servers):
-                wanted[server].append((name, shard, _shard_name(placement, shard) + slot))
-        answers = self._connections.ask_all(
-            {
-                server: Message("pull", {"names": [shard_name for _, _, shard_name in parts]})
-                for server, parts in wanted.items()
-            }
-        )
-        shards: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
-        for server, parts in wanted.items():
-            self._note_version(server, answers[server])
-            for (name, shard, _), array in zip(parts, answers[server].arrays, strict=True):
-                shards[name][shard] = array
-        return {name: _joined(shards[name]) for name in names}
+        wanted = self._wanted(names)
+        messages = {
+            server: Message("pull", {"names": wanted.names(server)}) for server in wanted.servers
+        }
+        answers = self._ask(messages, wanted.variables)
+        return wanted.joined({server: answer.arrays for server, answer in answers.items()})
 
     def pull_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Returns rows of a variable; each is sent once, however often it is asked for.
@@ -129,21 +131,17 @@ class ServedVariables:
         """
         placement, slot = self._find(name)
         unique, places = np.unique(ids, return_inverse=True)
-        _require_ids(placement, unique)
-        parts = _parts(placement, unique)
-        answers = self._ask_shards(
-            {
-                shard: Message(
-                    "pull_rows",
-                    {"names": [_shard_name(placement, shard) + slot]},
-                    [unique[part] - placement.first_rows[shard]],
-                )
-                for shard, part in parts.items()
-            },
-            placement,
-        )
+        dealt = Dealt()
+        servers: list[int] = []  # of the shards that have any of the rows, in their order
+        for shard, part in row_parts(placement, unique):
+            if part.stop > part.start:
+                servers.append(placement.servers[shard])
+                numbers = unique[part] - placement.first_rows[shard]
+                dealt.add(servers[-1], shard_name(placement, shard) + slot, numbers)
+        answers = self._ask(dealt.messages("pull_rows"), lambda server: [name])
+        arrays = {server: iter(answer.arrays) for server, answer in answers.items()}
+        rows = [next(arrays[server]) for server in servers]
         row_shape = placement.shape[1:]
-        rows = [answers[shard].arrays[0] for shard in parts]
         joined = np.concatenate(rows) if rows else np.empty((0, *row_shape), placement.dtype)
         return joined[places.reshape(-1)].reshape(*np.shape(ids), *row_shape)
 
@@ -156,17 +154,10 @@ class ServedVariables:
             sign: 0 sets it; 1 adds the value, -1 subtracts it.
         """
         placement, slot = self._find(name)
-        self._ask_shards(
-            {
-                shard: Message(
-                    "assign",
-                    {"names": [_shard_name(placement, shard) + slot], "sign": sign},
-                    [part],
-                )
-                for shard, part in enumerate(placement.parts(np.asarray(value)))
-            },
-            placement,
-        )
+        dealt = Dealt()
+        for shard, part in enumerate(placement.parts(np.asarray(value))):
+            dealt.add(placement.servers[shard], shard_name(placement, shard) + slot, part)
+        self._ask(dealt.messages("assign", sign=sign, **self._change()))
 
     def scatter(self, name: str, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
         """Sets rows of a variable, or changes them.
@@ -186,75 +177,106 @@ class ServedVariables:
         else:
             ids, last = np.unique(np.asarray(ids)[::-1], return_index=True)
             values = np.asarray(values)[::-1][last]
-        _require_ids(placement, ids)
-        self._ask_shards(
-            {
-                shard: Message(
-                    "scatter",
-                    {"name": _shard_name(placement, shard) + slot, "sign": sign},
-                    [ids[part] - placement.first_rows[shard], values[part]],
-                )
-                for shard, part in _parts(placement, ids).items()
-            },
-            placement,
-        )
+        dealt = Dealt()
+        for shard, part in row_parts(placement, ids):
+            if part.stop > part.start:
+                numbers = ids[part] - placement.first_rows[shard]
+                name = shard_name(placement, shard) + slot
+                dealt.add(placement.servers[shard], name, numbers, values[part])
+        self._ask(dealt.messages("scatter", sign=sign, **self._change()))
 
-    def set_rule(self, rule: UpdateRule, names: Sequence[str]) -> None:
+    def set_rule(
+        self, rule: UpdateRule, names: Sequence[str], mode: UpdateMode = ASYNCHRONOUS
+    ) -> None:
         """Gives all servers the optimizer of these variables.
 
         Args:
             rule: the optimizer's.
             names: of the variables that it trains.
+            mode: when gradients are applied; may be changed by another call.
         """
         pickled = np.frombuffer(self._pickle.dumps(rule), np.uint8)
         shards: dict[int, list[str]] = {server: [] for server in range(len(self._connections))}
         for name in names:
             placement = self._placements[name]
             for shard, server in enumerate(placement.servers):
-                shards[server].append(_shard_name(placement, shard))
-        self._connections.ask_all(
-            {server: Message("rule", {"names": held}, [pickled]) for server, held in shards.items()}
+                shards[server].append(shard_name(placement, shard))
+        fields = {"mode": dataclasses.asdict(mode), **self._change()}
+        self._ask(
+            {
+                server: Message("rule", {**fields, "names": held}, [pickled])
+                for server, held in shards.items()
+            }
         )
 
     def push(
         self,
         whole: Mapping[str, np.ndarray],
         rows: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
-    ) -> None:
-        """Sends gradients, which the servers apply at once.
+        *,
+        pull: Sequence[str] = (),
+    ) -> Pushed:
+        """Sends gradients, and returns when the servers have applied or discarded them.
+
+        Every server that holds some of these variables counts one update. With synchronous updates
+        all workers must push gradients of the same variables. Which workers are too late each
+        server finds by itself, as each accumulator does in TensorFlow: with backup workers, some
+        may use a worker's gradients when others do not.
 
         Args:
             whole: of variables, by name.
             rows: of single rows: ids of shape (k,), in any order, repeated or not, and gradients of
                 shape (k, ...), by name of the variable.
+            pull: names of variables, or of slots, that are wanted as they are then; those on
+                servers that get no gradient, as they are now.
+
+        Returns:
+            What has become of them, and the values.
 
         Raises:
             IndexError: an id that a variable does not have.
         """
-        pushes: dict[int, _Push] = defaultdict(_Push)
+        pushes: dict[int, GradientParts] = defaultdict(GradientParts)
         for name, gradient in whole.items():
             placement = self._placements[name]
             for shard, part in enumerate(placement.parts(np.asarray(gradient))):
-                pushes[placement.servers[shard]].add(_shard_name(placement, shard), part)
+                pushes[placement.servers[shard]].add(placement, shard, part)
         for name, (ids, values) in (rows or {}).items():
             placement = self._placements[name]
             numbers, sums = combine_rows(np.asarray(ids), np.asarray(values))
-            _require_ids(placement, numbers)
-            for shard, part in _parts(placement, numbers).items():
+            for shard, part in row_parts(placement, numbers):
+                # Also without any: a server counts updates, and waits for all workers.
                 pushes[placement.servers[shard]].add_rows(
-                    _shard_name(placement, shard),
-                    numbers[part] - placement.first_rows[shard],
-                    sums[part],
+                    placement, shard, numbers[part], sums[part]
                 )
-        client, number, versions = self._identity()
-        answers = self._connections.ask_all(
-            {
-                server: push.message(client, number, versions.get(server, 0))
-                for server, push in pushes.items()
-            }
+        wanted = self._wanted(pull)
+        fields = {**self._change(), "worker": self._client_name}
+        messages = {
+            server: Message("pull", {"names": wanted.names(server)}) for server in wanted.servers
+        }
+        for server, parts in pushes.items():
+            seen = self._seen.of(server, parts.variables)
+            messages[server] = parts.message(**fields, **seen, pull=wanted.names(server))
+        answers = self._ask(messages, wanted.variables)
+        num_discarded = sum(not answers[server].fields["is_used"] for server in pushes)
+        return Pushed(
+            num_discarded < max(1, len(pushes)),
+            num_discarded,
+            min((answer.fields["version"] for answer in answers.values()), default=0),
+            wanted.joined({server: answer.arrays for server, answer in answers.items()}),
         )
-        for server, answer in answers.items():
-            self._note_version(server, answer)
+
+    def expect(self, num_needed: int) -> None:
+        """Changes how many workers make a synchronous update: one was lost, or has come back.
+
+        Args:
+            num_needed: how many; an update for which so many wait is made at once.
+        """
+        self._tell_all("expect", num_needed=num_needed)
+
+    def flush(self) -> None:
+        """Applies gradients that wait for those of other workers: no more will come."""
+        self._tell_all("flush")
 
     def scalars(self, server: int = 0) -> dict[str, np.ndarray]:
         """Returns what an optimizer keeps once, as one server has it.
@@ -272,24 +294,45 @@ class ServedVariables:
             name: its name.
             value: its value.
         """
-        message = Message("set_scalar", {"name": name}, [np.asarray(value)])
+        self._tell_all("set_scalar", [np.asarray(value)], name=name)
+
+    def describe(self) -> dict[int, dict[str, Any]]:
+        """Returns what each server tells of itself.
+
+        Returns:
+            By index of the server: `version`, its number of updates; `journaled_version`, how many
+            of them are on the disk, and `journal_error`, why no more are, each None if there is
+            none; `restored_version`, with how many it began, None if with nothing; `names`, of what
+            it holds; `num_waiting`, how many workers wait for others; `staleness`; `num_discarded`.
+        """
         servers = range(len(self._connections))
-        self._connections.ask_all(dict.fromkeys(servers, message))
+        answers = self._ask(dict.fromkeys(servers, Message("describe")))
+        return {server: answer.fields for server, answer in answers.items()}
 
     def staleness(self) -> dict[int, int]:
         """Returns how many updates a server had made since a gradient's values were read.
 
         Returns:
-            Of each such number, how many pushes there were, over all servers.
+            Of each such number, how many pushes there were that were used, over all servers.
         """
-        counts: dict[int, int] = defaultdict(int)
-        servers = range(len(self._connections))
-        for answer in self._connections.ask_all(
-            dict.fromkeys(servers, Message("describe"))
-        ).values():
-            for behind, count in answer.fields["staleness"]:
-                counts[behind] += count
+        counts: Counter[int] = Counter()
+        for told in self.describe().values():
+            counts.update(dict(told["staleness"]))
         return dict(sorted(counts.items()))
+
+    def discarded(self) -> int:
+        """Returns how many pushes were not used, over all servers."""
+        return sum(told["num_discarded"] for told in self.describe().values())
+
+    def journal(self) -> dict[int, int]:
+        """Lets all servers write what has changed to their journals, and waits until they have.
+
+        Returns:
+            By index of the server, how many updates are on the disk.
+        """
+        servers = range(len(self._connections))
+        answers = self._connections.ask_all(dict.fromkeys(servers, Message("journal")))
+        return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
 
     def _find(self, name: str) -> tuple[Placement, str]:
         if name in self._placements:
@@ -297,87 +340,30 @@ class ServedVariables:
         variable, colon, slot = name.rpartition(":")
         return self._placements[variable], colon + slot
 
-    def _ask_shards(
-        self, messages: Mapping[int, Message], placement: Placement
+    def _wanted(self, names: Sequence[str]) -> WholeVariables:
+        wanted = WholeVariables()
+        for name in dict.fromkeys(names):
+            wanted.add(name, *self._find(name))
+        return wanted
+
+    def _ask(
+        self,
+        messages: dict[int, Message],
+        variables: Callable[[int], Sequence[str]] = lambda server: (),
     ) -> dict[int, Message]:
-        """Asks for shards; several may be on one server, which is then asked several times."""
-        answers: dict[int, Message] = {}
-        remaining = dict(messages)
-        while remaining:
-            batch: dict[int, int] = {}
-            for shard in remaining:
-                batch.setdefault(placement.servers[shard], shard)
-            got = self._connections.ask_all(
-                {server: remaining.pop(shard) for server, shard in batch.items()}
-            )
-            answers.update({batch[server]: answer for server, answer in got.items()})
+        """Asks, and notes the versions of the variables that come from each server."""
+        answers = self._connections.ask_all(messages)
+        for server, answer in answers.items():
+            self._seen.note(server, answer, variables(server))
         return answers
 
-    def _identity(self) -> tuple[str, int, dict[int, int]]:
-        """Each thread is a client of its own, which has one push at a time."""
+    def _tell_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: Any) -> None:
+        message = Message(kind, {**fields, **self._change()}, arrays)
+        self._ask(dict.fromkeys(range(len(self._connections)), message))
+
+    def _change(self) -> dict[str, Any]:
+        """Fields by which a change is made once. Each thread is a client, with one at a time."""
         client = getattr(self._local, "client", None)
         if client is None:
             client = self._local.client = uuid.uuid4().hex
-        return client, next(self._numbers), self._versions()
-
-    def _versions(self) -> dict[int, int]:
-        versions = getattr(self._local, "versions", None)
-        if versions is None:
-            versions = self._local.versions = {}
-        return versions
-
-    def _note_version(self, server: int, answer: Message) -> None:
-        self._versions()[server] = answer.fields["version"]
-
-
-class _Push:
-    """What one server is sent."""
-
-    def __init__(self) -> None:
-        self._whole: dict[str, np.ndarray] = {}
-        self._rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-
-    def add(self, name: str, gradient: np.ndarray) -> None:
-        self._whole[name] = gradient
-
-    def add_rows(self, name: str, numbers: np.ndarray, values: np.ndarray) -> None:
-        self._rows[name] = (numbers, values)
-
-    def message(self, client: str, number: int, version: int) -> Message:
-        fields = {
-            "client": client,
-            "number": number,
-            "version": version,
-            "whole": list(self._whole),
-            "rows": list(self._rows),
-        }
-        of_rows = [array for pair in self._rows.values() for array in pair]
-        return Message("push", fields, [*self._whole.values(), *of_rows])
-
-
-def _shard_name(placement: Placement, shard: int) -> str:
-    return placement.name if len(placement.rows) == 1 else f"{placement.name}/part_{shard}"
-
-
-def _joined(shards: Mapping[int, np.ndarray]) -> np.ndarray:
-    if len(shards) == 1:
-        return shards[0]
-    return np.concatenate([shards[shard] for shard in range(len(shards))])
-
-
-def _parts(placement: Placement, ids: np.ndarray) -> dict[int, slice]:
-    """The ids of each shard that has any."""
-    parts = enumerate(parts_of_shards(ids, placement.rows))
-    return {shard: part for shard, part in parts if part.stop > part.start}
-
-
-def _require_ids(placement: Placement, ids: np.ndarray) -> None:
-    num_rows = placement.shape[0] if placement.shape else 0
-    if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= num_rows):
-        raise IndexError(
-            explain(
-                f"Ids {int(ids[0])} to {int(ids[-1])} were looked up in {placement.name!r}.",
-                expected=f"0 to {num_rows - 1}.",
-                fix="make the table larger, or map ids into it, such as by a hash modulo its size.",
-            )
-        )
+        return {"client": client, "number": next(self._numbers)}

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
+from stratagem.servers.changes import Change, Changes
 from stratagem.servers.closing import Closing
 from stratagem.servers.connection import ServerError
+from stratagem.servers.journal import Journal
 from stratagem.servers.keys import ClusterKeys
 from stratagem.servers.listener import Listener, Request
-from stratagem.servers.store import ShardSpec, Store
+from stratagem.servers.pushes import Pushes
+from stratagem.servers.shards import ShardSpec
+from stratagem.servers.state import ServerState, next_lifetime
+from stratagem.servers.state_journal import StateJournal
+from stratagem.servers.store import Store
+from stratagem.servers.updates import UpdateMode
 from stratagem.servers.wire import Message
 
 __all__ = ["ParameterServer"]
@@ -28,9 +35,14 @@ class ParameterServer(Closing):
         host: the address to listen at.
         port: the port; 0 for any that is free.
         num_threads: how many requests are handled at a time.
+        journal: the file in which it finds what it held before, and writes what has changed; None
+            for none.
+        journal_interval_s: how long to wait after each entry of the journal. What has changed since
+            the last one is lost if the process or the machine dies.
 
     Raises:
-        OSError: the address is taken. ImportError: pyzmq is not installed.
+        OSError: the address is taken, or the journal cannot be read. DataLossError: the journal is
+            damaged. ImportError: pyzmq is not installed.
     """
 
     def __init__(
@@ -40,25 +52,48 @@ class ParameterServer(Closing):
         host: str = "127.0.0.1",
         port: int = 0,
         num_threads: int = 2,
+        journal: str | os.PathLike[str] | None = None,
+        journal_interval_s: float = 1.0,
     ) -> None:
         self.store = Store()
         self._pickle: Any = load(
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )
-        self._pushes = _Pushes()
-        self._answers = {
-            "create": self._create,
+        self._reads = {
             "pull": self._pull,
             "pull_rows": self._pull_rows,
+            "scalars": self._scalars,
+            "describe": self._describe,
+            "journal": self._write_journal,
+        }
+        self._whole_changes = {
+            "create": self._create,
             "assign": self._assign,
             "scatter": self._scatter,
             "rule": self._set_rule,
-            "push": self._push,
-            "scalars": self._scalars,
             "set_scalar": self._set_scalar,
-            "describe": self._describe,
+            "expect": self._expect,
+            "flush": self._flush,
         }
-        self._listener = Listener(keys, self._handle, host=host, port=port, num_threads=num_threads)
+        file = None if journal is None else Journal(journal)
+        try:
+            self.lifetime = next_lifetime([] if file is None else file.messages)
+            self._pushes = Pushes(self.store, self.lifetime)
+            self._changes = Changes(self._answer)
+            state = ServerState(self.store, self._pushes, self._changes, self.lifetime)
+            if file is not None:
+                state.restore(file.messages)
+                file.messages.clear()  # as large as the journal
+            self._journal = file and StateJournal(file, state, journal_interval_s)
+            self._listener = Listener(
+                keys, self._handle, host=host, port=port, num_threads=num_threads
+            )
+        except BaseException:
+            if file is not None:
+                file.close()
+            raise
+        if self._journal is not None:
+            self._journal.start()
 
     @property
     def address(self) -> str:
@@ -66,141 +101,136 @@ class ParameterServer(Closing):
         return self._listener.address
 
     def close(self) -> None:
-        """Stops to answer."""
+        """Stops to answer, and writes a last entry of the journal.
+
+        Raises:
+            OSError: the entry cannot be written.
+        """
         self._listener.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def _handle(self, request: Request) -> None:
-        message = request.message
-        answer = self._answers.get(message.kind)
-        if answer is None:
+        kind = request.message.kind
+        if kind in self._reads:
+            request.answer(self._reads[kind](request.message))
+            return
+        if kind != "push" and kind not in self._whole_changes:
             raise ServerError(
                 explain(
-                    f"A parameter server received a request of kind {message.kind!r}.",
-                    expected=f"one of {sorted(self._answers)}.",
+                    f"A parameter server received a request of kind {kind!r}.",
+                    expected=f"one of {sorted([*self._reads, *self._whole_changes, 'push'])}.",
                     fix="run the same version of Stratagem everywhere.",
                 )
             )
-        request.answer(answer(message))
+        change = self._changes.begin(request)
+        if change is None:
+            return
+        try:
+            self._carry_out(kind, change)
+        except BaseException as error:
+            change.fail(error)
+            raise
 
-    def _create(self, message: Message) -> Message:
-        """Fields: `spec`; the array is the value, or a pickled function of the rows wanted."""
-        spec = ShardSpec.from_fields(message.fields["spec"])
-        (array,) = message.arrays
+    def _carry_out(self, kind: str, change: Change) -> None:
+        if kind == "push":  # which is answered now, or when others have come
+            self._pushes.add(change)
+            return
+        with self.store.changing():
+            change.done(**self._whole_changes[kind](change.message))
 
-        def make() -> np.ndarray:
-            if not message.fields["is_pickled"]:
-                return array
-            function = self._pickle.loads(array.tobytes())
-            return np.asarray(function(spec.first_row, spec.shape[0]))
+    def _answer(self, message: Message, outcome: Mapping[str, Any]) -> Message:
+        """Of a change: what it has come to, and the whole variables of field `pull`."""
+        version, values = self.store.read(message.fields.get("pull", ()))
+        return Message("ok", {**outcome, **self.lifetime.fields(version)}, values)
 
-        return Message("ok", {"is_new": self.store.create(spec, make)})
+    def _create(self, message: Message) -> dict[str, Any]:
+        """Fields: `specs`; the arrays are values, or pickled functions of the rows wanted."""
+
+        def create(spec: ShardSpec, array: np.ndarray) -> bool:
+            def make() -> np.ndarray:
+                if not message.fields["is_pickled"]:
+                    return array
+                function = self._pickle.loads(array.tobytes())
+                return np.asarray(function(spec.first_row, spec.shape[0]))
+
+            return self.store.create(spec, make)
+
+        specs = map(ShardSpec.from_fields, message.fields["specs"])
+        are_new = [create(spec, array) for spec, array in zip(specs, message.arrays, strict=True)]
+        return {"is_new": any(are_new)}
 
     def _pull(self, message: Message) -> Message:
-        version = self.store.version  # before: what is newer than this may be among the values
-        return Message("ok", {"version": version}, self.store.pull(message.fields["names"]))
+        version, values = self.store.read(message.fields["names"])
+        return Message("ok", self.lifetime.fields(version), values)
 
     def _pull_rows(self, message: Message) -> Message:
         names = message.fields["names"]
-        version = self.store.version
+        version = self.store.version  # before: what is newer than this may be among the rows
         rows = [
             self.store.pull_rows(name, numbers)
             for name, numbers in zip(names, message.arrays, strict=True)
         ]
-        return Message("ok", {"version": version}, rows)
+        return Message("ok", self.lifetime.fields(version), rows)
 
-    def _assign(self, message: Message) -> Message:
+    def _assign(self, message: Message) -> dict[str, Any]:
         for name, value in zip(message.fields["names"], message.arrays, strict=True):
             self.store.assign(name, value, sign=message.fields["sign"])
-        return Message("ok")
+        return {}
 
-    def _scatter(self, message: Message) -> Message:
-        rows, values = message.arrays
-        self.store.scatter(message.fields["name"], rows, values, sign=message.fields["sign"])
-        return Message("ok")
+    def _scatter(self, message: Message) -> dict[str, Any]:
+        """Fields: `names` and `sign`; the arrays are numbers of rows and values of each name."""
+        arrays = message.arrays
+        for name, rows, values in zip(
+            message.fields["names"], arrays[::2], arrays[1::2], strict=True
+        ):
+            self.store.scatter(name, rows, values, sign=message.fields["sign"])
+        return {}
 
-    def _set_rule(self, message: Message) -> Message:
+    def _set_rule(self, message: Message) -> dict[str, Any]:
         (pickled,) = message.arrays
-        rule = self._pickle.loads(pickled.tobytes())
-        self.store.set_rule(rule, message.fields["names"])
-        return Message("ok")
+        mode = UpdateMode(**message.fields["mode"])
+        self._pushes.set_rule(pickled, message.fields["names"], mode)
+        return {}
 
-    def _push(self, message: Message) -> Message:
-        """Fields: `whole` and `rows`, names of variables; arrays: gradients, then ids and rows."""
-        fields = message.fields
-        whole, rows = fields["whole"], fields["rows"]
-        arrays = list(message.arrays)
-        of_rows = arrays[len(whole) :]
+    def _expect(self, message: Message) -> dict[str, Any]:
+        self._pushes.expect(message.fields["num_needed"])
+        return {}
 
-        def apply() -> int:
-            return self.store.update(
-                dict(zip(whole, arrays, strict=False)),
-                dict(zip(rows, zip(of_rows[::2], of_rows[1::2], strict=True), strict=True)),
-            )
-
-        version = self._pushes.once(fields["client"], fields["number"], fields["version"], apply)
-        return Message("ok", {"version": version})
+    def _flush(self, message: Message) -> dict[str, Any]:
+        self._pushes.flush()
+        return {}
 
     def _scalars(self, message: Message) -> Message:
         scalars = self.store.scalars
         return Message("ok", {"names": list(scalars)}, [np.asarray(s) for s in scalars.values()])
 
-    def _set_scalar(self, message: Message) -> Message:
+    def _set_scalar(self, message: Message) -> dict[str, Any]:
         self.store.set_scalar(message.fields["name"], message.arrays[0])
-        return Message("ok")
+        return {}
 
     def _describe(self, message: Message) -> Message:
+        journal = self._journal
         return Message(
             "ok",
             {
-                "version": self.store.version,
+                **self.lifetime.fields(self.store.version),
                 "names": self.store.names,
                 "staleness": self._pushes.staleness,
+                "num_waiting": self._pushes.num_waiting,
+                "num_discarded": self._pushes.num_discarded,
+                "journaled_version": None if journal is None else journal.journaled_version,
+                "journal_error": None if journal is None else journal.error,
             },
         )
 
-
-class _Client:
-    """The last push of a client, and who applies one now."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.number = 0
-        self.version = 0
-
-
-class _Pushes:
-    """Applies each push once, also if its answer was lost and the client asks again."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clients: dict[str, _Client] = {}
-        self._staleness: Counter[int] = Counter()
-
-    @property
-    def staleness(self) -> list[list[int]]:
-        """How many updates had been made meanwhile, and of how many pushes that is true."""
-        with self._lock:
-            return [[behind, count] for behind, count in sorted(self._staleness.items())]
-
-    def once(self, client: str, number: int, pulled: int, apply: Any) -> int:
-        """Applies a push, if it was not applied before.
-
-        Args:
-            client: whose it is; it has one push at a time.
-            number: of the push, larger each time.
-            pulled: the version that its gradients were computed from.
-            apply: applies it, and returns the version then.
-
-        Returns:
-            The version after it.
-        """
-        with self._lock:
-            known = self._clients.setdefault(client, _Client())
-        with known.lock:  # who asks again waits for the first to be done
-            if known.number >= number:
-                return known.version
-            version = apply()
-            known.number, known.version = number, version
-        with self._lock:
-            self._staleness[version - 1 - pulled] += 1
-        return version
+    def _write_journal(self, message: Message) -> Message:
+        if self._journal is None:
+            raise ServerError(
+                explain(
+                    "A parameter server without a journal was to write an entry.",
+                    expected="a server that has a journal.",
+                    fix="start it with journal=, the path of a file.",
+                )
+            )
+        return Message("ok", {"journaled_version": self._journal.write()})

@@ -2,76 +2,58 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from stratagem.messages import explain
+from stratagem.servers.shards import SavedPart, Shard, ShardSpec, UpdatedPart, require_rows
 from stratagem.servers.updates import State, UpdateRule
 
-__all__ = ["ShardSpec", "Store"]
+__all__ = ["Marks", "Store"]
 
-# Rows are updated in arrays of these many rows or twice as many, so that few shapes are compiled.
-_LEAST_ROWS = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardSpec:
-    """Consecutive rows of a variable, or all of it.
-
-    Args:
-        name: of the variable, unique in the cluster.
-        shape: of the shard.
-        dtype: its dtype.
-        first_row: where it begins in the variable.
-        has_rows: whether single rows of it are pulled and updated; else it always travels whole.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    first_row: int = 0
-    has_rows: bool = False
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> ShardSpec:
-        """Returns the spec that `dataclasses.asdict` and JSON made fields of."""
-        told: dict[str, Any] = {**fields, "shape": tuple(fields["shape"])}
-        return cls(**told)
-
-
-class _Shard:
-    """One shard and its slots. Whole arrays are replaced and never changed; rows are changed."""
-
-    def __init__(self, spec: ShardSpec, value: np.ndarray) -> None:
-        self.spec = spec
-        self.value: Any = value  # what the rule returns, once it was updated
-        self.slots: dict[str, Any] = {}
-        self.lock = threading.Lock()  # of rows that are changed
+Marks = Mapping[str, np.ndarray]  # what has changed of each shard
 
 
 class Store:
     """Holds variables and updates them; every method may be called by several threads.
 
-    `version` counts updates.
+    `version` counts updates, and `num_changes` all that a journal would have to hold.
     """
 
     def __init__(self) -> None:
-        self._shards: dict[str, _Shard] = {}
+        self._shards: dict[str, Shard] = {}
         self._rule: UpdateRule | None = None
         self._scalars: dict[str, np.ndarray] = {}
         self._reading = threading.Lock()
-        self._updating = threading.Lock()
+        self._updating = threading.RLock()
         self.version = 0
+        self.num_changes = 0
 
     @property
     def names(self) -> list[str]:
         """Of its variables, in the order in which they were made."""
         with self._reading:
             return list(self._shards)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all variables and slots."""
+        with self._reading:
+            return sum(shard.size_bytes for shard in self._shards.values())
+
+    @property
+    def marked_bytes(self) -> int:
+        """Of the rows of tables that have changed since they were taken for a journal."""
+        with self._reading:
+            return sum(shard.marked_bytes for shard in self._shards.values())
+
+    def changing(self) -> AbstractContextManager[Any]:
+        """Returns a block in which nobody else changes anything, though others may read."""
+        return self._updating
 
     def create(self, spec: ShardSpec, make: Callable[[], np.ndarray]) -> bool:
         """Makes a variable, unless it is there already: a client that is started again finds it.
@@ -99,7 +81,8 @@ class Store:
                         )
                     )
                 with self._reading:
-                    self._shards[spec.name] = _Shard(spec, value)
+                    self._shards[spec.name] = Shard(spec, value)
+                self.num_changes += 1
                 return True
         if shard.spec != spec:
             raise ValueError(
@@ -123,11 +106,28 @@ class Store:
         Raises:
             KeyError: no such variable.
         """
+        return self.read(names)[1]
+
+    def read(self, names: Sequence[str]) -> tuple[int, list[np.ndarray]]:
+        """Returns the number of updates, and whole variables as they were then.
+
+        Rows of a table may be newer.
+
+        Args:
+            names: theirs; "name:slot" is a slot.
+
+        Returns:
+            The version, and arrays that nobody changes.
+
+        Raises:
+            KeyError: no such variable.
+        """
         with self._reading:
+            version = self.version
             found = [self._find(name) for name in names]
-            values = [_array_of(shard, slot) for shard, slot in found]
-        return [
-            _copied(shard, value) if shard.spec.has_rows else np.asarray(value)
+            values = [shard.array(slot) for shard, slot in found]
+        return version, [
+            shard.copied(value) if shard.spec.has_rows else np.asarray(value)
             for (shard, _), value in zip(found, values, strict=True)
         ]
 
@@ -146,8 +146,8 @@ class Store:
         """
         with self._reading:
             shard, slot = self._find(name)
-            value = _array_of(shard, slot)
-        _require_rows(shard, rows)
+            value = shard.array(slot)
+        require_rows(shard, rows)
         with shard.lock:
             return np.take(value, rows, axis=0)
 
@@ -165,7 +165,7 @@ class Store:
         with self._updating:
             with self._reading:
                 shard, slot = self._find(name)
-            current = _array_of(shard, slot)
+            current = shard.array(slot)
             if value.shape != current.shape:
                 raise ValueError(
                     explain(
@@ -192,10 +192,12 @@ class Store:
         with self._updating:
             with self._reading:
                 shard, slot = self._find(name)
-            _require_rows(shard, rows)
-            current = np.asarray(_array_of(shard, slot))
+            require_rows(shard, rows)
+            current = np.asarray(shard.array(slot))
+            self.num_changes += 1
             new = values if sign == 0 else np.take(current, rows, axis=0) + sign * values
             if shard.spec.has_rows:
+                shard.mark(rows)
                 with shard.lock:
                     current[rows] = new
                 return
@@ -234,6 +236,8 @@ class Store:
                         full = np.full(shard.spec.shape, slot.initial, np.dtype(slot.dtype))
                         with self._reading:
                             shard.slots[slot.name] = full
+                        shard.mark()
+            self.num_changes += 1
 
     def update(
         self,
@@ -265,8 +269,10 @@ class Store:
             with self._reading:
                 shards = {name: self._shards[name] for name in (*whole, *rows)}
             for name, (numbers, _) in rows.items():
-                _require_rows(shards[name], numbers)
-            parts = {name: _Part(shards[name], *rows.get(name, (None, None))) for name in shards}
+                require_rows(shards[name], numbers)
+            parts = {
+                name: UpdatedPart(shards[name], *rows.get(name, (None, None))) for name in shards
+            }
             state = State(
                 self._scalars,
                 {name: part.value for name, part in parts.items()},
@@ -279,6 +285,7 @@ class Store:
                     part.keep(new.values[name], new.slots[name])
                 self._scalars = dict(new.scalars)
                 self.version += 1
+                self.num_changes += 1
                 return self.version
 
     @property
@@ -300,8 +307,70 @@ class Store:
         with self._updating:
             current = self._scalars[name]
             self._scalars = {**self._scalars, name: np.asarray(value, current.dtype)}
+            self.num_changes += 1
 
-    def _find(self, name: str) -> tuple[_Shard, str | None]:
+    def take_marks(self) -> Marks:
+        """Returns what has changed since the last call. Within `changing`."""
+        marks = {name: shard.take_marks() for name, shard in self._shards.items()}
+        return {name: taken for name, taken in marks.items() if taken is not None}
+
+    def put_back(self, marks: Marks) -> None:
+        """Undoes `take_marks`: what was taken could not be written.
+
+        Args:
+            marks: what it returned.
+        """
+        with self._updating:
+            for name, taken in marks.items():
+                self._shards[name].put_back(taken)
+
+    def saved(self, marks: Marks, *, is_all: bool = False) -> list[SavedPart]:
+        """Returns what has changed, for a journal. Within `changing`.
+
+        Args:
+            marks: what has changed.
+            is_all: also what has not, except rows.
+
+        Returns:
+            Values that nobody changes.
+        """
+        return [
+            shard.saved(marks.get(name))
+            for name, shard in self._shards.items()
+            if name in marks or (is_all and not shard.spec.has_rows)
+        ]
+
+    def pieces(self) -> Iterator[SavedPart]:
+        """Returns copies of all rows of all tables, some at a time, while they change."""
+        with self._reading:
+            tables = [shard for shard in self._shards.values() if shard.spec.has_rows]
+        for shard in tables:
+            yield from shard.pieces()
+
+    def restore(self, part: SavedPart) -> None:
+        """Takes a shard, or rows of it, from a journal, before anybody asks.
+
+        Args:
+            part: what the journal has.
+        """
+        shard = self._shards.get(part.spec.name)
+        if shard is None:
+            empty = np.zeros(part.spec.shape, np.dtype(part.spec.dtype))
+            shard = self._shards[part.spec.name] = Shard(part.spec, empty)
+        shard.restore(part)
+        shard.take_marks()
+
+    def restore_counts(self, version: int, scalars: Mapping[str, np.ndarray]) -> None:
+        """Takes the number of updates and the scalars from a journal, before anybody asks.
+
+        Args:
+            version: the number of updates.
+            scalars: what the rule keeps once.
+        """
+        self.version = version
+        self._scalars = {name: np.array(value) for name, value in scalars.items()}
+
+    def _find(self, name: str) -> tuple[Shard, str | None]:
         if name in self._shards:
             return self._shards[name], None
         variable, _, slot = name.rpartition(":")
@@ -310,77 +379,14 @@ class Store:
             raise KeyError(f"no variable {name!r} on this server")
         return shard, slot
 
-    def _set(self, shard: _Shard, slot: str | None, value: np.ndarray) -> None:
+    def _set(self, shard: Shard, slot: str | None, value: np.ndarray) -> None:
+        shard.mark()
+        self.num_changes += 1
         with self._reading:
             if shard.spec.has_rows:
                 with shard.lock:
-                    _array_of(shard, slot)[...] = value
+                    shard.array(slot)[...] = value
             elif slot is None:
                 shard.value = value
             else:
                 shard.slots[slot] = value
-
-
-class _Part:
-    """What an update changes of a shard: all of it, or some rows."""
-
-    def __init__(
-        self, shard: _Shard, rows: np.ndarray | None = None, grads: np.ndarray | None = None
-    ) -> None:
-        self._shard = shard
-        self._rows = rows
-        self._grads = grads
-        self.value = self._taken(shard.value)
-        self.slots = {name: self._taken(slot) for name, slot in shard.slots.items()}
-
-    def padded_grads(self, whole: np.ndarray | None) -> np.ndarray:
-        if self._rows is None or self._grads is None:
-            assert whole is not None
-            return whole
-        return _padded(self._grads)
-
-    def keep(self, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
-        shard = self._shard
-        if self._rows is None and not shard.spec.has_rows:
-            shard.value = value
-            shard.slots.update(slots)
-            return
-        rows = slice(None) if self._rows is None else self._rows
-        count = None if self._rows is None else len(self._rows)
-        with shard.lock:
-            shard.value[rows] = value[:count]
-            for name, slot in slots.items():
-                shard.slots[name][rows] = slot[:count]
-
-    def _taken(self, array: np.ndarray) -> np.ndarray:
-        return array if self._rows is None else _padded(np.take(array, self._rows, axis=0))
-
-
-def _padded(array: np.ndarray) -> np.ndarray:
-    """The array with rows of zeros after it, so that its size is one of few."""
-    size = max(_LEAST_ROWS, 1 << (len(array) - 1).bit_length() if len(array) else 0)
-    if size == len(array):
-        return array
-    return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), array.dtype)])
-
-
-def _array_of(shard: _Shard, slot: str | None) -> np.ndarray:
-    return shard.value if slot is None else shard.slots[slot]
-
-
-def _copied(shard: _Shard, value: np.ndarray) -> np.ndarray:
-    with shard.lock:
-        return value.copy()
-
-
-def _require_rows(shard: _Shard, rows: np.ndarray) -> None:
-    num_rows = shard.spec.shape[0] if shard.spec.shape else 0
-    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= num_rows):
-        raise IndexError(
-            explain(
-                f"Rows {int(rows.min())} to {int(rows.max())} of {shard.spec.name!r} were asked "
-                "for.",
-                expected=f"rows 0 to {num_rows - 1} of this shard.",
-                fix="look up ids that the table has.",
-            )
-        )

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Slot", "State", "UpdateRule"]
+from stratagem.messages import explain
+
+__all__ = ["ASYNCHRONOUS", "Pushed", "Slot", "State", "UpdateMode", "UpdateRule"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,3 +73,62 @@ class UpdateRule(Protocol):
     def describe(self) -> dict[str, Any]:
         """Returns what tells one rule from another, of what JSON can hold."""
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateMode:
+    """When a server applies gradients.
+
+    Args:
+        num_needed: the gradients of so many workers are added up and applied at once; 0 applies
+            each worker's when they come.
+        max_staleness: gradients are discarded if their values are older than so many updates;
+            None for never. Only without `num_needed`, with which every older one is discarded.
+
+    Raises:
+        ValueError: a negative number, or both.
+    """
+
+    num_needed: int = 0
+    max_staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_needed < 0 or (self.max_staleness or 0) < 0:
+            raise ValueError(
+                explain(
+                    f"{self} has a negative number.",
+                    expected="how many workers and updates, from 0 on.",
+                    fix="leave out num_needed for asynchronous updates, and max_staleness for "
+                    "gradients of any age.",
+                )
+            )
+        if self.num_needed and self.max_staleness is not None:
+            raise ValueError(
+                explain(
+                    f"{self} bounds the staleness of synchronous updates.",
+                    expected="max_staleness without num_needed.",
+                    fix="leave out max_staleness: synchronous updates use no stale gradients.",
+                )
+            )
+
+
+ASYNCHRONOUS = UpdateMode()
+
+
+@dataclasses.dataclass(frozen=True)
+class Pushed:
+    """What has become of gradients.
+
+    Args:
+        is_used: whether a server has applied them. If not, they were too old: a worker computes
+            them again from new values, or goes on.
+        num_discarded: how many servers have not applied their part.
+        version: how many updates each server that was asked has made at least.
+        values: whole variables that were asked for, by name, as they were right after the update;
+            they must not be changed.
+    """
+
+    is_used: bool
+    num_discarded: int
+    version: int
+    values: Mapping[str, np.ndarray]

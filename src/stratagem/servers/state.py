@@ -1,0 +1,128 @@
+"""All that a server must have again when it is started again, as messages of a journal.
+
+A journal holds entries, each of what has changed since the one before. One that was written anew
+begins with the rows of all tables, in pieces: whatever changed while they were written is in the
+entry after them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from stratagem.servers.changes import Changes
+from stratagem.servers.pushes import Pushes
+from stratagem.servers.shards import SavedPart, ShardSpec
+from stratagem.servers.store import Store
+from stratagem.servers.updates import UpdateMode
+from stratagem.servers.versions import Lifetime
+from stratagem.servers.wire import Message
+
+__all__ = ["ServerState", "next_lifetime"]
+
+_ENTRY = "entry"
+_PIECE = "piece"
+
+
+def next_lifetime(messages: list[Message]) -> Lifetime:
+    """Returns the run of a server that begins now.
+
+    Args:
+        messages: of its journal.
+    """
+    now = time.time_ns()
+    for message in reversed(messages):
+        if message.kind == _ENTRY:
+            fields = message.fields
+            return Lifetime(max(now, fields["lifetime"] + 1), fields["version"])
+    return Lifetime(now)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerState:
+    """What a server holds and knows.
+
+    Args:
+        store: its variables.
+        pushes: the rule.
+        changes: what the requests of its clients have come to.
+        lifetime: which time it runs.
+    """
+
+    store: Store
+    pushes: Pushes
+    changes: Changes
+    lifetime: Lifetime
+
+    @property
+    def num_changes(self) -> int:
+        """Grows with whatever changes."""
+        return self.store.num_changes + self.changes.num_done
+
+    def entry(self, parts: list[SavedPart]) -> Message:
+        """Returns an entry. Nothing may change meanwhile.
+
+        Args:
+            parts: what has changed of the variables.
+        """
+        described, arrays = _packed(parts)
+        scalars, rule = self.store.scalars, self.pushes.pickled_rule
+        fields = {
+            "version": self.store.version,
+            "lifetime": self.lifetime.number,
+            "clients": self.changes.done(),
+            "mode": dataclasses.asdict(self.pushes.mode),
+            "has_rule": rule is not None,
+            "scalars": list(scalars),
+            "parts": described,
+        }
+        rules = [] if rule is None else [rule]
+        return Message(_ENTRY, fields, [*arrays, *scalars.values(), *rules])
+
+    def pieces(self) -> Iterator[Message]:
+        """Returns the rows of all tables, while they change."""
+        for part in self.store.pieces():
+            described, arrays = _packed([part])
+            yield Message(_PIECE, {"parts": described}, arrays)
+
+    def restore(self, messages: list[Message]) -> None:
+        """Takes what a journal has, before anybody asks.
+
+        Args:
+            messages: of the journal.
+        """
+        for message in messages:
+            arrays = iter(message.arrays)
+            for described in message.fields["parts"]:
+                self.store.restore(_unpacked(described, arrays))
+            if message.kind == _ENTRY:
+                self._restore_entry(message.fields, list(arrays))
+
+    def _restore_entry(self, fields: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        if fields["has_rule"]:
+            self.pushes.set_rule(arrays[-1], [], UpdateMode(**fields["mode"]))
+        scalars = dict(zip(fields["scalars"], arrays, strict=False))
+        self.store.restore_counts(fields["version"], scalars)
+        self.changes.restore(fields["clients"])
+
+
+def _packed(parts: Iterable[SavedPart]) -> tuple[list[dict[str, Any]], list[Any]]:
+    described: list[dict[str, Any]] = []
+    arrays: list[Any] = []
+    for part in parts:
+        spec = dataclasses.asdict(part.spec)
+        described.append({"spec": spec, "slots": list(part.slots), "is_whole": part.rows is None})
+        arrays += [] if part.rows is None else [part.rows]
+        arrays += [part.value, *part.slots.values()]
+    return described, arrays
+
+
+def _unpacked(described: dict[str, Any], arrays: Iterator[np.ndarray]) -> SavedPart:
+    spec = ShardSpec.from_fields(described["spec"])
+    rows = None if described["is_whole"] else next(arrays)
+    value = next(arrays)
+    return SavedPart(spec, rows, value, {slot: next(arrays) for slot in described["slots"]})
