@@ -68,6 +68,7 @@ class Journal(Closing):
             _sync(self._file)
         except OSError:
             self._file.truncate(size)
+            self._file.seek(size)  # from where the size is told the next time
             raise
 
     def replace(self, messages: Iterable[Message]) -> None:

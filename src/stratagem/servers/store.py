@@ -35,7 +35,7 @@ class Store:
 
     @property
     def names(self) -> list[str]:
-        """Of its variables, in the order in which they were made."""
+        """Of its variables."""
         with self._reading:
             return list(self._shards)
 
