@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from stratagem.servers.wire import Message, pack, unpack
+from stratagem.servers.wire import PING, WHERE, Message, is_message, pack, unpack
 
 DTYPES = ("float32", "float64", "int8", "int64", "uint16", "bool", "float16", "complex64")
 
@@ -31,6 +31,13 @@ def test_message_comes_back(kind, fields, arrays) -> None:
         assert got.dtype == wanted.dtype
         assert got.shape == wanted.shape
         np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("kind", ["", "ping", "here"])
+def test_messages_are_told_from_what_connections_ask(kind) -> None:
+    assert is_message(pack(Message(kind)))
+    assert not is_message([PING, b"1"])
+    assert not is_message([WHERE])
 
 
 def test_types_of_jax_come_back() -> None:

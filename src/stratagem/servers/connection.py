@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import os
 import threading
 import time
-from collections.abc import Generator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from stratagem import environment
-from stratagem.errors import UnavailableError
 from stratagem.messages import explain
 from stratagem.servers.closing import Closing
 from stratagem.servers.keys import ClusterKeys, load_zmq
-from stratagem.servers.wire import Message, pack, unpack
+from stratagem.servers.lines import LineSet, Peer, closed
+from stratagem.servers.waiting import Question, wait
+from stratagem.servers.wire import Message, pack
 
 __all__ = ["Connections", "ServerError"]
 
-_MS = 1000
+# How long one that closes waits for the threads that it has told so.
+_CLOSE_S = 5.0
+# How often somebody is asked where a server is that is silent, by all threads.
+_LOCATE_EVERY_S = 2.0
 
 
 class ServerError(RuntimeError):
@@ -28,25 +35,35 @@ class ServerError(RuntimeError):
 class Connections(Closing):
     """Connections to all servers of a cluster, for all threads of this process.
 
+    A request waits as long as its server works on it. Where the request or its answer was lost on
+    the way, or the server was started again, it is sent again, with the same content.
+
     Args:
         keys: of the cluster.
         addresses: of the servers, in their order.
+        locate: returns where a server is now, given its index, or None; called, every few seconds,
+            while one is silent that is waited for.
+        peers: what messages call a server.
     """
 
-    def __init__(self, keys: ClusterKeys, addresses: Sequence[str]) -> None:
+    def __init__(
+        self,
+        keys: ClusterKeys,
+        addresses: Sequence[str],
+        *,
+        locate: Callable[[int], str | None] | None = None,
+        peers: str = "Parameter server",
+    ) -> None:
         self._keys = keys
-        self._addresses = list(addresses)
-        self._zmq: Any = load_zmq()
-        self._context: Any = self._zmq.Context()
-        self._context.linger = 0
-        self._lock = threading.Lock()
-        self._sockets: list[Any] = []
-        # Sets of sockets, one to each server, that nobody uses now: one user at a time.
-        self._free: list[list[Any]] = []
+        self._peers = [Peer(f"{peers} {i}", address) for i, address in enumerate(addresses)]
+        self._locate = locate
         self._numbers = itertools.count(1)
+        self._is_closed = False
+        self._begin()
+        _all_connections.add(self)
 
     def __len__(self) -> int:
-        return len(self._addresses)
+        return len(self._peers)
 
     def ask(self, server: int, message: Message, *, timeout_s: float | None = None) -> Message:
         """Asks one server.
@@ -54,13 +71,14 @@ class Connections(Closing):
         Args:
             server: its index.
             message: the question.
-            timeout_s: how long to wait; None for `STRATAGEM_PEER_TIMEOUT_S`.
+            timeout_s: how long to wait; None for as long as the server works on it.
 
         Returns:
             The answer.
 
         Raises:
-            UnavailableError: no answer in time. ServerError: the server raised an error.
+            UnavailableError: no answer in time, or no sign of life for `STRATAGEM_PEER_TIMEOUT_S`.
+                ServerError: the server raised an error.
         """
         return self.ask_all({server: message}, timeout_s=timeout_s)[server]
 
@@ -71,83 +89,147 @@ class Connections(Closing):
 
         Args:
             messages: the question to each, by its index.
-            timeout_s: how long to wait for all; None for `STRATAGEM_PEER_TIMEOUT_S`.
+            timeout_s: how long to wait for all; None for as long as the servers work on it.
 
         Returns:
             The answers, by index of the server.
 
         Raises:
-            UnavailableError: no answer in time. ServerError: a server raised an error.
+            UnavailableError: no answer in time, or no sign of life of one of the servers for
+                `STRATAGEM_PEER_TIMEOUT_S`. ServerError: a server raised an error.
         """
-        limit_s = float(environment.read("peer_timeout_s")) if timeout_s is None else timeout_s
-        deadline_s = time.monotonic() + limit_s
+        silence_s = float(environment.read("peer_timeout_s"))
         number = next(self._numbers).to_bytes(8, "big")
-        answers: dict[int, Message] = {}
-        with self._borrowed() as sockets:
-            for server, message in messages.items():
-                sockets[server].send_multipart([number, *pack(message)], copy=False)
-            for server in messages:  # the others' answers arrive meanwhile
-                answers[server] = self._receive(
-                    sockets[server], number, server, deadline_s, limit_s
-                )
-        for server, answer in answers.items():
-            if answer.kind == "error":
-                raise _server_error(server, self._addresses[server], answer)
-        return answers
+        packed = {server: pack(message) for server, message in messages.items()}
+        questions: dict[int, Question] = {}
+        with self._borrowed() as lines:
+            try:
+                for server, frames in packed.items():
+                    self._peers[server].require_kept()
+                    questions[server] = Question(
+                        lines.to(server),
+                        number,
+                        frames,
+                        locate=functools.partial(self._look_for, server),
+                        silence_s=silence_s,
+                        limit_s=timeout_s,
+                    )
+                wait(list(questions.values()), lines)
+            except BaseException:
+                # What was not sent yet is not sent later, when the caller has changed its arrays.
+                for server, question in questions.items():
+                    if question.answer is None:
+                        lines.drop(server)
+                raise
+        return {server: self._answer(server, questions[server]) for server in messages}
+
+    def move(self, server: int, address: str) -> None:
+        """Says where a server is now; what waits for it is sent again, there.
+
+        Args:
+            server: its index.
+            address: where it is.
+        """
+        self._peers[server].move(address)
+        self._wake_all()
+
+    def abandon(self, server: int, reason: str) -> None:
+        """Gives a server up: whoever waits for it, or asks it before it is moved, gets an error.
+
+        Args:
+            server: its index.
+            reason: why, for the message.
+        """
+        self._peers[server].lost = reason
+        self._wake_all()
 
     def close(self) -> None:
-        """Closes all sockets; nobody may be asking."""
-        for socket in self._sockets:
-            socket.close()
-        self._context.term()
+        """Closes all sockets; threads that wait for an answer get an error."""
+        with self._idle:
+            self._is_closed = True
+            for lines in self._busy:
+                lines.end()
+            is_idle = self._idle.wait_for(lambda: not self._busy, _CLOSE_S)
+            for lines in self._free:
+                lines.close()
+            self._free.clear()
+        if is_idle:  # else a thread is in `locate`; the sockets that it has are closed by it
+            self._context.term()
+
+    def begin_anew(self) -> None:
+        """Leaves its sockets to the process that this one was forked from, and makes others."""
+        _inherited.append((self._context, self._free, self._busy))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._context: Any = load_zmq().Context()
+        self._idle = threading.Condition()
+        # One user at a time: sockets of ZeroMQ are for one thread.
+        self._free: list[LineSet] = []
+        self._busy: set[LineSet] = set()
 
     @contextlib.contextmanager
-    def _borrowed(self) -> Generator[list[Any]]:
-        with self._lock:
-            sockets = (
-                self._free.pop() if self._free else [self._connect(a) for a in self._addresses]
+    def _borrowed(self) -> Generator[LineSet]:
+        with self._idle:
+            if self._is_closed:
+                raise closed()
+            lines = (
+                self._free.pop() if self._free else LineSet(self._context, self._keys, self._peers)
             )
+            self._busy.add(lines)
         try:
-            yield sockets
+            yield lines
         finally:
-            with self._lock:
-                self._free.append(sockets)
+            with self._idle:
+                if lines in self._busy:  # else this process was forked meanwhile
+                    self._busy.remove(lines)
+                    if self._is_closed:
+                        lines.close()
+                    else:
+                        self._free.append(lines)
+                    self._idle.notify_all()
 
-    def _connect(self, address: str) -> Any:
-        socket = self._context.socket(self._zmq.DEALER)
-        self._keys.unlock(socket)
-        socket.connect(address)
-        self._sockets.append(socket)
-        return socket
+    def _wake_all(self) -> None:
+        with self._idle:
+            for lines in self._busy:
+                lines.wake()
 
-    def _receive(
-        self, socket: Any, number: bytes, server: int, deadline_s: float, limit_s: float
-    ) -> Message:
-        while True:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not socket.poll(max(1, int(left_s * _MS))):
-                raise _no_answer(server, self._addresses[server], limit_s)
-            got, *frames = socket.recv_multipart(copy=False)
-            if got.bytes == number:  # else the late answer to a question that was given up
-                return unpack([frame.buffer for frame in frames])
+    def _look_for(self, server: int) -> None:
+        peer, now_s = self._peers[server], time.monotonic()
+        if self._locate is None or now_s < peer.located_s + _LOCATE_EVERY_S:
+            return
+        peer.located_s = now_s
+        address = self._locate(server)
+        if address is not None and address != peer.place.address:
+            self.move(server, address)
 
-
-def _no_answer(server: int, address: str, limit_s: float) -> UnavailableError:
-    return UnavailableError(
-        explain(
-            f"Parameter server {server} at {address} gave no answer for {limit_s:g} s.",
-            expected="a server that runs, can be reached, and has the keys of this cluster.",
-            fix="look at what it printed last; STRATAGEM_PEER_TIMEOUT_S changes the limit.",
+    def _answer(self, server: int, question: Question) -> Message:
+        answer = question.answer
+        assert answer is not None
+        if answer.kind != "error":
+            return answer
+        peer, told = self._peers[server], answer.fields
+        raise ServerError(
+            explain(
+                f"{peer.name} at {peer.place.address} raised {told['type']}: {told['text']}",
+                expected="a request that it can carry out.",
+                fix=f"look at where it was raised:\n{told['trace']}",
+            )
         )
-    )
 
 
-def _server_error(server: int, address: str, answer: Message) -> ServerError:
-    told = answer.fields
-    return ServerError(
-        explain(
-            f"Parameter server {server} at {address} raised {told['type']}: {told['text']}",
-            expected="a request that it can carry out.",
-            fix=f"look at where it was raised:\n{told['trace']}",
-        )
-    )
+_all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+# Of parents: closing them here would touch what is not there any more.
+_inherited: list[Any] = []
+
+
+def _begin_anew() -> None:
+    """In a process that was forked, which has none of the threads that move messages."""
+    for connections in list(_all_connections):
+        connections.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

@@ -116,7 +116,7 @@ class ClusterKeys:
         """Makes a socket that listens encrypt, and prove that it is a server of this cluster.
 
         Args:
-            socket: of ZeroMQ, not bound yet; its context has an authenticator that knows
+            socket: of ZeroMQ, not bound yet; its context has an `Admission` that knows
                 `client_public`.
         """
         socket.curve_server = True

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
+from stratagem.servers.admission import Admission
 from stratagem.servers.closing import Closing
 from stratagem.servers.keys import ClusterKeys, load_zmq
-from stratagem.servers.wire import Message, pack, unpack
+from stratagem.servers.local_sockets import LocalSocket
+from stratagem.servers.wire import (
+    HERE,
+    KNOWN,
+    PING,
+    UNKNOWN,
+    WHERE,
+    Message,
+    is_message,
+    pack,
+    unpack,
+)
 
 __all__ = ["Listener", "Request"]
 
 _WAKE_ADDRESS = "inproc://answers"
+# How long a listener that closes waits for handlers, and for its last answers to be sent.
+_CLOSE_S = 5.0
+_LINGER_MS = 200
 
 
 class Request:
@@ -39,10 +56,9 @@ class Request:
             message: the answer. Its arrays must not change until they are sent, and so never.
         """
         with self._lock:
-            if self._is_answered:
-                return
-            self._is_answered = True
-        self._answer(message)
+            if not self._is_answered:
+                self._answer(message)
+                self._is_answered = True  # not where it could not be packed: that is then told
 
     def fail(self, error: BaseException) -> None:
         """Answers with an error, which the client raises.
@@ -65,6 +81,8 @@ class Listener(Closing):
         host: the address to listen at, of this machine.
         port: the port; 0 for any that is free.
         num_threads: how many requests are handled at a time.
+        at_once: kinds of requests that the thread which receives handles itself: that is faster,
+            but nothing else is heard meanwhile.
 
     Raises:
         OSError: the address is taken, or none of this machine's.
@@ -79,111 +97,158 @@ class Listener(Closing):
         host: str = "127.0.0.1",
         port: int = 0,
         num_threads: int = 2,
+        at_once: Collection[str] = (),
     ) -> None:
         self._zmq: Any = load_zmq()
         self._handle = handle
+        self._at_once = frozenset(at_once)
+        self._process = os.getpid()
         self._context: Any = self._zmq.Context()
-        self._authenticator: Any = load_zmq("zmq.auth.thread").ThreadAuthenticator(self._context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback("*", _Known(keys.client_public))
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        # Client and number of each request that is not answered yet, for the thread that receives.
+        self._known: set[tuple[bytes, bytes]] = set()
         self._waking = threading.Lock()
-        self._is_closed = threading.Event()
+        self._is_woken = False
+        self._is_closed = False
+        self._is_ending = threading.Event()
+        self.local = LocalSocket.make()
         try:
-            self._socket: Any = self._context.socket(self._zmq.ROUTER)
-            self._socket.router_handover = True  # a client that connects anew is still the same
-            self._socket.linger = 0
-            self._socket.ipv6 = ":" in host
-            keys.lock(self._socket)
-            named = f"[{host}]" if ":" in host else host
-            with _told_as_os_error(self._zmq, f"{named}:{port}"):
-                self._socket.bind(f"tcp://{named}:{port}")
-            self.address = self._socket.last_endpoint.decode().rstrip("\0")
-            self._woken: Any = self._context.socket(self._zmq.PULL)
-            self._woken.bind(_WAKE_ADDRESS)
-            self._waker: Any = self._context.socket(self._zmq.PUSH)
-            self._waker.connect(_WAKE_ADDRESS)
+            self._bind(keys, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except BaseException:
-            self._authenticator.stop()
             self._context.destroy(linger=0)
             raise
-        self._threads = [threading.Thread(target=self._receive, name="listener", daemon=True)]
-        self._threads += [
+        self._receiver = threading.Thread(target=self._receive, name="listener", daemon=True)
+        self._handlers = [
             threading.Thread(target=self._work, name=f"handler {number}", daemon=True)
             for number in range(num_threads)
         ]
-        for thread in self._threads:
+        for thread in (self._receiver, *self._handlers):
             thread.start()
 
     def close(self) -> None:
         """Stops to listen; requests that are not answered never are."""
-        if self._is_closed.is_set():
-            return
-        self._is_closed.set()
-        self._wake()
-        for _ in self._threads[1:]:
-            self._requests.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
-        self._authenticator.stop()
         with self._waking:
-            self._waker.close(linger=0)
-        self._context.destroy(linger=0)
+            # The threads and sockets of a process that was forked are its parent's.
+            if self._is_closed or self._process != os.getpid():
+                return
+            self._is_closed = True
+        for _ in self._handlers:
+            self._requests.put(None)
+        deadline_s = time.monotonic() + _CLOSE_S
+        for thread in self._handlers:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+        self._is_ending.set()
+        self._wake()
+        self._receiver.join()
+        with self._waking:
+            self._waker.close()
+        for socket in (self._woken, self._admission.socket, self._socket):
+            socket.close()
+        self._context.term()
+        if self.local is not None:
+            self.local.remove()
+
+    def _bind(self, keys: ClusterKeys, address: str) -> None:
+        zmq = self._zmq
+        password = None if self.local is None else self.local.password
+        self._admission = Admission(self._context, keys.client_public, password)
+        self._socket: Any = self._context.socket(zmq.ROUTER)
+        self._socket.router_handover = True  # a client that connects anew is still the same
+        self._socket.linger = _LINGER_MS
+        self._socket.sndhwm = self._socket.rcvhwm = 0
+        self._socket.ipv6 = address.startswith("[")
+        keys.lock(self._socket)
+        with _told_as_os_error(zmq, address):
+            self._socket.bind(f"tcp://{address}")
+        self.address: str = self._socket.last_endpoint.decode().rstrip("\0")
+        if self.local is not None:
+            self.local.lock(self._socket)
+            try:
+                self._socket.bind(self.local.address)
+            except zmq.ZMQError:
+                self.local = None  # a faster way only: such as on a full disk
+        self._woken: Any = self._context.socket(zmq.PULL)
+        self._woken.bind(_WAKE_ADDRESS)
+        self._waker: Any = self._context.socket(zmq.PUSH)
+        self._waker.linger = 0
+        self._waker.connect(_WAKE_ADDRESS)
 
     def _receive(self) -> None:
         zmq = self._zmq
         poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
-        while not self._is_closed.is_set():
+        for socket in (self._socket, self._woken, self._admission.socket):
+            poller.register(socket, zmq.POLLIN)
+        is_ending = False
+        while not is_ending:
             ready = dict(poller.poll())
             if self._woken in ready:
                 self._woken.recv()
+                with self._waking:  # before the answers are looked at: later ones wake again
+                    self._is_woken = False
+                is_ending = self._is_ending.is_set()
+            if self._admission.socket in ready:
+                self._admission.answer()
             if self._socket in ready:
                 self._take(self._socket.recv_multipart(copy=False))
             while not self._answers.empty():
+                frames = self._answers.get()
                 # To a client that has gone it is dropped.
-                self._socket.send_multipart(self._answers.get(), copy=False)
+                self._socket.send_multipart(frames, copy=False)
+                # Not before: who asks meanwhile whether it is worked on must not send it again.
+                self._known.discard((frames[0], frames[1]))
 
     def _take(self, frames: list[Any]) -> None:
-        client, number, *content = frames
+        client, number, *content = [frame.buffer for frame in frames]
+        client, number = bytes(client), bytes(number)
+        if not is_message(content):
+            self._socket.send_multipart([client, number, *self._control(client, number, content)])
+            return
+        if (client, number) in self._known:
+            return  # it was sent again, although it is worked on
+        self._known.add((client, number))
 
         def answer(message: Message) -> None:
-            self._answers.put([client.bytes, number.bytes, *pack(message)])
-            if threading.current_thread() is not self._threads[0]:
+            self._answers.put([client, number, *pack(message)])
+            if threading.current_thread() is not self._receiver:
                 self._wake()
 
         try:
-            message = unpack([frame.buffer for frame in content])
+            request = Request(unpack(content), answer)
         except ConnectionError as error:
             Request(Message("?"), answer).fail(error)
             return
-        self._requests.put(Request(message, answer))
+        if request.message.kind in self._at_once:
+            self._handle_one(request)
+        else:
+            self._requests.put(request)
+
+    def _control(self, client: bytes, number: bytes, content: list[Any]) -> list[Any]:
+        kind, *details = map(bytes, content)
+        if kind == PING:
+            return [KNOWN if (client, number) in self._known else UNKNOWN, *details]
+        if kind == WHERE and self.local is not None:
+            return [HERE, self.local.path.encode(), self.local.password]
+        return [HERE]
 
     def _work(self) -> None:
         while (request := self._requests.get()) is not None:
-            try:
-                self._handle(request)
-            except Exception as error:  # noqa: BLE001 - told to who has asked
-                request.fail(error)
+            self._handle_one(request)
+
+    def _handle_one(self, request: Request) -> None:
+        try:
+            self._handle(request)
+        except BaseException as error:  # noqa: BLE001 - told to who has asked, who waits for it
+            request.fail(error)
 
     def _wake(self) -> None:
         """Lets the thread that receives look for answers."""
         with self._waking:  # a socket is for one thread at a time
-            if not self._waker.closed:  # who answers late, when all is over
-                self._waker.send(b"")
-
-
-class _Known:
-    """Which clients an authenticator lets in."""
-
-    def __init__(self, client_public: bytes) -> None:
-        self._client_public = client_public
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key == self._client_public
+            if self._is_woken or self._waker.closed:  # closed: who answers late, when all is over
+                return
+            self._is_woken = True
+            self._waker.send(b"")
 
 
 @contextlib.contextmanager

@@ -16,9 +16,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["Message", "pack", "unpack"]
+__all__ = ["HERE", "KNOWN", "Message", "PING", "UNKNOWN", "WHERE", "is_message", "pack", "unpack"]
 
 assert ml_dtypes  # by whose import NumPy knows bfloat16 and its like by name
+
+# In place of a header: what a connection itself asks and answers. A client asks whether its request
+# is worked on, and where the server can be found by processes on its machine.
+PING, KNOWN, UNKNOWN = b"ping", b"known", b"unknown"
+WHERE, HERE = b"where", b"here"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +58,15 @@ def pack(message: Message) -> list[Any]:
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     return [text, *(array.reshape(-1).view(np.uint8).data for array in arrays)]
+
+
+def is_message(frames: Sequence[Any]) -> bool:
+    """Returns whether frames hold a message, or what a connection itself asks or answers.
+
+    Args:
+        frames: buffers.
+    """
+    return not frames or bytes(frames[0][:8]) not in (PING, KNOWN, UNKNOWN, WHERE, HERE)
 
 
 def unpack(frames: Sequence[Any]) -> Message:

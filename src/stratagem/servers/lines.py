@@ -1,0 +1,284 @@
+"""Lines to servers: what is known of a server, and the sockets that lead to it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from stratagem.errors import UnavailableError
+from stratagem.messages import explain
+from stratagem.servers.keys import ClusterKeys, load_zmq
+from stratagem.servers.local_sockets import LocalSocket
+from stratagem.servers.wire import HERE, PING, WHERE, is_message
+
+__all__ = ["Line", "LineSet", "Peer", "Place", "closed"]
+
+_NO_NUMBER = bytes(8)
+_MAX_WAKES = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a server is.
+
+    Args:
+        address: of its TCP port.
+        local: its Unix socket, once it has told of one that can be reached from here.
+    """
+
+    address: str
+    local: LocalSocket | None = None
+
+
+class Peer:
+    """What all threads know of a server.
+
+    Args:
+        name: for messages.
+        address: where it is.
+    """
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.place = Place(address)
+        self.lost: str | None = None  # the reason why it was given up
+        self.located_s = float("-inf")  # when it was last asked where it is
+        self._lock = threading.Lock()
+        self._refused: set[LocalSocket] = set()
+
+    def move(self, address: str) -> None:
+        """Notes where it is now.
+
+        Args:
+            address: of its TCP port.
+        """
+        with self._lock:
+            if self.place.address != address:
+                self.place = Place(address)
+            self.lost = None
+
+    def require_kept(self) -> None:
+        """Raises where it was given up.
+
+        Raises:
+            UnavailableError: it was.
+        """
+        if self.lost is not None:
+            raise UnavailableError(
+                explain(
+                    f"{self.name} at {self.place.address} was given up: {self.lost}",
+                    expected="a process that runs.",
+                    fix="look at why it ended; where it is started again, ask it then.",
+                )
+            )
+
+    def note_local(self, address: str, local: LocalSocket) -> None:
+        """Notes what a server has told of itself.
+
+        Args:
+            address: of the TCP port where it was asked.
+            local: its Unix socket.
+        """
+        with self._lock:
+            is_here = self.place.address == address and self.place.local != local
+            if is_here and local not in self._refused and local.is_reachable():
+                self.place = Place(address, local)
+
+    def refuse_local(self, local: LocalSocket) -> None:
+        """Goes back to TCP.
+
+        Args:
+            local: the Unix socket at which nobody answers any more.
+        """
+        with self._lock:
+            self._refused.add(local)
+            if self.place.local == local:
+                self.place = Place(self.place.address)
+
+
+class Line:
+    """A socket to one server, for one thread at a time.
+
+    Args:
+        context: of ZeroMQ.
+        keys: of the cluster.
+        peer: the server.
+    """
+
+    def __init__(self, context: Any, keys: ClusterKeys, peer: Peer) -> None:
+        self.peer = peer
+        self._context = context
+        self._keys = keys
+        self._zmq = load_zmq()
+        # The same for each socket: to a server that hears it at the next it is the same client.
+        self._identity = b"c" + uuid.uuid4().bytes
+        self.open()
+
+    @property
+    def is_at_best(self) -> bool:
+        """Whether it leads to where the server is now, by the fastest way."""
+        return self.place == self.peer.place
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether it leads to where the server is no more."""
+        now = self.peer.place
+        has_moved = self.place.address != now.address
+        return has_moved or (self.place.local is not None and self.place.local != now.local)
+
+    def open(self) -> None:
+        """Connects to where the server is now."""
+        self.place = self.peer.place
+        self._has_heard = False
+        self.socket: Any = self._context.socket(self._zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.sndhwm = self.socket.rcvhwm = 0
+        self.socket.routing_id = self._identity
+        if self.place.local is not None:
+            self.place.local.unlock(self.socket)
+            self.socket.connect(self.place.local.address)
+        else:
+            self._keys.unlock(self.socket)
+            self.socket.connect(self.place.address)
+            self.socket.send_multipart([_NO_NUMBER, WHERE])
+
+    def reopen(self) -> None:
+        """Connects to where the server is now, in place of where it was."""
+        self.close()
+        self.open()
+
+    def close(self) -> None:
+        """Takes back what was not sent yet."""
+        self.socket.close()
+
+    def send(self, number: bytes, frames: Sequence[Any]) -> None:
+        """Sends a request.
+
+        Args:
+            number: its number.
+            frames: the request; their buffers must not change until it is answered.
+        """
+        self.socket.send_multipart([number, *frames], copy=False)
+
+    def ping(self, number: bytes, ping: bytes) -> None:
+        """Asks whether a request is worked on.
+
+        Args:
+            number: of the request.
+            ping: what comes back with the answer.
+        """
+        self.socket.send_multipart([number, PING, ping])
+
+    def receive(self) -> tuple[bytes, list[Any]] | None:
+        """Returns what has arrived.
+
+        Returns:
+            The number of a request, and frames; None where they tell something of the server.
+        """
+        number, *frames = self.socket.recv_multipart(copy=False)
+        self._has_heard = True
+        buffers = [frame.buffer for frame in frames]
+        if is_message(buffers) or bytes(buffers[0]) != HERE:
+            return number.bytes, buffers
+        if buffers[1:]:
+            path, password = map(bytes, buffers[1:])
+            self.peer.note_local(self.place.address, LocalSocket(path.decode(), password))
+        return None
+
+    def leave_dead_socket(self) -> None:
+        """Goes back to TCP where nobody listens at the Unix socket any more: its server is lost.
+
+        Else its server is busy; one that has come back has another Unix socket, and tells of it.
+        """
+        local = self.place.local
+        if local is not None and not (self._has_heard and local.is_reachable()):
+            self.peer.refuse_local(local)
+
+
+class LineSet:
+    """Lines to all servers that one thread asks at a time.
+
+    Args:
+        context: of ZeroMQ.
+        keys: of the cluster.
+        peers: the servers.
+    """
+
+    def __init__(self, context: Any, keys: ClusterKeys, peers: Sequence[Peer]) -> None:
+        self._context = context
+        self._keys = keys
+        self._peers = peers
+        self._lines: dict[int, Line] = {}
+        self._is_ended = False
+        # Sockets of ZeroMQ are for one thread: this one is told by others to look after its own.
+        self.woken, self._waker = socket.socketpair()
+        for end in (self.woken, self._waker):
+            end.settimeout(0)
+
+    def to(self, server: int) -> Line:
+        """Returns the line to a server, by the fastest way that is known.
+
+        Args:
+            server: its index.
+        """
+        line = self._lines.get(server)
+        if line is None:
+            line = self._lines[server] = Line(self._context, self._keys, self._peers[server])
+        elif not line.is_at_best:
+            line.reopen()
+        return line
+
+    def drop(self, server: int) -> None:
+        """Closes the line to a server; late answers to what was asked by it are not heard.
+
+        Args:
+            server: its index.
+        """
+        self._lines.pop(server).close()
+
+    def wake(self) -> None:
+        """Lets the thread that uses it look for what has changed; for other threads."""
+        with contextlib.suppress(BlockingIOError):  # it is full: it wakes anyhow
+            self._waker.send(b"\0")
+
+    def note_woken(self) -> None:
+        """Takes what `wake` has sent."""
+        with contextlib.suppress(BlockingIOError):
+            self.woken.recv(_MAX_WAKES)
+
+    def end(self) -> None:
+        """Lets the thread that uses it wait no more; for other threads."""
+        self._is_ended = True
+        self.wake()
+
+    def require_open(self) -> None:
+        """Raises where another thread has ended it.
+
+        Raises:
+            UnavailableError: one has.
+        """
+        if self._is_ended:
+            raise closed()
+
+    def close(self) -> None:
+        """Closes all lines."""
+        for server in list(self._lines):
+            self.drop(server)
+        self.woken.close()
+        self._waker.close()
+
+
+def closed() -> UnavailableError:
+    """Returns the error of who asks, or waits, when the connections are closed."""
+    return UnavailableError(
+        explain(
+            "An answer was asked for, or waited for, by connections that are closed.",
+            expected="connections that are open until all is answered.",
+            fix="let threads that ask end before the connections are closed.",
+        )
+    )
