@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+import zmq
 
 from stratagem.errors import UnavailableError
 from stratagem.servers import ClusterKeys, Connections, Listener, Message, Request, waiting
@@ -227,6 +228,19 @@ def test_all_threads_follow_a_server_that_moves(start, keys, pool, num_before) -
         assert connections.ask(0, Message("x")).kind == "second"
         first.may_answer.set()
         assert connections.ask(1, Message("x")).kind == "first"
+
+
+def test_what_is_no_address_harms_only_who_asks_there(start, keys) -> None:
+    first = start("first")
+    with Connections(keys, [first.address, "no address"]) as connections:
+        connections.ask(0, Message("x"))
+        for server, address in [(1, "no address"), (0, "none either")]:
+            connections.move(server, address)
+            for _ in range(2):
+                with pytest.raises(zmq.ZMQError, match="Invalid argument"):
+                    connections.ask(server, Message("x"))
+        connections.move(0, first.address)
+        assert connections.ask(0, Message("x")).kind == "first"
 
 
 def test_silent_server_is_looked_for_and_not_too_often(start, keys, monkeypatch, impatient) -> None:

@@ -20,6 +20,7 @@ __all__ = ["Line", "LineSet", "Peer", "Place", "closed"]
 
 _NO_NUMBER = bytes(8)
 _MAX_WAKES = 4096
+_LOST_MS = 5000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Line:
     @property
     def is_at_best(self) -> bool:
         """Whether it leads to where the server is now, by the fastest way."""
-        return self.place == self.peer.place
+        return self.place == self.peer.place and not self.socket.closed
 
     @property
     def is_astray(self) -> bool:
@@ -132,20 +133,32 @@ class Line:
         return has_moved or (self.place.local is not None and self.place.local != now.local)
 
     def open(self) -> None:
-        """Connects to where the server is now."""
-        self.place = self.peer.place
+        """Connects to where the server is now.
+
+        Raises:
+            zmq.ZMQError: that is no address.
+        """
+        place = self.peer.place
+        new = self._context.socket(self._zmq.DEALER)
+        try:
+            new.linger = 0
+            new.sndhwm = new.rcvhwm = 0
+            new.routing_id = self._identity
+            # A machine that is gone neither refuses nor acknowledges: it may be back meanwhile.
+            new.connect_timeout = new.tcp_maxrt = _LOST_MS
+            if place.local is not None:
+                place.local.unlock(new)
+                new.connect(place.local.address)
+            else:
+                self._keys.unlock(new)
+                new.connect(place.address)
+                new.send_multipart([_NO_NUMBER, WHERE])
+        except BaseException:
+            new.close()
+            raise
+        self.socket: Any = new
+        self.place = place
         self._has_heard = False
-        self.socket: Any = self._context.socket(self._zmq.DEALER)
-        self.socket.linger = 0
-        self.socket.sndhwm = self.socket.rcvhwm = 0
-        self.socket.routing_id = self._identity
-        if self.place.local is not None:
-            self.place.local.unlock(self.socket)
-            self.socket.connect(self.place.local.address)
-        else:
-            self._keys.unlock(self.socket)
-            self.socket.connect(self.place.address)
-            self.socket.send_multipart([_NO_NUMBER, WHERE])
 
     def reopen(self) -> None:
         """Connects to where the server is now, in place of where it was."""
