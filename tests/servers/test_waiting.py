@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import zmq
@@ -333,3 +337,50 @@ def test_closing_a_listener_ends_what_waits_for_it(start, keys, pool, impatient)
         server.close()
         with pytest.raises(UnavailableError, match=r"gave no answer for 0\.4 s"):
             answer.result(_LIMIT_S)
+
+
+_SERVER = """
+import sys
+from stratagem.servers import ClusterKeys, Listener, Message
+def handle(request):
+    if request.message.kind == sys.argv[3]:
+        print("held", flush=True)
+    else:
+        request.answer(Message(sys.argv[3]))
+listener = Listener(ClusterKeys.from_json(sys.argv[1]), handle, port=int(sys.argv[2]))
+print(listener.address, listener.local.path if listener.local else "", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def process(keys: ClusterKeys, port: int, name: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", _SERVER, keys.as_json(), str(port), name]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def test_process_that_is_killed_leaves_nothing_that_holds_clients(keys, pool, monkeypatch) -> None:
+    """As of the Unix socket, whose file stays."""
+    monkeypatch.setattr(waiting, "_SILENCE_S", 0.2)
+    with process(keys, 0, "first") as first:
+        address, _, path = first.stdout.readline().strip().partition(" ")
+        with Connections(keys, [address]) as connections:
+            assert connections.ask(0, Message("x")).kind == "first"
+            answer = pool.submit(connections.ask, 0, Message("first"))
+            assert first.stdout.readline() == "held\n"
+            first.kill()
+            first.wait()
+            assert not path or Path(path).exists()
+            with process(keys, int(address.rpartition(":")[2]), "second") as second:
+                assert second.stdout.readline().startswith(address)
+                assert answer.result(_LIMIT_S).kind == "second"
+                assert connections.ask(0, Message("x")).kind == "second"
+                second.stdin.close()
+                assert second.wait(_LIMIT_S) == 0
+    Path(path or "nothing").unlink(missing_ok=True)
