@@ -150,7 +150,7 @@ train: $(MAIN) ## trains a convolutional network on handwritten digits
 	.venv/bin/python examples/01_train_digits.py $(ARGS)
 
 .PHONY: bench
-bench: $(MAIN) $(if $(filter-out allreduce checkpoint fit_peers loop recovery scaling,$(BENCH)),,$(PEERS)) ## benchmarks; tables here, results and plots in runs/bench
+bench: $(MAIN) $(if $(filter-out allreduce checkpoint fit_peers loop parameter_server recovery scaling,$(BENCH)),,$(PEERS)) ## benchmarks; tables here, results and plots in runs/bench
 	.venv/bin/python -m benchmarks $(BENCH)
 
 .PHONY: peers

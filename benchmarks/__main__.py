@@ -17,6 +17,7 @@ from benchmarks.allreduce import run_allreduce
 from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.checkpoint import run_checkpoint
 from benchmarks.machine import describe_machine, load_warning
+from benchmarks.parameter_server import run_parameter_server
 from benchmarks.plot import draw_ratios
 from benchmarks.recovery import run_recovery
 from benchmarks.report import Form, make_rows, make_table, versions_by_environment, write_json
@@ -24,6 +25,7 @@ from benchmarks.runner import Effort, Measurement, measure
 from benchmarks.scaling import efficiency
 from benchmarks.scaling.outlook import look_ahead
 from benchmarks.scaling.pictures import draw_efficiencies
+from benchmarks.transport import run_transport
 from benchmarks.worker_process import WorkerError, WorkerProcess
 from benchmarks.workers.protocol import WorkerOptions
 
@@ -41,7 +43,13 @@ _RATIOS = Form(make_rows, make_table, draw_ratios)
 _FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_efficiencies)}
 _OUTLOOKS = {"scaling": look_ahead}
 # Benchmarks that compare no sides of training and print tables of their own.
-_WHOLE = {"allreduce": run_allreduce, "checkpoint": run_checkpoint, "recovery": run_recovery}
+_WHOLE = {
+    "allreduce": run_allreduce,
+    "checkpoint": run_checkpoint,
+    "parameter_server": run_parameter_server,
+    "recovery": run_recovery,
+    "transport": run_transport,
+}
 _WIDTH_OF_A_FILE = 120
 _QUICK = Effort(num_rounds=2, round_s=0.2)
 
@@ -96,7 +104,7 @@ def main(
     """Measures how fast Stratagem is.
 
     Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input, scaling, allreduce,
-    checkpoint, recovery.
+    checkpoint, parameter_server, recovery, transport.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:

@@ -38,6 +38,8 @@ _DISTRIBUTIONS = (
     "torch",
     "numpy",
     "orbax-checkpoint",
+    "pyzmq",
+    "ray",
 )
 
 

@@ -1,0 +1,82 @@
+"""What is measured, on which clusters, and by whom."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.cases import Side, whole_side
+from benchmarks.workers.parameter_server_work import ClusterOptions
+
+__all__ = ["CASES", "OURS", "PEER", "SCALING", "Case", "by_cluster"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One kind of work.
+
+    Args:
+        name: in tables.
+        kind: of work, as workers know it.
+        unit: of what is counted in a second.
+        cluster: that it runs on.
+        num_ids: of rows in each call; 0 for other work.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    cluster: ClusterOptions
+    num_ids: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many of the unit one call is."""
+        return self.num_ids or 1
+
+    def question(self, amount: int) -> dict[str, Any]:
+        """Returns what a worker is asked for so many calls."""
+        return {"kind": self.kind, "num_ids": self.num_ids, "amount": amount}
+
+
+# Work that only the peer does is measured all the same: what it costs there is our bound.
+OURS = {
+    "pull_rows": whole_side("Stratagem", "stratagem_rows"),
+    "push_rows": whole_side("Stratagem", "stratagem_rows"),
+}
+PEER: Side = dataclasses.replace(
+    whole_side("TensorFlow", "tensorflow_parameter_server", environment="peers"),
+    variables={"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"},
+)
+
+_TWO = ClusterOptions(num_workers=2, num_servers=2)
+_NUM_IDS = (1_000, 10_000, 100_000)
+
+
+def _rows(kind: str, title: str, optimizer: str = "sgd") -> list[Case]:
+    cluster = ClusterOptions(num_workers=1, num_servers=2, optimizer=optimizer)
+    return [Case(f"{title} {count:,} rows", kind, "rows/s", cluster, count) for count in _NUM_IDS]
+
+
+def _sleeps(num_workers: int) -> Case:
+    workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
+    cluster = ClusterOptions(num_workers=num_workers, num_servers=1)
+    return Case(f"closures that sleep, {workers}", "sleeps", "closures/s", cluster)
+
+
+SCALING = (_sleeps(1), _sleeps(4))
+CASES = (
+    Case("MLP, a step a closure", "mlp", "steps/s", _TWO),
+    Case("empty closures", "closures", "closures/s", _TWO),
+    *SCALING,
+    *_rows("pull_rows", "pull"),
+    *_rows("push_rows", "push, SGD,"),
+    *_rows("push_rows", "push, Adagrad,", "adagrad"),
+)
+
+
+def by_cluster(cases: Sequence[Case]) -> list[list[Case]]:
+    """Returns the cases of each cluster together, so that it is started once."""
+    return [list(group) for _, group in itertools.groupby(cases, lambda case: case.cluster)]

@@ -1,0 +1,99 @@
+"""Ours: rows of a table on two parameter servers, looked up and updated by this process.
+
+The servers are processes of their own, and end with this one's process group.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
+
+import keras
+import numpy as np
+
+from benchmarks.workers.parameter_server_work import (
+    EMBEDDING_SIZE,
+    LEARNING_RATE,
+    NUM_BATCHES,
+    TABLE_ROWS,
+    ClusterOptions,
+    answer_work,
+    id_batches,
+    require_equal,
+)
+from benchmarks.workers.protocol import serve_questions
+from stratagem.keras.served_update import KerasUpdate
+from stratagem.servers import ClusterKeys, Connections, Placer, ServedVariables
+
+__all__ = ["first_values", "prepare", "start_servers"]
+
+_OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adagrad": keras.optimizers.Adagrad}
+
+
+def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Starts the servers; answers how long work takes on them."""
+    options = ClusterOptions(**json.loads(sys.argv[1]))
+    keys = ClusterKeys.make()
+    served = ServedVariables(Connections(keys, start_servers(options.num_servers, keys)))
+    placer = Placer(
+        options.num_servers, sg.partitioners.FixedShardsPartitioner(options.num_servers)
+    )
+    shape = (TABLE_ROWS, EMBEDDING_SIZE)
+    served.create(placer.place("table", shape, "float32", has_rows=True), first_values)
+    rule = KerasUpdate(_OPTIMIZERS[options.optimizer](LEARNING_RATE))
+    served.set_rule(rule, ["table"])
+    batches_of = functools.cache(id_batches)
+
+    def pull(question: dict[str, Any]) -> dict[str, float]:
+        batches = batches_of(question["num_ids"])
+        for number in range(question["amount"]):
+            ids = batches[number % NUM_BATCHES]
+            found = served.pull_rows("table", ids)[-1]
+        require_equal("the last row", found, np.full(EMBEDDING_SIZE, ids[-1], np.float32))
+        return {}
+
+    def push(question: dict[str, Any]) -> dict[str, float]:
+        batches = batches_of(question["num_ids"])
+        gradients = np.ones((question["num_ids"], EMBEDDING_SIZE), np.float32)
+        for number in range(question["amount"]):
+            served.push({}, {"table": (batches[number % NUM_BATCHES], gradients)})
+        return {}
+
+    return answer_work({"pull_rows": pull, "push_rows": push})
+
+
+def first_values(first_row: int, num_rows: int) -> np.ndarray[Any, Any]:
+    """Returns rows of the table as it begins: each is its own number."""
+    numbers = np.arange(first_row, first_row + num_rows, dtype=np.float32)
+    return np.repeat(numbers[:, None], EMBEDDING_SIZE, axis=1)
+
+
+def start_servers(count: int, keys: ClusterKeys) -> list[str]:
+    """Starts parameter servers and returns their addresses."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.workers.stratagem_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(count)
+    ]
+    addresses: list[str] = []
+    for process in processes:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(keys.as_json() + "\n")
+        process.stdin.flush()
+        addresses.append(process.stdout.readline().strip())
+    return addresses
+
+
+if __name__ == "__main__":
+    serve_questions(prepare)

@@ -1,0 +1,25 @@
+"""Ours: one parameter server, which tells its address and serves until stdin ends."""
+
+from __future__ import annotations
+
+import sys
+
+import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
+
+from stratagem.servers import ClusterKeys, ParameterServer
+
+__all__ = ["main"]
+
+assert sg  # by whose import the optimizers that arrive are those of Keras on JAX
+
+
+def main() -> None:
+    """Serves with the keys that come as the first line of stdin."""
+    keys = ClusterKeys.from_json(sys.stdin.readline())
+    with ParameterServer(keys) as server:
+        print(server.address, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
