@@ -60,10 +60,7 @@ def make_table(results: Sequence[Figures]) -> Table:
         table.add_row(
             one.direction if is_first else "",
             size_name(one.size_bytes),
-            *(
-                f"{one.best_s(name) * 1e3:.3f} {one.median_s(name) * 1e3:.3f}"
-                for name in one.seconds
-            ),
+            *(in_ms(one, name) for name in one.seconds),
             *(_colored(one.speed_over(name)) for name in others),
         )
     return table
