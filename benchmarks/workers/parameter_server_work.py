@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 # Float32 holds each number of a row exactly: each row of the table begins as its own number.
 TABLE_ROWS, EMBEDDING_SIZE = 10**7, 16
 # Different ids each time, so that the rows do not lie in a cache already.
-NUM_BATCHES = 8
+NUM_BATCHES = 64
 LEARNING_RATE = 0.5
 # A step that stands in for computing.
 SLEEP_S = 0.02
