@@ -1,13 +1,12 @@
 """Ours: rows of a table on two parameter servers, looked up and updated by this process.
 
-The servers are processes of their own, and end with this one's process group.
+The servers are processes of their own, and end with this one.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +27,7 @@ from benchmarks.workers.parameter_server_work import (
     require_equal,
 )
 from benchmarks.workers.protocol import serve_questions
+from benchmarks.workers.server_processes import start_server
 from stratagem.keras.served_update import KerasUpdate
 from stratagem.servers import ClusterKeys, Connections, Placer, ServedVariables
 
@@ -77,15 +77,7 @@ def first_values(first_row: int, num_rows: int) -> np.ndarray[Any, Any]:
 
 def start_servers(count: int, keys: ClusterKeys) -> list[str]:
     """Starts parameter servers and returns their addresses."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.workers.stratagem_server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(count)
-    ]
+    processes = [start_server("stratagem_server") for _ in range(count)]
     addresses: list[str] = []
     for process in processes:
         assert process.stdin is not None

@@ -1,6 +1,6 @@
 """Peer: `ParameterServerStrategy` and `ClusterCoordinator`, as TensorFlow's guide of them says.
 
-Its workers and servers are processes of their own, and end with this one's process group.
+Its workers and servers are processes of their own, and end with this one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from tensorflow.python.data.experimental.ops import testing
 
 from benchmarks.workers.parameter_server_work import SLEEP_S, ClusterOptions, answer_work
 from benchmarks.workers.protocol import serve_questions
+from benchmarks.workers.server_processes import start_server
 from benchmarks.workers.tensorflow_rows import Rows
 from benchmarks.workloads import WORKLOADS, mlp_weights
 
@@ -65,9 +65,7 @@ def _start_servers(options: ClusterOptions) -> dict[str, list[str]]:
             cluster[job] = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
     for job, count in counts.items():
         for index in range(count):
-            told = json.dumps([cluster, job, index])
-            command = [sys.executable, "-m", "benchmarks.workers.tensorflow_server", told]
-            subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            start_server("tensorflow_server", json.dumps([cluster, job, index]))
     return cluster
 
 

@@ -1,4 +1,4 @@
-"""Peer: one worker or parameter server of a cluster of TensorFlow, until it is killed."""
+"""Peer: one worker or parameter server of a cluster of TensorFlow, until stdin ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def main() -> None:
         config=config,
         protocol="grpc",
     )
-    server.join()
+    sys.stdin.read()
+    assert server
+    os._exit(0)  # what serves has threads of its own, which nobody can end
 
 
 if __name__ == "__main__":
