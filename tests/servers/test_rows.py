@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,21 @@ def test_rows_of_one_id_are_added(ids, width) -> None:
     dense = np.zeros((31, width))
     np.add.at(dense, np.array(ids, np.int64), rows)
     np.testing.assert_allclose(sums, dense[got_ids])
+
+
+@pytest.mark.parametrize("highest", [5, 10**4, 2**62, -1])
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint64"])
+def test_many_rows_are_added_in_their_order(highest, dtype) -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(*((-9, 9) if highest < 0 else (0, highest)), 3_000).astype(dtype)
+    rows = rng.normal(size=(3_000, 2)).astype(np.float32)
+    got_ids, sums = combine_rows(ids, rows)
+    assert got_ids.dtype == ids.dtype
+    wanted_ids, places = np.unique(ids, return_inverse=True)
+    np.testing.assert_array_equal(got_ids, wanted_ids)
+    wanted = np.zeros((len(wanted_ids), 2))
+    np.add.at(wanted, places, rows)
+    np.testing.assert_allclose(sums, wanted, rtol=1e-4, atol=1e-4)
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.data())

@@ -143,7 +143,7 @@ class ServedVariables:
         rows = [next(arrays[server]) for server in servers]
         row_shape = placement.shape[1:]
         joined = np.concatenate(rows) if rows else np.empty((0, *row_shape), placement.dtype)
-        return joined[places.reshape(-1)].reshape(*np.shape(ids), *row_shape)
+        return np.take(joined, places.reshape(-1), axis=0).reshape(*np.shape(ids), *row_shape)
 
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
         """Sets a variable, or changes it.
