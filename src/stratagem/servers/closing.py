@@ -5,12 +5,16 @@ from __future__ import annotations
 import abc
 import contextlib
 from types import TracebackType
+from typing import Self
 
 __all__ = ["Closing"]
 
 
 class Closing(contextlib.AbstractContextManager["Closing"]):
     """A context manager that closes itself."""
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self,
