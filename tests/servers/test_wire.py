@@ -63,6 +63,19 @@ def test_arrays_that_do_not_lie_in_one_piece_come_back() -> None:
     np.testing.assert_array_equal(unpack(pack(Message("x", {}, [array]))).arrays[0], array)
 
 
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_large_arrays_travel_in_parts(extra) -> None:
+    array = np.random.default_rng(0).integers(0, 256, 2 * 2**20 + extra, np.uint8)
+    frames = pack(Message("x", {}, [array, np.zeros(0), array[:8].view(np.float64)]))
+    assert max(len(frame) for frame in frames) <= 2**20
+    got = unpack([bytes(frame) for frame in frames])
+    np.testing.assert_array_equal(got.arrays[0], array)
+    np.testing.assert_array_equal(got.arrays[2].view(np.uint8), array[:8])
+    assert not got.arrays[0].flags.writeable
+    with pytest.raises(ConnectionError, match="bytes came for an array uint8"):
+        unpack([bytes(frame) for frame in [*frames[:2], frames[2][:-1], *frames[3:]]])
+
+
 def _header(**changes) -> bytes:
     return json.dumps({"kind": "x", "fields": {}, "arrays": [], **changes}).encode()
 

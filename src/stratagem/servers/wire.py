@@ -7,16 +7,20 @@ pickled on either side.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 __all__ = ["HERE", "KNOWN", "Message", "PING", "UNKNOWN", "WHERE", "is_message", "pack", "unpack"]
+
+# Of a part of an array.
+_FRAME_BYTES = 2**20
 
 assert ml_dtypes  # by whose import NumPy knows bfloat16 and its like by name
 
@@ -57,7 +61,7 @@ def pack(message: Message) -> list[Any]:
         "arrays": [[array.dtype.name, array.shape] for array in arrays],
     }
     text = json.dumps(header, separators=(",", ":")).encode()
-    return [text, *(array.reshape(-1).view(np.uint8).data for array in arrays)]
+    return [text, *itertools.chain.from_iterable(map(_frames, arrays))]
 
 
 def is_message(frames: Sequence[Any]) -> bool:
@@ -83,23 +87,34 @@ def unpack(frames: Sequence[Any]) -> Message:
     """
     try:
         header = json.loads(bytes(frames[0]))
-        arrays = [
-            _array(dtype, shape, frame)
-            for (dtype, shape), frame in zip(header["arrays"], frames[1:], strict=True)
-        ]
+        rest = iter(frames[1:])
+        arrays = [_array(dtype, shape, rest) for dtype, shape in header["arrays"]]
+        if any(True for _ in rest):
+            raise ValueError("more frames than arrays")
         return Message(str(header["kind"]), dict(header["fields"]), arrays)
     except (IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ConnectionError(f"a message that is none of this library's ({error})") from error
 
 
-def _array(dtype: str, shape: Any, frame: Any) -> np.ndarray:
+def _frames(array: np.ndarray) -> list[Any]:
+    """The bytes of an array, in parts: one is encrypted while another is sent and a third read."""
+    flat = array.reshape(-1).view(np.uint8)
+    parts = range(0, max(1, flat.nbytes), _FRAME_BYTES)
+    return [flat[begin : begin + _FRAME_BYTES].data for begin in parts]
+
+
+def _array(dtype: str, shape: Any, frames: Iterator[Any]) -> np.ndarray:
     kind = np.dtype(dtype)
     shape = tuple(map(operator.index, shape))
-    if (
-        kind.hasobject
-        or min(shape, default=0) < 0
-        or math.prod(shape) * kind.itemsize != memoryview(frame).nbytes
-    ):
-        num_bytes = memoryview(frame).nbytes
-        raise ConnectionError(f"{num_bytes} bytes came for an array {dtype} {list(shape)}")
-    return np.frombuffer(frame, kind).reshape(shape)
+    num_bytes = math.prod(shape) * kind.itemsize
+    num_frames = max(1, -(-num_bytes // _FRAME_BYTES))
+    parts = [np.frombuffer(frame, np.uint8) for frame in itertools.islice(frames, num_frames)]
+    if not parts:
+        raise ValueError("fewer frames than arrays")
+    got_bytes = sum(part.nbytes for part in parts)
+    if kind.hasobject or min(shape, default=0) < 0 or got_bytes != num_bytes:
+        raise ConnectionError(f"{got_bytes} bytes came for an array {dtype} {list(shape)}")
+    # One part is read where it arrived.
+    flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    flat.flags.writeable = False
+    return flat.view(kind).reshape(shape)
