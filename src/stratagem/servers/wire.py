@@ -90,7 +90,7 @@ def unpack(frames: Sequence[Any]) -> Message:
         rest = iter(frames[1:])
         arrays = [_array(dtype, shape, rest) for dtype, shape in header["arrays"]]
         if any(True for _ in rest):
-            raise ValueError("more frames than arrays")
+            raise ConnectionError("a message that is none of this library's (more than its arrays)")
         return Message(str(header["kind"]), dict(header["fields"]), arrays)
     except (IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ConnectionError(f"a message that is none of this library's ({error})") from error
@@ -110,7 +110,7 @@ def _array(dtype: str, shape: Any, frames: Iterator[Any]) -> np.ndarray:
     num_frames = max(1, -(-num_bytes // _FRAME_BYTES))
     parts = [np.frombuffer(frame, np.uint8) for frame in itertools.islice(frames, num_frames)]
     if not parts:
-        raise ValueError("fewer frames than arrays")
+        raise ConnectionError("a message that is none of this library's (fewer than its arrays)")
     got_bytes = sum(part.nbytes for part in parts)
     if kind.hasobject or min(shape, default=0) < 0 or got_bytes != num_bytes:
         raise ConnectionError(f"{got_bytes} bytes came for an array {dtype} {list(shape)}")
