@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import cloudpickle
+import jax
 import keras
 import numpy as np
 import pytest
@@ -78,6 +79,25 @@ def test_rows_are_updated_as_the_table_would_be(name) -> None:
     np.testing.assert_allclose(
         store.pull(["table"])[0], np.asarray(variable.value), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_another_number_of_rows_compiles_nothing(name) -> None:
+    store = Store()
+    store.create(ShardSpec("table", (99, 7), "float32", has_rows=True), lambda: np.ones((99, 7)))
+    store.set_rule(KerasUpdate(OPTIMIZERS[name]), ["table"])
+    compiled: list[str] = []
+
+    def note(event: str, duration_s: float, **labels: object) -> None:
+        compiled.append(event)
+
+    store.update({}, {"table": (np.arange(40), np.ones((40, 7), np.float32))})
+    jax.monitoring.register_event_duration_secs_listener(note)
+    for count in (41, 42, 63):
+        store.update({}, {"table": (np.arange(count), np.ones((count, 7), np.float32))})
+    assert compiled == []
+    jax.jit(lambda x: x + count)(1)
+    assert any("compile" in event for event in compiled)
 
 
 def test_learning_rate_can_be_set() -> None:

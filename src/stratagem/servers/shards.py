@@ -181,9 +181,10 @@ class UpdatedPart:
         rows = slice(None) if self._rows is None else self._rows
         count = None if self._rows is None else len(self._rows)
         with shard.lock:
-            shard.value[rows] = value[:count]
+            # As arrays of NumPy: JAX would compile a slice for each number of rows.
+            shard.value[rows] = np.asarray(value)[:count]
             for name, slot in slots.items():
-                shard.slots[name][rows] = slot[:count]
+                shard.slots[name][rows] = np.asarray(slot)[:count]
 
     def _taken(self, array: np.ndarray) -> np.ndarray:
         return array if self._rows is None else _padded(np.take(array, self._rows, axis=0))
