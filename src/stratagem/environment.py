@@ -23,6 +23,7 @@ __all__ = [
     "require_jax_backend",
     "require_what_was_read",
     "select_keras_backend",
+    "set_defaults",
     "show_gpus",
     "size_cpu_thread_pool",
     "snapshot",
@@ -285,6 +286,16 @@ def replace(variables: Mapping[str, str]) -> None:
     """
     os.environ.clear()
     os.environ.update(variables)
+
+
+def set_defaults(variables: Mapping[str, str]) -> None:
+    """Sets variables that are not set, for a library that has no other setting.
+
+    Args:
+        variables: what they are to be.
+    """
+    for name, text in variables.items():
+        os.environ.setdefault(name, text)
 
 
 def note_what_was_read() -> None:

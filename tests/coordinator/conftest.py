@@ -1,0 +1,33 @@
+"""A Ray cluster of this machine, for the tests of one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from stratagem.coordinator.ray_cluster import RayCluster, start_local_ray
+
+# What Ray or we set for this process when it is connected.
+_VARIABLES = (
+    "RAY_ADDRESS",
+    "RAY_AUTH_MODE",
+    "RAY_COLOR_PREFIX",
+    "RAY_DEDUP_LOGS",
+    "RAY_FLUSH_DRIVER_LOGS",
+    "RAY_SCHEDULER_EVENTS",
+    "RAY_USAGE_STATS_ENABLED",
+)
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[RayCluster]:
+    """Starts Ray once; no file in the home folder is read or written for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+        for name in _VARIABLES:
+            patch.setenv(name, "")  # so that what is set meanwhile is gone again at the end
+            patch.delenv(name)
+        with start_local_ray(num_processes=2) as cluster:
+            cluster.wait()
+            yield cluster

@@ -1,0 +1,54 @@
+"""Which processes live, and which another one has started."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["descendants", "name_of", "wait_for_end"]
+
+
+def _stat(pid: int | str) -> list[str]:
+    """State, parent, ... of a process; nothing of one that has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return stat.rpartition(")")[2].split()
+
+
+def descendants(pid: int) -> set[int]:
+    """All that a process has started, and what those have."""
+    parents = {
+        int(path.name): int(stat[1])
+        for path in Path("/proc").glob("[0-9]*")
+        if (stat := _stat(path.name))
+    }
+    found: set[int] = set()
+    new = {pid}
+    while new:
+        new = {one for one, parent in parents.items() if parent in new}
+        found |= new
+    return found
+
+
+def name_of(pid: int) -> str:
+    """What a process calls itself; "" where it has ended."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return command.rstrip(b"\0 ").decode(errors="replace")
+
+
+def wait_for_end(pids: Iterable[int], *, timeout_s: float = 20.0) -> set[int]:
+    """Waits for processes to end; returns those that still live."""
+    left, deadline_s = set(pids), time.monotonic() + timeout_s
+    while left:
+        left = {pid for pid in left if (stat := _stat(pid)) and stat[0] not in "ZX"}
+        if time.monotonic() > deadline_s:
+            break
+        threading.Event().wait(0.02)
+    return left
