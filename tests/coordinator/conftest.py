@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import ray  # noqa: F401 - sets a variable of its own, once, before any test
 
 from stratagem.coordinator.ray_cluster import RayCluster, start_local_ray
 
