@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,10 @@ def ray_cluster() -> Iterator[RayCluster]:
         for name in _VARIABLES:
             patch.setenv(name, "")  # so that what is set meanwhile is gone again at the end
             patch.delenv(name)
-        with start_local_ray(num_processes=2) as cluster:
+        with warnings.catch_warnings():
+            # Ray forks, and runs a line of Python before exec. JAX warns of that when it runs.
+            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+            cluster = start_local_ray(num_processes=2)
             cluster.wait()
+        with cluster:
             yield cluster
