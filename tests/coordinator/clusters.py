@@ -21,6 +21,9 @@ class ThreadWorkers:
     def addresses(self) -> list[str]:
         return [worker.address for worker in self.workers]
 
+    def watch(self, on_lost: Any, on_returned: Any, on_given_up: Any) -> None:
+        self.on_lost, self.on_returned, self.on_given_up = on_lost, on_returned, on_given_up
+
     def close(self) -> None:
         for worker in self.workers:
             worker.close()
@@ -38,6 +41,9 @@ class ThreadCluster:
     @property
     def server_addresses(self) -> list[str]:
         return [server.address for server in self.servers]
+
+    def locate_server(self, server: int) -> str | None:
+        return self.servers[server].address
 
     def start_workers(self, serve: Callable[..., Any]) -> ThreadWorkers:
         self.workers = ThreadWorkers(self.keys, self._devices)

@@ -113,21 +113,26 @@ class ClosureQueue:
         for value in missing:
             value.observe(remaining.count)
 
-    def get(self, worker: int, *, is_spare: bool = False) -> Closure | None:
+    def get(self, worker: int, is_busy: Callable[[], bool] = lambda: False) -> Closure | None:
         """Waits for a closure that a worker may run.
 
         Args:
             worker: its index.
-            is_spare: whether the worker runs another one now; then the line has to be long enough
-                for all workers.
+            is_busy: tells whether the worker runs another one now; then the line has to be long
+                enough for all workers.
 
         Returns:
             The closure; it runs now. None when the coordinator was closed.
         """
         with self._changed:
             own = self._own.setdefault(worker, deque())
-            least = self.num_workers if is_spare else 0
-            self._changed.wait_for(lambda: self._is_closed or own or len(self._line) > least)
+            self._changed.wait_for(
+                lambda: (
+                    self._is_closed
+                    or own
+                    or len(self._line) > (self.num_workers if is_busy() else 0)
+                )
+            )
             if self._is_closed:
                 return None
             closure = own.popleft() if own else self._line.popleft()

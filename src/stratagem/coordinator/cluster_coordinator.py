@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import uuid
 from collections.abc import Callable
@@ -65,11 +66,12 @@ class ClusterCoordinator(Closing):
     def _begin(self, strategy: ParameterServerStrategy) -> None:
         self._strategy = strategy
         self._queue = ClosureQueue()
+        self._ended: set[int] = set()
         self._shipments = Shipments(strategy)
         self._workers = strategy.cluster.start_workers(serve_worker)
         addresses = self._workers.addresses
         self._queue.num_workers = len(addresses)
-        self._connections = Connections(strategy.cluster.keys, addresses)
+        self._connections = Connections(strategy.cluster.keys, addresses, peers="Worker")
         name = uuid.uuid4().hex
         self._links = [
             WorkerLink(
@@ -83,13 +85,27 @@ class ClusterCoordinator(Closing):
                         "coordinator": name,
                         "index": index,
                         "servers": strategy.cluster.server_addresses,
+                        "mode": dataclasses.asdict(strategy.serving.mode),
                     },
                 ),
             )
             for index in range(len(addresses))
         ]
+        self._workers.watch(self._note_loss, self._note_return, self._note_end)
         for link in self._links:
             link.start()
+
+    def _note_loss(self, worker: int, reason: str) -> None:
+        self._links[worker].lose(reason)
+
+    def _note_return(self, worker: int, address: str) -> None:
+        self._links[worker].find(address)
+
+    def _note_end(self, worker: int, error: Exception) -> None:
+        """A worker is not started any more: the others go on, if there are any."""
+        self._ended.add(worker)
+        if len(self._ended) == len(self._links):
+            self._queue.break_all(error)
 
     @property
     def strategy(self) -> ParameterServerStrategy:

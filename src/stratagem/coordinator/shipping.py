@@ -71,7 +71,9 @@ class Call:
                 lambda leaf: _own_value(leaf, worker), (self.args, self.kwargs), is_leaf=_is_remote
             )
             packed = packing().pack(own, strategy)
-        return Message("run", {"number": self.function.number}, [np.frombuffer(packed, np.uint8)])
+        # By which the worker knows whether values that it has are still the coordinator's.
+        fields = {"number": self.function.number, "num_writes": strategy.serving.num_writes}
+        return Message("run", fields, [np.frombuffer(packed, np.uint8)])
 
 
 class Shipments:

@@ -24,12 +24,15 @@ from stratagem.servers import (
     Message,
     Request,
     ServedVariables,
+    UpdateMode,
 )
 from stratagem.servers.closing import Closing
 from stratagem.strategies import ParameterServerStrategy
 from stratagem.topology.devices import DeviceLike
 
 __all__ = ["Worker", "get_current_worker_index", "serve_worker"]
+
+_MAX_ANSWERED = 4  # as many as may be asked for at a time, and some more
 
 
 class _Current(threading.local):
@@ -88,13 +91,16 @@ class Worker(Closing):
         self._connections: Connections | None = None
         self._coordinator: str | None = None
         self._index = 0
+        self._next_order = 0
+        self._waiting: dict[int, Request] = {}
+        self._answered: dict[int, Message] = {}
+        self._num_writes = 0
         self._functions: dict[int, Any] = {}
         self._answers = {
             "join": self._join,
             "function": self._take_function,
             "resource": self._make_resource,
             "forget": self._forget,
-            "run": self._run,
         }
         self._listener = Listener(keys, self._handle, host=host, port=port, num_threads=1)
 
@@ -111,7 +117,20 @@ class Worker(Closing):
 
     def _handle(self, request: Request) -> None:
         message = request.message
-        request.answer(self._answers[message.kind](message))
+        if message.kind != "run":
+            request.answer(self._answers[message.kind](message))
+            return
+        # They come by several connections, and run in the order in which they were sent.
+        order = message.fields["order"]
+        if order < self._next_order:  # it was asked again, because the answer was lost
+            request.answer(self._answered[order])
+            return
+        self._waiting[order] = request
+        while (following := self._waiting.pop(self._next_order, None)) is not None:
+            answer = self._answered[self._next_order] = self._run(following.message)
+            self._answered.pop(self._next_order - _MAX_ANSWERED, None)
+            self._next_order += 1
+            following.answer(answer)
 
     def _join(self, message: Message) -> Message:
         """Fields: the coordinator's name, this worker's index, and where the servers are."""
@@ -119,10 +138,16 @@ class Worker(Closing):
         if told["coordinator"] != self._coordinator:  # else it has come back to the same one
             self._leave()
             self._connections = Connections(self._keys, told["servers"])
-            client = ServedVariables(self._connections)
-            self._strategy = ParameterServerStrategy.of_worker(client, told["index"], self._devices)
+            client = ServedVariables(self._connections, f"worker {told['index']}")
+            mode = UpdateMode(**told["mode"])
+            self._strategy = ParameterServerStrategy.of_worker(
+                client, told["index"], mode, self._devices
+            )
             self._coordinator, self._index = told["coordinator"], told["index"]
-        return Message("ok", {"pid": os.getpid(), "functions": sorted(self._functions)})
+        self._next_order = told["first_order"]
+        self._waiting.clear()
+        self._answered.clear()
+        return Message("ok", {"pid": os.getpid()})
 
     def _leave(self) -> None:
         self._functions.clear()
@@ -157,6 +182,9 @@ class Worker(Closing):
         """Fields: the number of a function; the array is its packed arguments."""
         (packed,) = message.arrays
         function = self._functions[message.fields["number"]]
+        if message.fields["num_writes"] != self._num_writes:
+            self._num_writes = message.fields["num_writes"]
+            self._strategy.exchange.forget()
         collected = self._strategy.serving.collected
         _reset(collected.values())
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import threading
 from typing import Any
@@ -43,13 +44,16 @@ class WorkerLink:
         self._connections = connections
         self._queue = queue
         self._introduction = introduction
-        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._counting = threading.Lock()
         self._known: set[int] = set()
+        self._num_sent = 0
+        self._num_running = 0
         self._has_joined = False
+        self._is_there = threading.Event()
+        self._is_there.set()
         self._threads = [
-            threading.Thread(
-                target=self._work, args=(lane,), name=f"worker {index} lane {lane}", daemon=True
-            )
+            threading.Thread(target=self._work, name=f"worker {index} lane {lane}", daemon=True)
             for lane in range(_NUM_LANES)
         ]
 
@@ -60,33 +64,86 @@ class WorkerLink:
 
     def join(self) -> None:
         """Waits until the threads have ended, after the queue was closed."""
+        self._is_there.set()
         for thread in self._threads:
             thread.join()
 
-    def _work(self, lane: int) -> None:
-        while (closure := self._queue.get(self._index, is_spare=lane > 0)) is not None:
-            try:
-                self._run(closure)
-            except UnavailableError:
-                with self._lock:
-                    self._has_joined = False
-                    self._known.clear()
-                self._queue.put_back(closure)
-            except BaseException as error:  # noqa: BLE001 - told to whoever waits
-                self._queue.fail(closure, error)
+    def lose(self, reason: str) -> None:
+        """Notes that the worker has died: what it ran goes back to the line.
 
-    def _run(self, closure: Closure) -> None:
-        self._introduce()
-        for shipment in (*closure.call.resources, closure.call.function):
-            self._ship(shipment)
-        message = closure.call.message(self._index, self._strategy)
-        answer = self._connections.ask(self._index, message)
-        if answer.kind == "failed":
-            raise self._error_of(answer)
-        result, *counted = answer.arrays
-        for number, names in answer.fields["built"]:
-            packing().build(number, names, self._strategy)
-        value = packing().unpack(result.tobytes(), self._strategy)
+        Args:
+            reason: why.
+        """
+        self._is_there.clear()
+        self._connections.abandon(self._index, reason)
+
+    def find(self, address: str) -> None:
+        """Notes that the worker is there again.
+
+        Args:
+            address: where.
+        """
+        self._connections.move(self._index, address)
+        self._is_there.set()
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:  # closures reach a worker in the order in which they are taken
+                self._is_there.wait()
+                closure = self._queue.get(self._index, lambda: self._num_running > 0)
+                if closure is None:
+                    return
+                message = self._prepared(closure)
+            if message is None:
+                continue
+            try:
+                answer = self._connections.ask(self._index, message)
+            except UnavailableError:
+                self._take_loss(closure)
+                continue
+            self._take(closure, answer)
+
+    def _prepared(self, closure: Closure) -> Message | None:
+        """Tells the worker what the closure needs; returns None where that cannot be."""
+        try:
+            self._introduce()
+            for shipment in (*closure.call.resources, closure.call.function):
+                self._ship(shipment)
+            message = closure.call.message(self._index, self._strategy)
+        except UnavailableError:
+            self._has_joined = False
+            self._queue.put_back(closure)
+            return None
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            self._queue.fail(closure, error)
+            return None
+        message.fields["order"] = self._num_sent
+        self._num_sent += 1
+        self._count_running(1)
+        return message
+
+    def _count_running(self, change: int) -> None:
+        with self._counting:
+            self._num_running += change
+
+    def _take_loss(self, closure: Closure) -> None:
+        self._count_running(-1)
+        self._has_joined = False
+        self._queue.put_back(closure)
+
+    def _take(self, closure: Closure, answer: Message) -> None:
+        """Takes what a closure has returned, or raised."""
+        self._count_running(-1)  # before the queue tells all who wait for a closure
+        try:
+            if answer.kind == "failed":
+                raise self._error_of(answer)
+            result, *counted = answer.arrays
+            for number, names in answer.fields["built"]:
+                packing().build(number, names, self._strategy)
+            value = packing().unpack(result.tobytes(), self._strategy)
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            self._queue.fail(closure, error)
+            return
         self._queue.finish(closure, value, lambda: self._count(answer.fields["counted"], counted))
 
     def _count(self, numbers: list[int], counted: list[Any]) -> None:
@@ -97,19 +154,21 @@ class WorkerLink:
                 variable.store_whole(variable.storage + part)
 
     def _introduce(self) -> None:
-        with self._lock:
-            if not self._has_joined:
-                self._connections.ask(self._index, self._introduction)
-                self._has_joined = True
+        if not self._has_joined:
+            self._known.clear()
+            fields = {**self._introduction.fields, "first_order": self._num_sent}
+            self._connections.ask(
+                self._index, dataclasses.replace(self._introduction, fields=fields)
+            )
+            self._has_joined = True
 
     def _ship(self, shipment: Shipment) -> None:
-        with self._lock:
-            if shipment.number in self._known:
-                return
-            answer = self._connections.ask(self._index, shipment.message())
-            if answer.kind == "failed":
-                raise self._error_of(answer)
-            self._known.add(shipment.number)
+        if shipment.number in self._known:
+            return
+        answer = self._connections.ask(self._index, shipment.message())
+        if answer.kind == "failed":
+            raise self._error_of(answer)
+        self._known.add(shipment.number)
 
     def _error_of(self, answer: Message) -> BaseException:
         error: BaseException = pickle.loads(answer.arrays[0].tobytes())

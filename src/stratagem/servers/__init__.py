@@ -8,10 +8,11 @@ from stratagem.servers.placement import Placement, Placer
 from stratagem.servers.server import ParameterServer
 from stratagem.servers.shards import ShardSpec
 from stratagem.servers.store import Store
-from stratagem.servers.updates import Pushed, Slot, State, UpdateMode, UpdateRule
+from stratagem.servers.updates import ASYNCHRONOUS, Pushed, Slot, State, UpdateMode, UpdateRule
 from stratagem.servers.wire import Message, pack, unpack
 
 __all__ = [
+    "ASYNCHRONOUS",
     "ClusterKeys",
     "Connections",
     "Listener",

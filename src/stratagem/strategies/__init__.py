@@ -16,14 +16,8 @@ from stratagem.strategies.multi_worker_mirrored import (
 )
 from stratagem.strategies.one_device import OneDeviceStrategy
 from stratagem.strategies.parameter_server import ParameterServerStrategy
-from stratagem.strategies.serving import (
-    Gradient,
-    RowGradient,
-    Scalar,
-    Serving,
-    Stored,
-    Unplaced,
-)
+from stratagem.strategies.served_values import Gradient, RowGradient, Scalar, Stored, Unplaced
+from stratagem.strategies.serving import Serving
 from stratagem.strategies.strategy import Strategy
 
 __all__ = [

@@ -10,8 +10,9 @@ from typing import Any, NoReturn, Protocol, final
 from stratagem.messages import explain
 from stratagem.options import RunOptions
 from stratagem.partitioners import Partitioner
-from stratagem.servers import ClusterKeys, Connections, Placer, ServedVariables
+from stratagem.servers import ClusterKeys, Connections, Placer, ServedVariables, UpdateMode
 from stratagem.servers.closing import Closing
+from stratagem.strategies.served_steps import ServedSteps
 from stratagem.strategies.serving import Serving
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, find_devices, local_devices
@@ -26,6 +27,21 @@ class Processes(Protocol):
     @property
     def addresses(self) -> list[str]:
         """Theirs, in their order."""
+        ...
+
+    def watch(
+        self,
+        on_lost: Callable[[int, str], None],
+        on_returned: Callable[[int, str], None],
+        on_given_up: Callable[[int, Exception], None],
+    ) -> None:
+        """Starts processes again that die.
+
+        Args:
+            on_lost: called with the index of one that has died, and why.
+            on_returned: called with its index, and its new address.
+            on_given_up: called with its index when it is not started any more, and why.
+        """
         ...
 
     def close(self) -> None:
@@ -44,6 +60,10 @@ class Cluster(Protocol):
     @property
     def server_addresses(self) -> list[str]:
         """Where the servers are, in their order."""
+        ...
+
+    def locate_server(self, server: int) -> str | None:
+        """Returns where a server is now, one that was started again too; None if not known."""
         ...
 
     def start_workers(self, serve: Callable[..., Any]) -> Processes:
@@ -69,33 +89,53 @@ class ParameterServerStrategy(Strategy, Closing):
     Source: TF 2.21 parameter_server_strategy_v2.py, ParameterServerStrategyV2.
     """
 
-    def __init__(self, cluster: Cluster, variable_partitioner: Partitioner | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        variable_partitioner: Partitioner | None = None,
+        *,
+        synchronous: bool = False,
+        backup_workers: int = 0,
+        max_staleness: int | None = None,
+    ) -> None:
         super().__init__(Topology(local_devices()[:1]))
         self.cluster = cluster
         self.schedules = True
         self.coordinator: Any = None
-        self._connections = Connections(cluster.keys, cluster.server_addresses)
+        self._connections = Connections(
+            cluster.keys, cluster.server_addresses, locate=cluster.locate_server
+        )
         placer = Placer(len(cluster.server_addresses), variable_partitioner)
-        client = ServedVariables(self._connections)
-        self.serving = Serving(client, placer, self.num_replicas_in_sync)
-        self.exchange = self.serving
+        mode = UpdateMode(max_staleness=max_staleness)
+        self.serving: Serving = Serving(ServedVariables(self._connections), placer, mode)
+        self.exchange = ServedSteps(self.serving, 1)
 
     @classmethod
     def of_worker(
-        cls, client: ServedVariables, index: int, devices: Sequence[DeviceLike] | None = None
+        cls,
+        client: ServedVariables,
+        index: int,
+        mode: UpdateMode,
+        devices: Sequence[DeviceLike] | None = None,
     ) -> ParameterServerStrategy:
         """Returns the strategy as a worker has it.
 
         Args:
             client: of the servers.
             index: of the worker.
+            mode: when the servers apply gradients.
             devices: of its replicas; None for all local ones.
         """
         made = object.__new__(cls)
         found = local_devices() if devices is None else find_devices(list(devices))
         Strategy.__init__(made, Topology(found))
         made.coordinator = None
-        made.serving = made.exchange = Serving(client, None, made.num_replicas_in_sync)
+        made.serving = Serving(client, None, mode)
+        made.exchange = ServedSteps(
+            made.serving,
+            made.num_replicas_in_sync,
+            repeats_stale=mode.max_staleness is not None,
+        )
         made.first_replica_id = index * made.num_replicas_in_sync
         return made
 

@@ -1,0 +1,186 @@
+"""Steps whose variables are on parameter servers: read before, changed after."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stratagem.execution import Ids, Trace
+from stratagem.servers import Pushed
+from stratagem.strategies.served_values import (
+    Gradient,
+    Scalar,
+    ServedVariable,
+    Stored,
+    is_served,
+    name_of,
+)
+from stratagem.strategies.serving import Serving
+
+__all__ = ["ServedSteps"]
+
+# What a push brought back is what a step begins with that follows at once.
+_FRESH_S = 0.05
+
+
+class ServedSteps:
+    """Runs steps of one process; see `stratagem.execution.Exchange`.
+
+    Args:
+        serving: reads and changes the variables.
+        num_replicas: of this process.
+        repeats_stale: whether a step whose gradients came too late is run again, with new values.
+    """
+
+    def __init__(self, serving: Serving, num_replicas: int, *, repeats_stale: bool = False) -> None:
+        self._serving = serving
+        self._num_replicas = num_replicas
+        self._repeats_stale = repeats_stale
+        self._brought: Mapping[str, np.ndarray] = {}
+        self._brought_s = 0.0
+
+    def forget(self) -> None:
+        """Lets the next step read all values anew: somebody has changed them."""
+        self._brought = {}
+
+    def run(
+        self,
+        trace: Trace,
+        ids_of: Callable[[], list[Any]],
+        call: Callable[[list[Any]], list[Any]],
+    ) -> None:
+        """Runs one step."""
+        own = [one for one in trace.written if not is_served(one)]
+        while True:
+            # What it counts in this process counts once, and its arrays are given away.
+            kept = [np.array(one.storage) for one in own] if self._repeats_stale else []
+            if self._run_once(trace, ids_of, call) or not self._repeats_stale:
+                return
+            for variable, value in zip(own, kept, strict=True):
+                variable.storage = value
+
+    def _run_once(
+        self,
+        trace: Trace,
+        ids_of: Callable[[], list[Any]],
+        call: Callable[[list[Any]], list[Any]],
+    ) -> bool:
+        """Returns whether its gradients were used."""
+        variables = [one for one in (*trace.read_only, *trace.written) if is_served(one)]
+        before = self._pull(variables)
+        with self._values(variables, before):
+            rows = self._pull_rows(trace, ids_of() if trace.lookups else [])
+            sent = call(rows)
+            after = {id(one): one.whole_held() for one in trace.written if is_served(one)}
+        names = [name_of(one) for one in variables if isinstance(one.place, Stored)]
+        if not self._push(trace, sent, names):
+            return False
+        self._change(trace, [one for one in variables if id(one) in after], before, after)
+        return True
+
+    def _pull(self, variables: Sequence[ServedVariable]) -> dict[int, Any]:
+        """The values of variables, by identity."""
+        for variable in variables:
+            self._serving.place(variable)
+        client = self._serving.client
+        names = [name_of(one) for one in variables if isinstance(one.place, Stored)]
+        values, self._brought = self._brought, {}
+        is_fresh = time.monotonic() - self._brought_s < _FRESH_S
+        if not (is_fresh and all(name in values for name in names)):
+            values = client.pull(names) if names else {}
+        scalars: Mapping[str, Any] = {}
+        if any(isinstance(one.place, Scalar) for one in variables):
+            scalars = client.scalars()
+        return {
+            id(one): (values if isinstance(one.place, Stored) else scalars)[name_of(one)]
+            for one in variables
+        }
+
+    def _pull_rows(self, trace: Trace, ids: list[Any]) -> list[Any]:
+        rows: list[Any] = []
+        for lookup, own_ids in zip(trace.lookups, ids, strict=True):
+            if own_ids is None:  # a lookup that nothing depends on
+                several = (self._num_replicas,) if self._num_replicas > 1 else ()
+                rows.append(np.zeros((*several, *lookup.shape), lookup.dtype))
+                continue
+            numbers = np.asarray(own_ids)
+            numbers = np.where(numbers < 0, numbers + lookup.table.shape[0], numbers)
+            rows.append(self._serving.client.pull_rows(name_of(lookup.table), numbers))
+        return rows
+
+    def _push(self, trace: Trace, sent: list[Any], names: list[str]) -> bool:
+        """Sends gradients, one update of a variable at a time; returns whether all were used."""
+        whole: dict[str, np.ndarray] = {}
+        ids: dict[str, np.ndarray] = {}
+        rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        are_used = True
+        for what, value in zip(trace.sent, sent, strict=True):
+            if isinstance(what, Ids):
+                continue
+            array = np.asarray(value)
+            if self._num_replicas > 1:  # the same on all
+                array = array[0]
+            if isinstance(what, Gradient):
+                name = name_of(what.variable)
+                if name in whole:  # a second optimizer, or a second call
+                    are_used &= self._push_some(whole, rows, []).is_used
+                    whole, rows = {}, {}
+                whole[name] = array
+            elif what.is_ids:
+                ids[name_of(what.table)] = array
+            else:
+                name = name_of(what.table)
+                if name in rows:
+                    are_used &= self._push_some(whole, rows, []).is_used
+                    whole, rows = {}, {}
+                rows[name] = (ids[name], array)
+        if whole or rows:
+            pushed = self._push_some(whole, rows, names)
+            are_used &= pushed.is_used
+            if pushed.is_used:
+                self._brought, self._brought_s = pushed.values, time.monotonic()
+        return are_used
+
+    def _push_some(
+        self,
+        whole: Mapping[str, np.ndarray],
+        rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        names: Sequence[str],
+    ) -> Pushed:
+        return self._serving.client.push(whole, rows, pull=names)
+
+    def _change(
+        self,
+        trace: Trace,
+        variables: Sequence[ServedVariable],
+        before: Mapping[int, Any],
+        after: Mapping[int, Any],
+    ) -> None:
+        """Sends what the step wrote itself: differences, or new values."""
+        if variables:
+            self.forget()
+        for variable in variables:
+            new = after[id(variable)]
+            if variable.is_added_to or id(variable) in trace.added_to:
+                self._serving.assign(variable, new - before[id(variable)], sign=1)
+            else:
+                self._serving.assign(variable, new)
+
+    @contextlib.contextmanager
+    def _values(
+        self, variables: Sequence[ServedVariable], values: Mapping[int, Any]
+    ) -> Generator[None]:
+        """Lets variables answer with these values."""
+        for variable in variables:
+            variable.hold(values[id(variable)])
+        self._serving.is_in_step = True
+        try:
+            yield
+        finally:
+            self._serving.is_in_step = False
+            for variable in variables:
+                variable.held = None
