@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stratagem import cluster as cluster
     from stratagem import collectives as collectives
     from stratagem import config as config
+    from stratagem import coordinator as coordinator
     from stratagem import errors as errors
     from stratagem import goodput as goodput
     from stratagem import input as input
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from stratagem.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from stratagem.strategies import NcclAllReduce as NcclAllReduce
     from stratagem.strategies import OneDeviceStrategy as OneDeviceStrategy
+    from stratagem.strategies import ParameterServerStrategy as ParameterServerStrategy
     from stratagem.strategies import ReductionToOneDevice as ReductionToOneDevice
     from stratagem.strategies import RingAllReduce as RingAllReduce
     from stratagem.strategies import Strategy as Strategy
@@ -115,6 +117,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "MultiWorkerMirroredStrategy": ("stratagem.strategies", "MultiWorkerMirroredStrategy"),
     "NcclAllReduce": ("stratagem.strategies", "NcclAllReduce"),
     "OneDeviceStrategy": ("stratagem.strategies", "OneDeviceStrategy"),
+    "ParameterServerStrategy": ("stratagem.strategies", "ParameterServerStrategy"),
     "PerReplica": ("stratagem.values", "PerReplica"),
     "PreemptionCheckpointHandler": ("stratagem.checkpoint", "PreemptionCheckpointHandler"),
     "PreemptionWatcher": ("stratagem.preemption", "PreemptionWatcher"),
@@ -140,6 +143,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "compile": ("stratagem.keras", "compile"),
     "compute_average_loss": ("stratagem.keras", "compute_average_loss"),
     "config": ("stratagem.config", None),
+    "coordinator": ("stratagem.coordinator", None),
     "errors": ("stratagem.errors", None),
     "experimental": ("stratagem.compat.experimental", None),
     "experimental_set_strategy": ("stratagem.context", "experimental_set_strategy"),
@@ -188,6 +192,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "PerReplica",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
@@ -213,6 +218,7 @@ __all__ = [
     "compile",
     "compute_average_loss",
     "config",
+    "coordinator",
     "errors",
     "experimental",
     "experimental_set_strategy",

@@ -8,7 +8,7 @@ from typing import Any
 
 from stratagem.coordinator import ClusterCoordinator, Worker
 from stratagem.servers import ClusterKeys, ParameterServer
-from stratagem.strategies import ParameterServerStrategy
+from stratagem.strategies import ServedStrategy
 
 
 class ThreadWorkers:
@@ -57,14 +57,14 @@ class ThreadCluster:
 @contextlib.contextmanager
 def local_strategy(
     num_workers: int = 1, num_servers: int = 2, devices_per_worker: int = 1, **options: Any
-) -> Iterator[ParameterServerStrategy]:
+) -> Iterator[ServedStrategy]:
     """A strategy on a cluster of threads, which ends with the block."""
     devices = [
         [f"cpu:{worker * devices_per_worker + own}" for own in range(devices_per_worker)]
         for worker in range(num_workers)
     ]
     with contextlib.closing(
-        ParameterServerStrategy(ThreadCluster(num_servers, devices), **options)
+        ServedStrategy.on_cluster(ThreadCluster(num_servers, devices), **options)
     ) as strategy:
         yield strategy
 

@@ -17,10 +17,12 @@ _SAME = (
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "TerminationConfig",
     "ValueContext",
+    "coordinator",
     "partitioners",
 )
 

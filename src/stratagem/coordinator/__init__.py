@@ -5,7 +5,11 @@ from stratagem.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.coordinator.packing import Packing, Resource, packing, set_packing
 from stratagem.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from stratagem.coordinator.remote_value import RemoteValue, RemoteValueStatus
+from stratagem.coordinator.served_cluster import ServedCluster
 from stratagem.coordinator.worker import Worker, get_current_worker_index
+from stratagem.strategies import set_cluster_maker
+
+set_cluster_maker(ServedCluster)
 
 __all__ = [
     "Closure",
@@ -17,6 +21,7 @@ __all__ = [
     "RemoteValue",
     "RemoteValueStatus",
     "Resource",
+    "ServedCluster",
     "Worker",
     "get_current_worker_index",
     "packing",

@@ -11,16 +11,15 @@ from typing import Any
 import jax
 
 from stratagem.coordinator.closures import Closure, ClosureQueue
-from stratagem.coordinator.packing import Resource
+from stratagem.coordinator.packing import Resource, packing
 from stratagem.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from stratagem.coordinator.remote_value import RemoteValue
 from stratagem.coordinator.shipping import Shipments, inputs_of
-from stratagem.coordinator.worker import serve_worker
 from stratagem.coordinator.worker_link import WorkerLink
 from stratagem.messages import explain
 from stratagem.servers import Connections, Message
 from stratagem.servers.closing import Closing
-from stratagem.strategies import ParameterServerStrategy
+from stratagem.strategies import ServedStrategy
 
 __all__ = ["ClusterCoordinator"]
 
@@ -41,11 +40,11 @@ class ClusterCoordinator(Closing):
     Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.
     """
 
-    _strategy: ParameterServerStrategy
+    _strategy: ServedStrategy
 
     def __new__(cls, strategy: Any) -> ClusterCoordinator:
         """Returns the coordinator of the strategy."""
-        if not isinstance(strategy, ParameterServerStrategy):
+        if not isinstance(strategy, ServedStrategy):
             raise ValueError(
                 explain(
                     f"ClusterCoordinator received {strategy!r}.",
@@ -63,12 +62,12 @@ class ClusterCoordinator(Closing):
     def __init__(self, strategy: Any) -> None:
         assert strategy is self._strategy
 
-    def _begin(self, strategy: ParameterServerStrategy) -> None:
+    def _begin(self, strategy: ServedStrategy) -> None:
         self._strategy = strategy
         self._queue = ClosureQueue()
         self._ended: set[int] = set()
         self._shipments = Shipments(strategy)
-        self._workers = strategy.cluster.start_workers(serve_worker)
+        self._workers = strategy.cluster.start_workers(packing().serve_worker)
         addresses = self._workers.addresses
         self._queue.num_workers = len(addresses)
         self._connections = Connections(strategy.cluster.keys, addresses, peers="Worker")
@@ -108,7 +107,7 @@ class ClusterCoordinator(Closing):
             self._queue.break_all(error)
 
     @property
-    def strategy(self) -> ParameterServerStrategy:
+    def strategy(self) -> ServedStrategy:
         """Its strategy."""
         return self._strategy
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Protocol
 
+from stratagem.servers import ClusterKeys
+
 __all__ = ["Packing", "Resource", "packing", "set_packing"]
 
 
@@ -23,7 +25,23 @@ class Resource:
 
 
 class Packing(Protocol):
-    """Turns objects into bytes for another process, and back."""
+    """Turns objects into bytes for another process, and back; and starts such a process."""
+
+    def serve_server(self, index: int, keys: ClusterKeys) -> Any:
+        """Starts a parameter server in this process.
+
+        Args:
+            index: of the server.
+            keys: of the cluster.
+
+        Returns:
+            What has an address.
+        """
+        ...
+
+    def serve_worker(self, index: int, keys: ClusterKeys) -> Any:
+        """Starts a worker in this process; otherwise as `serve_server`."""
+        ...
 
     def pack(self, value: Any, strategy: Any) -> bytes:
         """Returns an object as bytes.

@@ -30,6 +30,7 @@ __all__ = [
     "has_token",
     "knock",
     "load_ray",
+    "own_host",
     "quiet_settings",
     "start_local_ray",
     "wait_for_answer",
@@ -162,6 +163,12 @@ class RayCluster(Closing):
         )
         explained.__cause__ = error
         return explained
+
+
+def own_host() -> str:
+    """Returns the address of this machine, by which the others of its Ray cluster reach it."""
+    found = load("ray.util", needed_by="a process of a cluster", install="stratagem[ray]")
+    return str(found.get_node_ip_address())
 
 
 def start_local_ray(address: str | None = None, *, num_processes: int = 1) -> RayCluster:

@@ -27,10 +27,10 @@ from stratagem.servers import (
     UpdateMode,
 )
 from stratagem.servers.closing import Closing
-from stratagem.strategies import ParameterServerStrategy
+from stratagem.strategies import ServedStrategy
 from stratagem.topology.devices import DeviceLike
 
-__all__ = ["Worker", "get_current_worker_index", "serve_worker"]
+__all__ = ["Worker", "get_current_worker_index"]
 
 _MAX_ANSWERED = 4  # as many as may be asked for at a time, and some more
 
@@ -140,9 +140,7 @@ class Worker(Closing):
             self._connections = Connections(self._keys, told["servers"])
             client = ServedVariables(self._connections, f"worker {told['index']}")
             mode = UpdateMode(**told["mode"])
-            self._strategy = ParameterServerStrategy.of_worker(
-                client, told["index"], mode, self._devices
-            )
+            self._strategy = ServedStrategy.of_worker(client, told["index"], mode, self._devices)
             self._coordinator, self._index = told["coordinator"], told["index"]
         self._next_order = told["first_order"]
         self._waiting.clear()
@@ -217,20 +215,6 @@ class Worker(Closing):
                 yield
         finally:
             _current.worker_index = None
-
-
-def serve_worker(index: int, keys: ClusterKeys, host: str = "127.0.0.1") -> Worker:
-    """Starts a worker in this process.
-
-    Args:
-        index: of the worker.
-        keys: of the cluster.
-        host: the address to listen at.
-
-    Returns:
-        The worker, which has an address.
-    """
-    return Worker(keys, host=host)
 
 
 def _reset(variables: Any) -> None:

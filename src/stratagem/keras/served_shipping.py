@@ -17,6 +17,7 @@ import numpy as np
 from stratagem.coordinator import Resource, set_packing
 from stratagem.keras.private import autocasts, set_path, trainable_variables
 from stratagem.keras.served_optimizer import give_to_servers, take_built
+from stratagem.keras.served_processes import serve_server, serve_worker
 from stratagem.keras.served_variable import ServedVariable, kept_in_process, making_slot
 from stratagem.keras.shipping import pack_object, unpack_object
 from stratagem.keras.variable import DistributedVariable
@@ -35,6 +36,9 @@ def install() -> None:
 
 class KerasPacking:
     """Packs what refers to Keras objects; see `stratagem.coordinator.packing`."""
+
+    serve_server = staticmethod(serve_server)
+    serve_worker = staticmethod(serve_worker)
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 from types import TracebackType
 from typing import Self
 
 __all__ = ["Closing"]
 
 
-class Closing(contextlib.AbstractContextManager["Closing"]):
+class Closing(abc.ABC):
     """A context manager that closes itself."""
 
     def __enter__(self) -> Self:
+        """Returns itself."""
         return self
 
     def __exit__(
@@ -22,6 +22,7 @@ class Closing(contextlib.AbstractContextManager["Closing"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Closes."""
         self.close()
 
     @abc.abstractmethod

@@ -16,11 +16,15 @@ from stratagem.strategies.multi_worker_mirrored import (
 )
 from stratagem.strategies.one_device import OneDeviceStrategy
 from stratagem.strategies.parameter_server import ParameterServerStrategy
+from stratagem.strategies.served_cluster import Cluster, ClusterPlan, set_cluster_maker
+from stratagem.strategies.served_strategy import ServedStrategy
 from stratagem.strategies.served_values import Gradient, RowGradient, Scalar, Stored, Unplaced
 from stratagem.strategies.serving import Serving
 from stratagem.strategies.strategy import Strategy
 
 __all__ = [
+    "Cluster",
+    "ClusterPlan",
     "CollectiveAllReduceStrategy",
     "CrossDeviceOps",
     "DefaultStrategy",
@@ -35,9 +39,11 @@ __all__ = [
     "RingAllReduce",
     "RowGradient",
     "Scalar",
+    "ServedStrategy",
     "Serving",
     "Stored",
     "Strategy",
     "StrategyExtended",
     "Unplaced",
+    "set_cluster_maker",
 ]

@@ -1,0 +1,109 @@
+"""The servers and workers of a cluster, which Ray places, watches and starts again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stratagem.cluster import ClusterSpec
+from stratagem.coordinator.packing import packing
+from stratagem.coordinator.ray_cluster import start_local_ray
+from stratagem.coordinator.ray_nodes import RayNode, resource_of_task, start_head
+from stratagem.coordinator.ray_processes import RayProcesses
+from stratagem.servers import ClusterKeys
+from stratagem.servers.closing import Closing
+from stratagem.strategies import ClusterPlan
+
+__all__ = ["ServedCluster"]
+
+# Servers compute on the host: accelerators are for workers.
+_OF_SERVERS = {"JAX_PLATFORMS": "cpu", "TF_CONFIG": ""}
+_OF_WORKERS = {"TF_CONFIG": ""}
+
+
+class ServedCluster(Closing):
+    """Starts the servers of a cluster, and its workers when they are asked for.
+
+    Args:
+        plan: how many there are, and where.
+
+    Raises:
+        ImportError: Ray, pyzmq or cloudpickle is not installed.
+        DeadlineExceededError: not all tasks came in time.
+        RuntimeError: a server cannot start.
+    """
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        self.keys = ClusterKeys.make()
+        self._plan = plan
+        self._closing = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            head_address = None
+            if plan.spec is not None:
+                node = stack.enter_context(_head(plan.spec))
+                head_address = node.head_address
+            count = plan.num_workers + plan.num_servers
+            ray = stack.enter_context(start_local_ray(head_address, num_processes=count))
+            ray.wait()
+            self._servers = stack.enter_context(
+                RayProcesses(
+                    "ps",
+                    packing().serve_server,
+                    [(self.keys,)] * plan.num_servers,
+                    resources=self._resources("ps", plan.num_servers),
+                    environment=_OF_SERVERS,
+                )
+            )
+            self._addresses: list[str | None] = list(self._servers.addresses)
+            self.server_addresses = self._servers.addresses
+            self._servers.watch(self._lose, self._find, self._give_up)
+            self._closing = stack.pop_all()
+
+    def locate_server(self, server: int) -> str | None:
+        """Returns where a server is now; None where it is not known.
+
+        Args:
+            server: its index.
+        """
+        return self._addresses[server]
+
+    def start_workers(self, serve: Callable[..., Any]) -> RayProcesses:
+        """Starts the workers.
+
+        Args:
+            serve: called in each with its index and the keys.
+        """
+        count = self._plan.num_workers
+        return self._closing.enter_context(
+            RayProcesses(
+                "worker",
+                serve,
+                [(self.keys,)] * count,
+                resources=self._resources("worker", count),
+                environment=_OF_WORKERS,
+            )
+        )
+
+    def close(self) -> None:
+        """Ends all processes that were started here."""
+        self._closing.close()
+
+    def _resources(self, task_type: str, count: int) -> Sequence[Mapping[str, float]] | None:
+        if self._plan.spec is None:
+            return None
+        return [{resource_of_task(task_type, index): 1} for index in range(count)]
+
+    def _lose(self, server: int, reason: str) -> None:
+        self._addresses[server] = None
+
+    def _find(self, server: int, address: str) -> None:
+        self._addresses[server] = address
+
+    def _give_up(self, server: int, error: Exception) -> None:
+        self._addresses[server] = None
+
+
+def _head(spec: ClusterSpec) -> RayNode:
+    """Starts Ray's head at the address of the coordinator."""
+    return start_head(spec.task_address("chief", 0))

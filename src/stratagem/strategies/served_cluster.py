@@ -1,0 +1,212 @@
+"""What a ParameterServerStrategy needs of a cluster; `stratagem.coordinator` fills the slot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from stratagem.cluster import ClusterSpec
+from stratagem.messages import explain
+from stratagem.servers import ClusterKeys, UpdateMode
+
+__all__ = [
+    "Cluster",
+    "ClusterPlan",
+    "Processes",
+    "make_cluster",
+    "set_cluster_maker",
+    "update_mode",
+]
+
+_LOCAL_WORKERS = 2
+_LOCAL_SERVERS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterPlan:
+    """How many processes there are, and on which machines.
+
+    Args:
+        num_workers: how many workers.
+        num_servers: how many parameter servers.
+        spec: the machine of each task; None for this one.
+    """
+
+    num_workers: int
+    num_servers: int
+    spec: ClusterSpec | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_workers", "num_servers"):
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ValueError(
+                    explain(
+                        f"ParameterServerStrategy received {name}={number!r}.",
+                        expected="at least 1.",
+                        fix=f"leave {name} out.",
+                    )
+                )
+
+    @classmethod
+    def local(cls, num_workers: int | None, num_servers: int | None) -> ClusterPlan:
+        """Returns the plan of a cluster on this machine.
+
+        Args:
+            num_workers: how many workers; None chooses.
+            num_servers: how many parameter servers; None chooses.
+
+        Raises:
+            ValueError: a number below 1.
+        """
+        return cls(
+            _LOCAL_WORKERS if num_workers is None else num_workers,
+            _LOCAL_SERVERS if num_servers is None else num_servers,
+        )
+
+    @classmethod
+    def of(cls, spec: ClusterSpec, task_type: str | None) -> ClusterPlan:
+        """Returns the plan of a cluster that somebody has described.
+
+        Args:
+            spec: its tasks.
+            task_type: of this process.
+
+        Raises:
+            ValueError: no server or no worker in it, or this is not its coordinator.
+        """
+        counts = {job: spec.num_tasks(job) if job in spec.jobs else 0 for job in ("ps", "worker")}
+        if not all(counts.values()):
+            raise ValueError(
+                explain(
+                    f"The cluster has {counts['ps']} ps and {counts['worker']} worker tasks.",
+                    expected="at least one of each.",
+                    fix='name them in TF_CONFIG: {"cluster": {"chief": [...], "ps": [...], '
+                    '"worker": [...]}}.',
+                )
+            )
+        if task_type not in (None, "", "chief"):
+            raise ValueError(
+                explain(
+                    f"A ParameterServerStrategy was made in a task of type {task_type!r}.",
+                    expected="the chief, which is the coordinator; the other tasks serve it.",
+                    fix="run `stratagem server` in them, or sg.run_standard_server().join().",
+                )
+            )
+        return cls(counts["worker"], counts["ps"], spec)
+
+
+class Processes(Protocol):
+    """Processes of one kind, each with an address."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Theirs, in their order."""
+        ...
+
+    def watch(
+        self,
+        on_lost: Callable[[int, str], None],
+        on_returned: Callable[[int, str], None],
+        on_given_up: Callable[[int, Exception], None],
+    ) -> None:
+        """Starts processes again that die.
+
+        Args:
+            on_lost: called with the index of one that has died, and why.
+            on_returned: called with its index, and its new address.
+            on_given_up: called with its index when it is not started any more, and why.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends them."""
+        ...
+
+
+class Cluster(Protocol):
+    """Servers that run, and workers that can be started."""
+
+    @property
+    def keys(self) -> ClusterKeys:
+        """Those of the cluster."""
+        ...
+
+    @property
+    def server_addresses(self) -> list[str]:
+        """Where the servers are, in their order."""
+        ...
+
+    def locate_server(self, server: int) -> str | None:
+        """Returns where a server is now, one that was started again too; None if not known."""
+        ...
+
+    def start_workers(self, serve: Callable[..., Any]) -> Processes:
+        """Starts the workers.
+
+        Args:
+            serve: called in each with its index and the keys; returns what has an address.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the servers."""
+        ...
+
+
+class _Slot:
+    make: Callable[[ClusterPlan], Cluster] | None = None
+
+
+def set_cluster_maker(make: Callable[[ClusterPlan], Cluster]) -> None:
+    """Fills the slot.
+
+    Args:
+        make: starts a cluster.
+    """
+    _Slot.make = make
+
+
+def make_cluster(plan: ClusterPlan) -> Cluster:
+    """Starts the servers of a cluster.
+
+    Args:
+        plan: how many processes there are, and where.
+    """
+    assert _Slot.make is not None
+    return _Slot.make(plan)
+
+
+def update_mode(
+    num_workers: int, *, synchronous: bool, backup_workers: int, max_staleness: int | None
+) -> UpdateMode:
+    """Returns when servers apply gradients.
+
+    Args:
+        num_workers: how many there are.
+        synchronous: whether workers wait for each other.
+        backup_workers: how many of them an update does not wait for.
+        max_staleness: how many updates old the values may be that gradients were computed from.
+
+    Raises:
+        ValueError: numbers that make no sense together.
+    """
+    is_count = isinstance(backup_workers, int) and not isinstance(backup_workers, bool)
+    if not is_count or not 0 <= backup_workers < num_workers:
+        raise ValueError(
+            explain(
+                f"backup_workers={backup_workers!r} of {num_workers} workers.",
+                expected="a number from 0 to one less than there are workers.",
+                fix="leave backup_workers out.",
+            )
+        )
+    if backup_workers and not synchronous:
+        raise ValueError(
+            explain(
+                f"backup_workers={backup_workers} without synchronous=True.",
+                expected="backup workers where workers wait for each other.",
+                fix="pass synchronous=True, or leave backup_workers out.",
+            )
+        )
+    return UpdateMode(num_workers - backup_workers if synchronous else 0, max_staleness)

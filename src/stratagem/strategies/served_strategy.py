@@ -1,0 +1,145 @@
+"""What a strategy with parameter servers is, on the coordinator and on workers."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from stratagem.messages import explain
+from stratagem.options import RunOptions
+from stratagem.partitioners import Partitioner
+from stratagem.servers import ASYNCHRONOUS, Connections, Placer, ServedVariables, UpdateMode
+from stratagem.servers.closing import Closing
+from stratagem.strategies.served_cluster import Cluster
+from stratagem.strategies.served_steps import ServedSteps
+from stratagem.strategies.serving import Serving
+from stratagem.strategies.strategy import Strategy
+from stratagem.topology import Topology, find_devices, local_devices
+from stratagem.topology.devices import DeviceLike
+
+__all__ = ["ServedStrategy"]
+
+
+class ServedStrategy(Strategy, Closing):
+    """A strategy whose variables are on parameter servers.
+
+    Made by one of its class methods, or as a `ParameterServerStrategy`.
+
+    `serving` reads and changes variables; `coordinator` is the `ClusterCoordinator`, once there is
+    one.
+    """
+
+    cluster: Cluster
+    serving: Serving
+    coordinator: Any
+
+    @classmethod
+    def on_cluster(
+        cls,
+        cluster: Cluster,
+        variable_partitioner: Partitioner | None = None,
+        mode: UpdateMode = ASYNCHRONOUS,
+    ) -> ServedStrategy:
+        """Returns a strategy on servers that run already.
+
+        Args:
+            cluster: the cluster; closing the strategy closes it.
+            variable_partitioner: which variables are split; None for none.
+            mode: when the servers apply gradients.
+        """
+        made = object.__new__(cls)
+        made.begin(cluster, variable_partitioner, mode)
+        return made
+
+    def begin(self, cluster: Cluster, partitioner: Partitioner | None, mode: UpdateMode) -> None:
+        """Takes its place in a cluster, as its coordinator.
+
+        Args:
+            cluster: the cluster.
+            partitioner: which variables are split; None for none.
+            mode: when the servers apply gradients.
+        """
+        Strategy.__init__(self, Topology(local_devices()[:1]))
+        self.cluster = cluster
+        self.schedules = True
+        self.coordinator: Any = None
+        addresses = cluster.server_addresses
+        self._connections = Connections(cluster.keys, addresses, locate=cluster.locate_server)
+        client = ServedVariables(self._connections)
+        self.serving: Serving = Serving(client, Placer(len(addresses), partitioner), mode)
+        self.exchange = ServedSteps(self.serving, 1)
+
+    @classmethod
+    def of_worker(
+        cls,
+        client: ServedVariables,
+        index: int,
+        mode: UpdateMode,
+        devices: Sequence[DeviceLike] | None = None,
+    ) -> ServedStrategy:
+        """Returns the strategy as a worker has it.
+
+        Args:
+            client: of the servers.
+            index: of the worker.
+            mode: when the servers apply gradients.
+            devices: of its replicas; None for all local ones.
+        """
+        made = object.__new__(cls)
+        found = local_devices() if devices is None else find_devices(list(devices))
+        Strategy.__init__(made, Topology(found))
+        made.coordinator = None
+        made.serving = Serving(client, None, mode)
+        made.exchange = ServedSteps(
+            made.serving,
+            made.num_replicas_in_sync,
+            repeats_stale=mode.max_staleness is not None,
+        )
+        made.first_replica_id = index * made.num_replicas_in_sync
+        return made
+
+    def __repr__(self) -> str:
+        if not self.schedules:
+            return f"{super().__repr__()} of a worker"
+        return f"{type(self).__name__}({len(self.cluster.server_addresses)} servers)"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise ValueError(
+            explain(
+                f"{self} was given to copy.deepcopy.",
+                expected="one strategy for a cluster: its servers hold each variable once.",
+                fix="use the strategy itself.",
+            )
+        )
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Calls a function once a replica; see `Strategy.run`. Warns in the coordinator."""
+        if self.schedules:
+            warnings.warn(
+                explain(
+                    "strategy.run was called in the coordinator, and runs there.",
+                    expected="functions that run on workers.",
+                    fix="call it in a function that is given to ClusterCoordinator.schedule.",
+                ),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return super().run(fn, args, kwargs, options)
+
+    def close(self) -> None:
+        """Ends the workers and the servers, with all that they hold."""
+        if not self.schedules:
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.cluster.close)
+            stack.callback(self._connections.close)
+            if self.coordinator is not None:
+                stack.callback(self.coordinator.close)
