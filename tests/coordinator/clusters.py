@@ -32,6 +32,8 @@ class ThreadWorkers:
 class ThreadCluster:
     """Servers in this process, and workers where they are asked for."""
 
+    has_journals = False
+
     def __init__(self, num_servers: int, devices: Sequence[Sequence[str]]) -> None:
         self.keys = ClusterKeys.make()
         self.servers = [ParameterServer(self.keys) for _ in range(num_servers)]
@@ -44,6 +46,9 @@ class ThreadCluster:
 
     def locate_server(self, server: int) -> str | None:
         return self.servers[server].address
+
+    def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
+        pass
 
     def start_workers(self, serve: Callable[..., Any]) -> ThreadWorkers:
         self.workers = ThreadWorkers(self.keys, self._devices)

@@ -71,28 +71,33 @@ class ClusterCoordinator(Closing):
         addresses = self._workers.addresses
         self._queue.num_workers = len(addresses)
         self._connections = Connections(strategy.cluster.keys, addresses, peers="Worker")
-        name = uuid.uuid4().hex
+        self._name = uuid.uuid4().hex
         self._links = [
-            WorkerLink(
-                index,
-                strategy,
-                self._connections,
-                self._queue,
-                Message(
-                    "join",
-                    {
-                        "coordinator": name,
-                        "index": index,
-                        "servers": strategy.cluster.server_addresses,
-                        "mode": dataclasses.asdict(strategy.serving.mode),
-                    },
-                ),
-            )
+            WorkerLink(index, strategy, self._connections, self._queue, self._introduction)
             for index in range(len(addresses))
         ]
+        strategy.cluster.tell_moves_to(self._note_move)
         self._workers.watch(self._note_loss, self._note_return, self._note_end)
         for link in self._links:
             link.start()
+
+    def _introduction(self) -> Message:
+        """What each worker is told of the cluster."""
+        cluster, serving = self._strategy.cluster, self._strategy.serving
+        fields = {
+            "coordinator": self._name,
+            "servers": [
+                cluster.locate_server(server) or address
+                for server, address in enumerate(cluster.server_addresses)
+            ],
+            "mode": dataclasses.asdict(serving.mode),
+        }
+        return Message("join", fields)
+
+    def _note_move(self, server: int, address: str) -> None:
+        """A server was started again: workers may wait for it where it was."""
+        for link in self._links:
+            threading.Thread(target=link.tell_server, args=(server, address), daemon=True).start()
 
     def _note_loss(self, worker: int, reason: str) -> None:
         self._links[worker].lose(reason)
@@ -110,6 +115,11 @@ class ClusterCoordinator(Closing):
     def strategy(self) -> ServedStrategy:
         """Its strategy."""
         return self._strategy
+
+    @property
+    def num_lost_updates(self) -> int:
+        """How many updates servers had made and lost when they died, as workers have seen it."""
+        return max(link.num_lost_updates for link in self._links)
 
     @property
     def num_workers(self) -> int:

@@ -27,12 +27,13 @@ class Resource:
 class Packing(Protocol):
     """Turns objects into bytes for another process, and back; and starts such a process."""
 
-    def serve_server(self, index: int, keys: ClusterKeys) -> Any:
+    def serve_server(self, index: int, keys: ClusterKeys, journal_dir: str) -> Any:
         """Starts a parameter server in this process.
 
         Args:
             index: of the server.
             keys: of the cluster.
+            journal_dir: the folder of its journal.
 
         Returns:
             What has an address.
@@ -40,7 +41,15 @@ class Packing(Protocol):
         ...
 
     def serve_worker(self, index: int, keys: ClusterKeys) -> Any:
-        """Starts a worker in this process; otherwise as `serve_server`."""
+        """Starts a worker in this process.
+
+        Args:
+            index: of the worker.
+            keys: of the cluster.
+
+        Returns:
+            What has an address.
+        """
         ...
 
     def pack(self, value: Any, strategy: Any) -> bytes:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stratagem import config
 from stratagem.cluster import ClusterSpec
 from stratagem.coordinator.packing import packing
 from stratagem.coordinator.ray_cluster import start_local_ray
@@ -34,9 +37,12 @@ class ServedCluster(Closing):
         RuntimeError: a server cannot start.
     """
 
+    has_journals = True
+
     def __init__(self, plan: ClusterPlan) -> None:
         self.keys = ClusterKeys.make()
         self._plan = plan
+        self._on_moved: list[Callable[[int, str], None]] = []
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             head_address = None
@@ -50,7 +56,7 @@ class ServedCluster(Closing):
                 RayProcesses(
                     "ps",
                     packing().serve_server,
-                    [(self.keys,)] * plan.num_servers,
+                    [(self.keys, self._journal_dir(stack))] * plan.num_servers,
                     resources=self._resources("ps", plan.num_servers),
                     environment=_OF_SERVERS,
                 )
@@ -67,6 +73,10 @@ class ServedCluster(Closing):
             server: its index.
         """
         return self._addresses[server]
+
+    def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
+        """Has a function called with the index and the new address of a server that has moved."""
+        self._on_moved.append(on_moved)
 
     def start_workers(self, serve: Callable[..., Any]) -> RayProcesses:
         """Starts the workers.
@@ -89,6 +99,15 @@ class ServedCluster(Closing):
         """Ends all processes that were started here."""
         self._closing.close()
 
+    def _journal_dir(self, stack: contextlib.ExitStack) -> str:
+        """The folder of the journals, on the machine of each server."""
+        if self._plan.journal_dir is not None:
+            return self._plan.journal_dir
+        if self._plan.spec is None:
+            return stack.enter_context(tempfile.TemporaryDirectory(prefix="stratagem-journals-"))
+        run = hashlib.sha256(self.keys.server_public).hexdigest()[:16]
+        return str(config.cache_dir() / "journals" / run)
+
     def _resources(self, task_type: str, count: int) -> Sequence[Mapping[str, float]] | None:
         if self._plan.spec is None:
             return None
@@ -99,6 +118,8 @@ class ServedCluster(Closing):
 
     def _find(self, server: int, address: str) -> None:
         self._addresses[server] = address
+        for on_moved in self._on_moved:
+            on_moved(server, address)
 
     def _give_up(self, server: int, error: Exception) -> None:
         self._addresses[server] = None

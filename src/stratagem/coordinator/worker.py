@@ -101,8 +101,11 @@ class Worker(Closing):
             "function": self._take_function,
             "resource": self._make_resource,
             "forget": self._forget,
+            "move": self._move_server,
         }
-        self._listener = Listener(keys, self._handle, host=host, port=port, num_threads=1)
+        self._listener = Listener(
+            keys, self._handle, host=host, port=port, num_threads=1, at_once={"move"}
+        )
 
     @property
     def address(self) -> str:
@@ -146,6 +149,12 @@ class Worker(Closing):
         self._waiting.clear()
         self._answered.clear()
         return Message("ok", {"pid": os.getpid()})
+
+    def _move_server(self, message: Message) -> Message:
+        """A server is elsewhere now; a function that runs may wait for it."""
+        if self._connections is not None:
+            self._connections.move(message.fields["server"], message.fields["address"])
+        return Message("ok")
 
     def _leave(self) -> None:
         self._functions.clear()
@@ -203,6 +212,7 @@ class Worker(Closing):
         }
         fields = {
             "counted": list(counted),
+            "num_lost": self._strategy.serving.client.lost_updates,
             "built": packing().take_built(self._strategy),
         }
         return Message("done", fields, [np.frombuffer(answer, np.uint8), *counted.values()])

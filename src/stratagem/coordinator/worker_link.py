@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import pickle
 import threading
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 from stratagem.coordinator.closures import Closure, ClosureQueue
@@ -12,7 +14,7 @@ from stratagem.coordinator.packing import packing
 from stratagem.coordinator.shipping import Shipment
 from stratagem.errors import PSUnavailableError, UnavailableError
 from stratagem.messages import explain
-from stratagem.servers import Connections, Message
+from stratagem.servers import Connections, Message, ServerError
 
 __all__ = ["WorkerLink"]
 
@@ -28,7 +30,7 @@ class WorkerLink:
         strategy: the coordinator's.
         connections: to the workers.
         queue: where closures come from.
-        introduction: what the worker is told before anything else.
+        introduction: returns what the worker is told before anything else.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class WorkerLink:
         strategy: Any,
         connections: Connections,
         queue: ClosureQueue,
-        introduction: Message,
+        introduction: Callable[[], Message],
     ) -> None:
         self._index = index
         self._strategy = strategy
@@ -49,6 +51,7 @@ class WorkerLink:
         self._known: set[int] = set()
         self._num_sent = 0
         self._num_running = 0
+        self.num_lost_updates = 0
         self._has_joined = False
         self._is_there = threading.Event()
         self._is_there.set()
@@ -85,6 +88,17 @@ class WorkerLink:
         """
         self._connections.move(self._index, address)
         self._is_there.set()
+
+    def tell_server(self, server: int, address: str) -> None:
+        """Tells the worker where a server is now, also while it waits for that server.
+
+        Args:
+            server: its index.
+            address: where it is.
+        """
+        told = Message("move", {"server": server, "address": address})
+        with contextlib.suppress(UnavailableError, ServerError):  # it is told when it joins
+            self._connections.ask(self._index, told)
 
     def _work(self) -> None:
         while True:
@@ -138,6 +152,7 @@ class WorkerLink:
             if answer.kind == "failed":
                 raise self._error_of(answer)
             result, *counted = answer.arrays
+            self._note_lost_updates(answer.fields["num_lost"])
             for number, names in answer.fields["built"]:
                 packing().build(number, names, self._strategy)
             value = packing().unpack(result.tobytes(), self._strategy)
@@ -153,13 +168,26 @@ class WorkerLink:
             if variable is not None:
                 variable.store_whole(variable.storage + part)
 
+    def _note_lost_updates(self, count: int) -> None:
+        if count > self.num_lost_updates:
+            self.num_lost_updates = count
+            warnings.warn(
+                explain(
+                    f"Parameter servers were started again, and worker {self._index} has seen that "
+                    f"{count} updates were lost in all.",
+                    expected="servers that live.",
+                    fix="training goes on from their journals; look at why they ended.",
+                ),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     def _introduce(self) -> None:
         if not self._has_joined:
             self._known.clear()
-            fields = {**self._introduction.fields, "first_order": self._num_sent}
-            self._connections.ask(
-                self._index, dataclasses.replace(self._introduction, fields=fields)
-            )
+            told = self._introduction()
+            told.fields.update(index=self._index, first_order=self._num_sent)
+            self._connections.ask(self._index, told)
             self._has_joined = True
 
     def _ship(self, shipment: Shipment) -> None:

@@ -99,6 +99,7 @@ def give_to_servers(optimizer: Any) -> None:
     kept_once = [one for one in optimizer.variables if not isinstance(one.place, Stored)]
     for variable, name in zip(kept_once, scalar_names(kept_once), strict=True):
         variable.place = Scalar(name)
+    serving.secure()
 
 
 def send_gradients(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from stratagem.coordinator import Worker
 from stratagem.coordinator.ray_cluster import own_host
 from stratagem.servers import ClusterKeys, ParameterServer
@@ -9,19 +11,29 @@ from stratagem.servers import ClusterKeys, ParameterServer
 __all__ = ["serve_server", "serve_worker"]
 
 
-def serve_server(index: int, keys: ClusterKeys) -> ParameterServer:
+def serve_server(index: int, keys: ClusterKeys, journal_dir: str) -> ParameterServer:
     """Starts a parameter server in this process, which Ray has started.
 
     Args:
         index: of the server.
         keys: of the cluster.
+        journal_dir: the folder of its journal, which is made.
 
     Returns:
         The server.
     """
-    return ParameterServer(keys, host=own_host())
+    journal = Path(journal_dir) / f"server-{index}.journal"
+    return ParameterServer(keys, host=own_host(), journal=journal)
 
 
 def serve_worker(index: int, keys: ClusterKeys) -> Worker:
-    """Starts a worker in this process, which Ray has started; otherwise as `serve_server`."""
+    """Starts a worker in this process, which Ray has started.
+
+    Args:
+        index: of the worker.
+        keys: of the cluster.
+
+    Returns:
+        The worker.
+    """
     return Worker(keys, host=own_host())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -187,11 +188,8 @@ class DistributedVariable(RowUpdates, keras.Variable):
             if self.asks_all_processes():
                 return self.whole.of(self.storage, self._home.aggregation, self.path)
             value = aggregate_components(self.storage, self._home.aggregation, self.path)
-            if isinstance(value, Tracer):
-                return value
-            return value.addressable_data(0)
-        value = self.storage
-        return value if isinstance(value, Tracer) else value.addressable_data(0)
+            return _on_one_device(value)
+        return _on_one_device(self.storage)
 
     def asks_all_processes(self) -> bool:
         """Whether reading it here takes a program that all processes run."""
@@ -353,3 +351,10 @@ class DistributedVariable(RowUpdates, keras.Variable):
             self.storage = stored_components(stacked, topology)
         else:
             self.assign(value)
+
+
+def _on_one_device(value: Any) -> Any:
+    """One copy of an array; what a worker counts begins as an array of NumPy."""
+    if isinstance(value, Tracer):
+        return value
+    return value.addressable_data(0) if isinstance(value, jax.Array) else jnp.asarray(value)

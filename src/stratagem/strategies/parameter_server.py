@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from typing import final
 
 from stratagem.cluster import ClusterResolver, TFConfigClusterResolver
@@ -29,6 +31,10 @@ class ParameterServerStrategy(ServedStrategy):
             later is discarded.
         max_staleness: how many updates old the values may be that gradients were computed from;
             a step that took longer is run again. None for any number.
+        journal_dir: a folder on each server's machine, in which it keeps a journal of what it
+            holds; a strategy that is made with the same one goes on from there. None for one that
+            is there as long as this strategy: a server that dies is then still started again from
+            its journal.
         num_workers: without a cluster, how many there are.
         num_servers: likewise.
 
@@ -57,6 +63,7 @@ class ParameterServerStrategy(ServedStrategy):
         synchronous: bool = False,
         backup_workers: int = 0,
         max_staleness: int | None = None,
+        journal_dir: str | os.PathLike[str] | None = None,
         num_workers: int | None = None,
         num_servers: int | None = None,
     ) -> None:
@@ -75,6 +82,8 @@ class ParameterServerStrategy(ServedStrategy):
             plan = ClusterPlan.of(spec, resolver.task_type)
         else:
             plan = ClusterPlan.local(num_workers, num_servers)
+        if journal_dir is not None:
+            plan = dataclasses.replace(plan, journal_dir=os.fspath(journal_dir))
         mode = update_mode(
             plan.num_workers,
             synchronous=synchronous,

@@ -31,11 +31,13 @@ class ClusterPlan:
         num_workers: how many workers.
         num_servers: how many parameter servers.
         spec: the machine of each task; None for this one.
+        journal_dir: where servers keep their journals; None for folders of this run.
     """
 
     num_workers: int
     num_servers: int
     spec: ClusterSpec | None = None
+    journal_dir: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_workers", "num_servers"):
@@ -138,8 +140,17 @@ class Cluster(Protocol):
         """Where the servers are, in their order."""
         ...
 
+    @property
+    def has_journals(self) -> bool:
+        """Whether servers keep journals, from which they can be started again."""
+        ...
+
     def locate_server(self, server: int) -> str | None:
         """Returns where a server is now, one that was started again too; None if not known."""
+        ...
+
+    def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
+        """Has a function called with the index and the new address of a server that has moved."""
         ...
 
     def start_workers(self, serve: Callable[..., Any]) -> Processes:

@@ -68,7 +68,8 @@ class ServedStrategy(Strategy, Closing):
         addresses = cluster.server_addresses
         self._connections = Connections(cluster.keys, addresses, locate=cluster.locate_server)
         client = ServedVariables(self._connections)
-        self.serving: Serving = Serving(client, Placer(len(addresses), partitioner), mode)
+        placer = Placer(len(addresses), partitioner)
+        self.serving: Serving = Serving(client, placer, mode, has_journals=cluster.has_journals)
         self.exchange = ServedSteps(self.serving, 1)
 
     @classmethod

@@ -28,6 +28,7 @@ class Serving:
         client: of the servers.
         placer: chooses where new variables are; None on a worker, which makes none.
         mode: when the servers apply gradients.
+        has_journals: whether servers keep journals.
 
     `is_in_step` tells whether a step runs: variables answer with the values that it has read then.
     `num_writes` counts what was changed here other than by steps.
@@ -37,10 +38,18 @@ class Serving:
     make.
     """
 
-    def __init__(self, client: ServedVariables, placer: Placer | None, mode: UpdateMode) -> None:
+    def __init__(
+        self,
+        client: ServedVariables,
+        placer: Placer | None,
+        mode: UpdateMode,
+        *,
+        has_journals: bool = False,
+    ) -> None:
         self.client = client
         self.mode = mode
         self.num_writes = 0
+        self._has_journals = has_journals
         self._placer = placer
         self._placements: dict[str, Placement] = {}
         self.known: dict[str, Any] = {}
@@ -118,6 +127,11 @@ class Serving:
             self.client.set_scalar(where.name, value)
         else:
             variable.place = Unplaced(value)
+
+    def secure(self) -> None:
+        """Has the servers write what they hold: from now on they can be started again with it."""
+        if self._has_journals:
+            self.client.journal()
 
     def set_rule(self, rule: UpdateRule, variables: Sequence[ServedVariable]) -> None:
         """Gives the servers the optimizer of variables.
