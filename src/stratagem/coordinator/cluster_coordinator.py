@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from stratagem.coordinator.closures import Closure, ClosureQueue
+from stratagem.coordinator.closures import MAX_CLOSURES, Closure, ClosureQueue
 from stratagem.coordinator.packing import Resource, packing
 from stratagem.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from stratagem.coordinator.remote_value import RemoteValue
@@ -69,7 +69,9 @@ class ClusterCoordinator(Closing):
         self._shipments = Shipments(strategy)
         self._workers = strategy.cluster.start_workers(packing().serve_worker)
         addresses = self._workers.addresses
-        self._queue.num_workers = len(addresses)
+        # Where workers wait for each other, none takes a second function before its turn.
+        is_synchronous = strategy.serving.mode.num_needed > 0
+        self._queue.num_workers = MAX_CLOSURES if is_synchronous else len(addresses)
         self._connections = Connections(strategy.cluster.keys, addresses, peers="Worker")
         self._name = uuid.uuid4().hex
         self._links = [
@@ -204,6 +206,26 @@ class ClusterCoordinator(Closing):
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.join.
         """
         self._queue.wait()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until every scheduled function has ended, for some time.
+
+        Args:
+            timeout_s: how long.
+
+        Returns:
+            Whether all have ended.
+
+        Raises:
+            BaseException: as `join`.
+        """
+        return self._queue.wait(timeout_s)
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many functions have not ended."""
+        counts = self._queue.counts
+        return counts["queued"] + counts["waiting"] + counts["running"]
 
     def done(self) -> bool:
         """Tells whether every scheduled function has ended. Call in cross-replica context.

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from stratagem.background_errors import raise_reported
 from stratagem.context import get_strategy
@@ -23,9 +24,10 @@ from stratagem.keras.step_functions import (
 )
 from stratagem.messages import explain
 
-__all__ = ["ServedPredictFunction", "ServedTrainOrTestFunction"]
+__all__ = ["ServedPredictFunction", "ServedTrainOrTestFunction", "shares_of"]
 
 _IN_FLIGHT_PER_WORKER = 3
+_LOOK_S = 0.05
 
 
 class _OnWorker:
@@ -44,10 +46,34 @@ class _OnWorker:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_function": None}
 
-    def __call__(self, batches: list[Any]) -> Any:
-        """Runs the batches as one group of steps and returns the logs, or the outputs."""
+    def __call__(self, batches: list[Any], weights: list[float] | None = None) -> Any:
+        """Runs the batches as one group of steps and returns the logs, or the outputs.
+
+        Args:
+            batches: this worker's.
+            weights: what the gradients of each count, where workers share batches.
+        """
+        strategy: Any = get_strategy()
+        if weights is not None:
+            return self._run_parts(strategy, batches, weights)
+        return self._run(strategy, batches)
+
+    def _run_parts(self, strategy: Any, batches: list[Any], weights: list[float]) -> Any:
+        logs = None
+        for batch, weight in zip(batches, weights, strict=True):
+            strategy.exchange.gradient_weight = weight
+            collected = [] if weight else list(strategy.serving.collected.values())
+            counts = [np.array(variable.storage) for variable in collected]
+            try:
+                logs = self._run(strategy, [batch])
+            finally:
+                strategy.exchange.gradient_weight = 1.0
+                for variable, count in zip(collected, counts, strict=True):
+                    variable.storage = count
+        return logs
+
+    def _run(self, strategy: Any, batches: list[Any]) -> Any:
         if self._function is None:
-            strategy = get_strategy()
             if self._kind == "predict":
                 self._function = PredictFunction(self._model, strategy)
             else:
@@ -80,6 +106,9 @@ class _Dealer:
         self._model = model
         self._coordinator = ClusterCoordinator(strategy)
         self._step = _OnWorker(model, kind)
+        self._serving = strategy.serving
+        self._mode = self._serving.mode
+        self._shares = kind == "train" and self._mode.num_needed > 0
         self._under_way: collections.deque[RemoteValue] = collections.deque()
 
     @property
@@ -105,7 +134,26 @@ class _Dealer:
                 break
         if not batches:
             raise StopIteration
-        self._under_way.append(self._coordinator.schedule(self._step, args=(batches,)))
+        if self._shares:
+            self._share(batches)
+        else:
+            self._under_way.append(self._coordinator.schedule(self._step, args=(batches,)))
+
+    def _share(self, batches: list[Any]) -> None:
+        """Splits each batch into as many parts as make an update, which servers add up."""
+        num_needed = self._mode.num_needed
+        shared = [shares_of(batch, num_needed) for batch in batches]
+        # With backup workers whoever is free takes the next part, so that nobody is left behind.
+        is_fixed = num_needed == self._coordinator.num_workers
+        values = [
+            self._coordinator.schedule(
+                self._step,
+                args=([parts[own][0] for parts in shared], [parts[own][1] for parts in shared]),
+                worker=own if is_fixed else None,
+            )
+            for own in range(num_needed)
+        ]
+        self._under_way.append(values[-1])
 
     def finish(self) -> Any:
         """Waits for all groups and returns what the last one returned; None if there was none.
@@ -115,6 +163,11 @@ class _Dealer:
         """
         last = self._under_way[-1] if self._under_way else None
         self._under_way.clear()
+        if self._shares:
+            # Too few for an update may be left, of which each waits for others.
+            while not self._coordinator.wait(_LOOK_S):
+                if self._coordinator.num_unfinished < self._mode.num_needed:
+                    self._serving.client.flush()
         self._coordinator.join()
         return None if last is None else last.fetch()
 
@@ -206,6 +259,27 @@ class ServedPredictFunction(_Dealer):
 def _num_groups(iterator: Any, model: Any) -> int | None:
     steps = iterator.steps_per_epoch if isinstance(iterator, HostBatches) else 1
     return None if steps is None else -(-steps // model.steps_per_execution)
+
+
+def shares_of(batch: Any, num_workers: int) -> list[tuple[Any, float]]:
+    """Splits a batch over workers.
+
+    Args:
+        batch: pytree of arrays of shape (rows, ...).
+        num_workers: how many share it.
+
+    Returns:
+        Of each worker its rows, and which part of the batch they are. Of more workers than rows
+        some get a row that counts nothing: the servers wait for all.
+    """
+    rows = len(next(leaf for leaf in jax.tree.leaves(batch) if leaf is not None))
+    ends = np.cumsum([len(part) for part in np.array_split(np.arange(rows), num_workers)])
+    shares: list[tuple[Any, float]] = []
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        own = slice(start, end) if end > start else slice(0, 1)
+        part = jax.tree.map(lambda leaf, own=own: leaf[own], batch)
+        shares.append((part, float(end - start) / rows))
+    return shares
 
 
 def _plain(leaf: Any) -> Any:

@@ -95,6 +95,15 @@ def give_to_servers(optimizer: Any) -> None:
             )
         )
     serving = variables[0].serving
+    if serving.mode.num_needed > 1 and _clips(optimizer):
+        raise NotImplementedError(
+            explain(
+                f"{optimizer.name} is to clip gradients that workers add up on the servers.",
+                expected="an optimizer without clipping under a synchronous "
+                "ParameterServerStrategy: no server sees the whole gradient.",
+                fix="leave clipnorm, global_clipnorm and clipvalue out, or synchronous=True.",
+            )
+        )
     serving.set_rule(KerasUpdate(optimizer), variables)
     kept_once = [one for one in optimizer.variables if not isinstance(one.place, Stored)]
     for variable, name in zip(kept_once, scalar_names(kept_once), strict=True):

@@ -34,7 +34,11 @@ class ServedSteps:
         serving: reads and changes the variables.
         num_replicas: of this process.
         repeats_stale: whether a step whose gradients came too late is run again, with new values.
+
+    `gradient_weight` is what the gradients of a step count: its part of a batch that workers share.
     """
+
+    gradient_weight = 1.0
 
     def __init__(self, serving: Serving, num_replicas: int, *, repeats_stale: bool = False) -> None:
         self._serving = serving
@@ -121,9 +125,7 @@ class ServedSteps:
         for what, value in zip(trace.sent, sent, strict=True):
             if isinstance(what, Ids):
                 continue
-            array = np.asarray(value)
-            if self._num_replicas > 1:  # the same on all
-                array = array[0]
+            array = self._weighted(what, np.asarray(value))
             if isinstance(what, Gradient):
                 name = name_of(what.variable)
                 if name in whole:  # a second optimizer, or a second call
@@ -144,6 +146,14 @@ class ServedSteps:
             if pushed.is_used:
                 self._brought, self._brought_s = pushed.values, time.monotonic()
         return are_used
+
+    def _weighted(self, what: Any, array: np.ndarray) -> np.ndarray:
+        if self._num_replicas > 1:  # the same on all
+            array = array[0]
+        is_gradient = isinstance(what, Gradient) or not what.is_ids
+        if not is_gradient or self.gradient_weight == 1:
+            return array
+        return array * np.asarray(self.gradient_weight, array.dtype)
 
     def _push_some(
         self,
