@@ -17,9 +17,10 @@ class CutLine:
 
     Args:
         address: of the server, as ZeroMQ writes it.
+        is_held: whether it forwards nothing until it is released.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, is_held: bool = False) -> None:
         parts = urlsplit(address)
         self._server = (parts.hostname, parts.port)
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -32,6 +33,11 @@ class CutLine:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._forward, daemon=True)
+        if not is_held:
+            self.release()
+
+    def release(self) -> None:
+        """Begins to forward, also what came before."""
         self._thread.start()
 
     def lose(self, way: str) -> None:

@@ -78,6 +78,30 @@ def test_threads_ask_at_the_same_time(listen, keys) -> None:
     assert got == {t: [100.0 * t + i + 1 for i in range(20)] for t in range(4)}
 
 
+def test_requests_of_different_connections_are_not_taken_for_each_other(listen, keys) -> None:
+    both = threading.Barrier(2)
+
+    def handle(request: Request) -> None:
+        both.wait(30.0)
+        _echo(request)
+
+    listener = listen(handle)
+    got: dict[int, Message] = {}
+
+    def ask(client: int) -> None:
+        with Connections(keys, [listener.address]) as connections:
+            got[client] = connections.ask(0, Message("x", {"client": client}), timeout_s=30.0)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {client: answer.fields for client, answer in got.items()} == {
+        client: {"client": client} for client in range(2)
+    }
+
+
 def test_answers_may_come_later_and_in_another_order(listen, keys) -> None:
     """As of a step that waits for all workers, with fewer threads than workers."""
     waiting: list[Request] = []

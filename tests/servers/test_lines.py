@@ -12,6 +12,7 @@ from stratagem.servers import ClusterKeys, Listener, Message, Request, pack
 from stratagem.servers.lines import LineSet, Peer, Place
 from stratagem.servers.local_sockets import LocalSocket
 from stratagem.servers.waiting import Question, wait
+from tests.servers.cut_line import CutLine
 
 NUMBER = bytes(7) + b"\1"
 
@@ -99,6 +100,25 @@ def test_busy_server_is_not_left_while_its_unix_socket_is_there(lines, peer, lis
     assert not line.is_at_best
     ask(lines)
     assert lines.to(0).place == Place(listener.address)
+
+
+def test_socket_whose_handshake_ends_after_that_of_the_next_takes_nothing_from_it(
+    lines, peer, listener, monkeypatch
+) -> None:
+    """On busy cores ZeroMQ is late to close the old one, which then is still let in."""
+    monkeypatch.setattr(LocalSocket, "is_reachable", lambda self: False)
+    late = CutLine(listener.address, is_held=True)
+    peer.move(late.address)
+    line = lines.to(0)
+    with line.socket as old:
+        peer.move(listener.address)
+        line.open()
+        ask(lines)
+        late.release()
+        assert old.poll(30_000)  # it was let in, and is told what it has asked
+        ask(lines)
+    ask(lines)
+    late.close()
 
 
 def test_what_an_old_address_tells_is_not_believed_of_the_new(peer, listener) -> None:

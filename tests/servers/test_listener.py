@@ -109,6 +109,38 @@ def test_request_that_comes_twice_is_handled_once_while_it_is_worked_on(keys, cl
     assert sorted(numbers) == [1, 2]
 
 
+@pytest.mark.parametrize("again", [[b"ping", b"token"], [b'{"kind":"x","fields":{},"arrays":[]}']])
+def test_answer_goes_where_its_number_was_last_heard_from(keys, client, again) -> None:
+    is_heard, may_end = threading.Event(), threading.Event()
+    num_heard = 0
+
+    def handle(request: Request) -> None:
+        nonlocal num_heard
+        num_heard += 1
+        is_heard.set()
+        may_end.wait(_LIMIT_S)
+        request.answer(request.message)
+
+    with Listener(keys, handle) as listener, zmq.Context() as context:
+        with context.socket(zmq.DEALER) as before:
+            before.linger = 0
+            keys.unlock(before)
+            before.connect(listener.address)
+            before.send_multipart([b"number", b'{"kind":"x","fields":{},"arrays":[]}'])
+            assert is_heard.wait(_LIMIT_S)
+        client.connect(listener.address)
+        client.send_multipart([b"number", *again])
+        client.send_multipart([b"other", b"ping", b"last"])
+        told: list[bytes] = []
+        while told[:1] != [b"other"]:
+            assert client.poll(_LIMIT_S * 1000)
+            told = client.recv_multipart()
+        may_end.set()
+        assert client.poll(_LIMIT_S * 1000)
+        assert client.recv_multipart()[0] == b"number"
+    assert num_heard == 1
+
+
 @pytest.mark.parametrize("frames", [[], [b""], [b"", b""], [b"1", b"ping"], [b"1", b"known", b"2"]])
 def test_frames_of_strangers_do_not_stop_it(keys, client, frames) -> None:
     def handle(request: Request) -> None:
@@ -187,3 +219,25 @@ assert connections.ask(0, Message("parent"), timeout_s=30.0).kind == "parent"
 print("end")
 """
     assert run_fresh(_PAIR + program) == ["end"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_requests_of_a_forked_process_and_of_its_parent_are_not_taken_for_each_other() -> None:
+    program = """
+import os, threading
+from stratagem.servers import ClusterKeys, Connections, Listener, Message
+keys, both = ClusterKeys.make(), threading.Barrier(2)
+def handle(request):
+    both.wait(30)
+    request.answer(request.message)
+listener = Listener(keys, handle)
+connections = Connections(keys, [listener.address])
+child = os.fork()
+name = "parent" if child else "child"
+assert connections.ask(0, Message("x", {"name": name}), timeout_s=30.0).fields == {"name": name}
+if not child:
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print("end")
+"""
+    assert run_fresh(program) == ["end"]

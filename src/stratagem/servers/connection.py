@@ -8,6 +8,7 @@ import itertools
 import os
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -99,7 +100,7 @@ class Connections(Closing):
                 `STRATAGEM_PEER_TIMEOUT_S`. ServerError: a server raised an error.
         """
         silence_s = float(environment.read("peer_timeout_s"))
-        number = next(self._numbers).to_bytes(8, "big")
+        number = self._name + next(self._numbers).to_bytes(8, "big")
         packed = {server: pack(message) for server, message in messages.items()}
         questions: dict[int, Question] = {}
         with self._borrowed() as lines:
@@ -163,6 +164,7 @@ class Connections(Closing):
 
     def _begin(self) -> None:
         self._context: Any = load_zmq().Context()
+        self._name = uuid.uuid4().bytes  # with which no other client's numbers begin
         self._idle = threading.Condition()
         # One user at a time: sockets of ZeroMQ are for one thread.
         self._free: list[LineSet] = []

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import socket
 import threading
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,8 +115,6 @@ class Line:
         self._context = context
         self._keys = keys
         self._zmq = load_zmq()
-        # The same for each socket: to a server that hears it at the next it is the same client.
-        self._identity = b"c" + uuid.uuid4().bytes
         self.open()
 
     @property
@@ -143,7 +140,6 @@ class Line:
         try:
             new.linger = 0
             new.sndhwm = new.rcvhwm = 0
-            new.routing_id = self._identity
             # A machine that is gone neither refuses nor acknowledges: it may be back meanwhile.
             new.connect_timeout = new.tcp_maxrt = _LOST_MS
             if place.local is not None:
@@ -173,7 +169,7 @@ class Line:
         """Sends a request.
 
         Args:
-            number: its number.
+            number: its number, which no other request has, of whatever client.
             frames: the request; their buffers must not change until it is answered.
         """
         self.socket.send_multipart([number, *frames], copy=False)

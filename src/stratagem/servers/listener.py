@@ -106,8 +106,9 @@ class Listener(Closing):
         self._context: Any = self._zmq.Context()
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        # Client and number of each request that is not answered yet, for the thread that receives.
-        self._known: set[tuple[bytes, bytes]] = set()
+        # By number of each request that is not answered yet: the connection by which it, or a ping
+        # for it, came last. For the thread that receives.
+        self._known: dict[bytes, bytes] = {}
         self._waking = threading.Lock()
         self._is_woken = False
         self._is_closed = False
@@ -155,7 +156,6 @@ class Listener(Closing):
         password = None if self.local is None else self.local.password
         self._admission = Admission(self._context, keys.client_public, password)
         self._socket: Any = self._context.socket(zmq.ROUTER)
-        self._socket.router_handover = True  # a client that connects anew is still the same
         self._socket.linger = _LINGER_MS
         self._socket.sndhwm = self._socket.rcvhwm = 0
         self._socket.ipv6 = address.startswith("[")
@@ -194,23 +194,28 @@ class Listener(Closing):
                 self._take(self._socket.recv_multipart(copy=False))
             while not self._answers.empty():
                 frames = self._answers.get()
-                # To a client that has gone it is dropped.
-                self._socket.send_multipart(frames, copy=False)
                 # Not before: who asks meanwhile whether it is worked on must not send it again.
-                self._known.discard((frames[0], frames[1]))
+                connection = self._known.pop(frames[0])
+                # To a client that has gone it is dropped.
+                self._socket.send_multipart([connection, *frames], copy=False)
 
     def _take(self, frames: list[Any]) -> None:
-        client, number, *content = [frame.buffer for frame in frames]
-        client, number = bytes(client), bytes(number)
+        connection, number, *content = [frame.buffer for frame in frames]
+        connection, number = bytes(connection), bytes(number)
+        is_known = number in self._known
         if not is_message(content):
-            self._socket.send_multipart([client, number, *self._control(client, number, content)])
+            if is_known:
+                self._known[number] = connection
+            self._socket.send_multipart(
+                [connection, number, *self._control(content, is_known=is_known)]
+            )
             return
-        if (client, number) in self._known:
+        self._known[number] = connection
+        if is_known:
             return  # it was sent again, although it is worked on
-        self._known.add((client, number))
 
         def answer(message: Message) -> None:
-            self._answers.put([client, number, *pack(message)])
+            self._answers.put([number, *pack(message)])
             if threading.current_thread() is not self._receiver:
                 self._wake()
 
@@ -224,10 +229,10 @@ class Listener(Closing):
         else:
             self._requests.put(request)
 
-    def _control(self, client: bytes, number: bytes, content: list[Any]) -> list[Any]:
+    def _control(self, content: list[Any], *, is_known: bool) -> list[Any]:
         kind, *details = map(bytes, content)
         if kind == PING:
-            return [KNOWN if (client, number) in self._known else UNKNOWN, *details]
+            return [KNOWN if is_known else UNKNOWN, *details]
         if kind == WHERE and self.local is not None:
             return [HERE, self.local.path.encode(), self.local.password]
         return [HERE]
