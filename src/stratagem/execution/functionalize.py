@@ -116,6 +116,15 @@ class ReplicaScope(keras.StatelessScope):
         """That of the whole replica function."""
         return self if self._outer is None else self._outer.outermost
 
+    def has_written(self, variable: Any) -> bool:
+        """Tells whether a variable was written here, or in what this is inside of.
+
+        Args:
+            variable: the variable.
+        """
+        is_here = id(variable) in self.writes
+        return is_here or (self._outer is not None and self._outer.has_written(variable))
+
     @property
     def is_at_its_own_level(self) -> bool:
         """Whether this is not inside a `lax.cond` or the like, within the replica function."""

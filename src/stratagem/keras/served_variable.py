@@ -205,11 +205,11 @@ class ServedVariable(DistributedVariable):
         if scope is None:
             self.serving.assign(self, self._contribution(value), sign=sign)
             return self.value
-        scope = scope.outermost
-        was_set = id(self) in scope.writes and id(self) not in scope.added_to
+        added_to = scope.outermost.added_to
+        was_set = scope.has_written(self) and id(self) not in added_to
         result = super()._assign_delta(value, sign=sign)
         if not was_set:
-            scope.added_to.add(id(self))
+            added_to.add(id(self))
         return result
 
     def assign(self, value: Any) -> Any:
