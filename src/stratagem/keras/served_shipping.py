@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from stratagem.coordinator import Resource, set_packing
+from stratagem.execution.trace_errors import foreign_variable
 from stratagem.keras.private import autocasts, set_path, trainable_variables
 from stratagem.keras.served_optimizer import give_to_servers, take_built
 from stratagem.keras.served_processes import serve_server, serve_worker
@@ -100,8 +101,10 @@ class KerasPacking:
 
     def _name_of_variable(self, value: Any, strategy: Any, of_unbuilt: set[int]) -> Any:
         home = home_of(value)
-        if home is None or home.strategy is not strategy:
+        if home is None:
             return None
+        if home.strategy is not strategy:
+            raise foreign_variable(value, home.strategy, strategy)
         if isinstance(value, ServedVariable):
             if id(value) not in of_unbuilt:
                 strategy.serving.place(value)
