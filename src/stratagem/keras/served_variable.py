@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from stratagem.context import get_strategy
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
 from stratagem.keras.initial_rows import InitialRows
@@ -73,6 +74,13 @@ def making_slot(name: str) -> Generator[None]:
         _next.slot = previous
 
 
+def _has_axes(initializer: Any, shape: Any) -> bool:
+    """Whether a variable will not be a scalar."""
+    if shape is not None or callable(initializer) or isinstance(initializer, str):
+        return shape is None or bool(np.size(shape))
+    return bool(np.ndim(initializer))
+
+
 def is_collected(synchronization: Any, aggregation: Any) -> bool:
     """Tells whether a variable is counted in each worker, and added up by the coordinator.
 
@@ -99,10 +107,21 @@ class ServedVariable(DistributedVariable):
     _slot: str | None = None
     _is_table: bool = False
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        initializer: Any,
+        shape: Any = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         # In a step Keras asks for the initial value later.
         self._slot, self._is_table = _next.slot, _next.table
-        super().__init__(*args, **kwargs)
+        if self._slot is None and (trainable or _has_axes(initializer, shape)):
+            # Here, because what Keras has noted as not initialised it tries in each later step.
+            get_strategy().serving.require_coordinator(kwargs.get("name") or "variable")
+        super().__init__(initializer, shape, dtype, trainable, *args, **kwargs)
 
     @property
     def serving(self) -> Serving:

@@ -60,6 +60,25 @@ class Serving:
         self.is_in_step = False
         self.named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
+    def require_coordinator(self, path: str) -> None:
+        """Raises on a worker.
+
+        Args:
+            path: of the variable that is to be created.
+
+        Raises:
+            RuntimeError: this process is a worker.
+        """
+        if self._placer is None:
+            raise RuntimeError(
+                explain(
+                    f"Variable {path!r} was created in a function on a worker.",
+                    expected="variables that are created by the coordinator, in the strategy's "
+                    "scope: the servers share them out among all workers.",
+                    fix="create it before the function is scheduled.",
+                )
+            )
+
     def create(
         self, variable: ServedVariable, initial: np.ndarray | Callable[[int, int], np.ndarray]
     ) -> None:
@@ -69,15 +88,8 @@ class Serving:
             variable: the variable.
             initial: its value, or what makes rows of it.
         """
-        if self._placer is None:
-            raise RuntimeError(
-                explain(
-                    f"Variable {variable.path!r} was created in a function on a worker.",
-                    expected="variables that are created by the coordinator, in the strategy's "
-                    "scope: the servers share them out among all workers.",
-                    fix="create it before the function is scheduled.",
-                )
-            )
+        self.require_coordinator(variable.path)
+        assert self._placer is not None
         name = self._name_for(variable.path)
         placement = self._placer.place(
             name, variable.shape, variable.dtype, has_rows=variable.has_rows
@@ -96,7 +108,8 @@ class Serving:
         """Returns where a variable is, or the one that it is a slot of; None for scalars."""
         if not isinstance(variable.place, Stored):
             return None
-        return self._placements[variable.place.name.partition(":")[0]]
+        name = variable.place.name
+        return self._placements.get(name) or self._placements[name.rpartition(":")[0]]
 
     def read(self, variable: ServedVariable) -> Any:
         """Returns a variable's value as it is now; None if it has none."""
