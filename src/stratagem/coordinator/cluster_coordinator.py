@@ -67,8 +67,8 @@ class ClusterCoordinator(Closing):
         self._queue = ClosureQueue()
         self._ended: set[int] = set()
         self._shipments = Shipments(strategy)
-        self._workers = strategy.cluster.start_workers(packing().serve_worker)
-        addresses = self._workers.addresses
+        self.workers = strategy.cluster.start_workers(packing().serve_worker)
+        addresses = self.workers.addresses
         # Where workers wait for each other, none takes a second function before its turn.
         is_synchronous = strategy.serving.mode.num_needed > 0
         self._queue.num_workers = MAX_CLOSURES if is_synchronous else len(addresses)
@@ -79,7 +79,7 @@ class ClusterCoordinator(Closing):
             for index in range(len(addresses))
         ]
         strategy.cluster.tell_moves_to(self._note_move)
-        self._workers.watch(self._note_loss, self._note_return, self._note_end)
+        self.workers.watch(self._note_loss, self._note_return, self._note_end)
         for link in self._links:
             link.start()
 
@@ -291,7 +291,7 @@ class ClusterCoordinator(Closing):
         self._queue.close()
         for link in self._links:
             link.join()
-        self._workers.close()
+        self.workers.close()
         self._connections.close()
 
 

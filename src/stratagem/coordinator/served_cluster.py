@@ -52,7 +52,7 @@ class ServedCluster(Closing):
             count = plan.num_workers + plan.num_servers
             ray = stack.enter_context(start_local_ray(head_address, num_processes=count))
             ray.wait()
-            self._servers = stack.enter_context(
+            self.servers = stack.enter_context(
                 RayProcesses(
                     "ps",
                     packing().serve_server,
@@ -61,9 +61,9 @@ class ServedCluster(Closing):
                     environment=_OF_SERVERS,
                 )
             )
-            self._addresses: list[str | None] = list(self._servers.addresses)
-            self.server_addresses = self._servers.addresses
-            self._servers.watch(self._lose, self._find, self._give_up)
+            self._addresses: list[str | None] = list(self.servers.addresses)
+            self.server_addresses = self.servers.addresses
+            self.servers.watch(self._lose, self._find, self._give_up)
             self._closing = stack.pop_all()
 
     def locate_server(self, server: int) -> str | None:

@@ -75,7 +75,9 @@ class ServedSteps:
     ) -> bool:
         """Returns whether its gradients were used."""
         variables = [one for one in (*trace.read_only, *trace.written) if is_served(one)]
-        before = self._pull(variables)
+        # What computes gradients may begin with what was there a moment ago; nothing else may.
+        is_training = any(not isinstance(what, Ids) for what in trace.sent)
+        before = self._pull(variables, may_be_brought=is_training)
         with self._values(variables, before):
             rows = self._pull_rows(trace, ids_of() if trace.lookups else [])
             sent = call(rows)
@@ -86,14 +88,14 @@ class ServedSteps:
         self._change(trace, [one for one in variables if id(one) in after], before, after)
         return True
 
-    def _pull(self, variables: Sequence[ServedVariable]) -> dict[int, Any]:
+    def _pull(self, variables: Sequence[ServedVariable], *, may_be_brought: bool) -> dict[int, Any]:
         """The values of variables, by identity."""
         for variable in variables:
             self._serving.place(variable)
         client = self._serving.client
         names = [name_of(one) for one in variables if isinstance(one.place, Stored)]
         values, self._brought = self._brought, {}
-        is_fresh = time.monotonic() - self._brought_s < _FRESH_S
+        is_fresh = may_be_brought and time.monotonic() - self._brought_s < _FRESH_S
         if not (is_fresh and all(name in values for name in names)):
             values = client.pull(names) if names else {}
         scalars: Mapping[str, Any] = {}

@@ -1,0 +1,166 @@
+"""A whole cluster of processes on this machine: trained on, and killed in parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.coordinator import ClusterCoordinator
+from stratagem.strategies import ClusterPlan
+
+pytestmark = [
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Parameter servers were started again:RuntimeWarning"),
+]
+
+RNG = np.random.default_rng(2)
+X = RNG.normal(size=(64, 6)).astype("float32")
+Y = RNG.normal(size=(64, 2)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def strategy(ray_cluster: Any) -> Iterator[sg.ParameterServerStrategy]:
+    with sg.ParameterServerStrategy(num_workers=2, num_servers=1) as made:
+        ClusterCoordinator(made)  # starts the workers
+        yield made
+
+
+@pytest.fixture(scope="module")
+def model(strategy: sg.ParameterServerStrategy) -> keras.Model:
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return model
+
+
+def test_workers_train_and_evaluate(strategy, model) -> None:
+    before = model.evaluate(X, Y, verbose=0)[0]
+    model.fit(X, Y, batch_size=4, epochs=5, verbose=0)
+    assert int(model.optimizer.iterations) == 80
+    alone = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(2)])
+    alone.compile(loss="mse", metrics=["mae"])
+    alone.set_weights(model.get_weights())
+    after = model.evaluate(X, Y, verbose=0)
+    np.testing.assert_allclose(after, alone.evaluate(X, Y, verbose=0), rtol=1e-5)
+    assert after[0] < before
+    assert sum(strategy.serving.client.staleness().values()) == 80
+
+
+def test_functions_of_a_killed_worker_run_elsewhere(strategy, model) -> None:
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        counted = keras.metrics.Sum()
+
+    def work(number: int) -> int:
+        time.sleep(0.01)
+        counted.update_state(1.0)
+        return number
+
+    values = []
+    for number in range(300):
+        if number in (50, 200):
+            coordinator.fetch(values[number - 50])
+            strategy.coordinator.workers.kill(number % 2)
+        values.append(coordinator.schedule(work, args=(number,)))
+    coordinator.join()
+    assert coordinator.fetch(values) == list(range(300))
+    assert float(counted.result()) == 300.0
+    # The one that was killed is taken in again.
+    named = [coordinator.schedule(work, args=(1,), worker=worker) for worker in range(2)]
+    assert coordinator.fetch(named) == [1, 1]
+
+
+def test_killed_server_goes_on_from_its_journal(strategy, model) -> None:
+    model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
+    strategy.serving.client.journal()
+    iterations = int(model.optimizer.iterations)
+    weights = model.get_weights()
+    strategy.cluster.servers.kill(0)
+    for one, before in zip(model.get_weights(), weights, strict=True):  # waits for its return
+        np.testing.assert_array_equal(one, before)
+    assert int(model.optimizer.iterations) == iterations
+    told = strategy.serving.client.describe()[0]
+    assert told["restored_version"] == told["version"] == iterations
+    model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
+    assert int(model.optimizer.iterations) == iterations + 16
+
+
+def test_another_strategy_goes_on_from_the_journals(ray_cluster, tmp_path) -> None:
+    def train(epochs: int) -> tuple[list[np.ndarray], int]:
+        options: dict[str, Any] = {"num_workers": 1, "num_servers": 1, "journal_dir": tmp_path}
+        with sg.ParameterServerStrategy(**options) as strategy, strategy.scope():
+            model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(2, name="d")])
+            model.compile(keras.optimizers.Adam(0.05, name="adam"), "mse")
+            if epochs:
+                model.fit(X, Y, batch_size=16, epochs=epochs, shuffle=False, verbose=0)
+            else:
+                model.evaluate(X, Y, verbose=0)
+                model.optimizer.build(model.trainable_variables)
+                ClusterCoordinator(strategy).fetch(
+                    ClusterCoordinator(strategy).schedule(_touch, args=(model,))
+                )
+            return model.get_weights(), int(model.optimizer.iterations)
+
+    keras.backend.clear_session()
+    weights, iterations = train(2)
+    assert iterations == 8
+    keras.backend.clear_session()
+    found, found_iterations = train(0)
+    assert found_iterations == 8
+    for one, before in zip(found, weights, strict=True):
+        np.testing.assert_array_equal(one, before)
+
+
+def _touch(model: keras.Model) -> int:
+    return len(model.weights)
+
+
+@pytest.mark.parametrize("name", ["num_workers", "num_servers"])
+@pytest.mark.parametrize("number", [0, -1, 1.5, True], ids=str)
+def test_clusters_without_processes_are_refused(name: str, number: Any) -> None:
+    with pytest.raises(ValueError, match=f"received {name}="):
+        sg.ParameterServerStrategy(**{name: number})
+
+
+def test_clusters_without_servers_or_workers_are_refused() -> None:
+    spec = sg.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"]})
+    with pytest.raises(ValueError, match="The cluster has 0 ps and 1 worker tasks"):
+        ClusterPlan.of(spec, "chief")
+
+
+def test_other_tasks_are_no_coordinators() -> None:
+    spec = sg.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]})
+    assert ClusterPlan.of(spec, "chief").num_servers == 1
+    with pytest.raises(ValueError, match="was made in a task of type 'worker'"):
+        ClusterPlan.of(spec, "worker")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backup_workers": 1}, "backup_workers=1 without synchronous=True"),
+        ({"backup_workers": -1, "synchronous": True}, "backup_workers=-1 of 2 workers"),
+        ({"backup_workers": 2, "synchronous": True}, "backup_workers=2 of 2 workers"),
+    ],
+)
+def test_backup_workers_that_make_no_sense_are_refused(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        sg.ParameterServerStrategy(num_workers=2, **options)
+
+
+def test_other_resolvers_are_refused() -> None:
+    with pytest.raises(TypeError, match="cluster_resolver='a:1' is of type str"):
+        sg.ParameterServerStrategy("a:1")
+
+
+def test_coordinators_are_of_such_strategies() -> None:
+    with pytest.raises(ValueError, match="ClusterCoordinator received"):
+        ClusterCoordinator(sg.OneDeviceStrategy("cpu:0"))
