@@ -20,7 +20,7 @@ from stratagem.context import (
     in_cross_replica_context,
     stack,
 )
-from stratagem.execution import current_scope
+from stratagem.execution import ReplicaScope, current_scope
 from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.keras.served_optimizer import note_built, send_gradients
 from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
@@ -63,10 +63,11 @@ def _wrap_apply(cls: Any) -> None:
             with keras.name_scope(self.name, caller=self):
                 self.build(variables)
             if context.strategy.exchange is not None:
-                note_built(self)
+                note_built(self, context.strategy)
         if context.strategy.exchange is not None and self.built:
             targets = built_variables(self) if variables is None else variables
-            return send_gradients(self, grads, targets, context, scope)
+            own = grads if _reduced.value else _weighed(grads, context, scope)
+            return send_gradients(self, own, targets, context, are_reduced=_reduced.value)
         summed = [_whole(grad) for grad in grads] if _reduced.value else sum_gradients(grads)
         with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
@@ -155,10 +156,7 @@ def sum_gradients(grads: list[Any]) -> list[Any]:
     context, scope = get_replica_context(), current_scope()
     if context is None or scope is None or context.num_replicas_in_sync == 1:
         return [_whole(grad) for grad in grads]
-    # What value_and_grad knows to be rows travels as rows, if nobody has changed it since.
-    grads = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
-    if current_mode() is StepMode.MEAN:
-        grads = [_by_true_examples(grad, context) for grad in grads]
+    grads = _weighed(grads, context, scope)
     present = [grad for grad in grads if grad is not None and not is_indexed_slices(grad)]
     summed = iter(context.communicator.all_reduce_many(ReduceOp.SUM, present))
     return [
@@ -169,6 +167,15 @@ def sum_gradients(grads: list[Any]) -> list[Any]:
         else next(summed)
         for grad in grads
     ]
+
+
+def _weighed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> list[Any]:
+    """What a replica brings to the sum: rows where they are known, in MEAN mode its share."""
+    # What value_and_grad knows to be rows travels as rows, if nobody has changed it since.
+    grads = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
+    if context.num_replicas_in_sync > 1 and current_mode() is StepMode.MEAN:
+        grads = [_by_true_examples(grad, context) for grad in grads]
+    return grads
 
 
 def _whole(grad: Any) -> Any:

@@ -10,6 +10,8 @@ variables.Variable._maybe_autocast    mixed precision of a value that we read ou
 variables.Variable._path              a variable that came from another process has its path
 variables.Variable._autocast          likewise whether layers cast it
 Optimizer._clip_gradients             gradients are clipped before servers get them
+Optimizer._use_weight_decay           which variables an optimizer's weight decay leaves out
+Optimizer._filter_empty_gradients     what Keras says of variables without a gradient
 variables.Variable._synchronization   Layer.add_weight cannot be told to annotate a variable
 variables.Variable._aggregation       likewise
 losses.loss.apply_mask                weights of Keras masks, as every Keras loss combines them
@@ -90,6 +92,8 @@ __all__ = [
     "calls_in_thread",
     "clip_gradients",
     "compute_fans",
+    "decays",
+    "filter_empty_gradients",
     "flatten_layers",
     "get_keras_mask",
     "get_stateless_scope",
@@ -194,6 +198,19 @@ def trainable_variables(optimizer: Any) -> list[Any]:
 def clip_gradients(optimizer: Any, grads: list[Any]) -> list[Any]:
     """Returns gradients as an optimizer clips them."""
     return list(optimizer._clip_gradients(grads))
+
+
+def decays(optimizer: Any, variable: Any) -> bool:
+    """Tells whether an optimizer's weight decay is for a variable, too."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
+def filter_empty_gradients(
+    optimizer: Any, grads: list[Any], variables: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Returns the gradients that are there, and their variables; warns of those that are not."""
+    kept, of_variables = optimizer._filter_empty_gradients(grads, variables)
+    return list(kept), list(of_variables)
 
 
 def replace_steps(iterator: Any, make: Callable[[Callable[[], Any]], Any]) -> None:

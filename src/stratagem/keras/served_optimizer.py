@@ -11,12 +11,18 @@ import weakref
 from collections import Counter
 from typing import Any
 
+import jax.numpy as jnp
 import keras
 
 from stratagem.context import ReplicaContext
-from stratagem.execution import ReplicaScope
-from stratagem.keras.private import clip_gradients, trainable_variables
-from stratagem.keras.served_update import KerasUpdate, scalar_names
+from stratagem.execution import current_scope
+from stratagem.keras.private import (
+    clip_gradients,
+    decays,
+    filter_empty_gradients,
+    trainable_variables,
+)
+from stratagem.keras.served_update import KerasUpdate, other_shapes, scalar_names
 from stratagem.keras.served_variable import ServedVariable, making_slot
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
@@ -28,11 +34,14 @@ __all__ = [
     "install",
     "is_served",
     "note_built",
+    "note_undecayed",
     "send_gradients",
     "take_built",
 ]
 
-_built: list[Any] = []
+_UNDECAYED = "_stratagem_undecayed"
+
+_built: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 _num_slots: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
@@ -60,16 +69,23 @@ def is_served(variables: list[Any]) -> bool:
     return any(isinstance(variable, ServedVariable) for variable in variables)
 
 
-def note_built(optimizer: Any) -> None:
-    """Notes that a step has built an optimizer: the coordinator builds its own likewise."""
-    _built.append(optimizer)
+def note_built(optimizer: Any, strategy: Any) -> None:
+    """Notes that a step has built an optimizer: the coordinator builds its own likewise.
+
+    Args:
+        optimizer: the optimizer.
+        strategy: of this worker.
+    """
+    _built.setdefault(strategy, []).append(optimizer)
 
 
-def take_built() -> list[Any]:
-    """Returns the optimizers that were noted since this was last called."""
-    taken = list(_built)
-    del _built[: len(taken)]
-    return taken
+def take_built(strategy: Any) -> list[Any]:
+    """Returns the optimizers that were noted since this was last called.
+
+    Args:
+        strategy: of this worker.
+    """
+    return _built.pop(strategy, [])
 
 
 def give_to_servers(optimizer: Any) -> None:
@@ -80,10 +96,10 @@ def give_to_servers(optimizer: Any) -> None:
 
     Raises:
         NotImplementedError: an optimizer that servers cannot run.
-        ValueError: the servers have another one.
+        ServerError: the servers have another one.
     """
     variables = trainable_variables(optimizer)
-    if not is_served(variables) or isinstance(optimizer.iterations.place, Scalar):
+    if not is_served(variables) or _is_with_servers(optimizer):
         return
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise NotImplementedError(
@@ -94,6 +110,9 @@ def give_to_servers(optimizer: Any) -> None:
                 fix="use bfloat16, or loss_scale_factor= for a constant scale.",
             )
         )
+    sized = [one.name for one in optimizer.variables if one.shape and not one.is_slot]
+    if sized:  # servers find it, too, but their error says less
+        raise other_shapes(type(optimizer), sized)
     serving = variables[0].serving
     if serving.mode.num_needed > 1 and _clips(optimizer):
         raise NotImplementedError(
@@ -104,11 +123,39 @@ def give_to_servers(optimizer: Any) -> None:
                 fix="leave clipnorm, global_clipnorm and clipvalue out, or synchronous=True.",
             )
         )
-    serving.set_rule(KerasUpdate(optimizer), variables)
+    for variable in variables:
+        serving.place(variable)
+    told = {id(one) for one in vars(optimizer).get(_UNDECAYED, ())}
+    undecayed = [
+        one.place.name for one in variables if id(one) in told or not decays(optimizer, one)
+    ]
     kept_once = [one for one in optimizer.variables if not isinstance(one.place, Stored)]
-    for variable, name in zip(kept_once, scalar_names(kept_once), strict=True):
-        variable.place = Scalar(name)
+    names = scalar_names(kept_once)
+    start = {name: one.place.value for name, one in zip(names, kept_once, strict=True)}
+    serving.set_rule(KerasUpdate(optimizer, undecayed, start), variables)
+    # Not every server updates some of them.
+    server = serving.placement_of(variables[0]).servers[0]
+    for name, variable in zip(names, kept_once, strict=True):
+        variable.place = Scalar(name, server)
     serving.secure()
+
+
+def note_undecayed(optimizer: Any, strategy: Any) -> None:
+    """Notes which variables the weight decay of an optimizer leaves out, before it travels.
+
+    Keras knows them by their identities, which are others in another process.
+
+    Args:
+        optimizer: the optimizer, not built.
+        strategy: of the coordinator.
+    """
+    if optimizer.weight_decay is not None:
+        left_out = [one for one in strategy.variables.live() if not decays(optimizer, one)]
+        object.__setattr__(optimizer, _UNDECAYED, left_out)
+
+
+def _is_with_servers(optimizer: Any) -> bool:
+    return any(isinstance(one.place, Scalar) for one in optimizer.variables)
 
 
 def send_gradients(
@@ -116,39 +163,44 @@ def send_gradients(
     grads: list[Any],
     variables: list[Any],
     context: ReplicaContext,
-    scope: ReplicaScope,
+    *,
+    are_reduced: bool,
 ) -> None:
     """Hands the gradients of a step to the servers: summed over its replicas, then clipped.
 
     Args:
         optimizer: the optimizer, built.
-        grads: of this replica.
+        grads: of this replica, rows as `IndexedSlices`; weighed as they are to be summed.
         variables: their variables.
         context: of the replica.
-        scope: of the replica function.
+        are_reduced: whether they are the same on all replicas already.
+
+    Raises:
+        ValueError: a variable that the optimizer was not built for, or no gradient at all.
     """
+    scope = current_scope()
+    if scope is None or not grads:
+        return
+    _check_known(optimizer, variables)
     scope.outermost.prepare(functools.partial(give_to_servers, optimizer))
-    pairs = [pair for pair in zip(grads, variables, strict=True) if pair[0] is not None]
-    summed: list[Any] = []
+    grads, variables = filter_empty_gradients(optimizer, grads, variables)
+    if context.num_replicas_in_sync > 1 and not are_reduced:
+        grads = _summed(grads, context)
+    clips, has_whole = _clips(optimizer), _needs_whole_tables(optimizer)
     rows: dict[int, IndexedSlices] = {}
-    for place, (grad, variable) in enumerate(pairs):
-        slices = grad if is_indexed_slices(grad) else scope.rows_of(grad)
-        if variable.has_rows and slices is not None:
-            if context.num_replicas_in_sync > 1:
-                slices = context.communicator.all_reduce_slices(ReduceOp.SUM, slices)
+    values: list[Any] = []
+    for place, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
+        if is_indexed_slices(grad) and variable.has_rows and not has_whole:
             # Of ids that come twice the norm is that of the sum.
-            rows[place] = slices.combined() if _clips(optimizer) else slices
-            summed.append(rows[place].values)
+            rows[place] = _rows_that_are_there(grad.combined() if clips else grad, variable)
+            values.append(rows[place].values)
         else:
-            dense = grad.to_dense() if is_indexed_slices(grad) else grad
-            summed.append(dense)
-    whole = [place for place in range(len(pairs)) if place not in rows]
-    if context.num_replicas_in_sync > 1:
-        reduced = context.communicator.all_reduce_many(ReduceOp.SUM, [summed[p] for p in whole])
-        for place, value in zip(whole, reduced, strict=True):
-            summed[place] = value
-    for place, value in enumerate(clip_gradients(optimizer, summed)):
-        variable = pairs[place][1]
+            values.append(grad.to_dense() if is_indexed_slices(grad) else grad)
+    if optimizer.loss_scale_factor is not None:
+        values = [value / optimizer.loss_scale_factor for value in values]
+    if clips:
+        values = clip_gradients(optimizer, values)
+    for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
         if place in rows:
             scope.outermost.send(RowGradient(variable, is_ids=True), rows[place].indices)
             scope.outermost.send(RowGradient(variable, is_ids=False), value)
@@ -156,6 +208,49 @@ def send_gradients(
             scope.outermost.send(Gradient(variable), value)
 
 
+def _check_known(optimizer: Any, variables: list[Any]) -> None:
+    known = {id(variable) for variable in trainable_variables(optimizer)}
+    unknown = [variable.path for variable in variables if id(variable) not in known]
+    if unknown:
+        raise ValueError(
+            explain(
+                f"{optimizer.name} was asked to update {unknown}, which it was not built for.",
+                expected="the variables that it was built for, or some of them.",
+                fix="build it for all of them at once: optimizer.build(model.trainable_variables).",
+            )
+        )
+
+
+def _summed(grads: list[Any], context: ReplicaContext) -> list[Any]:
+    whole = [grad for grad in grads if not is_indexed_slices(grad)]
+    summed = iter(context.communicator.all_reduce_many(ReduceOp.SUM, whole))
+    return [
+        context.communicator.all_reduce_slices(ReduceOp.SUM, grad)
+        if is_indexed_slices(grad)
+        else next(summed)
+        for grad in grads
+    ]
+
+
+def _rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
+    """Lets an id below 0 count from the end, and one past the end stand for nothing."""
+    num_rows = table.shape[0]
+    ids = jnp.where(slices.indices < 0, slices.indices + num_rows, slices.indices)
+    is_there = (ids >= 0) & (ids < num_rows)
+    # Nothing is added to a row that is updated anyway.
+    any_id = jnp.min(jnp.where(is_there, ids, num_rows - 1), initial=num_rows - 1)
+    is_kept = is_there.reshape(-1, *[1] * (slices.values.ndim - 1))
+    values = jnp.where(is_kept, slices.values, jnp.zeros((), slices.values.dtype))
+    return IndexedSlices(values, jnp.where(is_there, ids, any_id), slices.dense_shape)
+
+
+def _needs_whole_tables(optimizer: Any) -> bool:
+    """Whether it changes rows that nobody looks up: it cannot be told of some rows alone."""
+    return bool(optimizer.use_ema or optimizer.gradient_accumulation_steps)
+
+
 def _clips(optimizer: Any) -> bool:
+    if optimizer.gradient_accumulation_steps:  # their mean is clipped: by the servers
+        return False
     limits = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
     return any(limit is not None for limit in limits)

@@ -17,7 +17,7 @@ import numpy as np
 from stratagem.coordinator import Resource, set_packing
 from stratagem.execution.trace_errors import foreign_variable
 from stratagem.keras.private import autocasts, set_path, trainable_variables
-from stratagem.keras.served_optimizer import give_to_servers, take_built
+from stratagem.keras.served_optimizer import give_to_servers, note_undecayed, take_built
 from stratagem.keras.served_processes import serve_server, serve_worker
 from stratagem.keras.served_variable import ServedVariable, kept_in_process, making_slot
 from stratagem.keras.shipping import pack_object, unpack_object
@@ -59,7 +59,7 @@ class KerasPacking:
         """Returns which optimizers a worker has built since it was last asked."""
         return [
             (vars(one)[_NUMBER], [variable.place.name for variable in trainable_variables(one)])
-            for one in take_built()
+            for one in take_built(strategy)
             if _NUMBER in vars(one)
         ]
 
@@ -96,6 +96,7 @@ class KerasPacking:
             if value.built:
                 give_to_servers(value)
             else:
+                note_undecayed(value, strategy)
                 of_unbuilt.update(id(variable) for variable in value.variables)
         return None  # goes by its attributes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,10 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.servers import Slot, State
 
-__all__ = ["KerasUpdate", "scalar_names"]
+__all__ = ["KerasUpdate", "other_shapes", "scalar_names"]
+
+# What the name of a variable's shard has more than that of the variable.
+_SHARD = re.compile(r"/part_\d+$")
 
 _Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
 
@@ -21,31 +25,54 @@ _Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
 class KerasUpdate:
     """Applies gradients as a Keras optimizer does; each server has one of its own.
 
-    Clipping needs the gradients of all servers, and so is done before they are sent.
+    Clipping needs the gradients of all servers, and so is done before they are sent, as is what a
+    scaled loss has multiplied them by. Of gradients that are accumulated the mean is clipped.
 
     Args:
         optimizer: the optimizer, built or not; its variables are left alone.
+        undecayed: names of the variables that its weight decay leaves out.
+        start: what it keeps once, where that is not what it begins with by itself.
 
     Raises:
-        NotImplementedError: an optimizer that keeps arrays of other shapes than its variables'.
+        NotImplementedError: an optimizer that keeps arrays of other shapes than its variables', or
+            clips the mean of several gradients by its norm.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        undecayed: Sequence[str] = (),
+        start: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         self._class = type(optimizer)
-        unclipped = {"clipnorm": None, "clipvalue": None, "global_clipnorm": None}
-        self._config = {**optimizer.get_config(), **unclipped}
+        self._undecayed = sorted(undecayed)
+        self._start = dict(start or {})
+        done_before = {"clipnorm": None, "global_clipnorm": None, "loss_scale_factor": None}
+        if not optimizer.gradient_accumulation_steps:
+            done_before["clipvalue"] = None
+        elif optimizer.clipnorm is not None or optimizer.global_clipnorm is not None:
+            raise NotImplementedError(
+                explain(
+                    f"{optimizer.name} is to accumulate gradients and to clip their norm.",
+                    expected="one of the two under a ParameterServerStrategy: the mean of "
+                    "gradients is known to its servers only, each of which has a part.",
+                    fix="clip by value (clipvalue=), or leave gradient_accumulation_steps out.",
+                )
+            )
+        self._config = {**optimizer.get_config(), **done_before}
         self._programs: dict[_Shapes, _Program] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_class": self._class, "_config": self._config, "_programs": {}}
+        return {**vars(self), "_programs": {}}
 
     def describe(self) -> dict[str, Any]:
         """Returns the name and the numbers of the optimizer."""
-        return {"optimizer": self._class.__name__, **self._config}
+        told = {"undecayed": self._undecayed} if self._undecayed else {}
+        return {"optimizer": self._class.__name__, **self._config, **told}
 
     def scalars(self) -> dict[str, np.ndarray]:
         """Returns what it keeps once, as it is in the beginning."""
-        return self._program((("v", (1,), "float32"),)).scalars
+        return {**self._program((("v", (1,), "float32"),)).scalars, **self._start}
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
         """Returns what it keeps for a variable."""
@@ -68,17 +95,25 @@ class KerasUpdate:
         program = self._programs.get(shapes)
         if program is None:
             optimizer: Any = self._class.from_config(dict(self._config))
-            program = self._programs[shapes] = _Program(optimizer, shapes)
+            program = self._programs[shapes] = _Program(optimizer, shapes, self._undecayed)
         return program
 
 
 class _Program:
     """The update of variables of certain shapes, compiled."""
 
-    def __init__(self, optimizer: Any, shapes: _Shapes) -> None:
+    def __init__(self, optimizer: Any, shapes: _Shapes, undecayed: Sequence[str]) -> None:
         self._names = [name for name, _, _ in shapes]
         self._optimizer = optimizer
         references = [_variable(*shape) for shape in shapes]
+        if undecayed:
+            optimizer.exclude_from_weight_decay(
+                [
+                    one
+                    for name, one in zip(self._names, references, strict=True)
+                    if {name, _SHARD.sub("", name)} & set(undecayed)
+                ]
+            )
         places = {id(variable): place for place, variable in enumerate(references)}
         self.slots: dict[tuple[str, str], Any] = {}
         counted: Counter[tuple[str, str]] = Counter()
@@ -139,15 +174,24 @@ class _Program:
         num_others = sum(isinstance(key, str) for key in self._order)
         sized = [name for name, value in self.scalars.items() if value.ndim]
         if sized or len(self.scalars) != num_others:
-            raise NotImplementedError(
-                explain(
-                    f"{kind.__name__} keeps {sized or list(self.scalars)}, of other shapes than "
-                    "its variables.",
-                    expected="an optimizer whose arrays have the shapes of its variables, so that "
-                    "servers can hold parts of both.",
-                    fix="use one such as SGD, Adagrad or Adam under a ParameterServerStrategy.",
-                )
-            )
+            raise other_shapes(kind, sized or list(self.scalars))
+
+
+def other_shapes(kind: type, names: Sequence[str]) -> NotImplementedError:
+    """Returns the error for an optimizer with arrays that belong to no variable alone.
+
+    Args:
+        kind: its class.
+        names: of these arrays.
+    """
+    return NotImplementedError(
+        explain(
+            f"{kind.__name__} keeps {names}, of other shapes than its variables.",
+            expected="an optimizer whose arrays have the shapes of its variables, so that servers "
+            "can hold parts of both.",
+            fix="use one such as SGD, Adagrad or Adam under a ParameterServerStrategy.",
+        )
+    )
 
 
 def scalar_names(variables: Sequence[Any]) -> list[str]:

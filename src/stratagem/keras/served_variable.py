@@ -129,6 +129,11 @@ class ServedVariable(DistributedVariable):
         return self._home.strategy.serving
 
     @property
+    def is_slot(self) -> bool:
+        """Whether it is what an optimizer keeps for another variable."""
+        return self._slot is not None
+
+    @property
     def is_added_to(self) -> bool:
         """Whether a step writes a difference: as of averages that all workers move."""
         return self._synchronization == "on_read"

@@ -58,6 +58,17 @@ class ServedVariables:
         """
         self._placements[placement.name] = placement
 
+    def placement_of(self, name: str) -> Placement:
+        """Returns where a variable is, or the one that a slot is of.
+
+        Args:
+            name: of the variable, or of the slot.
+
+        Raises:
+            KeyError: it is not known here.
+        """
+        return self._find(name)[0]
+
     def create(
         self, placement: Placement, initial: np.ndarray | Callable[[int, int], np.ndarray]
     ) -> bool:

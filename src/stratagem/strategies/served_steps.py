@@ -99,8 +99,9 @@ class ServedSteps:
         if not (is_fresh and all(name in values for name in names)):
             values = client.pull(names) if names else {}
         scalars: Mapping[str, Any] = {}
-        if any(isinstance(one.place, Scalar) for one in variables):
-            scalars = client.scalars()
+        kept_once = [one.place for one in variables if isinstance(one.place, Scalar)]
+        if kept_once:
+            scalars = client.scalars(kept_once[0].server)
         return {
             id(one): (values if isinstance(one.place, Stored) else scalars)[name_of(one)]
             for one in variables

@@ -36,9 +36,11 @@ class Scalar:
 
     Args:
         name: its name there.
+        server: the one that is asked for it.
     """
 
     name: str
+    server: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,7 +51,6 @@ class Serving:
         self.num_writes = 0
         self._has_journals = has_journals
         self._placer = placer
-        self._placements: dict[str, Placement] = {}
         self.known: dict[str, Any] = {}
         self.collected: dict[int, Any] = {}
         self.kept: dict[int, Any] = {}
@@ -95,7 +94,6 @@ class Serving:
             name, variable.shape, variable.dtype, has_rows=variable.has_rows
         )
         self.client.create(placement, initial)
-        self._placements[name] = placement
         variable.place = Stored(name)
         self.named[name] = variable
 
@@ -108,8 +106,7 @@ class Serving:
         """Returns where a variable is, or the one that it is a slot of; None for scalars."""
         if not isinstance(variable.place, Stored):
             return None
-        name = variable.place.name
-        return self._placements.get(name) or self._placements[name.rpartition(":")[0]]
+        return self.client.placement_of(variable.place.name)
 
     def read(self, variable: ServedVariable) -> Any:
         """Returns a variable's value as it is now; None if it has none."""
@@ -117,7 +114,7 @@ class Serving:
         if isinstance(where, Unplaced):
             return where.value
         if isinstance(where, Scalar):
-            return self.client.scalars()[where.name]
+            return self.client.scalars(where.server)[where.name]
         return None if where is None else self.client.pull([where.name])[where.name]
 
     def assign(self, variable: ServedVariable, value: Any, *, sign: int = 0) -> None:
