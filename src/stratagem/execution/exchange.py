@@ -70,12 +70,15 @@ def _counts(effect: Any) -> bool:
     return type(effect).__name__ != "NamedAxisEffect"
 
 
-def without_unused(jaxpr: Jaxpr, is_kept: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
+def without_unused(
+    jaxpr: Jaxpr, is_kept: Sequence[bool], *, keeps_effects: bool = True
+) -> tuple[Jaxpr, list[bool]]:
     """Leaves out what no result of a jaxpr depends on.
 
     Args:
         jaxpr: the jaxpr.
         is_kept: of each input whether it stays even if nothing depends on it.
+        keeps_effects: whether what it does besides, such as to print, stays.
 
     Returns:
         The jaxpr, and of each input whether it is there still.
@@ -83,9 +86,8 @@ def without_unused(jaxpr: Jaxpr, is_kept: Sequence[bool]) -> tuple[Jaxpr, list[b
     needed = {id(atom) for atom in jaxpr.outvars if not isinstance(atom, Literal)}
     eqns: list[Any] = []
     for eqn in reversed(jaxpr.eqns):
-        if any(map(_counts, eqn.effects)) or any(
-            id(variable) in needed for variable in eqn.outvars
-        ):
+        has_effect = keeps_effects and any(map(_counts, eqn.effects))
+        if has_effect or any(id(variable) in needed for variable in eqn.outvars):
             eqns.append(eqn)
             needed.update(id(atom) for atom in eqn.invars if not isinstance(atom, Literal))
     stays = [

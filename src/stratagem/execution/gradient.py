@@ -13,6 +13,7 @@ from stratagem.execution.exchange import Ids, Lookup
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.execution.lookups import (
     Lookups,
+    as_row_numbers,
     has_company,
     is_elsewhere,
     rows_pay,
@@ -112,7 +113,7 @@ class _Differentiated:
             table for table in tables_among(self._variables) if is_wanted or rows_pay(table, ())
         ]
         is_traced = any(isinstance(value, Tracer) for value in self._values)
-        receives = self._outer is not None and self._outer.outermost.receive is not None
+        receives = self._receive is not None
         # Run op by op, one more call costs as much as it would save.
         if not receives and (not tables or not (is_wanted or (is_traced and has_company()))):
             return []
@@ -172,7 +173,7 @@ class _Differentiated:
         for key, pairs in received.items():
             for (place, _), own_ids in zip(pairs, ids[key], strict=True):
                 assert self._outer is not None
-                self._outer.outermost.send(Ids(place), own_ids)
+                self._outer.outermost.send(Ids(place), as_row_numbers(own_ids))
         _keep_updates(written, updates, self._outer)
         by_id: dict[int, Any] = {
             id(v): grad for v, grad in zip(self._variables, grads, strict=True) if id(v) in read_ids
@@ -181,9 +182,16 @@ class _Differentiated:
             by_id[id(table)] = slices_of(table, ids[id(table)], rows[id(table)])
         return (value, aux), by_id
 
+    @property
+    def _receive(self) -> Callable[[Lookup], tuple[int, Any]] | None:
+        """What asks for rows from elsewhere; None where no ids could get there."""
+        outermost = None if self._outer is None else self._outer.outermost
+        is_inside = outermost is not None and not outermost.is_at_its_own_level
+        return None if outermost is None or is_inside else outermost.receive
+
     def _received(self, tables: list[Any]) -> dict[int, list[tuple[int, Any]]]:
         """The place and the rows of each lookup in tables that are elsewhere, by table."""
-        receive = None if self._outer is None else self._outer.outermost.receive
+        receive = self._receive
         if receive is None:
             return {}
         return {

@@ -40,7 +40,11 @@ class IdsProgram:
         }
         self._lookups = sorted(places)
         outvars = [jaxpr.outvars[places[lookup]] for lookup in self._lookups]
-        reduced, stays = without_unused(jaxpr.replace(outvars=outvars), [False] * len(jaxpr.invars))
+        reduced, stays = without_unused(
+            jaxpr.replace(outvars=outvars),
+            [False] * len(jaxpr.invars),
+            keeps_effects=False,  # the step itself does that
+        )
         self._inputs = [one for one, stay in zip(trace.inputs, stays, strict=True) if stay]
         if any(source == "rows" for source, _ in self._inputs):
             raise ValueError(

@@ -25,6 +25,7 @@ from stratagem.values import IndexedSlices
 
 __all__ = [
     "Lookups",
+    "as_row_numbers",
     "embedding_lookup",
     "has_company",
     "is_elsewhere",
@@ -121,8 +122,13 @@ def _rows_from_elsewhere(table: Any, ids: Any, scope: ReplicaScope) -> jax.Array
         return _plain_rows(table, ids)
     lookup = Lookup(table, (*ids.shape, *table.shape[1:]), jnp.dtype(table.dtype))
     place, rows = scope.receive(lookup)
-    scope.send(Ids(place), ids)
+    scope.send(Ids(place), as_row_numbers(ids))
     return rows.astype(table.value.dtype)  # of layers that compute in another
+
+
+def as_row_numbers(ids: jax.Array) -> jax.Array:
+    """Returns ids in a dtype that holds the number of every row."""
+    return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
 
 
 def _plain_rows(table: Any, ids: Any) -> jax.Array:

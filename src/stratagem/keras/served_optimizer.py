@@ -235,7 +235,8 @@ def _summed(grads: list[Any], context: ReplicaContext) -> list[Any]:
 def _rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
     """Lets an id below 0 count from the end, and one past the end stand for nothing."""
     num_rows = table.shape[0]
-    ids = jnp.where(slices.indices < 0, slices.indices + num_rows, slices.indices)
+    ids = jnp.asarray(slices.indices).astype(jnp.int32)
+    ids = jnp.where(ids < 0, ids + num_rows, ids)
     is_there = (ids >= 0) & (ids < num_rows)
     # Nothing is added to a row that is updated anyway.
     any_id = jnp.min(jnp.where(is_there, ids, num_rows - 1), initial=num_rows - 1)
