@@ -28,6 +28,8 @@ class CutLine:
         self._lost_way: str | None = None
         self.has_lost = threading.Event()
         self._is_to_cut = threading.Event()
+        self._is_to_hang_up = threading.Event()
+        self._has_hung_up = threading.Event()
         self._is_closed = threading.Event()
         self._pairs: dict[socket.socket, tuple[socket.socket, str]] = {}
         self._selector = selectors.DefaultSelector()
@@ -49,6 +51,11 @@ class CutLine:
         self._lost_way = None
         self._is_to_cut.set()
 
+    def hang_up(self, limit_s: float) -> bool:
+        """Ends the connections, and returns whether the server has noticed within a limit."""
+        self._is_to_hang_up.set()
+        return self._has_hung_up.wait(limit_s)
+
     def close(self) -> None:
         self._is_closed.set()
         self._thread.join()
@@ -58,6 +65,11 @@ class CutLine:
             if self._is_to_cut.is_set():
                 self._is_to_cut.clear()
                 self._close_pairs()
+            if self._is_to_hang_up.is_set():
+                self._is_to_hang_up.clear()
+                for other, way in self._pairs.values():
+                    if way == "there":
+                        other.shutdown(socket.SHUT_WR)
             for key, _ in self._selector.select(_TICK_S):
                 if key.fileobj is self._listening:
                     self._accept()
@@ -86,6 +98,7 @@ class CutLine:
             data = b""
         if not data:
             self._close_pair(end)
+            self._has_hung_up.set()
         elif way == self._lost_way:
             self.has_lost.set()
         else:

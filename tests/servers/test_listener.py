@@ -11,8 +11,10 @@ import zmq
 
 from stratagem.servers import ClusterKeys, Connections, Listener, Message, Request, ServerError
 from tests.fresh_process import run_fresh
+from tests.servers.cut_line import CutLine
 
 _LIMIT_S = 30
+_HEADER = b'{"kind":"x","fields":{},"arrays":[]}'
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +111,7 @@ def test_request_that_comes_twice_is_handled_once_while_it_is_worked_on(keys, cl
     assert sorted(numbers) == [1, 2]
 
 
-@pytest.mark.parametrize("again", [[b"ping", b"token"], [b'{"kind":"x","fields":{},"arrays":[]}']])
+@pytest.mark.parametrize("again", [[b"ping", b"token"], [_HEADER]])
 def test_answer_goes_where_its_number_was_last_heard_from(keys, client, again) -> None:
     is_heard, may_end = threading.Event(), threading.Event()
     num_heard = 0
@@ -126,7 +128,7 @@ def test_answer_goes_where_its_number_was_last_heard_from(keys, client, again) -
             before.linger = 0
             keys.unlock(before)
             before.connect(listener.address)
-            before.send_multipart([b"number", b'{"kind":"x","fields":{},"arrays":[]}'])
+            before.send_multipart([b"number", _HEADER])
             assert is_heard.wait(_LIMIT_S)
         client.connect(listener.address)
         client.send_multipart([b"number", *again])
@@ -139,6 +141,49 @@ def test_answer_goes_where_its_number_was_last_heard_from(keys, client, again) -
         assert client.poll(_LIMIT_S * 1000)
         assert client.recv_multipart()[0] == b"number"
     assert num_heard == 1
+
+
+@pytest.mark.parametrize("again", [[b"ping", b"token"], [_HEADER]])
+@pytest.mark.parametrize("keep_s", [_LIMIT_S, 0.0])
+def test_answer_whose_connection_is_gone_waits_for_who_asks_for_it(
+    keys, client, again, keep_s, monkeypatch
+) -> None:
+    monkeypatch.setattr("stratagem.servers.listener._KEEP_S", keep_s)
+    is_heard, may_end = threading.Event(), threading.Event()
+    num_heard = 0
+
+    def handle(request: Request) -> None:
+        nonlocal num_heard
+        num_heard += 1
+        is_heard.set()
+        may_end.wait(_LIMIT_S)
+        request.answer(request.message)
+
+    def receive() -> list[bytes]:
+        assert client.poll(_LIMIT_S * 1000)
+        return client.recv_multipart()
+
+    with Listener(keys, handle, num_threads=1) as listener, zmq.Context() as context:
+        line = CutLine(listener.address)
+        with context.socket(zmq.DEALER) as before:
+            before.linger = 0
+            before.reconnect_ivl = -1
+            keys.unlock(before)
+            before.connect(line.address)
+            before.send_multipart([b"number", _HEADER])
+            assert is_heard.wait(_LIMIT_S)
+            assert line.hang_up(_LIMIT_S)
+        line.close()
+        may_end.set()
+        client.connect(listener.address)
+        client.send_multipart([b"after", _HEADER])
+        assert receive() == [b"after", _HEADER]
+        client.send_multipart([b"number", *again])
+        is_forgotten = again[0] == b"ping" and not keep_s
+        assert receive() == [b"number", *([b"unknown", b"token"] if is_forgotten else [_HEADER])]
+        client.send_multipart([b"number", b"ping", b"token"])
+        assert receive() == [b"number", b"unknown", b"token"]
+    assert num_heard == (3 if again == [_HEADER] and not keep_s else 2)
 
 
 @pytest.mark.parametrize("frames", [[], [b""], [b"", b""], [b"1", b"ping"], [b"1", b"known", b"2"]])

@@ -33,6 +33,9 @@ _WAKE_ADDRESS = "inproc://answers"
 # How long a listener that closes waits for handlers, and for its last answers to be sent.
 _CLOSE_S = 5.0
 _LINGER_MS = 200
+# How long an answer waits for a client whose connection broke to ask for it by another.
+_KEEP_S = 10.0
+_KEEP_TICK_MS = 1000
 
 
 class Request:
@@ -109,6 +112,8 @@ class Listener(Closing):
         # By number of each request that is not answered yet: the connection by which it, or a ping
         # for it, came last. For the thread that receives.
         self._known: dict[bytes, bytes] = {}
+        # Answers whose connection is gone, by number, and since when; the oldest first.
+        self._kept: dict[bytes, tuple[float, list[Any]]] = {}
         self._waking = threading.Lock()
         self._is_woken = False
         self._is_closed = False
@@ -156,6 +161,7 @@ class Listener(Closing):
         password = None if self.local is None else self.local.password
         self._admission = Admission(self._context, keys.client_public, password)
         self._socket: Any = self._context.socket(zmq.ROUTER)
+        self._socket.router_mandatory = True  # tells that a connection is gone
         self._socket.linger = _LINGER_MS
         self._socket.sndhwm = self._socket.rcvhwm = 0
         self._socket.ipv6 = address.startswith("[")
@@ -182,7 +188,7 @@ class Listener(Closing):
             poller.register(socket, zmq.POLLIN)
         is_ending = False
         while not is_ending:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(_KEEP_TICK_MS if self._kept else None))
             if self._woken in ready:
                 self._woken.recv()
                 with self._waking:  # before the answers are looked at: later ones wake again
@@ -193,26 +199,24 @@ class Listener(Closing):
             if self._socket in ready:
                 self._take(self._socket.recv_multipart(copy=False))
             while not self._answers.empty():
-                frames = self._answers.get()
-                # Not before: who asks meanwhile whether it is worked on must not send it again.
-                connection = self._known.pop(frames[0])
-                # To a client that has gone it is dropped.
-                self._socket.send_multipart([connection, *frames], copy=False)
+                self._give(self._answers.get())
+            self._forget_old()
 
     def _take(self, frames: list[Any]) -> None:
         connection, number, *content = [frame.buffer for frame in frames]
         connection, number = bytes(connection), bytes(number)
         is_known = number in self._known
-        if not is_message(content):
-            if is_known:
-                self._known[number] = connection
-            self._socket.send_multipart(
-                [connection, number, *self._control(content, is_known=is_known)]
-            )
+        if is_known:
+            self._known[number] = connection
+        if number in self._kept:
+            self._give(self._kept.pop(number)[1])
             return
-        self._known[number] = connection
+        if not is_message(content):
+            self._send([connection, number, *self._control(content, is_known=is_known)])
+            return
         if is_known:
             return  # it was sent again, although it is worked on
+        self._known[number] = connection
 
         def answer(message: Message) -> None:
             self._answers.put([number, *pack(message)])
@@ -228,6 +232,30 @@ class Listener(Closing):
             self._handle_one(request)
         else:
             self._requests.put(request)
+
+    def _give(self, answer: list[Any]) -> None:
+        number = answer[0]
+        if self._send([self._known[number], *answer]):
+            # Not before: who asks meanwhile whether it is worked on must not send it again.
+            del self._known[number]
+        else:
+            self._kept[number] = (time.monotonic(), answer)
+
+    def _send(self, frames: list[Any]) -> bool:
+        """Returns whether the connection is still there."""
+        try:
+            self._socket.send_multipart(frames, copy=False)
+        except self._zmq.ZMQError as error:
+            if error.errno != self._zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def _forget_old(self) -> None:
+        """Forgets answers for which nobody comes."""
+        before_s = time.monotonic() - _KEEP_S
+        while self._kept and (oldest := next(iter(self._kept.items())))[1][0] <= before_s:
+            del self._kept[oldest[0]], self._known[oldest[0]]
 
     def _control(self, content: list[Any], *, is_known: bool) -> list[Any]:
         kind, *details = map(bytes, content)
