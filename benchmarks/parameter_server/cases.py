@@ -41,8 +41,10 @@ class Case:
         return {"kind": self.kind, "num_ids": self.num_ids, "amount": amount}
 
 
-# Work that only the peer does is measured all the same: what it costs there is our bound.
 OURS = {
+    "mlp": whole_side("Stratagem", "stratagem_parameter_server"),
+    "closures": whole_side("Stratagem", "stratagem_parameter_server"),
+    "sleeps": whole_side("Stratagem", "stratagem_parameter_server"),
     "pull_rows": whole_side("Stratagem", "stratagem_rows"),
     "push_rows": whole_side("Stratagem", "stratagem_rows"),
 }

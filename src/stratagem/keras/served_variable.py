@@ -19,6 +19,7 @@ from stratagem.context import get_strategy
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
 from stratagem.keras.initial_rows import InitialRows
+from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.options import VariableSynchronization
@@ -226,9 +227,11 @@ class ServedVariable(DistributedVariable):
 
     def _assign_delta(self, value: Any, *, sign: int) -> Any:
         scope = current_scope()
-        if scope is None:
+        if scope is None and get_stateless_scope() is None:
             self.serving.assign(self, self._contribution(value), sign=sign)
             return self.value
+        if scope is None:  # Keras infers shapes
+            return super()._assign_delta(value, sign=sign)
         added_to = scope.outermost.added_to
         was_set = scope.has_written(self) and id(self) not in added_to
         result = super()._assign_delta(value, sign=sign)

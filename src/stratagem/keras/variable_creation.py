@@ -24,7 +24,7 @@ from stratagem.variables import Home, choose_kind, parse_aggregation, parse_sync
 
 __all__ = ["Variable", "adopt", "install"]
 
-_SIGNATURE = inspect.signature(keras.Variable.__init__)
+_SIGNATURE = inspect.signature(DistributedVariable.__init__)
 
 
 def Variable(  # noqa: N802 - tf.Variable's name

@@ -82,7 +82,10 @@ class ServedSteps:
             rows = self._pull_rows(trace, ids_of() if trace.lookups else [])
             sent = call(rows)
             after = {id(one): one.whole_held() for one in trace.written if is_served(one)}
-        names = [name_of(one) for one in variables if isinstance(one.place, Stored)]
+        # A table that is read whole is too large to come back without being asked for.
+        names = [
+            name_of(one) for one in variables if isinstance(one.place, Stored) and not one.has_rows
+        ]
         if not self._push(trace, sent, names):
             return False
         self._change(trace, [one for one in variables if id(one) in after], before, after)
