@@ -8,13 +8,12 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from stratagem.coordinator.closures import MAX_CLOSURES, Closure, ClosureQueue
 from stratagem.coordinator.packing import Resource, packing
 from stratagem.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from stratagem.coordinator.remote_value import RemoteValue
 from stratagem.coordinator.shipping import Shipments, inputs_of
+from stratagem.coordinator.structures import map_structure
 from stratagem.coordinator.worker_link import WorkerLink
 from stratagem.messages import explain
 from stratagem.servers import Connections, Message
@@ -154,8 +153,8 @@ class ClusterCoordinator(Closing):
 
         Raises:
             TypeError: `fn` cannot be called, or something cannot leave this process.
-            ValueError: no such worker, or `args` is no tuple or list. Otherwise the error of an
-                earlier function, once.
+            ValueError: no such worker, `args` is no tuple or list, or an argument of another
+                coordinator. Otherwise the error of an earlier function, once.
 
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.schedule.
         """
@@ -167,6 +166,7 @@ class ClusterCoordinator(Closing):
             inputs=inputs_of(args, kwargs),
             worker=worker,
         )
+        closure.result.owner = self._shipments
         self._queue.put(closure)
         return closure.result
 
@@ -260,8 +260,8 @@ class ClusterCoordinator(Closing):
                 return [fetched(one) for one in leaf.values]
             return leaf.fetch() if isinstance(leaf, RemoteValue) else leaf
 
-        return jax.tree.map(
-            fetched, val, is_leaf=lambda leaf: isinstance(leaf, PerWorkerValues | RemoteValue)
+        return map_structure(
+            fetched, val, lambda leaf: isinstance(leaf, PerWorkerValues | RemoteValue)
         )
 
     def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Any, Protocol
 
 from stratagem.servers import ClusterKeys
@@ -104,5 +105,7 @@ def set_packing(new: Packing) -> None:
 
 def packing() -> Packing:
     """Returns what packs."""
+    if _Slot.packing is None:  # whoever imports this room alone has not loaded it yet
+        importlib.import_module("stratagem.keras")
     assert _Slot.packing is not None
     return _Slot.packing

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from stratagem.coordinator.structures import map_structure
 from stratagem.errors import CancelledError
 
 __all__ = ["RemoteValue", "RemoteValueStatus"]
@@ -35,8 +36,12 @@ class RemoteValue:
     Made by `schedule`. It may be an argument of another scheduled function, which starts when it is
     there.
 
+    `owner` is what the coordinator knows it by that it is a result of; None of nobody.
+
     Source: TF 2.21 remote_value.py, RemoteValue.
     """
+
+    owner: Any = None
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -70,7 +75,7 @@ class RemoteValue:
 
         Source: TF 2.21 remote_value.py, RemoteValue.fetch.
         """
-        return jax.tree.map(
+        return map_structure(
             lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, self._wait()
         )
 
@@ -79,7 +84,7 @@ class RemoteValue:
 
         Source: TF 2.21 remote_value.py, RemoteValue.get.
         """
-        return jax.tree.map(
+        return map_structure(
             lambda leaf: (
                 jax.numpy.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
             ),

@@ -5,18 +5,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from stratagem.coordinator.packing import Resource, packing
 from stratagem.coordinator.per_worker import PerWorkerValues
 from stratagem.coordinator.remote_value import RemoteValue
+from stratagem.coordinator.structures import leaves_of, map_structure
+from stratagem.messages import explain
 from stratagem.servers import Message
 
 __all__ = ["Call", "Shipment", "Shipments", "inputs_of"]
+
+# Of all coordinators, so that what belongs to another one is not taken for one's own.
+_numbers = itertools.count(1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,8 +72,8 @@ class Call:
         """
         packed = self.packed
         if packed is None:
-            own = jax.tree.map(
-                lambda leaf: _own_value(leaf, worker), (self.args, self.kwargs), is_leaf=_is_remote
+            own = map_structure(
+                lambda leaf: _own_value(leaf, worker), (self.args, self.kwargs), _is_remote
             )
             packed = packing().pack(own, strategy)
         # By which the worker knows whether values that it has are still the coordinator's.
@@ -85,9 +90,8 @@ class Shipments:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._functions: dict[int, Shipment] = {}
+        self._functions: dict[Any, Shipment] = {}
         self._resources: dict[int, Shipment] = {}
 
     def function(self, function: Callable[..., Any]) -> Shipment:
@@ -99,12 +103,13 @@ class Shipments:
         Raises:
             TypeError: something in it cannot leave this process.
         """
+        key = _identity(function)
         with self._lock:
-            known = self._functions.get(id(function))
+            known = self._functions.get(key)
             if known is None:
                 packed = packing().pack(function, self._strategy)
-                known = Shipment(next(self._numbers), "function", function, packed)
-                self._functions[id(function)] = known
+                known = Shipment(next(_numbers), "function", function, packed)
+                self._functions[key] = known
             return known
 
     def resource(self, make: Callable[[], Any]) -> Resource:
@@ -118,7 +123,7 @@ class Shipments:
         """
         packed = packing().pack(make, self._strategy)
         with self._lock:
-            shipment = Shipment(next(self._numbers), "resource", make, packed)
+            shipment = Shipment(next(_numbers), "resource", make, packed)
             self._resources[shipment.number] = shipment
         return Resource(shipment.number)
 
@@ -132,18 +137,51 @@ class Shipments:
 
         Raises:
             TypeError: something in them cannot leave this process.
+            ValueError: an argument of another coordinator, or not one value for each worker.
         """
+        leaves = [leaf for leaf in leaves_of((args, kwargs), _is_remote) if _is_remote(leaf)]
+        remote = _each(leaves)
+        self._check(leaves, remote)
         shipment = self.function(function)
-        leaves = jax.tree.leaves((args, kwargs), is_leaf=_is_remote)
-        resources = [
-            self._resources[one.number]
-            for leaf in leaves
-            for one in (leaf.values if isinstance(leaf, PerWorkerValues) else (leaf,))
-            if isinstance(one, Resource)
-        ]
-        is_same = not any(map(_is_remote, leaves))
+        resources = [self._resources[one.number] for one in remote if isinstance(one, Resource)]
+        is_same = not leaves
         packed = packing().pack((args, kwargs), self._strategy) if is_same else None
         return Call(shipment, tuple(dict.fromkeys(resources)), args, kwargs, packed)
+
+    def _check(self, leaves: list[Any], remote: list[Any]) -> None:
+        for one in remote:
+            if isinstance(one, RemoteValue):
+                is_own = one.owner in (None, self)
+            else:
+                is_own = one.number in self._resources
+            if not is_own:
+                raise ValueError(
+                    explain(
+                        "schedule received an argument that belongs to another coordinator.",
+                        expected="results, per-worker values and datasets of this one.",
+                        fix="fetch the value first: args=(value.fetch(),).",
+                    )
+                )
+        num_workers = self._strategy.coordinator.num_workers
+        for leaf in leaves:
+            if isinstance(leaf, PerWorkerValues) and len(leaf.values) != num_workers:
+                raise ValueError(
+                    explain(
+                        f"schedule received PerWorkerValues with {len(leaf.values)} values for "
+                        f"{num_workers} workers.",
+                        expected="one for each worker.",
+                        fix="schedule a function on each worker and pass all results.",
+                    )
+                )
+
+
+def _identity(function: Callable[..., Any]) -> Any:
+    """By which a function is known again; a method is another object each time it is asked for."""
+    if isinstance(function, types.MethodType):
+        name = function.__func__.__name__
+        if getattr(function.__self__, name, None) == function:
+            return id(function.__self__), name
+    return id(function)
 
 
 def inputs_of(args: Any, kwargs: Any) -> list[RemoteValue]:
@@ -153,13 +191,17 @@ def inputs_of(args: Any, kwargs: Any) -> list[RemoteValue]:
         args: positional arguments.
         kwargs: keyword arguments.
     """
-    leaves = jax.tree.leaves((args, kwargs), is_leaf=_is_remote)
-    every = [
+    remote = _each(leaves_of((args, kwargs), _is_remote))
+    return [one for one in remote if isinstance(one, RemoteValue)]
+
+
+def _each(leaves: list[Any]) -> list[Any]:
+    """Those of all workers one by one."""
+    return [
         one
         for leaf in leaves
         for one in (leaf.values if isinstance(leaf, PerWorkerValues) else (leaf,))
     ]
-    return [one for one in every if isinstance(one, RemoteValue)]
 
 
 def _is_remote(leaf: Any) -> bool:

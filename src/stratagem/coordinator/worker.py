@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from stratagem.coordinator.packing import packing
+from stratagem.coordinator.structures import map_structure
 from stratagem.errors import ClosureInputError
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
@@ -130,7 +131,11 @@ class Worker(Closing):
             return
         self._waiting[order] = request
         while (following := self._waiting.pop(self._next_order, None)) is not None:
-            answer = self._answered[self._next_order] = self._run(following.message)
+            try:
+                answer = self._run(following.message)
+            except BaseException as error:  # noqa: BLE001 - such as an exit; the next one runs
+                answer = _failed(error)
+            self._answered[self._next_order] = answer
             self._answered.pop(self._next_order - _MAX_ANSWERED, None)
             self._next_order += 1
             following.answer(answer)
@@ -199,7 +204,7 @@ class Worker(Closing):
                 args, kwargs = packing().unpack(packed.tobytes(), self._strategy)
                 result = function(*args, **kwargs)
             # Copied: what a later step donates must not be looked at.
-            plain = jax.tree.map(
+            plain = map_structure(
                 lambda leaf: np.array(leaf) if isinstance(leaf, jax.Array) else leaf, result
             )
             answer = packing().pack(plain, self._strategy)
@@ -242,8 +247,8 @@ def _counted(variable: Any) -> np.ndarray:
     return stored.sum(0, dtype=stored.dtype) if stored.ndim > len(variable.shape) else stored
 
 
-def _failed(error: Exception, *, is_input: bool = False) -> Message:
-    """An error as its own class, if that can be sent."""
+def _failed(error: BaseException, *, is_input: bool = False) -> Message:
+    """An error as its own class, if that can be sent and does not end a process."""
     trace = "".join(traceback.format_exception(error))
     if is_input:
         told = ClosureInputError(
@@ -255,9 +260,10 @@ def _failed(error: Exception, *, is_input: bool = False) -> Message:
         )
         error, trace = told, ""
     cloudpickle = load("cloudpickle", needed_by="a worker", install="stratagem[ray]")
+    in_words = RuntimeError(f"{type(error).__name__}: {error}")
     try:
-        pickled = cloudpickle.dumps(error)
+        pickled = cloudpickle.dumps(error if isinstance(error, Exception) else in_words)
         pickle.loads(pickled)
     except Exception:  # noqa: BLE001 - of a class that cannot be sent
-        pickled = cloudpickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        pickled = cloudpickle.dumps(in_words)
     return Message("failed", {"trace": trace}, [np.frombuffer(pickled, np.uint8)])

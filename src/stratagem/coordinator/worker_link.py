@@ -115,6 +115,10 @@ class WorkerLink:
             except UnavailableError:
                 self._take_loss(closure)
                 continue
+            except BaseException as error:  # noqa: BLE001 - told to whoever waits
+                self._count_running(-1)
+                self._queue.fail(closure, error)
+                continue
             self._take(closure, answer)
 
     def _prepared(self, closure: Closure) -> Message | None:

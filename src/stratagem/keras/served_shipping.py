@@ -106,6 +106,8 @@ class KerasPacking:
             return None
         if home.strategy is not strategy:
             raise foreign_variable(value, home.strategy, strategy)
+        if not strategy.schedules:  # what a worker returns
+            return ("value", np.asarray(value.value))
         if isinstance(value, ServedVariable):
             if id(value) not in of_unbuilt:
                 strategy.serving.place(value)
@@ -120,6 +122,8 @@ class KerasPacking:
         kind, *told = name
         if kind == "strategy":
             return strategy
+        if kind == "value":
+            return told[0]
         if kind == "resource":
             return strategy.serving.resources[told[0]]
         if kind == "served":

@@ -1,0 +1,323 @@
+"""Functions on workers: what TensorFlow's own tests of its coordinator ask, and more."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.coordinator import (
+    ClusterCoordinator,
+    PerWorkerValues,
+    RemoteValueStatus,
+)
+from stratagem.errors import CancelledError, ClosureInputError
+from tests.coordinator import shared_with_workers
+from tests.coordinator.clusters import coordinated, local_strategy
+from tests.coordinator.shared_with_workers import (
+    LIMIT_S,
+    fail,
+    go_on,
+    note,
+    seen,
+    started,
+    ten_more,
+    wait_to_go_on,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Iterator[ClusterCoordinator]:
+    """Of three workers."""
+    with coordinated(num_workers=3) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_shared() -> None:
+    """Forgets what other tests have shared with workers."""
+    shared_with_workers.forget()
+
+
+# The coordinator
+
+
+def test_there_is_one_coordinator_a_strategy(coordinator) -> None:
+    assert ClusterCoordinator(coordinator.strategy) is coordinator
+    assert coordinator.strategy.coordinator is coordinator
+    assert coordinator.num_workers == 3
+    with pytest.raises(ValueError, match="ClusterCoordinator received OneDeviceStrategy"):
+        ClusterCoordinator(sg.OneDeviceStrategy("cpu:0"))
+    with pytest.raises(ValueError, match="ClusterCoordinator received None"):
+        ClusterCoordinator(None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"fn": 3}, TypeError, "schedule received fn=3 of type int"),
+        ({"fn": fail, "args": 3}, ValueError, "schedule received args of type int"),
+        ({"fn": fail, "args": {"a": 1}}, ValueError, "schedule received args of type dict"),
+        ({"fn": fail, "worker": 3}, ValueError, "schedule received worker=3"),
+        ({"fn": fail, "worker": -1}, ValueError, "schedule received worker=-1"),
+    ],
+)
+def test_wrong_arguments_are_told(coordinator, arguments, error, words) -> None:
+    with pytest.raises(error, match=words):
+        coordinator.schedule(**arguments)
+    assert coordinator.done()
+
+
+# Functions
+
+
+class Adder:
+    """Has a method, and can be called."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def method(self, other: int) -> int:
+        return self.number + other
+
+    @classmethod
+    def of_class(cls, other: int) -> int:
+        return cls(10).number + other
+
+    @staticmethod
+    def of_nobody(other: int) -> int:
+        return 10 + other
+
+    __call__ = method
+
+
+def local_function() -> Any:
+    number = 10
+
+    def add(other: int) -> int:
+        return other + number
+
+    return add
+
+
+def local_class() -> Any:
+    class Local(Adder):
+        """Of a function."""
+
+        def __call__(self, other: int) -> int:
+            return super().method(other)
+
+    return Local(10)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        ten_more,
+        local_function(),
+        lambda other: other + 10,
+        Adder(10).method,
+        Adder.of_class,
+        Adder.of_nobody,
+        Adder(10),
+        local_class(),
+        functools.partial(lambda number, other: number + other, 10),
+        functools.partial(Adder(5).method),
+        jax.jit(lambda other: other + 10),
+        functools.wraps(ten_more)(lambda other: ten_more(other)),
+    ],
+    ids=[
+        "module",
+        "local",
+        "lambda",
+        "method",
+        "class method",
+        "static method",
+        "object",
+        "object of a local class",
+        "partial",
+        "partial of a method",
+        "jit",
+        "decorated",
+    ],
+)
+def test_whatever_can_be_called_is_a_function(coordinator, function) -> None:
+    expected = function(1)
+    assert coordinator.schedule(function, args=(1,)).fetch() == expected
+    assert coordinator.schedule(function, args=[2]).fetch() == expected + 1
+    coordinator.join()
+
+
+def test_arguments_arrive_as_they_were_given(coordinator) -> None:
+    def told(*args: Any, **kwargs: Any) -> Any:
+        return repr((args, kwargs))
+
+    args = (1, [2.5, None], {"b": "text", "a": (True, {3})}, b"bytes", {1: "one", "two": 2})
+    kwargs = {"mode": "fast", "none": None, "names": ["x"]}
+    value = coordinator.schedule(told, args=args, kwargs=kwargs)
+    assert value.fetch() == repr((args, kwargs))
+    assert coordinator.schedule(lambda: 5).fetch() == 5
+    assert coordinator.schedule(lambda: 5, args=None, kwargs=None).fetch() == 5
+
+
+def test_function_is_sent_once(coordinator) -> None:
+    packed: list[str] = []
+
+    class Packed:
+        """Notes when it is sent."""
+
+        def __reduce__(self) -> Any:
+            packed.append("once")
+            return (Packed, ())
+
+    thing = Packed()
+
+    def function() -> str:
+        return type(thing).__name__
+
+    for worker in (0, 1, 2, 0, 1, 2):
+        assert coordinator.schedule(function, worker=worker).fetch() == "Packed"
+    assert packed == ["once"]
+
+
+def test_method_is_sent_once_however_it_is_written(coordinator) -> None:
+    class Trainer:
+        """Each worker keeps one."""
+
+        def __init__(self, num_calls: int) -> None:
+            self.num_calls = num_calls
+
+        def step(self) -> int:
+            self.num_calls += 1
+            return self.num_calls
+
+    trainer, other = Trainer(0), Trainer(5)
+    assert [coordinator.schedule(trainer.step, worker=1).fetch() for _ in range(3)] == [1, 2, 3]
+    assert [coordinator.schedule(other.step, worker=1).fetch() for _ in range(2)] == [6, 7]
+
+
+@pytest.mark.parametrize(
+    "thing", [threading.Lock(), (i for i in "ab"), open], ids=["lock", "generator", "in arguments"]
+)
+def test_what_cannot_leave_this_process_is_told(coordinator, thing) -> None:
+    if thing is open:
+        with pytest.raises(TypeError, match="cannot be sent to a worker"):
+            coordinator.schedule(ten_more, args=(threading.Lock(),))
+    else:
+        with pytest.raises(TypeError, match="cannot be sent to a worker"):
+            coordinator.schedule(lambda: thing)
+    assert coordinator.done()
+
+
+# Results as arguments
+
+
+def test_result_is_an_argument_when_it_is_there(coordinator) -> None:
+    first = coordinator.schedule(wait_to_go_on, args=(1,))
+    second = coordinator.schedule(ten_more, args=(first,))
+    third = coordinator.schedule(
+        lambda pair, *, more: (pair, more), args=([first, second],), kwargs={"more": {"a": second}}
+    )
+    assert started.acquire(timeout=LIMIT_S)
+    assert third.status is RemoteValueStatus.NOT_READY
+    go_on.set()
+    assert third.fetch() == ([1, 11], {"a": 11})
+    coordinator.join()
+
+
+def test_error_of_an_argument_is_told_as_such(coordinator) -> None:
+    failed = coordinator.schedule(fail)
+    with pytest.raises(ArithmeticError):
+        coordinator.join()
+    value = coordinator.schedule(note, args=(failed,))
+    with pytest.raises(ClosureInputError, match="An input of note failed: ArithmeticError"):
+        coordinator.join()
+    with pytest.raises(ClosureInputError) as raised:
+        value.fetch()
+    assert isinstance(raised.value.__cause__, ArithmeticError)
+    assert seen == []
+
+
+def test_result_of_another_coordinator_is_refused(coordinator) -> None:
+    with coordinated() as other:
+        foreign = other.schedule(ten_more, args=(1,))
+        iterator = iter(other.create_per_worker_dataset(lambda: [1, 2]))
+        for value in (foreign, PerWorkerValues([foreign] * 3), iterator):
+            with pytest.raises(ValueError, match="an argument that belongs to another coordinator"):
+                coordinator.schedule(ten_more, args=(value,))
+        other.join()
+
+
+# Many functions
+
+
+def test_each_of_many_functions_counts_once(coordinator) -> None:
+    with coordinator.strategy.scope():
+        metric = keras.metrics.Mean()
+        total = sg.Variable(np.zeros((), "int32"), trainable=False, aggregation="sum")
+
+    def step(i: Any) -> None:
+        metric.update_state(i)
+        total.assign_add(jnp.asarray(1))
+
+    def function(i: int) -> int:
+        sg.get_strategy().run(step, args=(np.float32(i),))
+        return i
+
+    values = [coordinator.schedule(function, args=(i,)) for i in range(1000)]
+    coordinator.join()
+    assert coordinator.fetch(values) == list(range(1000))
+    assert float(metric.count.value) == 1000
+    assert float(metric.result()) == pytest.approx(499.5)
+    assert int(total.value) == 1000
+
+
+def test_failed_function_counts_nothing(coordinator) -> None:
+    with coordinator.strategy.scope():
+        metric = keras.metrics.Sum()
+
+    def function(number: int) -> None:
+        sg.get_strategy().run(lambda: metric.update_state(jnp.ones(2)))
+        if number == 1:
+            fail()
+
+    coordinator.schedule(function, args=(1,))
+    with pytest.raises(ArithmeticError):
+        coordinator.join()
+    coordinator.schedule(function, args=(0,))
+    coordinator.join()
+    assert float(metric.result()) == 2
+    metric.reset_state()
+    coordinator.schedule(function, args=(0,))
+    coordinator.join()
+    assert float(metric.result()) == 2
+
+
+# The end
+
+
+def test_closed_coordinator_takes_nothing() -> None:
+    with local_strategy() as strategy:
+        coordinator = ClusterCoordinator(strategy)
+        coordinator.schedule(wait_to_go_on)
+        assert started.acquire(timeout=LIMIT_S)
+        waiting = coordinator.schedule(ten_more, args=(1,))
+        closing = threading.Thread(target=strategy.close, daemon=True)
+        closing.start()
+        with pytest.raises(CancelledError):
+            waiting.fetch()
+        go_on.set()
+        closing.join(LIMIT_S)
+        assert not closing.is_alive()
+        with pytest.raises(RuntimeError, match="on a coordinator that was closed"):
+            coordinator.schedule(ten_more, args=(1,))
