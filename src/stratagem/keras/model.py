@@ -27,7 +27,7 @@ from stratagem.keras.private import (
     JAXTrainer,
 )
 from stratagem.keras.running_fit import looks_at_batches
-from stratagem.keras.served_fit import ServedPredictFunction, ServedTrainOrTestFunction
+from stratagem.keras.served_fit import ServedPredictFunction, ServedTrainOrTestFunction, settle
 from stratagem.keras.several_processes import SAVERS, saved_once, settle_call
 from stratagem.keras.step_events import ToldTrainFunction
 from stratagem.keras.step_functions import (
@@ -144,6 +144,8 @@ def _wrap_entry_point(name: str) -> None:
         if strategy.topology.spans_processes and not name.endswith("_on_batch"):
             wanted = settle_call(bound.arguments, wanted)
             args, kwargs = bound.args[1:], bound.kwargs
+        if strategy.schedules and strategy.coordinator is not None:
+            settle(strategy.coordinator)  # what counts for another call counts there
         previous = logs_wanted.value
         if name != "predict":
             logs_wanted.value = wanted

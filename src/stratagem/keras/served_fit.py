@@ -6,7 +6,8 @@ The coordinator reads the data and deals batches out; a few are under way for ea
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import jax
@@ -24,10 +25,28 @@ from stratagem.keras.step_functions import (
 )
 from stratagem.messages import explain
 
-__all__ = ["ServedPredictFunction", "ServedTrainOrTestFunction", "shares_of"]
+__all__ = ["ServedPredictFunction", "ServedTrainOrTestFunction", "settle", "shares_of"]
 
 _IN_FLIGHT_PER_WORKER = 3
 _LOOK_S = 0.05
+
+
+def settle(coordinator: ClusterCoordinator) -> None:
+    """Waits until nothing is scheduled any more.
+
+    Args:
+        coordinator: the coordinator.
+
+    Raises:
+        BaseException: the error of a function.
+    """
+    serving = coordinator.strategy.serving
+    if serving.mode.num_needed > 0:
+        # Too few for an update may be left, of which each waits for others.
+        while not coordinator.wait(_LOOK_S):
+            if coordinator.num_unfinished < serving.mode.num_needed:
+                serving.client.flush()
+    coordinator.join()
 
 
 class _OnWorker:
@@ -110,6 +129,35 @@ class _Dealer:
         self._mode = self._serving.mode
         self._shares = kind == "train" and self._mode.num_needed > 0
         self._under_way: collections.deque[RemoteValue] = collections.deque()
+        self._source: Any = None
+
+    def begin(self, iterator: Iterator[Any]) -> bool:
+        """Forgets what a call that was broken off has left.
+
+        Args:
+            iterator: Keras's iterator.
+
+        Returns:
+            Whether it is another one than before.
+        """
+        if self._source is iterator:
+            return False
+        self._source = iterator
+        self._under_way.clear()
+        return True
+
+    @contextlib.contextmanager
+    def raised_once(self) -> Generator[None]:
+        """After an error in a `with` block no group is left, and nobody hears of it again."""
+        try:
+            yield
+        except StopIteration:
+            raise
+        except Exception:
+            self._under_way.clear()
+            with contextlib.suppress(Exception):
+                settle(self._coordinator)
+            raise
 
     @property
     def num_in_flight(self) -> int:
@@ -163,12 +211,7 @@ class _Dealer:
         """
         last = self._under_way[-1] if self._under_way else None
         self._under_way.clear()
-        if self._shares:
-            # Too few for an update may be left, of which each waits for others.
-            while not self._coordinator.wait(_LOOK_S):
-                if self._coordinator.num_unfinished < self._mode.num_needed:
-                    self._serving.client.flush()
-        self._coordinator.join()
+        settle(self._coordinator)
         return None if last is None else last.fetch()
 
 
@@ -195,9 +238,11 @@ class ServedTrainOrTestFunction(_Dealer):
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Schedules a group of steps; the logs are those of the groups that have ended."""
-        self.deal(iterator)
-        while len(self._under_way) > self.num_in_flight:
-            self._own_logs = self._under_way.popleft().fetch() or {}
+        self.begin(iterator)
+        with self.raised_once():
+            self.deal(iterator)
+            while len(self._under_way) > self.num_in_flight:
+                self._own_logs = self._under_way.popleft().fetch() or {}
         if not isinstance(iterator, HostBatches):  # one batch, whose logs are asked for
             self._settle()
         logs = self.metric_logs.so_far() if logs_wanted.value else self.metric_logs.placeholder()
@@ -235,25 +280,24 @@ class ServedPredictFunction(_Dealer):
 
     def __init__(self, model: Any, strategy: Any) -> None:
         super().__init__(model, strategy, "predict")
-        self._source: Any = None
         self._num_left: int | None = None
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Returns the outputs of the next group of steps; those after it are under way."""
-        if self._source is not iterator:
-            self._source, self._num_left = iterator, _num_groups(iterator, self._model)
-            self._under_way.clear()
-        while len(self._under_way) < self.num_in_flight and self._num_left != 0:
-            try:
-                self.deal(iterator)
-            except StopIteration:
-                self._num_left = 0
-                break
-            if self._num_left is not None:
-                self._num_left -= 1
-        if not self._under_way:
-            raise StopIteration
-        return self._under_way.popleft().fetch(), ([], [])
+        if self.begin(iterator):
+            self._num_left = _num_groups(iterator, self._model)
+        with self.raised_once():
+            while len(self._under_way) < self.num_in_flight and self._num_left != 0:
+                try:
+                    self.deal(iterator)
+                except StopIteration:
+                    self._num_left = 0
+                    break
+                if self._num_left is not None:
+                    self._num_left -= 1
+            if not self._under_way:
+                raise StopIteration
+            return self._under_way.popleft().fetch(), ([], [])
 
 
 def _num_groups(iterator: Any, model: Any) -> int | None:
