@@ -18,6 +18,7 @@ from stratagem.coordinator import (
     ClusterCoordinator,
     PerWorkerValues,
     RemoteValueStatus,
+    get_current_worker_index,
 )
 from stratagem.errors import CancelledError, ClosureInputError
 from tests.coordinator import shared_with_workers
@@ -301,6 +302,34 @@ def test_failed_function_counts_nothing(coordinator) -> None:
     coordinator.schedule(function, args=(0,))
     coordinator.join()
     assert float(metric.result()) == 2
+
+
+def run_slowly_once(number: int) -> int:
+    """Waits on the worker that starts it first."""
+    seen.append(get_current_worker_index())
+    return wait_to_go_on(number) if len(seen) == 1 else number
+
+
+def test_function_of_a_lost_worker_counts_once() -> None:
+    with coordinated(num_workers=2) as coordinator:
+        with coordinator.strategy.scope():
+            metric = keras.metrics.Sum()
+
+        def function() -> int:
+            sg.get_strategy().run(lambda: metric.update_state(jnp.ones(3)))
+            return run_slowly_once(7)
+
+        value = coordinator.schedule(function)
+        assert started.acquire(timeout=LIMIT_S)
+        workers, (lost,) = coordinator.workers, seen
+        workers.on_lost(lost, "the test says so")
+        assert value.fetch() == 7
+        assert seen == [lost, 1 - lost]
+        go_on.set()  # what it returns now nobody takes
+        workers.on_returned(lost, workers.addresses[lost])
+        assert coordinator.schedule(get_current_worker_index, worker=lost).fetch() == lost
+        coordinator.join()
+        assert float(metric.result()) == 3
 
 
 # The end
