@@ -53,9 +53,19 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
         The regrouped result.
 
     Raises:
-        RuntimeError: replicas make different numbers or kinds of calls to one another.
+        RuntimeError: replicas make different numbers or kinds of calls to one another, or the
+            variables are in other processes: what goes there would be lost.
         ValueError: their results differ in structure, or an assignment differs between replicas.
     """
+    if strategy.exchange is not None:
+        raise RuntimeError(
+            explain(
+                "A step of a ParameterServerStrategy was to run op by op.",
+                expected="compiled steps, which say beforehand what they need from the servers.",
+                fix="debug the function under sg.OneDeviceStrategy, or call "
+                "sg.config.run_eagerly(False).",
+            )
+        )
     if strategy.topology.devices is None:
         return _run_plainly(strategy, fn, args, kwargs)
     agree_on_initial_values(strategy.variables, strategy.topology)
