@@ -79,8 +79,8 @@ def test_answers_are_those_of_the_last_start() -> None:
     ("fn", "args", "words"),
     [
         (lambda: None, (), "cannot be sent to another process(?s:.)*at the top of a module"),
-        (print, (threading.Lock(),), "<built-in function print> with its arguments cannot be sent"),
-        (print, (Stubborn(),), "cannot be sent to another process: not me"),
+        (len, (threading.Lock(),), "<built-in function len> with its arguments cannot be sent"),
+        (len, (Stubborn(),), "cannot be sent to another process: not me"),
         (3, (), "fn=3 is of type int(?s:.)*spawn\\(train"),
     ],
 )
