@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine, for the tests of one file."""
+"""Clusters for the tests of one file: of threads, and of Ray on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Iterator
 import pytest
 import ray  # noqa: F401 - sets a variable of its own, once, before any test
 
+from stratagem.coordinator import ClusterCoordinator
 from stratagem.coordinator.ray_cluster import RayCluster, start_local_ray
+from tests.coordinator import shared_with_workers
+from tests.coordinator.clusters import coordinated
 
 # What Ray or we set for this process when it is connected.
 _VARIABLES = (
@@ -37,3 +40,16 @@ def ray_cluster() -> Iterator[RayCluster]:
             cluster.wait()
         with cluster:
             yield cluster
+
+
+@pytest.fixture(scope="module")
+def coordinator() -> Iterator[ClusterCoordinator]:
+    """Of three workers, which are threads."""
+    with coordinated(num_workers=3) as made:
+        yield made
+
+
+@pytest.fixture
+def nothing_shared() -> None:
+    """Forgets what other tests have shared with workers."""
+    shared_with_workers.forget()

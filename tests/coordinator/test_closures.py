@@ -234,6 +234,44 @@ def test_loss_of_a_server_ends_all() -> None:
         queue.wait()
 
 
+def lost_for_good(queue: ClosureQueue) -> None:
+    queue.lose_worker(1, ConnectionError("worker 1"))
+
+
+def test_put_for_a_worker_that_is_gone_raises_why() -> None:
+    queue = ClosureQueue()
+    lost_for_good(queue)
+    with pytest.raises(ConnectionError, match="worker 1"):
+        queue.put(closure(worker=1))
+    queue.put(closure(worker=0))
+    queue.finish(get(queue, 0), None)
+    assert queue.wait(timeout_s=30)
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "waiting"])
+def test_what_only_a_worker_that_is_gone_may_run_does_not_hang(state) -> None:
+    queue = ClosureQueue()
+    first = closure("first", worker=0)
+    queue.put(first)
+    own = closure("own", worker=1, inputs=[first.result] if state == "waiting" else [])
+    queue.put(own)
+    if state == "running":
+        get(queue, 1)
+    lost_for_good(queue)
+    if state == "running":
+        queue.put_back(own)
+    if state == "waiting":
+        queue.finish(get(queue, 0), None)
+    with pytest.raises(ConnectionError, match="worker 1"):
+        queue.wait(timeout_s=30)
+    with pytest.raises((ConnectionError, CancelledError)):
+        own.result.fetch()
+    again = closure("again", worker=0)  # the others go on
+    queue.put(again)
+    queue.finish(get(queue, 0), 1)
+    assert queue.wait(timeout_s=30)
+
+
 def test_closed_queue_takes_nothing() -> None:
     queue = ClosureQueue()
     waiting = closure()

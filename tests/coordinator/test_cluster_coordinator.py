@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,7 +20,6 @@ from stratagem.coordinator import (
     get_current_worker_index,
 )
 from stratagem.errors import CancelledError, ClosureInputError
-from tests.coordinator import shared_with_workers
 from tests.coordinator.clusters import coordinated, local_strategy
 from tests.coordinator.shared_with_workers import (
     LIMIT_S,
@@ -34,20 +32,10 @@ from tests.coordinator.shared_with_workers import (
     wait_to_go_on,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def coordinator() -> Iterator[ClusterCoordinator]:
-    """Of three workers."""
-    with coordinated(num_workers=3) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def nothing_shared() -> None:
-    """Forgets what other tests have shared with workers."""
-    shared_with_workers.forget()
+pytestmark = [
+    pytest.mark.usefixtures("nothing_shared"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 
 # The coordinator

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,14 +13,12 @@ import pytest
 
 import stratagem as sg
 from stratagem.coordinator import (
-    ClusterCoordinator,
     PerWorkerValues,
     RemoteValueStatus,
     get_current_worker_index,
 )
 from stratagem.errors import CancelledError
 from stratagem.values import PerReplica
-from tests.coordinator import shared_with_workers
 from tests.coordinator.clusters import coordinated
 from tests.coordinator.shared_with_workers import (
     LIMIT_S,
@@ -34,20 +31,10 @@ from tests.coordinator.shared_with_workers import (
     wait_to_go_on,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def coordinator() -> Iterator[ClusterCoordinator]:
-    """Of three workers."""
-    with coordinated(num_workers=3) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def nothing_shared() -> None:
-    """Forgets what other tests have shared with workers."""
-    shared_with_workers.forget()
+pytestmark = [
+    pytest.mark.usefixtures("nothing_shared"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 
 # Results

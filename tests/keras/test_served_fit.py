@@ -20,7 +20,7 @@ pytestmark = [
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(70, 6)).astype("float32")
 Y = RNG.normal(size=(70, 2)).astype("float32")
-IDS = RNG.integers(0, 9000, (70, 3))
+IDS = RNG.integers(0, 9000, (70, 3), dtype="int32")
 
 
 def dense(**options: Any) -> keras.Model:

@@ -64,6 +64,7 @@ class ClosureQueue:
         self._counting = threading.Lock()
         self._line: deque[Closure] = deque()
         self._own: dict[int, deque[Closure]] = {}  # of those that only one worker may run
+        self._gone: dict[int | None, BaseException] = {}  # workers that will never run them
         self._waiting: OrderedDict[int, Closure] = OrderedDict()  # for inputs
         self._num_running = 0
         self._num_done = 0
@@ -104,6 +105,8 @@ class ClosureQueue:
                         fix="make a new strategy and a new coordinator.",
                     )
                 )
+            if closure.worker in self._gone:
+                raise self._gone[closure.worker]
             missing = [value for value in closure.inputs if not _is_there(value)]
             if not missing:
                 self._append(closure)
@@ -191,6 +194,8 @@ class ClosureQueue:
             self._changed.notify_all()
         if is_given_up:
             _cancel([closure])
+        elif closure.worker in self._gone:
+            self.break_all(self._gone[closure.worker])
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until nothing is in line and nothing runs.
@@ -239,6 +244,19 @@ class ClosureQueue:
             given_up = self._give_up(error)
         _cancel(given_up)
 
+    def lose_worker(self, worker: int, error: BaseException) -> None:
+        """Notes that a worker is gone for good: what only it may run never will.
+
+        Args:
+            worker: its index.
+            error: why.
+        """
+        with self._changed:
+            self._gone[worker] = error
+            is_wanted = bool(self._own.get(worker))
+        if is_wanted:
+            self.break_all(error)
+
     @property
     def _num_queued(self) -> int:
         return len(self._line) + sum(map(len, self._own.values()))
@@ -264,17 +282,12 @@ class ClosureQueue:
         with self._changed:
             if self._waiting.pop(id(closure), None) is None:
                 return  # cancelled meanwhile
-            if failed is None:
+            error = self._gone.get(closure.worker)
+            if failed is not None:
+                error = _input_error(closure, failed)
+            if error is None:
                 self._append(closure)
                 return
-            error = ClosureInputError(
-                explain(
-                    f"An input of {closure.name} failed: {failed.error!r}",
-                    expected="inputs that are there in the end.",
-                    fix="look at that error first; schedule both functions again.",
-                )
-            )
-            error.__cause__ = failed.error
             given_up = self._give_up(error)
         closure.result.abort(error)
         _cancel(given_up)
@@ -341,3 +354,15 @@ def _cancel(closures: Sequence[Closure]) -> None:
                 )
             )
         )
+
+
+def _input_error(closure: Closure, failed: RemoteValue) -> ClosureInputError:
+    error = ClosureInputError(
+        explain(
+            f"An input of {closure.name} failed: {failed.error!r}",
+            expected="inputs that are there in the end.",
+            fix="look at that error first; schedule both functions again.",
+        )
+    )
+    error.__cause__ = failed.error
+    return error

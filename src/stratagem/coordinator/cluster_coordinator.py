@@ -108,6 +108,7 @@ class ClusterCoordinator(Closing):
 
     def _note_end(self, worker: int, error: Exception) -> None:
         """A worker is not started any more: the others go on, if there are any."""
+        self._queue.lose_worker(worker, error)
         self._ended.add(worker)
         if len(self._ended) == len(self._links):
             self._queue.break_all(error)

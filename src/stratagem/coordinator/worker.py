@@ -33,6 +33,7 @@ from stratagem.topology.devices import DeviceLike
 
 __all__ = ["Worker", "get_current_worker_index"]
 
+_AGAIN = Message("again")  # it did not run, and is to be sent anew
 _MAX_ANSWERED = 4  # as many as may be asked for at a time, and some more
 
 
@@ -101,7 +102,6 @@ class Worker(Closing):
             "join": self._join,
             "function": self._take_function,
             "resource": self._make_resource,
-            "forget": self._forget,
             "move": self._move_server,
         }
         self._listener = Listener(
@@ -126,8 +126,8 @@ class Worker(Closing):
             return
         # They come by several connections, and run in the order in which they were sent.
         order = message.fields["order"]
-        if order < self._next_order:  # it was asked again, because the answer was lost
-            request.answer(self._answered[order])
+        if order < self._next_order:  # the answer was lost; or it was sent before this one joined
+            request.answer(self._answered.get(order, _AGAIN))
             return
         self._waiting[order] = request
         while (following := self._waiting.pop(self._next_order, None)) is not None:
@@ -151,6 +151,8 @@ class Worker(Closing):
             self._strategy = ServedStrategy.of_worker(client, told["index"], mode, self._devices)
             self._coordinator, self._index = told["coordinator"], told["index"]
         self._next_order = told["first_order"]
+        for request in self._waiting.values():  # what they wait for was lost on its way
+            request.answer(_AGAIN)
         self._waiting.clear()
         self._answered.clear()
         return Message("ok", {"pid": os.getpid()})
@@ -182,12 +184,6 @@ class Worker(Closing):
                 self._strategy.serving.resources[message.fields["number"]] = make()
         except Exception as error:  # noqa: BLE001 - of the user
             return _failed(error, is_input=True)
-        return Message("ok")
-
-    def _forget(self, message: Message) -> Message:
-        for number in message.fields["numbers"]:
-            self._functions.pop(number, None)
-            self._strategy.serving.resources.pop(number, None)
         return Message("ok")
 
     def _run(self, message: Message) -> Message:

@@ -117,7 +117,12 @@ class WorkerLink:
                 continue
             except BaseException as error:  # noqa: BLE001 - told to whoever waits
                 self._count_running(-1)
+                self._has_joined = False  # it may wait for a number that was never sent
                 self._queue.fail(closure, error)
+                continue
+            if answer.kind == "again":
+                self._count_running(-1)
+                self._queue.put_back(closure)
                 continue
             self._take(closure, answer)
 
