@@ -134,12 +134,12 @@ compatibility: test-oldest test-newest ## the compatibility tests on the oldest 
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST) ## compatibility tests on the lowest versions that pyproject.toml allows
-	.venv-oldest/bin/python -m pytest --quiet $(COMPATIBILITY)
+	.venv-oldest/bin/python -m pytest --quiet $(IN_TWO) $(COMPATIBILITY)
 
 .PHONY: test-newest
 test-newest: ## compatibility tests on the newest Python, JAX and Keras of the lock
 	@if test -n "$(NEWEST_PYTHON)"; then \
-		$(MAKE) --silent $(NEWEST) && .venv-newest/bin/python -m pytest --quiet $(COMPATIBILITY); \
+		$(MAKE) --silent $(NEWEST) && .venv-newest/bin/python -m pytest --quiet $(IN_TWO) $(COMPATIBILITY); \
 	else \
 		echo "Skipped: the compatibility tests on the newest JAX. It needs Python 3.12 or 3.13, and"; \
 		echo "neither is on PATH or under pyenv. The main environment has the newest for its Python."; \
