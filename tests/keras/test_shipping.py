@@ -156,3 +156,30 @@ def test_class_of_a_script_runs_where_the_script_is_not(tmp_path: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(other), file], check=True, capture_output=True
     )
     assert ended.stdout.decode().strip() == "[[3.0]]"
+
+
+def test_plain_values_need_no_names() -> None:
+    def refuse(one: Any) -> None:
+        raise AssertionError(one)
+
+    value = {"a": (1, 2.5, None, "text"), "b": [np.arange(3), np.float32(0.5), b"bytes"]}
+    got = unpack_object(pack_object(value, refuse), refuse)
+    assert got["a"] == value["a"]
+    np.testing.assert_array_equal(got["b"][0], [0, 1, 2])
+    assert (got["b"][1], type(got["b"][1]), got["b"][2]) == (0.5, np.float32, b"bytes")
+
+
+def test_what_is_known_is_found_among_plain_values() -> None:
+    known = object()
+    nested = [[[[[[known]]]]], np.array([known], object)]
+    got = _moved(nested, {"it": known})
+    assert got[0][0][0][0][0][0] is known
+    assert got[1][0] is known
+
+
+def test_list_that_holds_itself_is_sent() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    got = _moved(value, {})
+    assert got[0] == 1
+    assert got[1] is got

@@ -76,6 +76,31 @@ def test_kinds_that_are_handled_at_once_do_not_wait_for_a_handler(keys) -> None:
     assert [message.kind for message in held] == ["handler 0"]
 
 
+def test_short_requests_are_handled_at_once_while_no_handler_is_busy(keys) -> None:
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def handle(request: Request) -> None:
+        if request.message.kind == "long":
+            is_held.set()
+            may_end.wait(_LIMIT_S)
+        request.answer(Message(threading.current_thread().name))
+
+    def is_short(message: Message) -> bool:
+        return message.kind == "short"
+
+    with (
+        Listener(keys, handle, num_threads=2, is_short=is_short) as listener,
+        Connections(keys, [listener.address]) as connections,
+    ):
+        assert connections.ask(0, Message("short")).kind == "listener"
+        thread = threading.Thread(target=lambda: connections.ask(0, Message("long")))
+        thread.start()
+        assert is_held.wait(_LIMIT_S)
+        assert connections.ask(0, Message("short")).kind.startswith("handler")
+        may_end.set()
+        thread.join()
+
+
 def test_request_that_comes_twice_is_handled_once_while_it_is_worked_on(keys, client) -> None:
     numbers: list[int] = []
     may_end = threading.Event()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
+
 from stratagem.coordinator import Worker
 from stratagem.coordinator.ray_cluster import own_host
 from stratagem.servers import ClusterKeys, ParameterServer
@@ -22,6 +24,7 @@ def serve_server(index: int, keys: ClusterKeys, journal_dir: str) -> ParameterSe
     Returns:
         The server.
     """
+    _compute_inline()
     journal = Path(journal_dir) / f"server-{index}.journal"
     return ParameterServer(keys, host=own_host(), journal=journal)
 
@@ -36,4 +39,10 @@ def serve_worker(index: int, keys: ClusterKeys) -> Worker:
     Returns:
         The worker.
     """
+    _compute_inline()
     return Worker(keys, host=own_host())
+
+
+def _compute_inline() -> None:
+    """Has the CPU compute in the thread that asks, which waits for the result anyway."""
+    jax.config.update("jax_cpu_enable_async_dispatch", False)

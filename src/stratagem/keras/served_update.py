@@ -19,7 +19,7 @@ __all__ = ["KerasUpdate", "other_shapes", "scalar_names"]
 # What the name of a variable's shard has more than that of the variable.
 _SHARD = re.compile(r"/part_\d+$")
 
-_Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
+_Shapes = tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
 
 
 class KerasUpdate:
@@ -72,13 +72,13 @@ class KerasUpdate:
 
     def scalars(self) -> dict[str, np.ndarray]:
         """Returns what it keeps once, as it is in the beginning."""
-        return {**self._program((("v", (1,), "float32"),)).scalars, **self._start}
+        return {**self._program((("v", (1,), np.dtype("float32")),)).scalars, **self._start}
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
         """Returns what it keeps for a variable."""
         # Of one row, because the whole may be larger than what there is room for twice.
         one_row = (1, *shape[1:]) if shape else shape
-        program = self._program(((name, one_row, dtype),))
+        program = self._program(((name, one_row, np.dtype(dtype)),))
         return [
             Slot(slot, str(variable.dtype), _initial(variable, self._class, slot))
             for (_, slot), variable in program.slots.items()
@@ -86,9 +86,7 @@ class KerasUpdate:
 
     def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
         """Returns the state after one update."""
-        shapes = tuple(
-            (name, tuple(value.shape), str(value.dtype)) for name, value in state.values.items()
-        )
+        shapes = tuple((name, value.shape, value.dtype) for name, value in state.values.items())
         return self._program(shapes).apply(state, grads)
 
     def _program(self, shapes: _Shapes) -> _Program:
@@ -207,13 +205,13 @@ def scalar_names(variables: Sequence[Any]) -> list[str]:
     ]
 
 
-def _variable(name: str, shape: tuple[int, ...], dtype: str) -> keras.Variable:
+def _variable(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> keras.Variable:
     """A variable of that path: some optimizers treat variables by their names."""
     *scopes, own = name.split("/")
     if scopes:
         with keras.name_scope(scopes[0]):
             return _variable("/".join([*scopes[1:], own]), shape, dtype)
-    return keras.Variable(np.zeros(shape, np.dtype(dtype)), name=own)
+    return keras.Variable(np.zeros(shape, dtype), name=own)
 
 
 def _initial(variable: Any, kind: type, slot: str) -> float:

@@ -9,10 +9,13 @@ Source: Python's pickle module, persistence of external objects; cloudpickle.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from stratagem.keras.private import KerasSaveable, TrackedDict, TrackedList, TrackedSet
 from stratagem.messages import explain
@@ -20,6 +23,9 @@ from stratagem.optional_libraries import load
 
 __all__ = ["pack_object", "unpack_object"]
 
+_PLAIN = {type(None), bool, int, float, complex, str, bytes}
+_CONTAINERS = {tuple, list, dict}
+_MAX_DEPTH = 4
 _STAYS_HERE = (
     "train_function",
     "test_function",
@@ -43,23 +49,13 @@ def pack_object(value: Any, name_of: Callable[[Any], str | None]) -> bytes:
     Raises:
         TypeError: something in it cannot leave this process.
     """
-    cloudpickle = load(
-        "cloudpickle", needed_by="shipping functions to workers", install="stratagem[ray]"
-    )
-
-    class Pickler(cloudpickle.Pickler):
-        """Sees every object before it is pickled."""
-
-        def persistent_id(self, obj: Any) -> str | None:
-            return name_of(obj)
-
-        def reducer_override(self, obj: Any) -> Any:
-            reduced = _reduced(obj)
-            return super().reducer_override(obj) if reduced is None else reduced
-
+    if _is_plain(value):
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     file = io.BytesIO()
     try:
-        Pickler(file).dump(value)
+        pickler = _pickler_class()(file)
+        pickler.name_of = name_of
+        pickler.dump(value)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise TypeError(
             explain(
@@ -83,14 +79,51 @@ def unpack_object(data: bytes, object_of: Callable[[str], Any]) -> Any:
     Returns:
         The object.
     """
+    unpickler = _Unpickler(io.BytesIO(data))
+    unpickler.object_of = object_of
+    return unpickler.load()
 
-    class Unpickler(pickle.Unpickler):
-        """Knows what stands for itself."""
 
-        def persistent_load(self, pid: Any) -> Any:
-            return object_of(pid)
+@functools.cache
+def _pickler_class() -> Any:
+    cloudpickle = load(
+        "cloudpickle", needed_by="shipping functions to workers", install="stratagem[ray]"
+    )
 
-    return Unpickler(io.BytesIO(data)).load()
+    class Pickler(cloudpickle.Pickler):
+        """Sees every object before it is pickled."""
+
+        name_of: Callable[[Any], str | None]
+
+        def persistent_id(self, obj: Any) -> str | None:
+            return self.name_of(obj)
+
+        def reducer_override(self, obj: Any) -> Any:
+            reduced = _reduced(obj)
+            return super().reducer_override(obj) if reduced is None else reduced
+
+    return Pickler
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows what stands for itself."""
+
+    object_of: Callable[[str], Any]
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self.object_of(pid)
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether nothing in it goes by a name: what most functions take and return."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind in _CONTAINERS and depth < _MAX_DEPTH:  # a list may hold itself
+        parts = [*value, *value.values()] if kind is dict else value
+        return all(_is_plain(part, depth + 1) for part in parts)
+    is_array = kind is np.ndarray or isinstance(value, np.generic)
+    return is_array and not value.dtype.hasobject
 
 
 def _reduced(obj: Any) -> Any:

@@ -86,6 +86,8 @@ class Listener(Closing):
         num_threads: how many requests are handled at a time.
         at_once: kinds of requests that the thread which receives handles itself: that is faster,
             but nothing else is heard meanwhile.
+        is_short: whether it handles a request of another kind itself, too, while no other thread
+            handles any.
 
     Raises:
         OSError: the address is taken, or none of this machine's.
@@ -101,10 +103,14 @@ class Listener(Closing):
         port: int = 0,
         num_threads: int = 2,
         at_once: Collection[str] = (),
+        is_short: Callable[[Message], bool] = lambda message: False,
     ) -> None:
         self._zmq: Any = load_zmq()
         self._handle = handle
         self._at_once = frozenset(at_once)
+        self._is_short = is_short
+        self._counting = threading.Lock()
+        self._num_handed_over = 0  # to other threads, and not handled yet
         self._process = os.getpid()
         self._context: Any = self._zmq.Context()
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
@@ -228,10 +234,13 @@ class Listener(Closing):
         except ConnectionError as error:
             Request(Message("?"), answer).fail(error)
             return
-        if request.message.kind in self._at_once:
+        is_idle = not self._num_handed_over
+        if request.message.kind in self._at_once or (is_idle and self._is_short(request.message)):
             self._handle_one(request)
-        else:
-            self._requests.put(request)
+            return
+        with self._counting:
+            self._num_handed_over += 1
+        self._requests.put(request)
 
     def _give(self, answer: list[Any]) -> None:
         number = answer[0]
@@ -268,6 +277,8 @@ class Listener(Closing):
     def _work(self) -> None:
         while (request := self._requests.get()) is not None:
             self._handle_one(request)
+            with self._counting:
+                self._num_handed_over -= 1
 
     def _handle_one(self, request: Request) -> None:
         try:

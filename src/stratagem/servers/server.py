@@ -26,6 +26,9 @@ from stratagem.servers.wire import Message
 
 __all__ = ["ParameterServer"]
 
+# Of requests with fewer bytes, the hand-over to another thread would be a large part.
+_SHORT_BYTES = {"push": 2**21, "pull_rows": 2**16}
+
 
 class ParameterServer(Closing):
     """Holds variables of a cluster and answers its clients, from the moment it is made.
@@ -86,7 +89,12 @@ class ParameterServer(Closing):
                 file.messages.clear()  # as large as the journal
             self._journal = file and StateJournal(file, state, journal_interval_s)
             self._listener = Listener(
-                keys, self._handle, host=host, port=port, num_threads=num_threads
+                keys,
+                self._handle,
+                host=host,
+                port=port,
+                num_threads=num_threads,
+                is_short=_is_short,
             )
         except BaseException:
             if file is not None:
@@ -234,3 +242,8 @@ class ParameterServer(Closing):
                 )
             )
         return Message("ok", {"journaled_version": self._journal.write()})
+
+
+def _is_short(message: Message) -> bool:
+    limit_bytes = _SHORT_BYTES.get(message.kind, 0)
+    return sum(array.nbytes for array in message.arrays) < limit_bytes
