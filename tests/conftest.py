@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import jax
 import keras  # noqa: F401 - sets environment variables of its own, once, before any test
 import numpy as np
@@ -40,6 +41,10 @@ os.environ.setdefault("STRATAGEM_CACHE_DIR", _cache_dir.name)
 # A process of a cluster (tests/multiprocess) has fewer.
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("STRATAGEM_TEST_DEVICES", "8")))
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 if "STRATAGEM_TEST_REPLICAS" in os.environ:  # what joining a cluster changes belongs to the process
     stratagem.MultiWorkerMirroredStrategy()

@@ -14,9 +14,18 @@ import pytest
 
 import stratagem as sg
 from stratagem.coordinator import ClusterCoordinator
-from stratagem.servers import ServerError
 from stratagem.strategies import Scalar
 from tests.coordinator.clusters import coordinated
+from tests.keras.served_models import (
+    IDS,
+    NUM_STEPS,
+    X,
+    Y,
+    assert_same,
+    dense_model,
+    gradients_of,
+    table_model,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -25,36 +34,6 @@ pytestmark = [
 
 optimizers = keras.optimizers
 schedules = keras.optimizers.schedules
-NUM_STEPS = 5
-NUM_ROWS = 9000  # times 8: large enough for rows to be asked for
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(NUM_STEPS, 8, 6)).astype("float32")
-Y = RNG.normal(size=(NUM_STEPS, 8, 2)).astype("float32")
-IDS = RNG.integers(0, NUM_ROWS, (NUM_STEPS, 8, 3), dtype="int32")
-IDS[:, :, 1] = IDS[:, :, 0]  # ids that repeat within a step
-IDS[:, :4, 2] = 17  # and from step to step
-
-
-def dense_model() -> keras.Model:
-    keras.utils.set_random_seed(3)
-    layers = keras.layers
-    return keras.Sequential([layers.Input((6,)), layers.Dense(5, "tanh"), layers.Dense(2)])
-
-
-def table_model() -> keras.Model:
-    keras.utils.set_random_seed(3)
-    layers = keras.layers
-    table = layers.Embedding(NUM_ROWS, 8, name="table")
-    return keras.Sequential(
-        [layers.Input((3,), dtype="int32"), table, layers.Flatten(), layers.Dense(2)]
-    )
-
-
-def gradients_of(model: Any, x: Any, y: Any) -> tuple[Any, list[Any]]:
-    def loss() -> Any:
-        return jnp.mean(jnp.square(model(x, training=True) - y))
-
-    return sg.value_and_grad(loss, model.trainable_variables)
 
 
 def train(strategy: Any, model: Any, optimizer: Any, x: Any, y: Any) -> Any:
@@ -82,16 +61,6 @@ def train_on_worker(coordinator: ClusterCoordinator, model: Any, optimizer: Any)
         return train(sg.get_strategy(), model, optimizer, x, y)
 
     return lambda x, y: coordinator.schedule(function, args=(x, y)).fetch()
-
-
-def assert_same(served: Any, alone: Any, **tolerance: float) -> None:
-    for one, other in zip(served, alone, strict=True):
-        np.testing.assert_allclose(
-            np.asarray(one.value),
-            np.asarray(other.value),
-            **{"rtol": 1e-4, "atol": 1e-6, **tolerance},
-            err_msg=one.path,
-        )
 
 
 def check(
@@ -471,13 +440,3 @@ def test_update_in_a_loop_of_the_program_is_refused() -> None:
 
     words = "was applied inside lax.cond"
     refused(ValueError, words, lambda: optimizers.SGD(), step)
-
-
-def test_second_optimizer_is_refused() -> None:
-    with coordinated() as coordinator, coordinator.strategy.scope():
-        model = dense_model()
-        model.compile(optimizers.SGD(0.1), "mse")
-        model.fit(X[0], Y[0], verbose=0)
-        model.compile(optimizers.SGD(0.1, momentum=0.5), "mse")
-        with pytest.raises(ServerError, match="use one optimizer, or start the servers anew"):
-            model.fit(X[0], Y[0], verbose=0)

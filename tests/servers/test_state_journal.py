@@ -107,6 +107,31 @@ def test_everything_is_there_again_after_each_entry(path, written) -> None:
     assert_read(path, state)
 
 
+def test_optimizers_are_there_again_and_those_that_were_dropped_are_not(path, written) -> None:
+    state, journal = written
+    update(state, 0)
+    state.pushes.set_rule(RULE, ["v", "table"], UpdateMode(), "second")
+    rows = (np.array([3]), np.ones((1, 2)))
+    state.store.update({"v": np.ones((4, 3))}, {"table": rows}, {"v": "second", "table": "second"})
+    journal.write()
+    got, file = read(path)
+    file.close()
+    assert_same(got, state)
+    names = ["v:second.v", "table:second.v"]
+    np.testing.assert_array_equal(got.store.pull(names)[1], state.store.pull(names)[1])
+    assert got.store.scalars == {"count": 1, "second.count": 1}
+    assert list(got.pushes.pickled_rules) == ["", "second"]
+    state.pushes.drop_rule("")
+    journal.write()
+    got, file = read(path)
+    file.close()
+    assert got.store.scalars == {"second.count": 1}
+    np.testing.assert_array_equal(got.store.pull(names)[0], np.ones((4, 3)))
+    for name in ("v:v", "table:v"):
+        with pytest.raises(KeyError, match=f"no variable '{name}' on this server"):
+            got.store.pull([name])
+
+
 def test_training_goes_on_after_a_restart_as_if_there_had_been_none(path, written) -> None:
     state, journal = written
     update(state, 0)

@@ -145,6 +145,52 @@ def test_other_optimizer_is_refused_and_the_same_keeps_its_slots() -> None:
         store.set_rule(Momentum("other"), ["v"])
 
 
+def test_optimizers_have_their_own_variables_slots_and_scalars() -> None:
+    store = make_store(v=floats(3), w=floats(3), table=floats(4, 2))
+    store.set_rule(Momentum(), ["v", "table"], "first")
+    store.set_rule(Momentum("other"), ["w", "v"], "second")
+    one, row = np.ones(3, np.float32), (np.array([1]), np.ones((1, 2), np.float32))
+    # An update may be of several, and counts once.
+    assert (
+        store.update(
+            {"v": one, "w": one}, {"table": row}, {"v": "first", "w": "second", "table": "first"}
+        )
+        == 1
+    )
+    assert store.update({"v": one}, {}, {"v": "second"}) == 2
+    assert store.scalars == {"first.count": 1, "second.count": 2}
+    v, w, table, *slots = store.pull(["v", "w", "table", "v:first.v", "v:second.v", "w:second.v"])
+    np.testing.assert_allclose(v, floats(3) - 0.1 - 0.1, rtol=1e-6)
+    np.testing.assert_allclose(w, floats(3) - 0.1, rtol=1e-6)
+    np.testing.assert_allclose(
+        table, floats(4, 2) - [[0, 0], [0.1, 0.1], [0, 0], [0, 0]], rtol=1e-6
+    )
+    np.testing.assert_array_equal(slots, np.ones((3, 3)))
+    store.set_scalar("second.count", np.array(7))
+    assert store.scalars == {"first.count": 1, "second.count": 7}
+    for name in ("count", "third.count", "first.other"):
+        with pytest.raises(KeyError, match=f"no scalar '{name}' on this server"):
+            store.set_scalar(name, np.array(7))
+    with pytest.raises(RuntimeError, match=r"Gradients of \['v'\] came before an optimizer"):
+        store.update({"v": one}, {})
+
+
+def test_optimizer_that_is_dropped_leaves_nothing_behind() -> None:
+    store = make_store(v=floats(3))
+    store.set_rule(Momentum(), ["v"], "first")
+    size_bytes = store.size_bytes
+    store.set_rule(Momentum("other"), ["v"], "second")
+    store.drop_rule("first")
+    assert store.size_bytes == size_bytes
+    assert store.scalars == {"second.count": 0}
+    with pytest.raises(KeyError, match=r"no variable 'v:first.v' on this server"):
+        store.pull(["v:first.v"])
+    with pytest.raises(RuntimeError, match="came before an optimizer"):
+        store.update({"v": np.ones(3, np.float32)}, {}, {"v": "first"})
+    assert store.update({"v": np.ones(3, np.float32)}, {}, {"v": "second"}) == 1
+    store.drop_rule("first")  # again, which changes nothing
+
+
 @pytest.mark.parametrize("name", ["w", "v:x", "w:v"])
 def test_unknown_names_are_told(name) -> None:
     store = make_store(v=floats(3))

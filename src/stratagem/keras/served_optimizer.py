@@ -26,6 +26,7 @@ from stratagem.keras.served_update import KerasUpdate, other_shapes, scalar_name
 from stratagem.keras.served_variable import ServedVariable, making_slot
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
+from stratagem.servers import kept_name
 from stratagem.strategies import Gradient, RowGradient, Scalar, Stored
 from stratagem.values import IndexedSlices, is_indexed_slices
 
@@ -33,12 +34,14 @@ __all__ = [
     "give_to_servers",
     "install",
     "is_served",
+    "name_on_servers",
     "note_built",
     "note_undecayed",
     "send_gradients",
     "take_built",
 ]
 
+_NAME = "_stratagem_name"
 _UNDECAYED = "_stratagem_undecayed"
 
 _built: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
@@ -54,7 +57,8 @@ def install() -> None:
             return original(self, reference_variable, name, *args, **kwargs)
         serving = reference_variable.serving
         serving.place(reference_variable)
-        slot = f"{reference_variable.place.name}:{name or 'var'}"
+        kept = kept_name(name_on_servers(self, serving), name or "var")
+        slot = f"{reference_variable.place.name}:{kept}"
         counts = _num_slots.setdefault(self, Counter())
         counts[slot] += 1
         number = counts[slot]
@@ -67,6 +71,20 @@ def install() -> None:
 def is_served(variables: list[Any]) -> bool:
     """Tells whether variables are on parameter servers."""
     return any(isinstance(variable, ServedVariable) for variable in variables)
+
+
+def name_on_servers(optimizer: Any, serving: Any) -> str:
+    """Returns the name by which servers know an optimizer.
+
+    Args:
+        optimizer: of Keras. It takes the name along to workers.
+        serving: of the process; one that a worker makes, it names.
+    """
+    name = vars(optimizer).get(_NAME)
+    if name is None:
+        name = serving.name_optimizer(optimizer)
+        object.__setattr__(optimizer, _NAME, name)
+    return name
 
 
 def note_built(optimizer: Any, strategy: Any) -> None:
@@ -132,11 +150,12 @@ def give_to_servers(optimizer: Any) -> None:
     kept_once = [one for one in optimizer.variables if not isinstance(one.place, Stored)]
     names = scalar_names(kept_once)
     start = {name: one.place.value for name, one in zip(names, kept_once, strict=True)}
-    serving.set_rule(KerasUpdate(optimizer, undecayed, start), variables)
+    own_name = name_on_servers(optimizer, serving)
+    serving.set_rule(KerasUpdate(optimizer, undecayed, start), variables, own_name)
     # Not every server updates some of them.
     server = serving.placement_of(variables[0]).servers[0]
     for name, variable in zip(names, kept_once, strict=True):
-        variable.place = Scalar(name, server)
+        variable.place = Scalar(kept_name(own_name, name), server)
     serving.secure()
 
 
@@ -200,12 +219,14 @@ def send_gradients(
         values = [value / optimizer.loss_scale_factor for value in values]
     if clips:
         values = clip_gradients(optimizer, values)
+    name = name_on_servers(optimizer, variables[0].serving)
     for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
         if place in rows:
-            scope.outermost.send(RowGradient(variable, is_ids=True), rows[place].indices)
-            scope.outermost.send(RowGradient(variable, is_ids=False), value)
+            indices = rows[place].indices
+            scope.outermost.send(RowGradient(variable, is_ids=True, optimizer=name), indices)
+            scope.outermost.send(RowGradient(variable, is_ids=False, optimizer=name), value)
         else:
-            scope.outermost.send(Gradient(variable), value)
+            scope.outermost.send(Gradient(variable, name), value)
 
 
 def _check_known(optimizer: Any, variables: list[Any]) -> None:

@@ -17,7 +17,12 @@ import numpy as np
 from stratagem.coordinator import Resource, set_packing
 from stratagem.execution.trace_errors import foreign_variable
 from stratagem.keras.private import autocasts, set_path, trainable_variables
-from stratagem.keras.served_optimizer import give_to_servers, note_undecayed, take_built
+from stratagem.keras.served_optimizer import (
+    give_to_servers,
+    name_on_servers,
+    note_undecayed,
+    take_built,
+)
 from stratagem.keras.served_processes import serve_server, serve_worker
 from stratagem.keras.served_variable import ServedVariable, kept_in_process, making_slot
 from stratagem.keras.shipping import pack_object, unpack_object
@@ -93,6 +98,8 @@ class KerasPacking:
             return self._name_of_variable(value, strategy, of_unbuilt)
         if isinstance(value, keras.optimizers.Optimizer):
             self._number_of(value)
+            if strategy.schedules:  # its name goes along
+                name_on_servers(value, strategy.serving)
             if value.built:
                 give_to_servers(value)
             else:

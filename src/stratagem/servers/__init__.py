@@ -8,7 +8,15 @@ from stratagem.servers.placement import Placement, Placer
 from stratagem.servers.server import ParameterServer
 from stratagem.servers.shards import ShardSpec
 from stratagem.servers.store import Store
-from stratagem.servers.updates import ASYNCHRONOUS, Pushed, Slot, State, UpdateMode, UpdateRule
+from stratagem.servers.updates import (
+    ASYNCHRONOUS,
+    Pushed,
+    Slot,
+    State,
+    UpdateMode,
+    UpdateRule,
+    kept_name,
+)
 from stratagem.servers.wire import Message, pack, unpack
 
 __all__ = [
@@ -30,6 +38,7 @@ __all__ = [
     "Store",
     "UpdateMode",
     "UpdateRule",
+    "kept_name",
     "pack",
     "unpack",
 ]

@@ -197,14 +197,19 @@ class ServedVariables:
         self._ask(dealt.messages("scatter", sign=sign, **self._change()))
 
     def set_rule(
-        self, rule: UpdateRule, names: Sequence[str], mode: UpdateMode = ASYNCHRONOUS
+        self,
+        rule: UpdateRule,
+        names: Sequence[str],
+        mode: UpdateMode = ASYNCHRONOUS,
+        optimizer: str = "",
     ) -> None:
         """Gives all servers the optimizer of these variables.
 
         Args:
             rule: the optimizer's.
             names: of the variables that it trains.
-            mode: when gradients are applied; may be changed by another call.
+            mode: when gradients are applied, of all optimizers; may be changed by another call.
+            optimizer: its name, without a dot. What it keeps has names that begin with it.
         """
         pickled = np.frombuffer(self._pickle.dumps(rule), np.uint8)
         shards: dict[int, list[str]] = {server: [] for server in range(len(self._connections))}
@@ -212,7 +217,7 @@ class ServedVariables:
             placement = self._placements[name]
             for shard, server in enumerate(placement.servers):
                 shards[server].append(shard_name(placement, shard))
-        fields = {"mode": dataclasses.asdict(mode), **self._change()}
+        fields = {"mode": dataclasses.asdict(mode), "optimizer": optimizer, **self._change()}
         self._ask(
             {
                 server: Message("rule", {**fields, "names": held}, [pickled])
@@ -220,12 +225,21 @@ class ServedVariables:
             }
         )
 
+    def drop_rule(self, optimizer: str) -> None:
+        """Has all servers forget an optimizer, with all that it keeps.
+
+        Args:
+            optimizer: its name.
+        """
+        self._tell_all("drop_rule", optimizer=optimizer)
+
     def push(
         self,
         whole: Mapping[str, np.ndarray],
         rows: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
         *,
         pull: Sequence[str] = (),
+        optimizers: Mapping[str, str] | None = None,
     ) -> Pushed:
         """Sends gradients, and returns when the servers have applied or discarded them.
 
@@ -240,6 +254,7 @@ class ServedVariables:
                 shape (k, ...), by name of the variable.
             pull: names of variables, or of slots, that are wanted as they are then; those on
                 servers that get no gradient, as they are now.
+            optimizers: which one applies them, by name of the variable; "" where none is named.
 
         Returns:
             What has become of them, and the values.
@@ -250,15 +265,17 @@ class ServedVariables:
         pushes: dict[int, GradientParts] = defaultdict(GradientParts)
         for name, gradient in whole.items():
             placement = self._placements[name]
+            optimizer = (optimizers or {}).get(name, "")
             for shard, part in enumerate(placement.parts(np.asarray(gradient))):
-                pushes[placement.servers[shard]].add(placement, shard, part)
+                pushes[placement.servers[shard]].add(placement, shard, optimizer, part)
         for name, (ids, values) in (rows or {}).items():
             placement = self._placements[name]
             numbers, sums = combine_rows(np.asarray(ids), np.asarray(values))
+            optimizer = (optimizers or {}).get(name, "")
             for shard, part in row_parts(placement, numbers):
                 # Also without any: a server counts updates, and waits for all workers.
                 pushes[placement.servers[shard]].add_rows(
-                    placement, shard, numbers[part], sums[part]
+                    placement, shard, optimizer, numbers[part], sums[part]
                 )
         wanted = self._wanted(pull)
         fields = {**self._change(), "worker": self._client_name}

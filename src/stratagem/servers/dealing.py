@@ -100,19 +100,30 @@ class GradientParts:
         self.variables: list[str] = []
         self._whole: dict[str, np.ndarray] = {}
         self._rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._optimizers: dict[str, str] = {}
 
-    def add(self, placement: Placement, shard: int, gradient: np.ndarray) -> None:
+    def add(self, placement: Placement, shard: int, optimizer: str, gradient: np.ndarray) -> None:
         """Adds the gradient of a shard."""
-        self.variables.append(placement.name)
-        self._whole[shard_name(placement, shard)] = gradient
+        self._whole[self._noted(placement, shard, optimizer)] = gradient
 
     def add_rows(
-        self, placement: Placement, shard: int, ids: np.ndarray, values: np.ndarray
+        self,
+        placement: Placement,
+        shard: int,
+        optimizer: str,
+        ids: np.ndarray,
+        values: np.ndarray,
     ) -> None:
         """Adds gradients of rows of a shard, which may be none."""
-        self.variables.append(placement.name)
         numbers = ids - placement.first_rows[shard]
-        self._rows[shard_name(placement, shard)] = (numbers, values)
+        self._rows[self._noted(placement, shard, optimizer)] = (numbers, values)
+
+    def _noted(self, placement: Placement, shard: int, optimizer: str) -> str:
+        self.variables.append(placement.name)
+        name = shard_name(placement, shard)
+        if optimizer:
+            self._optimizers[name] = optimizer
+        return name
 
     def message(self, **fields: Any) -> Message:
         """Returns the push.
@@ -121,6 +132,7 @@ class GradientParts:
             fields: beside those that say what the arrays are.
         """
         told = {**fields, "whole": list(self._whole), "rows": list(self._rows)}
+        told["optimizers"] = self._optimizers
         of_rows = [array for pair in self._rows.values() for array in pair]
         return Message("push", told, [*self._whole.values(), *of_rows])
 

@@ -38,7 +38,7 @@ class Pushes:
         self._staleness: Counter[int] = Counter()
         self.num_discarded = 0
         self.mode = ASYNCHRONOUS
-        self.pickled_rule: np.ndarray | None = None
+        self.pickled_rules: dict[str, np.ndarray] = {}
 
     @property
     def staleness(self) -> list[list[int]]:
@@ -51,19 +51,22 @@ class Pushes:
         """How many workers wait for others."""
         return 0 if self._synchronous is None else self._synchronous.num_waiting
 
-    def set_rule(self, pickled: np.ndarray, names: list[str], mode: UpdateMode) -> None:
+    def set_rule(
+        self, pickled: np.ndarray, names: list[str], mode: UpdateMode, optimizer: str = ""
+    ) -> None:
         """Sets how gradients are applied; those that wait in another mode are applied now.
 
         Args:
             pickled: the rule, as bytes.
             names: of the variables that it trains.
             mode: when they are applied.
+            optimizer: its name.
 
         Raises:
-            KeyError: no such variable. ValueError: another rule was set before.
+            KeyError: no such variable. ValueError: another optimizer has this name.
         """
         with self._store.changing():
-            self._store.set_rule(self._pickle.loads(pickled.tobytes()), names)
+            self._store.set_rule(self._pickle.loads(pickled.tobytes()), names, optimizer)
             if self._synchronous is None and mode.num_needed:
                 self._synchronous = SynchronousUpdates(self._store, mode.num_needed)
             elif self._synchronous is not None and mode.num_needed:
@@ -71,15 +74,25 @@ class Pushes:
             else:
                 self.flush()
                 self._synchronous = None
-            self.pickled_rule, self.mode = np.array(pickled), mode
+            self.pickled_rules[optimizer], self.mode = np.array(pickled), mode
+
+    def drop_rule(self, optimizer: str) -> None:
+        """Forgets an optimizer, which nobody will push gradients for any more.
+
+        Args:
+            optimizer: its name.
+        """
+        with self._store.changing():
+            self._store.drop_rule(optimizer)
+            self.pickled_rules.pop(optimizer, None)
 
     def add(self, change: Change) -> None:
         """Takes a push, and answers it now or when enough others have come.
 
         Args:
-            change: with fields `whole` and `rows`, names of variables; `worker`; and the `version`
-                and `lifetime` of the values that were used. The arrays are the gradients, then
-                numbers of rows and their gradients.
+            change: with fields `whole` and `rows`, names of variables; `optimizers`, by name of the
+                variable; `worker`; and the `version` and `lifetime` of the values that were used.
+                The arrays are the gradients, then numbers of rows and their gradients.
 
         Raises:
             KeyError: no such variable. RuntimeError: no rule was set. IndexError: no such row.
@@ -89,6 +102,7 @@ class Pushes:
         pairs = zip(of_rows[::2], of_rows[1::2], strict=True)
         whole = dict(zip(fields["whole"], arrays, strict=False))
         rows = dict(zip(fields["rows"], pairs, strict=True))
+        optimizers = fields.get("optimizers", {})
         with self._store.changing():
             pulled = self._lifetime.version_of(fields)
 
@@ -98,14 +112,14 @@ class Pushes:
 
             if self._synchronous is not None:
                 worker = fields.get("worker") or change.client
-                one = Contribution(worker, pulled, whole, rows, answer, change.fail)
+                one = Contribution(worker, pulled, whole, rows, answer, change.fail, optimizers)
                 self._synchronous.add(one)
                 return
             current, limit = self._store.version, self.mode.max_staleness
             if limit is not None and current - pulled > limit:
                 answer(current, is_used=False)
             else:
-                answer(self._store.update(whole, rows), is_used=True)
+                answer(self._store.update(whole, rows, optimizers), is_used=True)
 
     def expect(self, num_needed: int) -> None:
         """Changes how many workers make an update; updates if so many wait.

@@ -74,6 +74,7 @@ class ParameterServer(Closing):
             "assign": self._assign,
             "scatter": self._scatter,
             "rule": self._set_rule,
+            "drop_rule": self._drop_rule,
             "set_scalar": self._set_scalar,
             "expect": self._expect,
             "flush": self._flush,
@@ -198,7 +199,12 @@ class ParameterServer(Closing):
     def _set_rule(self, message: Message) -> dict[str, Any]:
         (pickled,) = message.arrays
         mode = UpdateMode(**message.fields["mode"])
-        self._pushes.set_rule(pickled, message.fields["names"], mode)
+        fields = message.fields
+        self._pushes.set_rule(pickled, fields["names"], mode, fields["optimizer"])
+        return {}
+
+    def _drop_rule(self, message: Message) -> dict[str, Any]:
+        self._pushes.drop_rule(message.fields["optimizer"])
         return {}
 
     def _expect(self, message: Message) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.messages import explain
+from stratagem.servers.updates import is_kept_by, own_name
 
 __all__ = ["SavedPart", "Shard", "ShardSpec", "UpdatedPart", "require_rows"]
 
@@ -120,6 +121,10 @@ class Shard:
         assert marks is not None
         return self._copied_rows(np.flatnonzero(marks))
 
+    def slots_of(self, optimizer: str) -> list[str]:
+        """Returns the names of the slots that an optimizer keeps here."""
+        return [name for name in [*self.slots] if is_kept_by(optimizer, name)]
+
     def pieces(self) -> Iterator[SavedPart]:
         """Returns copies of all rows of a table, some at a time."""
         count = max(1, _PIECE_BYTES * len(self._marks) // max(1, self.size_bytes))
@@ -150,18 +155,24 @@ class UpdatedPart:
 
     Args:
         shard: the shard.
+        optimizer: whose slots are changed.
         rows: their numbers, each once; None for all.
         grads: of these rows.
     """
 
     def __init__(
-        self, shard: Shard, rows: np.ndarray | None = None, grads: np.ndarray | None = None
+        self,
+        shard: Shard,
+        optimizer: str,
+        rows: np.ndarray | None = None,
+        grads: np.ndarray | None = None,
     ) -> None:
         self._shard = shard
         self._rows = rows
         self._grads = grads
+        self._names = {own_name(optimizer, full): full for full in shard.slots_of(optimizer)}
         self.value = self._taken(shard.value)
-        self.slots = {name: self._taken(slot) for name, slot in shard.slots.items()}
+        self.slots = {name: self._taken(shard.slots[full]) for name, full in self._names.items()}
 
     def padded_grads(self, whole: np.ndarray | None) -> np.ndarray:
         """Returns gradients of the shape that the value has here."""
@@ -173,6 +184,7 @@ class UpdatedPart:
     def keep(self, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
         """Puts new values and slots in the place of those here."""
         shard = self._shard
+        slots = {self._names[name]: slot for name, slot in slots.items()}
         shard.mark(self._rows)
         if self._rows is None and not shard.spec.has_rows:
             shard.value = value

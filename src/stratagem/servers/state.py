@@ -70,18 +70,17 @@ class ServerState:
             parts: what has changed of the variables.
         """
         described, arrays = _packed(parts)
-        scalars, rule = self.store.scalars, self.pushes.pickled_rule
+        scalars, rules = self.store.scalars, self.pushes.pickled_rules
         fields = {
             "version": self.store.version,
             "lifetime": self.lifetime.number,
             "clients": self.changes.done(),
             "mode": dataclasses.asdict(self.pushes.mode),
-            "has_rule": rule is not None,
+            "optimizers": list(rules),
             "scalars": list(scalars),
             "parts": described,
         }
-        rules = [] if rule is None else [rule]
-        return Message(_ENTRY, fields, [*arrays, *scalars.values(), *rules])
+        return Message(_ENTRY, fields, [*arrays, *rules.values(), *scalars.values()])
 
     def pieces(self) -> Iterator[Message]:
         """Returns the rows of all tables, while they change."""
@@ -100,12 +99,14 @@ class ServerState:
             for described in message.fields["parts"]:
                 self.store.restore(_unpacked(described, arrays))
             if message.kind == _ENTRY:
-                self._restore_entry(message.fields, list(arrays))
+                self._restore_entry(message.fields, arrays)
 
-    def _restore_entry(self, fields: dict[str, Any], arrays: list[np.ndarray]) -> None:
-        if fields["has_rule"]:
-            self.pushes.set_rule(arrays[-1], [], UpdateMode(**fields["mode"]))
-        scalars = dict(zip(fields["scalars"], arrays, strict=False))
+    def _restore_entry(self, fields: dict[str, Any], arrays: Iterator[np.ndarray]) -> None:
+        for gone in [*self.pushes.pickled_rules.keys() - set(fields["optimizers"])]:
+            self.pushes.drop_rule(gone)
+        for optimizer in fields["optimizers"]:
+            self.pushes.set_rule(next(arrays), [], UpdateMode(**fields["mode"]), optimizer)
+        scalars = dict(zip(fields["scalars"], arrays, strict=True))
         self.store.restore_counts(fields["version"], scalars)
         self.changes.restore(fields["clients"])
 

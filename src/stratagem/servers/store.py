@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from stratagem.messages import explain
+from stratagem.servers.rules import Rules
 from stratagem.servers.shards import SavedPart, Shard, ShardSpec, UpdatedPart, require_rows
-from stratagem.servers.updates import State, UpdateRule
+from stratagem.servers.updates import State, UpdateRule, kept_name
 
 __all__ = ["Marks", "Store"]
 
@@ -26,8 +27,7 @@ class Store:
 
     def __init__(self) -> None:
         self._shards: dict[str, Shard] = {}
-        self._rule: UpdateRule | None = None
-        self._scalars: dict[str, np.ndarray] = {}
+        self._rules = Rules()
         self._reading = threading.Lock()
         self._updating = threading.RLock()
         self.version = 0
@@ -205,51 +205,58 @@ class Store:
             changed[rows] = new
             self._set(shard, slot, changed)
 
-    def set_rule(self, rule: UpdateRule, names: Sequence[str]) -> None:
+    def set_rule(self, rule: UpdateRule, names: Sequence[str], optimizer: str = "") -> None:
         """Sets how gradients are applied, and makes the slots that are not there.
 
         Args:
             rule: the optimizer's.
             names: of the variables that it trains.
+            optimizer: its name; a variable may be trained by several.
 
         Raises:
-            KeyError: no such variable. ValueError: another rule was set before.
+            KeyError: no such variable. ValueError: another optimizer has this name.
         """
         with self._updating:
-            if self._rule is not None and self._rule.describe() != rule.describe():
-                raise ValueError(
-                    explain(
-                        f"These variables are to be trained by {rule.describe()}.",
-                        expected=f"the optimizer that they were trained by: "
-                        f"{self._rule.describe()}.",
-                        fix="use one optimizer, or start the servers anew.",
-                    )
-                )
-            if self._rule is None:
-                self._scalars = rule.scalars()
-            self._rule = rule
+            with self._reading:
+                self._rules.set(optimizer, rule)
             for name in names:
                 with self._reading:
                     shard, _ = self._find(name)
                 for slot in rule.slots(name, shard.spec.shape, shard.spec.dtype):
-                    if slot.name not in shard.slots:
+                    kept = kept_name(optimizer, slot.name)
+                    if kept not in shard.slots:
                         full = np.full(shard.spec.shape, slot.initial, np.dtype(slot.dtype))
                         with self._reading:
-                            shard.slots[slot.name] = full
+                            shard.slots[kept] = full
                         shard.mark()
+            self.num_changes += 1
+
+    def drop_rule(self, optimizer: str) -> None:
+        """Forgets an optimizer, with all that it keeps.
+
+        Args:
+            optimizer: its name.
+        """
+        with self._updating, self._reading:
+            self._rules.drop(optimizer)
+            for shard in self._shards.values():
+                for name in shard.slots_of(optimizer):
+                    del shard.slots[name]
             self.num_changes += 1
 
     def update(
         self,
         whole: Mapping[str, np.ndarray],
         rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        optimizers: Mapping[str, str] | None = None,
     ) -> int:
-        """Applies gradients by the rule.
+        """Applies gradients by the rules.
 
         Args:
             whole: of variables, by name.
             rows: of single rows, by name of the variable: their numbers within this shard, of shape
                 (k,), each once, and their gradients, of shape (k, ...).
+            optimizers: by which, by name of the variable; "" for those that are not named.
 
         Returns:
             The number of updates.
@@ -257,56 +264,68 @@ class Store:
         Raises:
             KeyError: no such variable. RuntimeError: no rule was set. IndexError: no such row.
         """
+        named: dict[str, list[str]] = {}
+        for name in (*whole, *rows):
+            named.setdefault((optimizers or {}).get(name, ""), []).append(name)
         with self._updating:
-            if self._rule is None:
-                raise RuntimeError(
-                    explain(
-                        f"Gradients of {[*whole, *rows]} came before an optimizer.",
-                        expected="an optimizer that was built for these variables.",
-                        fix="let the coordinator compile the model, or build the optimizer.",
-                    )
-                )
             with self._reading:
                 shards = {name: self._shards[name] for name in (*whole, *rows)}
             for name, (numbers, _) in rows.items():
                 require_rows(shards[name], numbers)
-            parts = {
-                name: UpdatedPart(shards[name], *rows.get(name, (None, None))) for name in shards
-            }
-            state = State(
-                self._scalars,
-                {name: part.value for name, part in parts.items()},
-                {name: part.slots for name, part in parts.items()},
-            )
-            grads = {name: parts[name].padded_grads(whole.get(name)) for name in shards}
-            new = self._rule.apply(state, grads)
+            made = [
+                (optimizer, *self._updated(optimizer, names, shards, whole, rows))
+                for optimizer, names in named.items()
+            ]
             with self._reading:
-                for name, part in parts.items():
-                    part.keep(new.values[name], new.slots[name])
-                self._scalars = dict(new.scalars)
+                for optimizer, parts, new in made:
+                    for name, part in parts.items():
+                        part.keep(new.values[name], new.slots[name])
+                    self._rules.keep(optimizer, new.scalars)
                 self.version += 1
                 self.num_changes += 1
                 return self.version
 
+    def _updated(
+        self,
+        optimizer: str,
+        names: Sequence[str],
+        shards: Mapping[str, Shard],
+        whole: Mapping[str, np.ndarray],
+        rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    ) -> tuple[dict[str, UpdatedPart], State]:
+        """What one optimizer changes, and what it makes of it."""
+        rule = self._rules.find(optimizer, names)
+        parts = {
+            name: UpdatedPart(shards[name], optimizer, *rows.get(name, (None, None)))
+            for name in names
+        }
+        state = State(
+            self._rules.scalars_of(optimizer),
+            {name: part.value for name, part in parts.items()},
+            {name: part.slots for name, part in parts.items()},
+        )
+        grads = {name: part.padded_grads(whole.get(name)) for name, part in parts.items()}
+        return parts, rule.apply(state, grads)
+
     @property
     def scalars(self) -> dict[str, np.ndarray]:
-        """What the rule keeps once, by name."""
+        """What the rules keep once, by `kept_name`."""
         with self._reading:
-            return dict(self._scalars)
+            return self._rules.scalars
 
     def set_scalar(self, name: str, value: np.ndarray) -> None:
         """Sets one of the scalars.
 
         Args:
-            name: its name.
+            name: its `kept_name`.
             value: its value.
 
         Raises:
             KeyError: no such scalar.
         """
         with self._updating:
-            current = self._scalars[name]
-            self._scalars = {**self._scalars, name: np.asarray(value, current.dtype)}
+            with self._reading:
+                self._rules.set_scalar(name, value)
             self.num_changes += 1
 
     def take_marks(self) -> Marks:
@@ -365,10 +384,11 @@ class Store:
 
         Args:
             version: the number of updates.
-            scalars: what the rule keeps once.
+            scalars: what the rules, which are set before, keep once.
         """
         self.version = version
-        self._scalars = {name: np.array(value) for name, value in scalars.items()}
+        for name, value in scalars.items():
+            self._rules.set_scalar(name, value)
 
     def _find(self, name: str) -> tuple[Shard, str | None]:
         if name in self._shards:

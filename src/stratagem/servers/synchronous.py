@@ -43,6 +43,7 @@ class Contribution:
         rows: of single rows, by name of the variable: their numbers, each once, and gradients.
         answer: called when they were used or discarded.
         fail: called when the update could not be made, with the reason.
+        optimizers: by name of the variable; "" for those that are not named.
     """
 
     worker: str
@@ -51,6 +52,7 @@ class Contribution:
     rows: Mapping[str, tuple[np.ndarray, np.ndarray]]
     answer: Answer
     fail: Callable[[BaseException], None]
+    optimizers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
 class SynchronousUpdates:
@@ -124,7 +126,10 @@ class SynchronousUpdates:
         contributions = [self._waiting[worker] for worker in sorted(self._waiting)]
         self._waiting.clear()
         try:
-            version = self._store.update(*_summed(contributions))
+            optimizers = {
+                name: own for one in contributions for name, own in one.optimizers.items()
+            }
+            version = self._store.update(*_summed(contributions), optimizers)
         except BaseException as error:
             for one in contributions:
                 one.fail(error)

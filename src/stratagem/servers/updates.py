@@ -10,7 +10,17 @@ import numpy as np
 
 from stratagem.messages import explain
 
-__all__ = ["ASYNCHRONOUS", "Pushed", "Slot", "State", "UpdateMode", "UpdateRule"]
+__all__ = [
+    "ASYNCHRONOUS",
+    "Pushed",
+    "Slot",
+    "State",
+    "UpdateMode",
+    "UpdateRule",
+    "is_kept_by",
+    "kept_name",
+    "own_name",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,3 +142,33 @@ class Pushed:
     num_discarded: int
     version: int
     values: Mapping[str, np.ndarray]
+
+
+def kept_name(optimizer: str, name: str) -> str:
+    """Returns the name of what an optimizer keeps: a slot of a variable, or a scalar.
+
+    Args:
+        optimizer: its name, without a dot; "" for the only one.
+        name: unique among what this optimizer keeps, without a dot.
+    """
+    return f"{optimizer}.{name}" if optimizer else name
+
+
+def own_name(optimizer: str, name: str) -> str:
+    """Returns the name by which an optimizer itself knows what it keeps.
+
+    Args:
+        optimizer: its name.
+        name: what `kept_name` returned.
+    """
+    return name[len(optimizer) + 1 :] if optimizer else name
+
+
+def is_kept_by(optimizer: str, name: str) -> bool:
+    """Tells whether an optimizer keeps what has a name.
+
+    Args:
+        optimizer: its name.
+        name: what `kept_name` returned.
+    """
+    return name.rpartition(".")[0] == optimizer

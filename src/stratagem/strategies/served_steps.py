@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,17 @@ __all__ = ["ServedSteps"]
 
 # What a push brought back is what a step begins with that follows at once.
 _FRESH_S = 0.05
+
+
+@dataclasses.dataclass
+class _Gradients:
+    """What goes in one push: of no variable twice."""
+
+    whole: dict[str, np.ndarray] = dataclasses.field(default_factory=dict[str, np.ndarray])
+    rows: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
+        default_factory=dict[str, tuple[np.ndarray, np.ndarray]]
+    )
+    optimizers: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
 class ServedSteps:
@@ -124,30 +136,27 @@ class ServedSteps:
 
     def _push(self, trace: Trace, sent: list[Any], names: list[str]) -> bool:
         """Sends gradients, one update of a variable at a time; returns whether all were used."""
-        whole: dict[str, np.ndarray] = {}
-        ids: dict[str, np.ndarray] = {}
-        rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        batch, ids = _Gradients(), dict[str, np.ndarray]()
         are_used = True
         for what, value in zip(trace.sent, sent, strict=True):
             if isinstance(what, Ids):
                 continue
             array = self._weighted(what, np.asarray(value))
-            if isinstance(what, Gradient):
-                name = name_of(what.variable)
-                if name in whole:  # a second optimizer, or a second call
-                    are_used &= self._push_some(whole, rows, []).is_used
-                    whole, rows = {}, {}
-                whole[name] = array
-            elif what.is_ids:
-                ids[name_of(what.table)] = array
+            is_whole = isinstance(what, Gradient)
+            name = name_of(what.variable if is_whole else what.table)
+            if not is_whole and what.is_ids:
+                ids[name] = array
+                continue
+            if name in batch.optimizers:  # a second optimizer, or a second call
+                are_used &= self._push_some(batch, []).is_used
+                batch = _Gradients()
+            batch.optimizers[name] = what.optimizer
+            if is_whole:
+                batch.whole[name] = array
             else:
-                name = name_of(what.table)
-                if name in rows:
-                    are_used &= self._push_some(whole, rows, []).is_used
-                    whole, rows = {}, {}
-                rows[name] = (ids[name], array)
-        if whole or rows:
-            pushed = self._push_some(whole, rows, names)
+                batch.rows[name] = (ids[name], array)
+        if batch.optimizers:
+            pushed = self._push_some(batch, names)
             are_used &= pushed.is_used
             if pushed.is_used:
                 self._brought, self._brought_s = pushed.values, time.monotonic()
@@ -161,13 +170,10 @@ class ServedSteps:
             return array
         return array * np.asarray(self.gradient_weight, array.dtype)
 
-    def _push_some(
-        self,
-        whole: Mapping[str, np.ndarray],
-        rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
-        names: Sequence[str],
-    ) -> Pushed:
-        return self._serving.client.push(whole, rows, pull=names)
+    def _push_some(self, batch: _Gradients, names: Sequence[str]) -> Pushed:
+        return self._serving.client.push(
+            batch.whole, batch.rows, pull=names, optimizers=batch.optimizers
+        )
 
     def _change(
         self,

@@ -60,9 +60,11 @@ class Gradient:
 
     Args:
         variable: the variable.
+        optimizer: the name of the one that applies it.
     """
 
     variable: Any
+    optimizer: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,10 +74,12 @@ class RowGradient:
     Args:
         table: the variable.
         is_ids: which of the two; the gradients come right after the ids.
+        optimizer: the name of the one that applies them.
     """
 
     table: Any
     is_ids: bool
+    optimizer: str = ""
 
 
 class ServedVariable(Protocol):

@@ -56,6 +56,7 @@ class Serving:
         self.kept: dict[int, Any] = {}
         self.resources: dict[int, Any] = {}
         self._names: set[str] = set()
+        self._optimizers: dict[str, weakref.ref[Any] | None] = {}
         self.is_in_step = False
         self.named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
@@ -143,16 +144,42 @@ class Serving:
         if self._has_journals:
             self.client.journal()
 
-    def set_rule(self, rule: UpdateRule, variables: Sequence[ServedVariable]) -> None:
+    def name_optimizer(self, optimizer: Any) -> str:
+        """Returns a name that no other optimizer has whose variables are on the servers.
+
+        Args:
+            optimizer: the optimizer; once nobody has it any more, the servers forget it.
+
+        Returns:
+            The same each time a program runs, whatever names Keras has given.
+        """
+        kind = type(optimizer).__name__.lower()
+        name, number = kind, 1
+        while name in self._optimizers:
+            number += 1
+            name = f"{kind}_{number}"
+        self._optimizers[name] = weakref.ref(optimizer)
+        return name
+
+    def set_rule(
+        self, rule: UpdateRule, variables: Sequence[ServedVariable], optimizer: str
+    ) -> None:
         """Gives the servers the optimizer of variables.
 
         Args:
             rule: the optimizer's.
             variables: those that it trains.
+            optimizer: its name.
         """
         for variable in variables:
             self.place(variable)
-        self.client.set_rule(rule, [name_of(variable) for variable in variables], self.mode)
+        names = [name_of(variable) for variable in variables]
+        self.client.set_rule(rule, names, self.mode, optimizer)
+        is_coordinator = self._placer is not None
+        for name, one in self._optimizers.items():
+            if is_coordinator and one is not None and one() is None:
+                self.client.drop_rule(name)
+                self._optimizers[name] = None
 
     def _name_for(self, path: str) -> str:
         """A name that no other variable has; the same each time a program runs."""
