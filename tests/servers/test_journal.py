@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,21 @@ def test_messages_are_there_again_and_more_can_follow(tmp_path) -> None:
         journal.append(message(3))
     with Journal(path) as journal:
         assert numbers(journal) == [0, 1, 2, 3]
+
+
+def test_journal_is_read_without_a_copy(tmp_path) -> None:
+    path = tmp_path / "journal"
+    large = np.arange(2**22)
+    with Journal(path) as journal:
+        journal.append(Message("large", arrays=[large]))
+    tracemalloc.start()
+    try:
+        with Journal(path) as journal:
+            _, peak_bytes = tracemalloc.get_traced_memory()
+            np.testing.assert_array_equal(journal.messages[0].arrays[0], large)
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < large.nbytes / 8
 
 
 def test_unfinished_record_is_cut_off_wherever_the_writer_died(tmp_path) -> None:

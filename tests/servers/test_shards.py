@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratagem.servers import ShardSpec, shards
-from stratagem.servers.shards import Shard
+from stratagem.servers.shards import Shard, made_in_pieces
 
 
 def table() -> Shard:
@@ -73,6 +73,38 @@ def test_pieces_are_all_rows(monkeypatch, piece_bytes) -> None:
     assert rows == list(range(10))
     np.testing.assert_array_equal(restored.value, shard.value)
     np.testing.assert_array_equal(restored.slots["m"], shard.slots["m"])
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 50, 2**24])
+def test_pieces_are_the_marked_rows(monkeypatch, piece_bytes) -> None:
+    monkeypatch.setattr(shards, "_PIECE_BYTES", piece_bytes)
+    marks = np.zeros(10, np.bool_)
+    marks[[0, 7, 9]] = True
+    parts = list(table().pieces(marks))
+    assert np.concatenate([part.rows for part in parts]).tolist() == [0, 7, 9]
+    assert np.concatenate([part.value for part in parts]).tolist() == [[0, 1], [14, 15], [18, 19]]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 50, 2**24])
+def test_initial_value_is_made_in_pieces(monkeypatch, piece_bytes) -> None:
+    monkeypatch.setattr(shards, "_PIECE_BYTES", piece_bytes)
+    asked = []
+
+    def rows(first: int, count: int) -> np.ndarray:
+        asked.append((first, count))
+        return np.arange(2 * first, 2 * (first + count)).reshape(count, 2)
+
+    value = made_in_pieces(ShardSpec("t", (10, 2), "float32", first_row=5), rows)
+    assert value.dtype == np.float32
+    np.testing.assert_array_equal(value, np.arange(10, 30).reshape(10, 2))
+    assert all(count * 8 <= max(piece_bytes, 8) for _, count in asked)
+    assert sum(count for _, count in asked) == 10
+
+
+def test_initial_value_of_another_shape_is_refused() -> None:
+    spec = ShardSpec("t", (10, 2), "float32")
+    with pytest.raises(ValueError, match=r"10 rows of the initial value of 't' were made with"):
+        made_in_pieces(spec, lambda first, count: np.zeros((count, 1)))
 
 
 def test_whole_shard_is_restored_as_its_own() -> None:

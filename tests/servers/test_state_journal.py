@@ -9,18 +9,28 @@ import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
-from stratagem.servers import Message, Request, ShardSpec, Store, UpdateMode, state_journal
+from stratagem.servers import (
+    Message,
+    Request,
+    ShardSpec,
+    Store,
+    UpdateMode,
+    shards,
+    state_journal,
+)
 from stratagem.servers.changes import Changes
 from stratagem.servers.journal import Journal
 from stratagem.servers.pushes import Pushes
 from stratagem.servers.state import ServerState, next_lifetime
 from stratagem.servers.state_journal import StateJournal
+from stratagem.servers.store import Marks
 from tests.servers.rules import Momentum
 
 NAMES = ["v", "b", "table", "v:v", "table:v"]
@@ -190,9 +200,9 @@ def test_journal_that_is_written_anew_while_rows_change_is_whole(
     state, journal = written
     pieces = state.store.pieces
 
-    def meanwhile() -> Iterator:
+    def meanwhile(marks: Marks | None) -> Iterator:
         update(state, 1)
-        yield from pieces()
+        yield from pieces(marks)
         update(state, 2)
         state.store.create(
             ShardSpec("new", (3, 2), "float32", has_rows=True), lambda: np.ones((3, 2))
@@ -207,6 +217,65 @@ def test_journal_that_is_written_anew_while_rows_change_is_whole(
     update(state, 3)  # its rows had been taken before
     journal.write()
     assert_read(path, state)
+
+
+def most_rows_at_once(path: Path) -> dict[str, int]:
+    """By kind of message, how many rows of the table the largest one has."""
+    most: dict[str, int] = {}
+    with Journal(path) as file:
+        for one in file.messages:
+            for part, rows in zip(one.fields["parts"], one.arrays, strict=False):
+                if part["spec"]["name"] == "table":
+                    most[one.kind] = max(len(rows), most.get(one.kind, 0))
+    return most
+
+
+def test_table_that_is_made_while_an_entry_waits_is_not_copied_at_once(path, monkeypatch) -> None:
+    monkeypatch.setattr(state_journal, "_MOST_COPIED_BYTES", 0)
+    monkeypatch.setattr(shards, "_PIECE_BYTES", 80)
+    state, file = read(path)
+    waits, changing = threading.Event(), state.store.changing
+
+    def noted_changing() -> Any:
+        waits.set()
+        return changing()
+
+    monkeypatch.setattr(state.store, "changing", noted_changing)
+    with file:
+        journal = StateJournal(file, state, 1e6)
+        with changing():  # as the server holds it while it makes a variable
+            writer = threading.Thread(target=journal.write)
+            writer.start()
+            assert waits.wait(10)
+            spec = ShardSpec("table", (500, 2), "float32", has_rows=True)
+            state.store.create(spec, lambda: np.ones((500, 2)))
+        writer.join()
+        assert most_rows_at_once(path) == {"piece": 10}
+
+
+def test_slots_that_are_made_while_pieces_are_written_come_in_pieces_too(path, monkeypatch) -> None:
+    monkeypatch.setattr(state_journal, "_MOST_COPIED_BYTES", 0)
+    monkeypatch.setattr(shards, "_PIECE_BYTES", 80)
+    state, file = read(path)
+    spec = ShardSpec("table", (500, 2), "float32", has_rows=True)
+    state.store.create(spec, lambda: np.arange(1000).reshape(500, 2))
+    pieces = state.store.pieces
+
+    def meanwhile(marks: Marks | None) -> Iterator:
+        yield from pieces(marks)
+        if marks is None:
+            state.pushes.set_rule(RULE, ["table"], UpdateMode())
+
+    monkeypatch.setattr(state.store, "pieces", meanwhile)
+    with file:
+        StateJournal(file, state, 1e6).write()
+        assert most_rows_at_once(path) == {"piece": 10}
+        restored, other = read(path)
+        other.close()
+        for name in ("table", "table:v"):
+            np.testing.assert_array_equal(
+                *[one.store.pull([name])[0] for one in (restored, state)], err_msg=name
+            )
 
 
 @contextlib.contextmanager
@@ -317,7 +386,7 @@ def test_later_run_has_the_larger_number_whatever_the_clock_says(path, written) 
     with Journal(path) as file:
         entry = file.messages[-1]
         entry.fields["lifetime"] = 2**62
-        assert next_lifetime(file.messages).number == 2**62 + 1
+        assert next_lifetime([entry]).number == 2**62 + 1
     first, second = next_lifetime([]), next_lifetime([])
     assert second.number > first.number
     assert first.restored_version is None

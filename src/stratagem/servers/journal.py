@@ -6,12 +6,13 @@ while it writes leaves an unfinished last record, which is cut off; everything b
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, overload
 
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
@@ -26,8 +27,44 @@ _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 
 
+class _Messages(Sequence[Message]):
+    """Messages of a file, read when they are asked for: there may not be room for all.
+
+    Args:
+        data: the file.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._places: list[tuple[int, int]] = []
+
+    def add(self, begin: int, end: int) -> None:
+        """Adds the one that is between two places of the file."""
+        self._places.append((begin, end))
+
+    def clear(self) -> None:
+        """Gives the file up."""
+        self._places.clear()
+        self._data = memoryview(b"")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        begin, end = self._places[index]
+        return unpack(_frames(self._data[begin:end]))
+
+
 class Journal(Closing):
     """Opens a journal, or begins one.
+
+    `messages` are those that it has; `messages.clear()` when they are not needed any more.
 
     Args:
         path: of the file; its folder is made.
@@ -100,13 +137,18 @@ class Journal(Closing):
         """Closes the file."""
         self._file.close()
 
-    def _recovered(self) -> list[Message]:
+    def _mapped(self) -> mmap.mmap | bytes:
+        """The file as it is on the disk: beside what it describes there may be no room for it."""
+        if os.fstat(self._file.fileno()).st_size == 0:  # which cannot be mapped
+            return b""
+        return mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def _recovered(self) -> _Messages:
         """Reads all records, and cuts off an unfinished one."""
-        self._file.seek(0)
-        data = memoryview(self._file.read())
+        data = memoryview(self._mapped())
         if bytes(data[: len(_MARK)]) != _MARK[: len(data)]:
             raise _damaged(self._path, "it is no journal of a parameter server")
-        messages: list[Message] = []
+        messages = _Messages(data)
         place = len(_MARK)
         while place + _RECORD.size <= len(data):
             size, checksum = _RECORD.unpack_from(data, place)
@@ -117,7 +159,7 @@ class Journal(Closing):
                 if end == len(data):
                     break  # its pages were not all written
                 raise _damaged(self._path, f"the record at byte {place} was changed")
-            messages.append(unpack(_frames(data[begin:end])))
+            messages.add(begin, end)
             place = end
         self._file.truncate(min(place, len(data)))
         if len(data) < len(_MARK):

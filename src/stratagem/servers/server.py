@@ -17,7 +17,7 @@ from stratagem.servers.journal import Journal
 from stratagem.servers.keys import ClusterKeys
 from stratagem.servers.listener import Listener, Request
 from stratagem.servers.pushes import Pushes
-from stratagem.servers.shards import ShardSpec
+from stratagem.servers.shards import ShardSpec, made_in_pieces
 from stratagem.servers.state import ServerState, next_lifetime
 from stratagem.servers.state_journal import StateJournal
 from stratagem.servers.store import Store
@@ -87,7 +87,7 @@ class ParameterServer(Closing):
             state = ServerState(self.store, self._pushes, self._changes, self.lifetime)
             if file is not None:
                 state.restore(file.messages)
-                file.messages.clear()  # as large as the journal
+                file.messages.clear()
             self._journal = file and StateJournal(file, state, journal_interval_s)
             self._listener = Listener(
                 keys,
@@ -155,15 +155,15 @@ class ParameterServer(Closing):
 
     def _create(self, message: Message) -> dict[str, Any]:
         """Fields: `specs`; the arrays are values, or pickled functions of the rows wanted."""
+        is_pickled = message.fields["is_pickled"]
 
         def create(spec: ShardSpec, array: np.ndarray) -> bool:
             def make() -> np.ndarray:
-                if not message.fields["is_pickled"]:
+                if not is_pickled:
                     return array
-                function = self._pickle.loads(array.tobytes())
-                return np.asarray(function(spec.first_row, spec.shape[0]))
+                return made_in_pieces(spec, self._pickle.loads(array.tobytes()))
 
-            return self.store.create(spec, make)
+            return self.store.create(spec, make, is_own=is_pickled)
 
         specs = map(ShardSpec.from_fields, message.fields["specs"])
         are_new = [create(spec, array) for spec, array in zip(specs, message.arrays, strict=True)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.servers.updates import is_kept_by, own_name
 
-__all__ = ["SavedPart", "Shard", "ShardSpec", "UpdatedPart", "require_rows"]
+__all__ = ["SavedPart", "Shard", "ShardSpec", "UpdatedPart", "made_in_pieces", "require_rows"]
 
 # Rows are updated in arrays of these many rows or twice as many, so that few shapes are compiled.
 _LEAST_ROWS = 64
-# Of a table that is copied piece by piece, beside which little else needs to have room.
-_PIECE_BYTES = 2**24
+# Of a table that is made or copied piece by piece, beside which little else needs to have room.
+_PIECE_BYTES = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,11 +126,20 @@ class Shard:
         """Returns the names of the slots that an optimizer keeps here."""
         return [name for name in [*self.slots] if is_kept_by(optimizer, name)]
 
-    def pieces(self) -> Iterator[SavedPart]:
-        """Returns copies of all rows of a table, some at a time."""
+    def pieces(self, marks: np.ndarray | None = None) -> Iterator[SavedPart]:
+        """Returns copies of rows of a table, some at a time.
+
+        Args:
+            marks: which; None for all.
+        """
         count = max(1, _PIECE_BYTES * len(self._marks) // max(1, self.size_bytes))
         for first in range(0, len(self._marks), count):
-            yield self._copied_rows(np.arange(first, min(first + count, len(self._marks))))
+            end = min(first + count, len(self._marks))
+            rows = np.arange(first, end)
+            if marks is not None:
+                rows = rows[marks[first:end]]
+            if len(rows):
+                yield self._copied_rows(rows)
 
     def restore(self, part: SavedPart) -> None:
         """Takes the values that a journal had."""
@@ -200,6 +210,39 @@ class UpdatedPart:
 
     def _taken(self, array: np.ndarray) -> np.ndarray:
         return array if self._rows is None else _padded(np.take(array, self._rows, axis=0))
+
+
+def made_in_pieces(spec: ShardSpec, rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
+    """Makes the initial value of a shard, some rows at a time.
+
+    Args:
+        spec: of the shard, which has at least one axis.
+        rows: a function of the first row in the variable and the number of rows.
+
+    Returns:
+        Array of the shard's shape and dtype.
+
+    Raises:
+        ValueError: the function has returned rows of another shape.
+    """
+    value = np.empty(spec.shape, np.dtype(spec.dtype))
+    num_rows, row_shape = spec.shape[0], spec.shape[1:]
+    row_bytes = max(1, math.prod(row_shape) * value.itemsize)
+    most = max(1, _PIECE_BYTES // row_bytes)
+    for first in range(0, num_rows, most):
+        count = min(most, num_rows - first)
+        piece = np.asarray(rows(spec.first_row + first, count))
+        if piece.shape != (count, *row_shape):
+            raise ValueError(
+                explain(
+                    f"{count} rows of the initial value of {spec.name!r} were made with shape "
+                    f"{piece.shape}.",
+                    expected=f"shape {(count, *row_shape)}.",
+                    fix="let the initializer use the number of rows that it is given.",
+                )
+            )
+        value[first : first + count] = piece
+    return value
 
 
 def require_rows(shard: Shard, rows: np.ndarray) -> None:

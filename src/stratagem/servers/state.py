@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from stratagem.servers.changes import Changes
 from stratagem.servers.pushes import Pushes
 from stratagem.servers.shards import SavedPart, ShardSpec
-from stratagem.servers.store import Store
+from stratagem.servers.store import Marks, Store
 from stratagem.servers.updates import UpdateMode
 from stratagem.servers.versions import Lifetime
 from stratagem.servers.wire import Message
@@ -28,7 +28,7 @@ _ENTRY = "entry"
 _PIECE = "piece"
 
 
-def next_lifetime(messages: list[Message]) -> Lifetime:
+def next_lifetime(messages: Sequence[Message]) -> Lifetime:
     """Returns the run of a server that begins now.
 
     Args:
@@ -82,13 +82,17 @@ class ServerState:
         }
         return Message(_ENTRY, fields, [*arrays, *rules.values(), *scalars.values()])
 
-    def pieces(self) -> Iterator[Message]:
-        """Returns the rows of all tables, while they change."""
-        for part in self.store.pieces():
+    def pieces(self, marks: Marks | None = None) -> Iterator[Message]:
+        """Returns rows of tables, while they change.
+
+        Args:
+            marks: which rows; None for all.
+        """
+        for part in self.store.pieces(marks):
             described, arrays = _packed([part])
             yield Message(_PIECE, {"parts": described}, arrays)
 
-    def restore(self, messages: list[Message]) -> None:
+    def restore(self, messages: Sequence[Message]) -> None:
         """Takes what a journal has, before anybody asks.
 
         Args:

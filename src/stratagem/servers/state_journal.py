@@ -18,8 +18,11 @@ __all__ = ["StateJournal"]
 _MOST_TIMES = 2
 # ... and so much more, which numbers and names may take.
 _SLACK_BYTES = 2**20
-# Also if more rows than these, and more than half of all, have changed and would be copied at once.
+# Also if rows of more bytes than these, and than this part of all, would be copied at once.
 _MOST_COPIED_BYTES = 2**26
+_COPIED_PART = 8
+# How often rows are written that changed while others were, before the rest is copied at once.
+_MOST_ROUNDS = 5
 
 
 class StateJournal(Closing):
@@ -89,19 +92,31 @@ class StateJournal(Closing):
 
     def _write(self) -> None:
         state, store = self._state, self._state.store
-        is_large = self._journal.size_bytes > _MOST_TIMES * store.size_bytes + _SLACK_BYTES
-        if is_large or store.marked_bytes > max(_MOST_COPIED_BYTES, store.size_bytes // 2):
-            self._write_anew()
-            return
         with self._put_back_on_error() as taken:
             with store.changing():
                 num_changes, version = state.num_changes, store.version
                 if num_changes == self._num_written and self.journaled_version is not None:
                     return
-                taken.append(store.take_marks())
-                entry = state.entry(store.saved(taken[0]))
-            self._journal.append(entry)
-        self._num_written, self.journaled_version = num_changes, version
+                entry = None
+                # Within: who makes a table holds this back until all its rows are marked.
+                if not self._begins_anew():
+                    taken.append(store.take_marks())
+                    entry = state.entry(store.saved(taken[0]))
+            if entry is not None:
+                self._journal.append(entry)
+                self._num_written, self.journaled_version = num_changes, version
+                return
+        self._write_anew()
+
+    def _begins_anew(self) -> bool:
+        size_bytes = self._state.store.size_bytes
+        is_large = self._journal.size_bytes > _MOST_TIMES * size_bytes + _SLACK_BYTES
+        return is_large or self._is_much_marked()
+
+    def _is_much_marked(self) -> bool:
+        """Whether more has changed than there may be room for twice."""
+        store = self._state.store
+        return store.marked_bytes > max(_MOST_COPIED_BYTES, store.size_bytes // _COPIED_PART)
 
     def _write_anew(self) -> None:
         """Copies tables in pieces: there may not be room for all of one twice."""
@@ -113,10 +128,16 @@ class StateJournal(Closing):
             with store.changing():
                 taken.append(store.take_marks())
             yield from state.pieces()
+            for _ in range(_MOST_ROUNDS):  # while many rows changed, or slots were made for all
+                with store.changing():
+                    if not self._is_much_marked():
+                        break
+                    taken.append(store.take_marks())
+                yield from state.pieces(taken[-1])
             with store.changing():
                 num_changes, version = state.num_changes, store.version
                 taken.append(store.take_marks())
-                entry = state.entry(store.saved(taken[1], is_all=True))
+                entry = state.entry(store.saved(taken[-1], is_all=True))
             yield entry
 
         with self._put_back_on_error() as taken:

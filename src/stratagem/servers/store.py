@@ -55,12 +55,16 @@ class Store:
         """Returns a block in which nobody else changes anything, though others may read."""
         return self._updating
 
-    def create(self, spec: ShardSpec, make: Callable[[], np.ndarray]) -> bool:
+    def create(
+        self, spec: ShardSpec, make: Callable[[], np.ndarray], *, is_own: bool = False
+    ) -> bool:
         """Makes a variable, unless it is there already: a client that is started again finds it.
 
         Args:
             spec: what it is.
             make: returns its initial value; called if it is not there.
+            is_own: whether nobody else has that array, so that it need not be copied: there may not
+                be room for a table twice.
 
         Returns:
             Whether it was made.
@@ -71,7 +75,7 @@ class Store:
         with self._updating:
             shard = self._shards.get(spec.name)
             if shard is None:
-                value = np.array(make(), dtype=np.dtype(spec.dtype))
+                value = np.array(make(), np.dtype(spec.dtype), copy=None if is_own else True)
                 if value.shape != spec.shape:
                     raise ValueError(
                         explain(
@@ -359,12 +363,19 @@ class Store:
             if name in marks or (is_all and not shard.spec.has_rows)
         ]
 
-    def pieces(self) -> Iterator[SavedPart]:
-        """Returns copies of all rows of all tables, some at a time, while they change."""
+    def pieces(self, marks: Marks | None = None) -> Iterator[SavedPart]:
+        """Returns copies of rows of tables, some at a time, while they change.
+
+        Args:
+            marks: which rows; None for all.
+        """
         with self._reading:
-            tables = [shard for shard in self._shards.values() if shard.spec.has_rows]
-        for shard in tables:
-            yield from shard.pieces()
+            tables = {name: one for name, one in self._shards.items() if one.spec.has_rows}
+        for name, shard in tables.items():
+            if marks is None:
+                yield from shard.pieces()
+            elif name in marks:
+                yield from shard.pieces(marks[name])
 
     def restore(self, part: SavedPart) -> None:
         """Takes a shard, or rows of it, from a journal, before anybody asks.
