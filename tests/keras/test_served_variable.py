@@ -43,6 +43,28 @@ def strategy(coordinator: ClusterCoordinator) -> ParameterServerStrategy:
 # Creation and reading
 
 
+def test_shapes_are_inferred_without_the_values(strategy, monkeypatch) -> None:
+    """A table may be larger than the coordinator."""
+    asked: list[str] = []
+    pull = strategy.serving.client.pull
+
+    def noted_pull(names: Any) -> Any:
+        asked.extend(names)
+        return pull(names)
+
+    monkeypatch.setattr(strategy.serving.client, "pull", noted_pull)
+    with strategy.scope():
+        ids = keras.layers.Input((3,), dtype="int32")
+        rows = keras.layers.Embedding(9000, 8)(ids)
+        model = keras.Model(ids, keras.layers.Dense(2)(keras.layers.Flatten()(rows)))
+        model.compile("sgd", "mse", metrics=["mae"])
+    model.fit(np.arange(12, dtype="int32").reshape(4, 3), np.ones((4, 2), "float32"), verbose=0)
+    assert model.compute_output_spec(keras.KerasTensor((5, 3), "int32")).shape == (5, 2)
+    assert [name for name in asked if "embedding" in name] == []
+    assert np.asarray(model.layers[1].embeddings.value).shape == (9000, 8)
+    assert sum("embedding" in name for name in asked) == 1
+
+
 @pytest.mark.parametrize(
     "value",
     [

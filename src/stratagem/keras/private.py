@@ -4,6 +4,7 @@
 name                                  why no public name does
 ====================================  ==============================================================
 stateless_scope.get_stateless_scope   a variable must ask the innermost scope before its own storage
+symbolic_scope.in_symbolic_scope      whether Keras only asks for shapes, so that no value is needed
 variables.Variable._direct_assign     where an eager assignment ends (overridden in our subclass)
 variables.Variable._value             what Keras reads and sets (a property in our subclass)
 variables.Variable._maybe_autocast    mixed precision of a value that we read ourselves
@@ -55,6 +56,7 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
 from keras.src.initializers import random_initializers
 from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
@@ -99,6 +101,7 @@ __all__ = [
     "get_stateless_scope",
     "global_seed_state",
     "goes_on_with_iterator",
+    "in_symbolic_scope",
     "loss_tracker",
     "output_loss_trackers",
     "own_variables",

@@ -162,9 +162,12 @@ def _made(strategy: Any, described: dict[str, Any], value: Any) -> Any:
     told = dict(described)
     path, regularizer = told.pop("path"), told.pop("regularizer")
     shape, dtype = told.pop("shape"), told.pop("dtype")
-    start = jnp.zeros(shape, dtype) if value is None else jnp.asarray(value)
+
+    def start(*_: Any, **__: Any) -> Any:  # not called where servers have the value
+        return jnp.zeros(shape, dtype) if value is None else jnp.asarray(value)
+
     with strategy.scope():
-        made = keras.Variable(lambda *_, **__: start, shape=shape, dtype=dtype, **told)
+        made = keras.Variable(start, shape=shape, dtype=dtype, **told)
     set_path(made, path)
     made.regularizer = regularizer
     return made

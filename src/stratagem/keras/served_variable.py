@@ -19,7 +19,7 @@ from stratagem.context import get_strategy
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
 from stratagem.keras.initial_rows import InitialRows
-from stratagem.keras.private import get_stateless_scope
+from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
 from stratagem.keras.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.options import VariableSynchronization
@@ -182,6 +182,8 @@ class ServedVariable(DistributedVariable):
         self._require_own_replica()
         if self.place is None:
             return self._initializer(self._shape, dtype=self._dtype)
+        if in_symbolic_scope():  # in a trace, where this is a shape and no array
+            return jnp.zeros(self._shape, self._dtype)
         value = self.storage
         if isinstance(value, Tracer):
             return value

@@ -1,0 +1,33 @@
+"""What workers have of variables that are on servers."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from stratagem.keras.served_shipping import KerasPacking
+from stratagem.servers import Placement
+from stratagem.strategies import ServedStrategy, Stored
+from tests.coordinator.clusters import local_strategy
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.compatibility,
+]
+
+
+def test_worker_knows_a_table_that_it_has_no_room_for() -> None:
+    shape = (10**12, 8)  # 32 TB
+    with local_strategy(num_servers=1) as strategy:
+        with strategy.scope():
+            small = keras.Variable(np.zeros((3, 8), "float32"), name="table")
+        packing = KerasPacking()
+        kind, described, _, has_rows, _ = packing._name_of(small, strategy, set())
+        placement = Placement("large", shape, "float32", (0,), (shape[0],), has_rows=True)
+        worker = ServedStrategy.of_worker(strategy.serving.client, 0, strategy.serving.mode)
+        name = (kind, {**described, "shape": shape}, Stored("large"), has_rows, placement)
+        large = packing._object_of(name, worker)
+    assert large.shape == shape
+    assert large.place == Stored("large")
+    assert packing._object_of(name, worker) is large
