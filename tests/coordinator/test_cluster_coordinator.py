@@ -51,6 +51,33 @@ def test_there_is_one_coordinator_a_strategy(coordinator) -> None:
         ClusterCoordinator(None)
 
 
+def test_staleness_is_how_many_updates_came_since_values_were_read() -> None:
+    with coordinated(num_workers=2, num_servers=1) as coordinator:
+        with coordinator.strategy.scope():
+            v = sg.Variable(np.zeros(2, "float32"))
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([v])
+
+        def pull() -> None:
+            sg.get_strategy().serving.client.pull([v.place.name])
+
+        def push() -> None:
+            sg.get_strategy().serving.client.push({v.place.name: np.ones(2, "float32")})
+
+        def update() -> None:
+            optimizer.apply([jnp.ones(2)], [v])
+
+        def step() -> None:
+            sg.get_strategy().run(update)
+
+        coordinator.schedule(pull, worker=0).fetch()
+        for _ in range(3):
+            coordinator.schedule(step, worker=1).fetch()
+        coordinator.schedule(push, worker=0).fetch()
+        assert coordinator.staleness() == {0: 3, 3: 1}
+        assert np.asarray(v.value).tolist() == [-4, -4]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [

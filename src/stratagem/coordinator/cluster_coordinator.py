@@ -123,6 +123,16 @@ class ClusterCoordinator(Closing):
         """How many updates servers had made and lost when they died, as workers have seen it."""
         return max(link.num_lost_updates for link in self._links)
 
+    def staleness(self) -> dict[int, int]:
+        """Tells how late gradients came. Call in cross-replica context.
+
+        Returns:
+            Of each number of updates that a server had made since the values were read that a
+            gradient was computed from: how many pushes of all workers were that late and were used,
+            over all servers.
+        """
+        return self._strategy.serving.client.staleness()
+
     @property
     def num_workers(self) -> int:
         """How many workers there are."""
