@@ -3,7 +3,7 @@
 # or pyproject.toml changes.
 #
 #   PYTHON=...   interpreter of the main environment (3.11 to 3.13)
-#   ARGS=...     arguments of `make train`, for example ARGS="--strategy one_device"
+#   ARGS=...     arguments of `make train` and its like, for example ARGS="--strategy one_device"
 #   BENCH=...    one benchmark by name; without it, all
 #   TESTS=...    what the pytest of `make test` gets, for example TESTS="tests/context -x"
 
@@ -148,6 +148,26 @@ test-newest: ## compatibility tests on the newest Python, JAX and Keras of the l
 .PHONY: train
 train: $(MAIN) ## trains a convolutional network on handwritten digits
 	.venv/bin/python examples/01_train_digits.py $(ARGS)
+
+.PHONY: train-clicks
+train-clicks: $(MAIN) ## trains a factorisation machine on parameter servers: a table too large for any process
+	.venv/bin/python -m examples.clicks --model factorisation --loop fit $(ARGS)
+
+.PHONY: clicks-loop
+clicks-loop: $(MAIN) ## the same by a ClusterCoordinator
+	.venv/bin/python -m examples.clicks --model factorisation --loop coordinator $(ARGS)
+
+.PHONY: clicks-wide
+clicks-wide: $(MAIN) ## a wide and deep model, likewise by fit
+	.venv/bin/python -m examples.clicks --model wide_and_deep --loop fit $(ARGS)
+
+.PHONY: clicks-wide-loop
+clicks-wide-loop: $(MAIN) ## the same by a ClusterCoordinator
+	.venv/bin/python -m examples.clicks --model wide_and_deep --loop coordinator $(ARGS)
+
+.PHONY: clicks-compare
+clicks-compare: $(MAIN) ## the same AUC on one device, by one worker, and by four that wait for nobody
+	.venv/bin/python -m examples.clicks.compare $(ARGS)
 
 .PHONY: bench
 bench: $(MAIN) $(if $(filter-out allreduce checkpoint fit_peers loop parameter_server recovery scaling,$(BENCH)),,$(PEERS)) ## benchmarks; tables here, results and plots in runs/bench
