@@ -31,21 +31,31 @@ class _Messages(Sequence[Message]):
     """Messages of a file, read when they are asked for: there may not be room for all.
 
     Args:
-        data: the file.
+        file: the file.
     """
 
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
+    def __init__(self, file: IO[bytes]) -> None:
+        self.size_bytes = os.fstat(file.fileno()).st_size
         self._places: list[tuple[int, int]] = []
+        self._map: mmap.mmap | None = None
+        if self.size_bytes:  # else it cannot be mapped
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def part(self, begin: int, end: int) -> memoryview:
+        """Returns the bytes between two places, while no others are in this process."""
+        if self._map is None:
+            return memoryview(b"")
+        self._map.madvise(mmap.MADV_DONTNEED)
+        return memoryview(self._map)[begin:end]
 
     def add(self, begin: int, end: int) -> None:
         """Adds the one that is between two places of the file."""
         self._places.append((begin, end))
 
     def clear(self) -> None:
-        """Gives the file up."""
+        """Forgets them, and the file."""
         self._places.clear()
-        self._data = memoryview(b"")
+        self._map = None
 
     def __len__(self) -> int:
         return len(self._places)
@@ -58,7 +68,7 @@ class _Messages(Sequence[Message]):
         if isinstance(index, slice):
             return [self[one] for one in range(*index.indices(len(self)))]
         begin, end = self._places[index]
-        return unpack(_frames(self._data[begin:end]))
+        return unpack(_frames(self.part(begin, end)))
 
 
 class Journal(Closing):
@@ -137,32 +147,28 @@ class Journal(Closing):
         """Closes the file."""
         self._file.close()
 
-    def _mapped(self) -> mmap.mmap | bytes:
-        """The file as it is on the disk: beside what it describes there may be no room for it."""
-        if os.fstat(self._file.fileno()).st_size == 0:  # which cannot be mapped
-            return b""
-        return mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-
     def _recovered(self) -> _Messages:
-        """Reads all records, and cuts off an unfinished one."""
-        data = memoryview(self._mapped())
-        if bytes(data[: len(_MARK)]) != _MARK[: len(data)]:
+        """Finds all records, and cuts off an unfinished one."""
+        messages = _Messages(self._file)
+        size = messages.size_bytes
+        mark = bytes(messages.part(0, len(_MARK)))
+        if mark != _MARK[: len(mark)]:
             raise _damaged(self._path, "it is no journal of a parameter server")
-        messages = _Messages(data)
         place = len(_MARK)
-        while place + _RECORD.size <= len(data):
-            size, checksum = _RECORD.unpack_from(data, place)
-            begin, end = place + _RECORD.size, place + _RECORD.size + size
-            if end > len(data):
+        while place + _RECORD.size <= size:
+            begin = place + _RECORD.size
+            num_bytes, checksum = _RECORD.unpack(messages.part(place, begin))
+            end = begin + num_bytes
+            if end > size:
                 break
-            if zlib.crc32(data[begin:end]) != checksum:
-                if end == len(data):
+            if zlib.crc32(messages.part(begin, end)) != checksum:
+                if end == size:
                     break  # its pages were not all written
                 raise _damaged(self._path, f"the record at byte {place} was changed")
             messages.add(begin, end)
             place = end
-        self._file.truncate(min(place, len(data)))
-        if len(data) < len(_MARK):
+        self._file.truncate(min(place, size))
+        if size < len(_MARK):
             self._file.truncate(0)
             _write_all(self._file, _MARK)
             _sync(self._file)
