@@ -21,6 +21,7 @@ from stratagem.coordinator.ray_processes import RayProcesses
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.servers import ClusterKeys, Connections, Message, Placement, ServedVariables
 from tests.coordinator import served
+from tests.coordinator.living import wait_for_end
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -205,6 +206,30 @@ def test_error_of_who_is_told_ends_no_watching(keys) -> None:
         assert returned.wait(_LIMIT_S)
     (error,) = take_reported()
     assert isinstance(error, KeyError)
+
+
+def test_process_is_forked_again_where_it_was_and_anew_where_its_keeper_died(
+    keys, tmp_path
+) -> None:
+    with RayProcesses(
+        "worker", served.serve_told, [(keys, str(tmp_path))], modules=["jax"]
+    ) as processes:
+        assert _ask(keys, processes.addresses[0])["had_jax"]
+        watched = Watched(processes)
+        keeper = processes._lives[0].actor
+        processes.kill(0)
+        _, _, why, _ = watched.next()
+        assert why == "it died: killed by SIGKILL"
+        assert watched.next()[:2] == ("returned", 0)
+        assert processes._lives[0].actor is keeper
+        pid = processes.pids[0]
+        processes.kill_keeper(0)
+        assert watched.next()[:2] == ("lost", 0)
+        assert not wait_for_end([pid])
+        what, _, address, _ = watched.next()
+        assert what == "returned"
+        assert processes._lives[0].actor is not keeper
+        assert _ask(keys, address)["pid"] == processes.pids[0] != pid
 
 
 def test_processes_are_watched_once(keys) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from stratagem import environment
 from stratagem.cluster.addresses import split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.launch.served_process import HOST_VARIABLE
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.servers.closing import Closing
@@ -167,6 +168,8 @@ class RayCluster(Closing):
 
 def own_host() -> str:
     """Returns the address of this machine, by which the others of its Ray cluster reach it."""
+    if (told := environment.lookup(HOST_VARIABLE)) is not None:  # by the process that Ray started
+        return told
     found = load("ray.util", needed_by="a process of a cluster", install="stratagem[ray]")
     return str(found.get_node_ip_address())
 

@@ -1,8 +1,8 @@
 """Processes that Ray places: started together, watched, and started again when they die.
 
-A process is an actor that Ray itself never restarts: its own restarts wait for nothing between two
-attempts, and of an actor whose start fails it says less. So each start is a new actor that asks for
-the same resources.
+A process is kept by an actor, which starts it again in a moment. An actor that dies itself is never
+restarted by Ray: its restarts wait for nothing between two attempts, and of an actor whose start
+fails it says less. So a new actor takes its place, which asks for the same resources.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class RayProcesses(Closing):
         resources: of each process, what Ray must find for it: "CPU", "GPU" and those of the user,
             such as {"ps:0": 1}. None for none; then they are spread over the machines.
         environment: variables, set in each process before JAX is loaded there.
+        modules: what each process needs; loaded before it is started, and not again when it is
+            started again.
         max_restarts: of each process; -1 for any number.
 
     Raises:
@@ -87,6 +89,7 @@ class RayProcesses(Closing):
         *,
         resources: Sequence[Mapping[str, float]] | None = None,
         environment: Mapping[str, str] | None = None,
+        modules: Sequence[str] = (),
         max_restarts: int = -1,
     ) -> None:
         if resources is not None and len(resources) != len(arguments):
@@ -101,6 +104,7 @@ class RayProcesses(Closing):
         self._kind = kind
         self._resources = resources or [{}] * len(arguments)
         self._environment = dict(environment or {})
+        self._modules = tuple(modules)
         pickle = load("cloudpickle", needed_by="RayProcesses", install="stratagem[ray]")
         self._pickled = [
             pickle.dumps((serve, (index, *of_one))) for index, of_one in enumerate(arguments)
@@ -189,6 +193,14 @@ class RayProcesses(Closing):
         """
         self._lives[index].actor.kill.remote()
 
+    def kill_keeper(self, index: int) -> None:
+        """Kills a process with the one that keeps it, as a machine that fails does; for tests.
+
+        Args:
+            index: which.
+        """
+        self._ray.kill(self._lives[index].actor)
+
     def close(self) -> None:
         """Closes what the processes serve, then ends them."""
         if self._is_closed.is_set():
@@ -212,15 +224,21 @@ class RayProcesses(Closing):
         if calls:
             self._ray.wait(calls, num_returns=len(calls), timeout=_CLOSING_S)
 
-    def _start(self, index: int) -> _Life:
+    def _start(self, index: int, actor: Any = None) -> _Life:
+        """Starts a process, by an actor that has kept one before or by a new one."""
+        actor = actor or self._new_actor(index)
+        return _Life(
+            actor, actor.start.remote(self._environment, self._modules, self._pickled[index])
+        )
+
+    def _new_actor(self, index: int) -> Any:
         self._num_starts += 1
-        actor = self._class.options(
+        return self._class.options(
             name=f"{self._kind}:{index} {self._cluster}.{self._num_starts}",
             max_restarts=0,
             max_concurrency=_MAX_CALLS_AT_ONCE,
             **_placement(self._resources[index]),
         ).remote(f"{self._kind}:{index}")
-        return _Life(actor, actor.start.remote(self._environment, self._pickled[index]))
 
     def _take_start(self, index: int) -> None:
         """Notes that a process has started, or raises why not."""
@@ -229,6 +247,8 @@ class RayProcesses(Closing):
         try:
             life.address, life.pid = self._ray.get(life.started)
         except errors.RayTaskError as error:
+            if isinstance(error, UnavailableError):  # the actor lives, but not its process
+                raise self._died(index, error) from error
             raise RuntimeError(
                 explain(
                     f"{self._kind} {index} cannot start: {error}",
@@ -237,15 +257,18 @@ class RayProcesses(Closing):
                 )
             ) from error
         except errors.RayError as error:
-            raise UnavailableError(
-                explain(
-                    f"{self._kind} {index} died while it started: {error}",
-                    expected="a process that lives.",
-                    fix="look at what it printed last, and whether its machine has the memory.",
-                )
-            ) from error
+            raise self._died(index, error) from error
         life.since_s = time.monotonic()
         life.hold = life.actor.hold.remote()
+
+    def _died(self, index: int, error: Exception) -> UnavailableError:
+        return UnavailableError(
+            explain(
+                f"{self._kind} {index} died while it started: {error}",
+                expected="a process that lives.",
+                fix="look at what it printed last, and whether its machine has the memory.",
+            )
+        )
 
     def _too_late(self, missing: list[int], limit_s: float) -> DeadlineExceededError:
         named = ", ".join(
@@ -279,38 +302,45 @@ class RayProcesses(Closing):
     def _hold(self, index: int, life: _Life) -> None:
         """Lets the end of a process be an event."""
         life.hold.future().add_done_callback(
-            lambda future: self._events.put(lambda: self._take_end(index, life, future.exception()))
+            lambda future: self._events.put(
+                lambda: self._take_end(index, life, future.exception() or future.result())
+            )
         )
 
     def _hold_again(self, index: int, life: _Life) -> None:
         life.hold = life.actor.hold.remote()
         self._hold(index, life)
 
-    def _take_end(self, index: int, life: _Life, error: BaseException | None) -> None:
+    def _take_end(self, index: int, life: _Life, how: BaseException | str) -> None:
+        """Takes how a process has ended, or how its actor has died."""
         if life.is_over:
             return
-        if isinstance(error, self._ray.exceptions.ActorUnavailableError):
+        if isinstance(how, self._ray.exceptions.ActorUnavailableError):
             # Cut off, and perhaps alive: it is dead when Ray gives its machine up.
             self._later(_LOOK_AGAIN_S, lambda: self._hold_again(index, life))
             return
         life.is_over = True
-        self._ray.kill(life.actor)
-        self._tell(lambda told: told.on_lost(index, str(error)))
+        is_kept = isinstance(how, str)
+        if not is_kept:
+            self._ray.kill(life.actor)
+        self._tell(lambda told: told.on_lost(index, f"it died: {how}"))
         delay_s = self._restarts[index].delay_after_loss_s(time.monotonic() - life.since_s)
         if delay_s is not None:
-            self._later(delay_s, lambda: self._start_again(index))
+            actor = life.actor if is_kept else None
+            self._later(delay_s, lambda: self._start_again(index, actor))
             return
+        self._ray.kill(life.actor)
         gone = UnavailableError(
             explain(
-                f"{self._kind} {index} was lost more often than it may be: {error}",
+                f"{self._kind} {index} was lost more often than it may be: {how}",
                 expected="a process that lives.",
                 fix="look at what it printed last; a larger max_restarts allows more.",
             )
         )
         self._tell(lambda told: told.on_given_up(index, gone))
 
-    def _start_again(self, index: int) -> None:
-        life = self._start(index)
+    def _start_again(self, index: int, actor: Any = None) -> None:
+        life = self._start(index, actor)
         life.address = self._lives[index].address
         self._lives[index] = life
         life.started.future().add_done_callback(

@@ -7,7 +7,7 @@ __all__ = ["MAX_FAILED_STARTS", "Restarts"]
 # A process that fails so often without ever having started never will.
 MAX_FAILED_STARTS = 5
 # One that has run for so long does not fail from its start on.
-_STABLE_S = 60.0
+_STABLE_S = 3.0
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
 

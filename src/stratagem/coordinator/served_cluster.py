@@ -23,6 +23,8 @@ __all__ = ["ServedCluster"]
 # Servers compute on the host: accelerators are for workers.
 _OF_SERVERS = {"JAX_PLATFORMS": "cpu", "TF_CONFIG": ""}
 _OF_WORKERS = {"TF_CONFIG": ""}
+# What both need; of what is here a process that was killed is forked again.
+_MODULES = ("cloudpickle", "zmq", "stratagem.keras")
 
 
 class ServedCluster(Closing):
@@ -59,6 +61,7 @@ class ServedCluster(Closing):
                     [(self.keys, self._journal_dir(stack))] * plan.num_servers,
                     resources=self._resources("ps", plan.num_servers),
                     environment=_OF_SERVERS,
+                    modules=_MODULES,
                 )
             )
             self._addresses: list[str | None] = list(self.servers.addresses)
@@ -92,6 +95,7 @@ class ServedCluster(Closing):
                 [(self.keys,)] * count,
                 resources=self._resources("worker", count),
                 environment=_OF_WORKERS,
+                modules=_MODULES,
             )
         )
 

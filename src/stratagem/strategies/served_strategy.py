@@ -67,6 +67,7 @@ class ServedStrategy(Strategy, Closing):
         self.coordinator: Any = None
         addresses = cluster.server_addresses
         self._connections = Connections(cluster.keys, addresses, locate=cluster.locate_server)
+        cluster.tell_moves_to(self._connections.move)
         client = ServedVariables(self._connections)
         placer = Placer(len(addresses), partitioner)
         self.serving: Serving = Serving(client, placer, mode, has_journals=cluster.has_journals)

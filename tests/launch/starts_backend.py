@@ -1,0 +1,5 @@
+"""A module that does at import what none should."""
+
+import jax
+
+jax.devices()
