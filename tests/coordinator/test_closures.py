@@ -141,7 +141,7 @@ def test_error_is_raised_once_when_nothing_runs_any_more(call) -> None:
         running.result.fetch()
     for one in put[2:]:
         assert one.result.status is RemoteValueStatus.ABORTED
-        with pytest.raises(CancelledError, match="was given up before it had started"):
+        with pytest.raises(CancelledError, match="was given up before it had ended"):
             one.result.fetch()
     again = closure("again")
     queue.put(again)

@@ -353,15 +353,17 @@ def test_function_of_a_lost_worker_counts_once() -> None:
 def test_closed_coordinator_takes_nothing() -> None:
     with local_strategy() as strategy:
         coordinator = ClusterCoordinator(strategy)
-        coordinator.schedule(wait_to_go_on)
+        running = coordinator.schedule(wait_to_go_on)
         assert started.acquire(timeout=LIMIT_S)
         waiting = coordinator.schedule(ten_more, args=(1,))
         closing = threading.Thread(target=strategy.close, daemon=True)
         closing.start()
-        with pytest.raises(CancelledError):
-            waiting.fetch()
-        go_on.set()
-        closing.join(LIMIT_S)
+        for value in (waiting, running):
+            with pytest.raises(CancelledError):
+                value.fetch()
+        closing.join(LIMIT_S / 2)  # the function that runs waits twice as long
         assert not closing.is_alive()
+        assert not go_on.is_set()
+        go_on.set()
         with pytest.raises(RuntimeError, match="on a coordinator that was closed"):
             coordinator.schedule(ten_more, args=(1,))

@@ -348,8 +348,9 @@ def _cancel(closures: Sequence[Closure]) -> None:
         closure.result.abort(
             CancelledError(
                 explain(
-                    f"{closure.name} was given up before it had started.",
-                    expected="no error in another function, which join() or schedule() raises.",
+                    f"{closure.name} was given up before it had ended.",
+                    expected="no error in another function, which join() or schedule() raises, and "
+                    "a coordinator that is not closed before join().",
                     fix="schedule it again when that error is dealt with.",
                 )
             )

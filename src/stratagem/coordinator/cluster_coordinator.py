@@ -298,10 +298,10 @@ class ClusterCoordinator(Closing):
         return PerWorkerDataset(make_iterators)
 
     def close(self) -> None:
-        """Ends all waiting and the workers; functions that have not started are cancelled."""
+        """Ends all waiting and the workers; functions that have not ended are cancelled."""
         self._queue.close()
         for link in self._links:
-            link.join()
+            link.close()
         self.workers.close()
         self._connections.close()
 

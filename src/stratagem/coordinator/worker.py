@@ -34,6 +34,8 @@ from stratagem.topology.devices import DeviceLike
 __all__ = ["Worker", "get_current_worker_index"]
 
 _AGAIN = Message("again")  # it did not run, and is to be sent anew
+# A coordinator that closes has given up what runs; this is for what is about to end.
+_CLOSE_S = 0.2
 _MAX_ANSWERED = 4  # as many as may be asked for at a time, and some more
 
 
@@ -114,8 +116,8 @@ class Worker(Closing):
         return self._listener.address
 
     def close(self) -> None:
-        """Stops to listen, after the function that runs."""
-        self._listener.close()
+        """Stops to listen; a function that runs on is given up."""
+        self._listener.close(limit_s=_CLOSE_S)
         if self._connections is not None:
             self._connections.close()
 

@@ -20,6 +20,7 @@ __all__ = ["WorkerLink"]
 
 # One closure runs while the next one is on its way, where there are enough for all workers.
 _NUM_LANES = 2
+_LOOK_S = 0.1
 
 
 class WorkerLink:
@@ -65,11 +66,13 @@ class WorkerLink:
         for thread in self._threads:
             thread.start()
 
-    def join(self) -> None:
-        """Waits until the threads have ended, after the queue was closed."""
+    def close(self) -> None:
+        """Gives up what the worker runs, and waits for the threads. The queue was closed before."""
         self._is_there.set()
         for thread in self._threads:
-            thread.join()
+            while thread.is_alive():  # again: a worker that is back meanwhile is asked again
+                self._connections.abandon(self._index, "the coordinator was closed.")
+                thread.join(_LOOK_S)
 
     def lose(self, reason: str) -> None:
         """Notes that the worker has died: what it ran goes back to the line.
