@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from stratagem.servers.changes import Change, Changes
 from stratagem.servers.closing import Closing
 from stratagem.servers.connection import ServerError
 from stratagem.servers.journal import Journal
+from stratagem.servers.journal_lock import JournalLock
 from stratagem.servers.keys import ClusterKeys
 from stratagem.servers.listener import Listener, Request
 from stratagem.servers.pushes import Pushes
@@ -45,7 +48,8 @@ class ParameterServer(Closing):
 
     Raises:
         OSError: the address is taken, or the journal cannot be read. DataLossError: the journal is
-            damaged. ImportError: pyzmq is not installed.
+            damaged. UnavailableError: another process keeps it. ImportError: pyzmq is not
+            installed.
     """
 
     def __init__(
@@ -79,8 +83,11 @@ class ParameterServer(Closing):
             "expect": self._expect,
             "flush": self._flush,
         }
-        file = None if journal is None else Journal(journal)
-        try:
+        with contextlib.ExitStack() as stack:
+            file = None
+            if journal is not None:
+                stack.enter_context(JournalLock(Path(f"{os.fspath(journal)}.lock")))
+                file = stack.enter_context(Journal(journal))
             self.lifetime = next_lifetime([] if file is None else file.messages)
             self._pushes = Pushes(self.store, self.lifetime)
             self._changes = Changes(self._answer)
@@ -97,12 +104,9 @@ class ParameterServer(Closing):
                 num_threads=num_threads,
                 is_short=_is_short,
             )
-        except BaseException:
-            if file is not None:
-                file.close()
-            raise
-        if self._journal is not None:
-            self._journal.start()
+            if self._journal is not None:
+                self._journal.start()
+            self._closing = stack.pop_all()
 
     @property
     def address(self) -> str:
@@ -115,9 +119,10 @@ class ParameterServer(Closing):
         Raises:
             OSError: the entry cannot be written.
         """
-        self._listener.close()
-        if self._journal is not None:
-            self._journal.close()
+        with self._closing:
+            self._listener.close()
+            if self._journal is not None:
+                self._journal.close()
 
     def _handle(self, request: Request) -> None:
         kind = request.message.kind
