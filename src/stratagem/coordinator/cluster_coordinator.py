@@ -13,6 +13,7 @@ from stratagem.coordinator.packing import Resource, packing
 from stratagem.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from stratagem.coordinator.remote_value import RemoteValue
 from stratagem.coordinator.shipping import Shipments, inputs_of
+from stratagem.coordinator.stalls import StallWatch
 from stratagem.coordinator.structures import map_structure
 from stratagem.coordinator.worker_link import WorkerLink
 from stratagem.messages import explain
@@ -81,6 +82,14 @@ class ClusterCoordinator(Closing):
         self.workers.watch(self._note_loss, self._note_return, self._note_end)
         for link in self._links:
             link.start()
+        self.stalls: StallWatch | None = None
+        if is_synchronous:
+            self.stalls = StallWatch(strategy.serving.client, self._at_work)
+
+    def _at_work(self) -> tuple[set[int], set[int], int]:
+        running = {index for index, link in enumerate(self._links) if link.is_running}
+        idle = {*range(len(self._links))} - running - self._ended
+        return running, idle, self._queue.counts["queued"]
 
     def _introduction(self) -> Message:
         """What each worker is told of the cluster."""
@@ -299,6 +308,8 @@ class ClusterCoordinator(Closing):
 
     def close(self) -> None:
         """Ends all waiting and the workers; functions that have not ended are cancelled."""
+        if self.stalls is not None:
+            self.stalls.close()
         self._queue.close()
         for link in self._links:
             link.close()

@@ -61,6 +61,11 @@ class WorkerLink:
             for lane in range(_NUM_LANES)
         ]
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the worker runs a function, or one is on its way."""
+        return self._num_running > 0
+
     def start(self) -> None:
         """Begins to take closures."""
         for thread in self._threads:

@@ -331,7 +331,8 @@ class ServedVariables:
             By index of the server: `version`, its number of updates; `journaled_version`, how many
             of them are on the disk, and `journal_error`, why no more are, each None if there is
             none; `restored_version`, with how many it began, None if with nothing; `names`, of what
-            it holds; `num_waiting`, how many workers wait for others; `staleness`; `num_discarded`.
+            it holds; `num_waiting`, how many workers wait for others, and `waiting`, their names;
+            `staleness`; `num_discarded`.
         """
         servers = range(len(self._connections))
         answers = self._ask(dict.fromkeys(servers, Message("describe")))

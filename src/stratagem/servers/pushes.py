@@ -51,6 +51,11 @@ class Pushes:
         """How many workers wait for others."""
         return 0 if self._synchronous is None else self._synchronous.num_waiting
 
+    @property
+    def waiting(self) -> list[str]:
+        """The names of the workers that wait for others."""
+        return [] if self._synchronous is None else self._synchronous.waiting
+
     def set_rule(
         self, pickled: np.ndarray, names: list[str], mode: UpdateMode, optimizer: str = ""
     ) -> None:

@@ -77,6 +77,12 @@ class SynchronousUpdates:
         """How many workers wait for others."""
         return len(self._waiting)
 
+    @property
+    def waiting(self) -> list[str]:
+        """The names of the workers that wait for others."""
+        with self._store.changing():
+            return sorted(self._waiting)
+
     def add(self, contribution: Contribution) -> None:
         """Takes the gradients of a worker; updates where they are the last that was waited for.
 
