@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stratagem import nn as nn
     from stratagem import partitioners as partitioners
     from stratagem import preemption as preemption
+    from stratagem import remote as remote
     from stratagem import train as train
     from stratagem.checkpoint import Checkpoint as Checkpoint
     from stratagem.checkpoint import CheckpointManager as CheckpointManager
@@ -66,6 +67,9 @@ if TYPE_CHECKING:
     from stratagem.options import VariableSynchronization as VariableSynchronization
     from stratagem.preemption import PreemptionWatcher as PreemptionWatcher
     from stratagem.preemption import TerminationConfig as TerminationConfig
+    from stratagem.remote import Server as Server
+    from stratagem.remote import connect_to_cluster as connect_to_cluster
+    from stratagem.remote import run_standard_server as run_standard_server
     from stratagem.strategies import CollectiveAllReduceStrategy as CollectiveAllReduceStrategy
     from stratagem.strategies import CrossDeviceOps as CrossDeviceOps
     from stratagem.strategies import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
@@ -126,6 +130,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "ReplicaContext": ("stratagem.context", "ReplicaContext"),
     "RingAllReduce": ("stratagem.strategies", "RingAllReduce"),
     "RunOptions": ("stratagem.options", "RunOptions"),
+    "Server": ("stratagem.remote", "Server"),
     "SidecarEvaluator": ("stratagem.keras", "SidecarEvaluator"),
     "SidecarEvaluatorModelExport": ("stratagem.keras", "SidecarEvaluatorModelExport"),
     "Strategy": ("stratagem.strategies", "Strategy"),
@@ -143,6 +148,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "compile": ("stratagem.keras", "compile"),
     "compute_average_loss": ("stratagem.keras", "compute_average_loss"),
     "config": ("stratagem.config", None),
+    "connect_to_cluster": ("stratagem.remote", "connect_to_cluster"),
     "coordinator": ("stratagem.coordinator", None),
     "errors": ("stratagem.errors", None),
     "experimental": ("stratagem.compat.experimental", None),
@@ -159,6 +165,8 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "partitioners": ("stratagem.partitioners", None),
     "preemption": ("stratagem.preemption", None),
     "regroup": ("stratagem.values", "regroup"),
+    "remote": ("stratagem.remote", None),
+    "run_standard_server": ("stratagem.remote", "run_standard_server"),
     "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
     "select_replica": ("stratagem.values", "select_replica"),
     "set_strategy": ("stratagem.context", "set_strategy"),
@@ -201,6 +209,7 @@ __all__ = [
     "ReplicaContext",
     "RingAllReduce",
     "RunOptions",
+    "Server",
     "SidecarEvaluator",
     "SidecarEvaluatorModelExport",
     "Strategy",
@@ -218,6 +227,7 @@ __all__ = [
     "compile",
     "compute_average_loss",
     "config",
+    "connect_to_cluster",
     "coordinator",
     "errors",
     "experimental",
@@ -234,6 +244,8 @@ __all__ = [
     "partitioners",
     "preemption",
     "regroup",
+    "remote",
+    "run_standard_server",
     "scale_regularization_loss",
     "select_replica",
     "set_strategy",
@@ -251,6 +263,7 @@ _ROOMS_WITHOUT_JAX = (
     "options",
     "partitioners",
     "preemption",
+    "remote",
 )
 
 _environment.select_keras_backend()

@@ -18,6 +18,7 @@ __all__ = [
     "lookup",
     "note_what_was_read",
     "num_forced_cpu_devices",
+    "path_with_this_python",
     "read",
     "replace",
     "require_jax_backend",
@@ -157,6 +158,24 @@ VARIABLES = {
         parse=_parse_seconds,
         meaning="How long processes wait for one that reads or writes a checkpoint.",
     ),
+    "client_timeout_s": Variable(
+        name="STRATAGEM_CLIENT_TIMEOUT_S",
+        default=60.0,
+        parse=_parse_seconds,
+        meaning="How long a job goes on whose client gives no sign of life, if it ends with it.",
+    ),
+    "jobs_port": Variable(
+        name="STRATAGEM_JOBS_PORT",
+        default=8265,
+        parse=_parse_count,
+        meaning="The port at which the leader's server takes jobs of clients.",
+    ),
+    "upload_limit_bytes": Variable(
+        name="STRATAGEM_UPLOAD_LIMIT_BYTES",
+        default=100 * 2**20,
+        parse=_parse_count,
+        meaning="How large the files may be that a client sends with its program.",
+    ),
     "pod_grace_s": Variable(
         name="STRATAGEM_POD_GRACE_S",
         default=30.0,
@@ -276,6 +295,16 @@ def snapshot() -> dict[str, str]:
         A copy: what is changed in it changes nothing here.
     """
     return dict(os.environ)
+
+
+def path_with_this_python() -> str:
+    """Returns `PATH` with the folder of this interpreter in front, for processes that look for it.
+
+    Returns:
+        The text of the variable.
+    """
+    folder = os.path.dirname(sys.executable)
+    return os.pathsep.join(filter(None, (folder, os.environ.get("PATH"))))
 
 
 def replace(variables: Mapping[str, str]) -> None:

@@ -26,6 +26,7 @@ LAYERS = (
     ("values",),
     ("topology",),
     # no JAX below this line
+    ("remote",),
     ("group", "servers"),
     ("launch", "manifests"),
     ("preemption", "storage"),
@@ -51,7 +52,7 @@ BOTTOM = len(LAYERS) - 1
 # What only these rooms may import. `keras.private` is the one place for Keras's private names.
 ALLOWED_ROOMS = {
     "keras": {"variables", "execution", "checkpoint", "keras", "estimator"},
-    "ray": {"coordinator", "launch"},
+    "ray": {"coordinator", "launch", "remote"},
     "orbax": {"storage"},
 }
 LOADS_JAX = {"jax", "jaxlib", "keras", "optax", "flax", "orbax", "grain"}

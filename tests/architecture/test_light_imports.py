@@ -35,6 +35,7 @@ LIGHT_STATEMENTS = [
             "stratagem.launch",
             "stratagem.manifests",
             "stratagem.preemption",
+            "stratagem.remote",
         )
         if importlib.util.find_spec(name) is not None
     ),
@@ -43,6 +44,7 @@ LIGHT_STATEMENTS = [
     "from stratagem.cli import main; main(['devices', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['launch', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['goodput', '--help'], standalone_mode=False)",
+    "from stratagem.cli import main; main(['server', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['kubernetes', 'render', '-h'], standalone_mode=False)",
 ]
 

@@ -16,9 +16,9 @@ import ray
 
 from stratagem.background_errors import take_reported
 from stratagem.coordinator import ray_restarts
-from stratagem.coordinator.ray_cluster import RayCluster
 from stratagem.coordinator.ray_processes import RayProcesses
 from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.remote.ray_cluster import RayCluster
 from stratagem.servers import ClusterKeys, Connections, Message, Placement, ServedVariables
 from tests.coordinator import served
 from tests.coordinator.living import wait_for_end

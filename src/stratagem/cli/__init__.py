@@ -14,6 +14,7 @@ from stratagem import environment
 from stratagem.cli.goodput import command as goodput_command
 from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
+from stratagem.cli.server import command as server_command
 from stratagem.cli.slurm import slurm_group
 
 __all__ = ["main"]
@@ -36,6 +37,7 @@ def devices() -> None:
 
 
 main.add_command(launch_command)
+main.add_command(server_command)
 main.add_command(goodput_command)
 main.add_command(kubernetes_group)
 main.add_command(click.Group("k8s", kubernetes_group.commands, help="Short for kubernetes."))

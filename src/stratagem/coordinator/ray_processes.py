@@ -20,12 +20,12 @@ from typing import Any
 
 from stratagem import environment
 from stratagem.background_errors import report_error
-from stratagem.coordinator.ray_cluster import load_ray
 from stratagem.coordinator.ray_restarts import Restarts
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.served_process import ServedProcess
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
+from stratagem.remote.ray_cluster import load_ray
 from stratagem.servers.closing import Closing
 
 __all__ = ["RayProcesses"]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from stratagem import config
+from stratagem import config, environment
 from stratagem.cluster import ClusterSpec
 from stratagem.coordinator.packing import packing
-from stratagem.coordinator.ray_cluster import start_local_ray
-from stratagem.coordinator.ray_nodes import RayNode, resource_of_task, start_head
+from stratagem.coordinator.placing import Placing
 from stratagem.coordinator.ray_processes import RayProcesses
+from stratagem.remote.ray_cluster import start_local_ray
+from stratagem.remote.ray_nodes import RayNode, start_head
 from stratagem.servers import ClusterKeys
 from stratagem.servers.closing import Closing
 from stratagem.strategies import ClusterPlan
@@ -48,18 +49,19 @@ class ServedCluster(Closing):
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             head_address = None
-            if plan.spec is not None:
+            if plan.spec is not None and environment.lookup("RAY_ADDRESS") is None:
                 node = stack.enter_context(_head(plan.spec))
                 head_address = node.head_address
             count = plan.num_workers + plan.num_servers
             ray = stack.enter_context(start_local_ray(head_address, num_processes=count))
             ray.wait()
+            self._placing = Placing.now(plan.spec, is_own=ray.started_here)
             self.servers = stack.enter_context(
                 RayProcesses(
                     "ps",
                     packing().serve_server,
                     [(self.keys, self._journal_dir(stack))] * plan.num_servers,
-                    resources=self._resources("ps", plan.num_servers),
+                    resources=self._placing.of_servers(plan.num_servers),
                     environment=_OF_SERVERS,
                     modules=_MODULES,
                 )
@@ -93,7 +95,7 @@ class ServedCluster(Closing):
                 "worker",
                 serve,
                 [(self.keys,)] * count,
-                resources=self._resources("worker", count),
+                resources=self._placing.of_workers(count),
                 environment=_OF_WORKERS,
                 modules=_MODULES,
             )
@@ -111,11 +113,6 @@ class ServedCluster(Closing):
             return stack.enter_context(tempfile.TemporaryDirectory(prefix="stratagem-journals-"))
         run = hashlib.sha256(self.keys.server_public).hexdigest()[:16]
         return str(config.cache_dir() / "journals" / run)
-
-    def _resources(self, task_type: str, count: int) -> Sequence[Mapping[str, float]] | None:
-        if self._plan.spec is None:
-            return None
-        return [{resource_of_task(task_type, index): 1} for index in range(count)]
 
     def _lose(self, server: int, reason: str) -> None:
         self._addresses[server] = None

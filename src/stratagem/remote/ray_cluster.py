@@ -28,11 +28,14 @@ from stratagem.servers.closing import Closing
 __all__ = [
     "OBJECT_STORE_BYTES",
     "RayCluster",
+    "dashboard_url",
     "has_token",
     "knock",
     "load_ray",
+    "make_token",
     "own_host",
     "quiet_settings",
+    "read_token",
     "start_local_ray",
     "wait_for_answer",
 ]
@@ -66,6 +69,20 @@ def has_token() -> bool:
     """Returns whether Ray finds a token here, by which the members of a cluster know each other."""
     named = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     return any(map(environment.lookup, named)) or _token_path().exists()
+
+
+def read_token() -> str:
+    """Returns the token by which the members of a cluster, and its clients, know each other.
+
+    Returns:
+        The text; "" where there is none.
+    """
+    token = environment.lookup("RAY_AUTH_TOKEN")
+    if token is not None:
+        return token
+    path = environment.lookup("RAY_AUTH_TOKEN_PATH")
+    file = _token_path() if path is None else Path(path)
+    return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
 
 class RayCluster(Closing):
@@ -104,7 +121,7 @@ class RayCluster(Closing):
             return
         environment.set_defaults(quiet_settings())
         if self.started_here:
-            _make_token()
+            make_token()
         threading.Thread(target=self._connect, name="ray connection", daemon=True).start()
         atexit.register(self.close)
 
@@ -166,12 +183,38 @@ class RayCluster(Closing):
         return explained
 
 
+def make_token() -> None:
+    """Makes the token that a new Ray asks for, unless there is one or the user wants none."""
+    if environment.lookup("RAY_AUTH_MODE") == "disabled" or has_token():
+        return
+    token = secrets.token_hex(32)
+    path = _token_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Ray would make it itself, for everybody to read.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    except OSError:  # a home that cannot be written
+        environment.set_defaults({"RAY_AUTH_TOKEN": token})
+        return
+    with contextlib.closing(os.fdopen(descriptor, "w")) as file:
+        file.write(token)
+
+
 def own_host() -> str:
     """Returns the address of this machine, by which the others of its Ray cluster reach it."""
     if (told := environment.lookup(HOST_VARIABLE)) is not None:  # by the process that Ray started
         return told
     found = load("ray.util", needed_by="a process of a cluster", install="stratagem[ray]")
     return str(found.get_node_ip_address())
+
+
+def dashboard_url() -> str:
+    """Returns where the head of the cluster in `RAY_ADDRESS` takes jobs; connects to it."""
+    ray = load_ray()
+    context = ray.init(logging_level="error", log_to_driver=False, ignore_reinit_error=True)
+    return f"http://{context.dashboard_url}"
 
 
 def start_local_ray(address: str | None = None, *, num_processes: int = 1) -> RayCluster:
@@ -238,25 +281,6 @@ def wait_for_answer(address: str, who: str, limit_s: float | None = None) -> Non
                 )
             )
         threading.Event().wait(_POLL_S)
-
-
-def _make_token() -> None:
-    """Makes the token that a new Ray asks for, unless there is one or the user wants none."""
-    if environment.lookup("RAY_AUTH_MODE") == "disabled" or has_token():
-        return
-    token = secrets.token_hex(32)
-    path = _token_path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Ray would make it itself, for everybody to read.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return
-    except OSError:  # a home that cannot be written
-        environment.set_defaults({"RAY_AUTH_TOKEN": token})
-        return
-    with contextlib.closing(os.fdopen(descriptor, "w")) as file:
-        file.write(token)
 
 
 def _token_path() -> Path:

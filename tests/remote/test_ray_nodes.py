@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.coordinator.ray_nodes import RayNode, join_as_node, start_head
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.ports import free_ports
-from tests.coordinator.living import descendants, wait_for_end
+from stratagem.remote.ray_nodes import RayNode, join_as_node, start_head
 from tests.multiprocess.namespaces import can_make_hosts, hosts
+from tests.remote.living import descendants, wait_for_end
 
 _TOKEN = "0123456789abcdef" * 4
 
@@ -105,8 +105,8 @@ def test_node_that_fails_while_the_head_goes_on_says_why(listening) -> None:
 
 LEADER = """
 import json, sys
-from stratagem.coordinator.ray_cluster import start_local_ray
-from stratagem.coordinator.ray_nodes import start_head
+from stratagem.remote.ray_cluster import start_local_ray
+from stratagem.remote.ray_nodes import start_head
 from stratagem.coordinator.ray_processes import RayProcesses
 from stratagem.servers import ClusterKeys, Connections, Message
 from tests.coordinator import served
@@ -134,7 +134,7 @@ with start_head(address), start_local_ray(address) as cluster:
 
 JOINER = """
 import sys
-from stratagem.coordinator.ray_nodes import join_as_node
+from stratagem.remote.ray_nodes import join_as_node
 from stratagem.errors import UnavailableError
 try:
     node = join_as_node(sys.argv[1], sys.argv[2], int(sys.argv[3]), host=sys.argv[4])

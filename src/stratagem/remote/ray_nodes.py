@@ -22,7 +22,11 @@ from typing import IO
 
 from stratagem import environment
 from stratagem.cluster.addresses import split_address
-from stratagem.coordinator.ray_cluster import (
+from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.launch.ports import free_ports
+from stratagem.launch.task_start import tied_command
+from stratagem.messages import explain
+from stratagem.remote.ray_cluster import (
     OBJECT_STORE_BYTES,
     has_token,
     knock,
@@ -30,10 +34,6 @@ from stratagem.coordinator.ray_cluster import (
     quiet_settings,
     wait_for_answer,
 )
-from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.launch.ports import free_ports
-from stratagem.launch.task_start import tied_command
-from stratagem.messages import explain
 from stratagem.servers.closing import Closing
 
 __all__ = ["RayNode", "join_as_node", "resource_of_task", "start_head"]
@@ -147,6 +147,8 @@ class RayNode(Closing):
 
     def _run(self) -> None:
         variables = {
+            "PATH": environment.path_with_this_python(),  # jobs say python3
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a task has all GPUs of its machine
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             "RAY_SCHEDULER_EVENTS": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -193,7 +195,12 @@ def resource_of_task(task_type: str, task_index: int) -> str:
 
 
 def start_head(
-    address: str, *, task_type: str = "chief", task_index: int = 0, timeout_s: float | None = None
+    address: str,
+    *,
+    task_type: str = "chief",
+    task_index: int = 0,
+    jobs_port: int | None = None,
+    timeout_s: float | None = None,
 ) -> RayNode:
     """Starts a Ray cluster on this machine, which others join. Connect by `start_local_ray`.
 
@@ -204,6 +211,7 @@ def start_head(
         address: of this task, host:port; Ray listens there.
         task_type: of this task.
         task_index: of this task.
+        jobs_port: where it takes jobs of clients that are no members; None for none.
         timeout_s: how long to wait for the start; None for `STRATAGEM_JOIN_TIMEOUT_S`.
 
     Returns:
@@ -228,17 +236,16 @@ def start_head(
         )
     environment.set_defaults({"RAY_AUTH_MODE": "token", **quiet_settings()})
     load_ray()
-    deadline_s = time.monotonic() + _limit_s(timeout_s)
     options = [
         "--head",
         f"--port={port}",
-        "--include-dashboard=false",
+        *_dashboard(jobs_port),
         # Nobody uses it, but it cannot be left out, and its own port may be another head's.
         f"--ray-client-server-port={free_ports(1)[0]}",
         *_options(host, {resource_of_task(task_type, task_index): 1}),
     ]
-    node = RayNode(options, address)
-    if (lines := _failed_start(node, deadline_s)) is None:
+    deadline_s = time.monotonic() + _limit_s(timeout_s)
+    if (lines := _failed_start(node := RayNode(options, address), deadline_s)) is None:
         return node
     raise UnavailableError(
         explain(
@@ -312,9 +319,18 @@ def _failed_start(node: RayNode, deadline_s: float) -> str | None:
     return lines
 
 
+def _dashboard(jobs_port: int | None) -> list[str]:
+    """Jobs are taken by Ray's dashboard, which asks for the token as all of the cluster does."""
+    if jobs_port is None:
+        return ["--include-dashboard=false"]
+    # Whoever comes through a forwarded port comes to this machine's own name for itself.
+    return ["--include-dashboard=true", "--dashboard-host=0.0.0.0", f"--dashboard-port={jobs_port}"]
+
+
 def _options(host: str | None, resources: Mapping[str, float]) -> list[str]:
     options = [
         "--disable-usage-stats",
+        "--dashboard-agent-listen-port=0",  # several nodes may share a machine
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         f"--resources={json.dumps(dict(resources))}",
     ]

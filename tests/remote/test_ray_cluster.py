@@ -14,22 +14,22 @@ from typing import Any
 import pytest
 import ray
 
-from stratagem.coordinator import ray_cluster
-from stratagem.coordinator.ray_cluster import RayCluster, has_token, start_local_ray
 from stratagem.errors import DeadlineExceededError
 from stratagem.launch.ports import free_ports
-from tests.coordinator.living import name_of, wait_for_end
+from stratagem.remote import ray_cluster
+from stratagem.remote.ray_cluster import RayCluster, has_token, start_local_ray
+from tests.remote.living import name_of, wait_for_end
 
 PROGRAM = """
 import json, os, signal, sys
-from stratagem.coordinator.ray_cluster import start_local_ray
+from stratagem.remote.ray_cluster import start_local_ray
 before = signal.getsignal(signal.SIGTERM)
 cluster = start_local_ray()
 cluster.wait()
 from stratagem.coordinator.ray_processes import RayProcesses
 from stratagem.servers import ClusterKeys
 from tests.coordinator import served
-from tests.coordinator.living import descendants
+from tests.remote.living import descendants
 processes = RayProcesses("worker", served.serve_told, [(ClusterKeys.make(), sys.argv[1])])
 processes.addresses
 processes.watch(print, print, print)
@@ -116,10 +116,10 @@ def test_token_is_made_once(tmp_path, monkeypatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert not has_token()
-    ray_cluster._make_token()
+    ray_cluster.make_token()
     token = tmp_path.joinpath(".ray", "auth_token").read_text()
     assert has_token()
-    ray_cluster._make_token()
+    ray_cluster.make_token()
     assert tmp_path.joinpath(".ray", "auth_token").read_text() == token
 
 
@@ -129,7 +129,7 @@ def test_token_of_a_home_that_cannot_be_written_is_in_the_environment(monkeypatc
     monkeypatch.setenv("RAY_AUTH_TOKEN", "")  # which is none, and set again at the end
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     monkeypatch.setenv("HOME", "/proc/no-such-folder")
-    ray_cluster._make_token()
+    ray_cluster.make_token()
     assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
 
 
@@ -138,7 +138,7 @@ def test_no_token_is_made_for_who_wants_none(tmp_path, monkeypatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("HOME", str(tmp_path))
-    ray_cluster._make_token()
+    ray_cluster.make_token()
     assert not has_token()
 
 

@@ -1,0 +1,73 @@
+"""What each server and each worker asks of the machine that it is placed on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from stratagem.cluster import ClusterSpec
+from stratagem.remote.leader import leader_of
+from stratagem.remote.ray_cluster import load_ray
+from stratagem.remote.ray_nodes import resource_of_task
+
+__all__ = ["Placing"]
+
+_Resources = Sequence[Mapping[str, float]] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Placing:
+    """Where processes may be.
+
+    Args:
+        by_task: whether each machine of the cluster is that of one task.
+        num_cpus: of a cluster that others have started; 0 where CPUs are not counted.
+        num_gpus: likewise.
+    """
+
+    by_task: bool = False
+    num_cpus: int = 0
+    num_gpus: int = 0
+
+    @classmethod
+    def now(cls, spec: ClusterSpec | None, *, is_own: bool) -> Placing:
+        """Returns that of the cluster that this process is connected to.
+
+        Args:
+            spec: the tasks that `TF_CONFIG` names; None for none.
+            is_own: whether this process has started the cluster.
+        """
+        if is_own:
+            return cls()
+        there = load_ray().cluster_resources()
+        if spec is not None and resource_of_task(*leader_of(spec)) in there:
+            return cls(by_task=True)
+        return cls(num_cpus=int(there.get("CPU", 0)), num_gpus=int(there.get("GPU", 0)))
+
+    def of_servers(self, count: int) -> _Resources:
+        """Returns what each server needs; None for nothing.
+
+        Args:
+            count: how many there are.
+        """
+        return self._of_tasks("ps", count) or self._shares(count, 0)
+
+    def of_workers(self, count: int) -> _Resources:
+        """Returns what each worker needs; None for nothing.
+
+        Args:
+            count: how many there are.
+        """
+        return self._of_tasks("worker", count) or self._shares(count, self.num_gpus // count)
+
+    def _of_tasks(self, task_type: str, count: int) -> _Resources:
+        if not self.by_task:
+            return None
+        return [{resource_of_task(task_type, index): 1} for index in range(count)]
+
+    def _shares(self, count: int, num_gpus: int) -> _Resources:
+        """GPUs in equal parts; a CPU each where there are enough for all and the coordinator."""
+        share = {"GPU": num_gpus} if num_gpus else {}
+        if self.num_cpus > 2 * count:
+            share["CPU"] = 1
+        return [share] * count if share else None

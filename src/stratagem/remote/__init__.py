@@ -1,0 +1,10 @@
+"""Clusters of machines that run what clients send them, by Ray.
+
+Nothing here loads JAX or Keras.
+"""
+
+from stratagem.remote.connecting import connect_to_cluster
+from stratagem.remote.remote_cluster import RemoteCluster
+from stratagem.remote.server import Server, ServerDef, run_standard_server
+
+__all__ = ["RemoteCluster", "Server", "ServerDef", "connect_to_cluster", "run_standard_server"]

@@ -1,0 +1,89 @@
+"""A script that runs on a cluster of servers, and not where it was started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from stratagem import environment
+from stratagem.cluster import ClusterDef, ClusterResolver, ClusterSpec
+from stratagem.messages import explain
+from stratagem.remote.job_plan import JOB_VARIABLE
+from stratagem.remote.remote_cluster import RemoteArguments, RemoteCluster
+
+__all__ = ["connect_to_cluster"]
+
+
+def connect_to_cluster(
+    cluster_spec_or_resolver: Mapping[str, Any] | ClusterDef | ClusterSpec | ClusterResolver | str,
+    job_name: str = "localhost",
+    task_index: int = 0,
+    protocol: str | None = None,
+    make_master_device_default: bool = True,
+    cluster_device_filters: None = None,
+    **options: Unpack[RemoteArguments],
+) -> None:
+    """Runs this script on a cluster of servers, from its beginning, and ends this process with it.
+
+    There it returns at once, and what follows runs on the cluster: with parameter servers once, as
+    the coordinator; else as each of the tasks, in lockstep. The script's folder is sent, and the
+    modules that are loaded; what it prints appears here. Call it after the imports.
+
+    Args:
+        cluster_spec_or_resolver: the tasks that run `stratagem server`; or the URL at which the
+            head of a Ray cluster takes jobs.
+        job_name: "localhost": this program is no member of the cluster.
+        task_index: 0.
+        protocol: None or "grpc", for old programs.
+        make_master_device_default: for old programs; there are no devices to choose.
+        cluster_device_filters: None, for old programs.
+        **options: the keyword arguments of `RemoteCluster`.
+
+    Raises:
+        SystemExit: the program has ended on the cluster; with its exit code.
+        RuntimeError: there is no script: this is an interactive session.
+        TypeError: no cluster.
+        ValueError: an argument that old programs may not have, no task, or too large a folder.
+        DeadlineExceededError: servers are missing.
+        UnavailableError: the cluster was lost. PermissionError: it wants another token.
+
+    Example::
+
+        sg.connect_to_cluster({"chief": ["a:2222"], "ps": ["b:2222"], "worker": ["c:2222"]})
+        strategy = sg.ParameterServerStrategy()  # from here on this runs on machine a
+
+    Source: TF 2.21 remote.py, connect_to_cluster.
+    """
+    if environment.lookup(JOB_VARIABLE) is not None:
+        return
+    _check_old(job_name, task_index, protocol, cluster_device_filters)
+    cluster = RemoteCluster(
+        cluster_spec_or_resolver,
+        **options,
+    )
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None)
+    if script is None:
+        raise RuntimeError(
+            explain(
+                "There is no script that could be sent: this is an interactive session.",
+                expected="a program in a file.",
+                fix="put it into one, or send a function: sg.remote.RemoteCluster(...).run(train).",
+            )
+        )
+    spec = getattr(main, "__spec__", None)
+    code = cluster.run_script(script, sys.argv[1:], module=spec.name if spec else None)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def _check_old(job_name: str, task_index: int, protocol: str | None, filters: object) -> None:
+    given = (job_name, task_index, protocol, filters)
+    if given[:2] != ("localhost", 0) or protocol not in (None, "grpc") or filters is not None:
+        raise ValueError(
+            explain(
+                f"job_name, task_index, protocol and cluster_device_filters are {given!r}.",
+                expected='"localhost", 0, None or "grpc", and None: this program is no task.',
+                fix="leave them out; a task of the cluster runs `stratagem server`.",
+            )
+        )

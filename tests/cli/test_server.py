@@ -1,0 +1,84 @@
+"""`stratagem server`: which server is started, and how the command ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stratagem import remote
+from stratagem.cli import main
+from stratagem.errors import UnavailableError
+from stratagem.remote.server import Server
+
+CLUSTER = {"chief": ["127.0.0.1:2222"], "worker": ["b:1"]}
+
+
+@pytest.fixture(autouse=True)
+def same_signals() -> Any:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def served(monkeypatch) -> list[tuple[str, int, int | None]]:
+    """Servers that are started, none of them for real."""
+    started: list[tuple[str, int, int | None]] = []
+
+    def start(self: Server) -> None:
+        definition = self.server_def
+        started.append((definition.job_name, definition.task_index, self._jobs_port))
+
+    monkeypatch.setattr(remote.Server, "start", start)
+    return started
+
+
+def _call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["server", *arguments])
+
+
+def test_task_of_the_environment_is_served(served, monkeypatch) -> None:
+    config = {"cluster": CLUSTER, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    result = _call("--jobs-port", "9000")
+    assert (result.exit_code, result.stdout) == (0, "worker 0 is ready.\n")
+    assert served == [("worker", 0, 9000)]
+
+
+def test_options_name_the_task(served, monkeypatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER}))
+    assert _call("--job-name", "chief").exit_code == 0
+    only = json.dumps({"ps": ["a:1"]})
+    assert _call("--cluster", only).exit_code == 0
+    assert served == [("chief", 0, None), ("ps", 0, None)]
+
+
+def test_what_is_wrong_is_a_message(served, monkeypatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    result = _call()
+    assert result.exit_code == 1
+    assert "Error: TF_CONFIG has the cluster" in result.stderr
+    result = _call("--cluster", "{")
+    assert result.exit_code == 2
+    assert "--cluster is not JSON" in result.stderr
+
+
+def test_end_by_a_signal_is_in_order(served, monkeypatch) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(remote.Server, "join", lambda self: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(remote.Server, "close", lambda self: closed.append(True))
+    result = _call("--cluster", json.dumps({"ps": ["a:1"]}))
+    assert (result.exit_code, closed) == (143, [True])
+
+
+def test_failure_is_a_message(served, monkeypatch) -> None:
+    def fail(self: Server) -> None:
+        raise UnavailableError("Ray has ended on this machine")
+
+    monkeypatch.setattr(remote.Server, "join", fail)
+    result = _call("--cluster", json.dumps({"ps": ["a:1"]}))
+    assert (result.exit_code, result.stderr) == (1, "Error: Ray has ended on this machine\n")

@@ -1,0 +1,221 @@
+"""Functions and scripts on a cluster, whose head is a process of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratagem.cluster import ClusterSpec, SimpleClusterResolver
+from stratagem.errors import DeadlineExceededError
+from stratagem.launch.ports import free_ports
+from stratagem.launch.scripts import RemoteError
+from stratagem.remote import remote_cluster
+from stratagem.remote.local_code import local_modules
+from stratagem.remote.remote_cluster import RemoteCluster
+from tests.remote.heads import Head
+
+CALCULATIONS = """
+def divide(a, b):
+    print("dividing", a)
+    return a / b
+
+class OddError(Exception):
+    # It cannot be made from what it says it was made of.
+    def __init__(self, one, two):
+        super().__init__(one)
+
+def fail():
+    raise OddError(1, 2)
+"""
+
+
+@pytest.fixture
+def calculations(tmp_path, monkeypatch) -> Iterator[Any]:
+    """A module that only this side has."""
+    (tmp_path / "laptop").mkdir()
+    (tmp_path / "laptop" / "calculations.py").write_text(CALCULATIONS)
+    monkeypatch.syspath_prepend(str(tmp_path / "laptop"))
+    yield importlib.import_module("calculations")
+    del sys.modules["calculations"]
+
+
+@pytest.fixture(autouse=True)
+def few_modules(monkeypatch) -> None:
+    """The modules of all tests are not what a program would send."""
+    monkeypatch.setattr(
+        remote_cluster,
+        "local_modules",
+        lambda: {name: place for name, place in local_modules().items() if name == "calculations"},
+    )
+
+
+def _script(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "beside.py").write_text("NUMBER = 42\n")
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
+def test_function_returns_and_prints(fake_head, calculations, capfd) -> None:
+    cluster = RemoteCluster(fake_head.url)
+    assert cluster.run(calculations.divide, (1.0,), {"b": 2.0}) == 0.5
+    assert capfd.readouterr().out == "dividing 1.0\n"
+
+
+def test_second_program_follows_the_first(fake_head, tmp_path, capfd) -> None:
+    cluster = RemoteCluster(fake_head.url.removeprefix("http://"))
+    program = "import sys, beside; print(sys.argv[1:], beside.NUMBER); sys.exit(3)"
+    script = _script(tmp_path / "project", program)
+    assert cluster.run_script(script, ["--epochs", "it's"]) == 3
+    assert cluster.run_script(script) == 3
+    assert capfd.readouterr().out == "['--epochs', \"it's\"] 42\n[] 42\n"
+    assert fake_head.num_uploads == 1
+
+
+def test_module_runs_as_python_does(fake_head, tmp_path, capfd) -> None:
+    script = _script(tmp_path / "project" / "package", "from . import beside; print(__name__)")
+    cluster = RemoteCluster(fake_head.url)
+    assert cluster.run_script(script, module="package.train") == 0
+    assert capfd.readouterr().out == "__main__\n"
+
+
+def test_error_of_the_function_is_raised_with_its_traceback(fake_head, calculations) -> None:
+    with pytest.raises(ZeroDivisionError, match="division by zero") as raised:
+        RemoteCluster(fake_head.url).run(calculations.divide, (1, 0))
+    assert isinstance(raised.value.__cause__, RemoteError)
+    assert "in divide" in str(raised.value.__cause__)
+
+
+def test_error_that_cannot_be_sent_is_told(fake_head, calculations) -> None:
+    with pytest.raises(RuntimeError, match="has raised what cannot be sent here") as raised:
+        RemoteCluster(fake_head.url).run(calculations.fail)
+    assert "OddError: 1" in str(raised.value)
+
+
+def test_value_that_cannot_be_sent_is_told(fake_head) -> None:
+    with pytest.raises(TypeError, match="cannot be sent to the client"):
+        RemoteCluster(fake_head.url).run(threading.Lock)
+
+
+def test_function_that_leaves_has_no_answer(fake_head) -> None:
+    with pytest.raises(RuntimeError, match="has not come to its end on the cluster: exit code 4"):
+        RemoteCluster(fake_head.url).run(exit, (4,))
+
+
+def test_what_cannot_be_sent_is_named() -> None:
+    cluster = RemoteCluster("http://127.0.0.1:1")
+    lock = threading.Lock()
+
+    def closing() -> object:
+        return lock
+
+    with pytest.raises(TypeError, match=r"Variable 'lock' of .* cannot be sent to the cluster"):
+        cluster.run(closing)
+    with pytest.raises(TypeError, match=r"Argument 1 of .* cannot be sent to the cluster"):
+        cluster.run(divmod, (1, lock))
+    with pytest.raises(TypeError, match=r"Argument 'b' of .* cannot be sent to the cluster"):
+        cluster.run(dict, (), {"b": lock})
+    with pytest.raises(TypeError, match=r"fn=3 is of type int"):
+        cluster.run(3)  # type: ignore[arg-type]
+
+
+def test_answer_of_somebody_else_is_not_read(fake_head, monkeypatch) -> None:
+    monkeypatch.setattr(remote_cluster, "answer_key", lambda nonce: b"another")
+    with pytest.raises(ValueError, match="answer of the job is not signed by it"):
+        RemoteCluster(fake_head.url).run(divmod, (1, 1))
+
+
+def _cluster_at(head: Head, **options: float) -> RemoteCluster:
+    port = int(head.url.rpartition(":")[2])
+    spec = ClusterSpec({"chief": ["127.0.0.1:2222"], "ps": ["p:1"], "worker": ["w:1", "w:2"]})
+    return RemoteCluster(SimpleClusterResolver(spec), jobs_port=port, **options)
+
+
+def test_coordinator_is_told_its_cluster(fake_head, tmp_path, capfd) -> None:
+    fake_head.machines = [{"chief:0": 1}, {"ps:0": 1}, {"worker:0": 1}, {"worker:1": 1, "CPU": 2}]
+    program = (
+        "import os, json, stratagem as sg\n"
+        "sg.connect_to_cluster({'chief': ['elsewhere:1']})\n"
+        "found = json.loads(os.environ['TF_CONFIG'])\n"
+        "print(sorted(found['cluster']), found['task'], os.environ['RAY_ADDRESS'])\n"
+    )
+    assert _cluster_at(fake_head).run_script(_script(tmp_path / "project", program)) == 0
+    printed = capfd.readouterr().out
+    assert printed == "['chief', 'ps', 'worker'] {'type': 'chief', 'index': 0} 127.0.0.1:2222\n"
+
+
+def test_servers_that_are_missing_are_named(fake_head) -> None:
+    fake_head.machines = [{"chief:0": 1}, {"worker:0": 1}]
+    cluster = _cluster_at(fake_head, join_timeout_s=0.1)
+    with pytest.raises(DeadlineExceededError, match=r"these are missing after 0\.1 s") as raised:
+        cluster.run(divmod, (1, 1))
+    message = str(raised.value)
+    assert "worker 1 (w:2), ps 0 (p:1)" in message
+    assert "STRATAGEM_JOIN_TIMEOUT_S" in message
+    assert fake_head.processes == {}
+
+
+def test_leader_that_is_missing_is_named() -> None:
+    cluster = RemoteCluster(
+        {"worker": ["127.0.0.1:1"]}, jobs_port=free_ports(1)[0], join_timeout_s=0.1
+    )
+    with pytest.raises(DeadlineExceededError, match="its leader"):
+        cluster.run(divmod, (1, 1))
+
+
+def test_stranger_does_not_wait(fake_head, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "f" * 64)
+    with pytest.raises(PermissionError, match="does not let this client in"):
+        RemoteCluster(fake_head.url).run(divmod, (1, 1))
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_interrupted_client_stops_its_job_if_asked_to(fake_head, monkeypatch, stop) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(remote_cluster, "follow", interrupted)
+    cluster = RemoteCluster(fake_head.url, stop_with_client=stop)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.run(time.sleep, (100,))
+    assert fake_head.stopped == (["job0"] if stop else [])
+
+
+def test_job_ends_when_nothing_is_heard_of_its_client(fake_head, monkeypatch, capfd) -> None:
+    class Silent(remote_cluster.Lease):
+        def _renew(self) -> None:
+            pass
+
+    monkeypatch.setattr(remote_cluster, "Lease", Silent)
+
+    def work() -> None:
+        print("begins", flush=True)
+        threading.Event().wait()
+
+    # The job asks the head where Ray says that it is; here it is told.
+    plan = RemoteCluster._plan
+    monkeypatch.setattr(
+        RemoteCluster,
+        "_plan",
+        lambda self, command: dataclasses.replace(plan(self, command), url=fake_head.url),
+    )
+    with pytest.raises(RuntimeError, match="has not come to its end") as raised:
+        RemoteCluster(fake_head.url, client_timeout_s=1.0).run(work)
+    assert "no sign of life for 1 s" in str(raised.value)
+    assert "STRATAGEM_CLIENT_TIMEOUT_S" in capfd.readouterr().err
+
+
+def test_no_cluster_is_refused() -> None:
+    with pytest.raises(TypeError, match="cluster=3 is of type int"):
+        RemoteCluster(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="has no task"):
+        RemoteCluster({})

@@ -1,0 +1,152 @@
+"""The server of a task: what it starts, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from stratagem.cluster import ClusterSpec
+from stratagem.remote import server
+from stratagem.remote.server import Server, ServerDef, run_standard_server
+
+CLUSTER = {"chief": ["127.0.0.1:2222"], "worker": ["b:1", "c:1"]}
+
+
+class Node:
+    """In place of a node of Ray."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def wait(self) -> None:
+        self.said.append("wait")
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[tuple[Any, ...]]:
+    """What was started, and the nodes."""
+    calls: list[tuple[Any, ...]] = []
+
+    def start(kind: str) -> Any:
+        def record(*arguments: Any, **options: Any) -> Node:
+            node = Node()
+            calls.append((kind, arguments, options, node))
+            return node
+
+        return record
+
+    monkeypatch.setattr(server, "start_head", start("head"))
+    monkeypatch.setattr(server, "join_as_node", start("node"))
+    monkeypatch.setattr(server, "_require_free", lambda address: None)
+    return calls
+
+
+def test_leader_starts_the_head_and_others_join_it(started) -> None:
+    with Server(CLUSTER, "chief", jobs_port=8000) as leader:
+        assert leader.target == "grpc://127.0.0.1:2222"
+        leader.start()
+        leader.join()
+    Server(ClusterSpec(CLUSTER), job_name="worker", task_index=1)
+    (kind, arguments, options, node), other = started
+    assert (kind, arguments) == ("head", ("127.0.0.1:2222",))
+    assert options == {"task_type": "chief", "task_index": 0, "jobs_port": 8000}
+    assert node.said == ["wait", "close"]
+    assert other[:3] == ("node", ("127.0.0.1:2222", "worker", 1), {"host": "c"})
+
+
+def test_port_for_jobs_may_stand_in_the_environment(started, monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_JOBS_PORT", "9999")
+    Server(CLUSTER, "chief")
+    assert started[0][2]["jobs_port"] == 9999
+
+
+def test_server_that_is_not_to_start_waits_for_it(started) -> None:
+    made = Server(CLUSTER, "worker", 0, start=False)
+    made.join()
+    made.close()
+    assert started == []
+    assert made.server_def == ServerDef(ClusterSpec(CLUSTER).as_cluster_def(), "worker", 0, "grpc")
+    made.start()
+    assert len(started) == 1
+
+
+def test_definition_of_a_server_is_one_too(started) -> None:
+    made = Server(CLUSTER, "worker", 1, start=False)
+    assert Server(made.server_def, start=False).server_def == made.server_def
+    assert Server(made.server_def, task_index=0, start=False).server_def.task_index == 0
+
+
+def test_only_task_need_not_be_named(started) -> None:
+    made = Server({"ps": ["a:1"]}, start=False).server_def
+    assert (made.job_name, made.task_index) == ("ps", 0)
+
+
+def test_local_server_has_a_cluster_of_its_own(started, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x")
+    made = Server.create_local_server()
+    assert made.target.startswith("grpc://127.0.0.1:")
+    assert started[0][0] == "head"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((CLUSTER,), "job_name was not given, and it may be each of"),
+        ((CLUSTER, "worker"), "task_index was not given, and it may be each of"),
+        ((CLUSTER, "worker", 2), "Task id 2 of 'worker' is past the end"),
+        ((CLUSTER, "ps"), "Task type 'ps' is not in the cluster"),
+        (({},), "has no task"),
+        ((CLUSTER, "chief", 0, "udp"), "Server received protocol='udp'"),
+        ((CLUSTER, "chief", 0, None, 3), "Server received config=3"),
+    ],
+)
+def test_wrong_task_is_refused(arguments, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        Server(*arguments)
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(TypeError, match="server_or_cluster_def=3 is of type int"):
+        Server(3)  # type: ignore[arg-type]
+
+
+def test_taken_port_is_told(monkeypatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RuntimeError, match=f"port of 127.0.0.1:{port} is taken"):
+            Server({"chief": [f"127.0.0.1:{port}"]})
+
+
+def test_standard_server_is_that_of_the_environment(started, monkeypatch) -> None:
+    config = {"cluster": CLUSTER, "task": {"type": "worker", "index": "1"}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert run_standard_server().server_def.task_index == 1
+    assert started[0][1] == ("127.0.0.1:2222", "worker", 1)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"cluster": CLUSTER},
+        {"cluster": CLUSTER, "task": {"type": "worker"}},
+        {"task": {"type": "worker", "index": 0}},
+    ],
+)
+def test_standard_server_needs_cluster_and_task(monkeypatch, config) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ValueError, match="TF_CONFIG"):
+        run_standard_server()
+
+
+def test_standard_server_names_what_is_missing(monkeypatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ValueError, match="TF_CONFIG has the cluster"):
+        run_standard_server()
