@@ -135,3 +135,20 @@ def test_library_that_is_missing_is_named_without_a_traceback(monkeypatch) -> No
     result = _call("render")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "Fix: pip install 'stratagem[manifests]'" in result.stderr
+
+
+def test_ray_form_is_rendered_valid_and_printed() -> None:
+    options = ("--ray", "--name", "clicks", "--workers", "3", "--ps", "2", "--gpus-per-worker", "0")
+    rendered = _call("render", *options)
+    (cluster,) = by_kind(rendered.stdout, "RayCluster").values()
+    groups = {one["groupName"]: one["replicas"] for one in cluster["spec"]["workerGroupSpecs"]}
+    assert groups == {"ps": 2, "worker": 3}
+    assert _call("validate", given=rendered.stdout).exit_code == 0
+    template = _call("template", "--ray").stdout
+    assert _call("render", "--ray", "-", given=template).stdout == _call("render", "--ray").stdout
+
+
+def test_ray_form_has_variables_of_its_own() -> None:
+    result = _call("render", "--ray", "--script", "/run.py")
+    assert result.exit_code == 2
+    assert "has no variable 'script'" in result.stderr

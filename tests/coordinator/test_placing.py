@@ -36,6 +36,13 @@ def test_cluster_of_somebody_else_gives_shares(monkeypatch) -> None:
     assert small.of_workers(2) is None
 
 
+def test_machines_of_roles_are_for_those(monkeypatch) -> None:
+    _with(monkeypatch, {"CPU": 16.0, "GPU": 8.0, "ps": 2.0, "worker": 4.0})
+    found = Placing.now(None, is_own=False)
+    assert found.of_servers(2) == [{"ps": 1}] * 2
+    assert found.of_workers(4) == [{"GPU": 2, "worker": 1}] * 4
+
+
 def test_cluster_of_this_process_is_spread() -> None:
     found = Placing.now(None, is_own=True)
     assert (found.of_servers(2), found.of_workers(3)) == (None, None)

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from stratagem.remote.function_program import CALL, dump, load_pickled, main
+from stratagem.remote.function_program import main
+from stratagem.remote.pickling import CALL, dump, load_pickled
 
 
 def test_function_of_the_folder_is_called(tmp_path, monkeypatch) -> None:

@@ -18,6 +18,11 @@ from stratagem.cli.templates import (
 __all__ = ["kubernetes_group"]
 
 
+_ray_option = click.option(
+    "--ray", is_flag=True, help="A Ray cluster of the KubeRay operator, for programs of clients."
+)
+
+
 @click.group("kubernetes")
 def kubernetes_group() -> None:
     """Manifests for Kubernetes: render and check them."""
@@ -36,23 +41,29 @@ def kubernetes_group() -> None:
 )
 @click.option("--script", help="The script in the image.")
 @click.option("--args", "cmdline_args", help="Its arguments in one text, quoted as in a shell.")
-@click.option("--port", type=int, help="The port of every task.")
+@click.option("--port", type=int, help="The port of every task; with --ray, the one for jobs.")
+@_ray_option
 @assignments_option
-def render(template: IO[str] | None, assignments: tuple[str, ...], **flags: object) -> None:
+def render(
+    template: IO[str] | None, assignments: tuple[str, ...], *, ray: bool, **flags: object
+) -> None:
     """Print manifests for `kubectl create -f -`.
 
     TEMPLATE is an edited copy of what `stratagem kubernetes template` prints, or "-"; without it
     the packaged one is rendered.
     """
     with reported():
-        text = manifests().render_kubernetes(overrides(flags, assignments), **content(template))
+        render_form = manifests().render_ray if ray else manifests().render_kubernetes
+        text = render_form(overrides(flags, assignments), **content(template))
     click.echo(text, nl=False)
 
 
 @kubernetes_group.command()
-def template() -> None:
+@_ray_option
+def template(*, ray: bool) -> None:
     """Print the packaged template, to edit its head."""
-    click.echo(manifests().kubernetes_template(), nl=False)
+    text = manifests().ray_template() if ray else manifests().kubernetes_template()
+    click.echo(text, nl=False)
 
 
 @kubernetes_group.command()

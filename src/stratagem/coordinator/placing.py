@@ -21,11 +21,13 @@ class Placing:
 
     Args:
         by_task: whether each machine of the cluster is that of one task.
+        by_role: whether each has a piece of "ps" or of "worker", as those of our manifests.
         num_cpus: of a cluster that others have started; 0 where CPUs are not counted.
         num_gpus: likewise.
     """
 
     by_task: bool = False
+    by_role: bool = False
     num_cpus: int = 0
     num_gpus: int = 0
 
@@ -42,7 +44,11 @@ class Placing:
         there = load_ray().cluster_resources()
         if spec is not None and resource_of_task(*leader_of(spec)) in there:
             return cls(by_task=True)
-        return cls(num_cpus=int(there.get("CPU", 0)), num_gpus=int(there.get("GPU", 0)))
+        return cls(
+            by_role={"ps", "worker"} <= there.keys(),
+            num_cpus=int(there.get("CPU", 0)),
+            num_gpus=int(there.get("GPU", 0)),
+        )
 
     def of_servers(self, count: int) -> _Resources:
         """Returns what each server needs; None for nothing.
@@ -50,7 +56,7 @@ class Placing:
         Args:
             count: how many there are.
         """
-        return self._of_tasks("ps", count) or self._shares(count, 0)
+        return self._of_tasks("ps", count) or self._shares("ps", count, 0)
 
     def of_workers(self, count: int) -> _Resources:
         """Returns what each worker needs; None for nothing.
@@ -58,16 +64,20 @@ class Placing:
         Args:
             count: how many there are.
         """
-        return self._of_tasks("worker", count) or self._shares(count, self.num_gpus // count)
+        return self._of_tasks("worker", count) or self._shares(
+            "worker", count, self.num_gpus // count
+        )
 
     def _of_tasks(self, task_type: str, count: int) -> _Resources:
         if not self.by_task:
             return None
         return [{resource_of_task(task_type, index): 1} for index in range(count)]
 
-    def _shares(self, count: int, num_gpus: int) -> _Resources:
+    def _shares(self, role: str, count: int, num_gpus: int) -> _Resources:
         """GPUs in equal parts; a CPU each where there are enough for all and the coordinator."""
         share = {"GPU": num_gpus} if num_gpus else {}
-        if self.num_cpus > 2 * count:
+        if self.by_role:
+            share[role] = 1
+        elif self.num_cpus > 2 * count:
             share["CPU"] = 1
         return [share] * count if share else None

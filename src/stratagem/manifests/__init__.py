@@ -10,6 +10,7 @@ from stratagem.manifests.kubernetes import (
     render_kubernetes,
     validate_kubernetes,
 )
+from stratagem.manifests.ray import RAY_TEMPLATE, ray_template, render_ray
 from stratagem.manifests.rendering import Template
 from stratagem.manifests.schemas import kubernetes_versions
 from stratagem.manifests.slurm import SLURM_TEMPLATE, render_slurm, slurm_template
@@ -17,11 +18,14 @@ from stratagem.manifests.slurm import SLURM_TEMPLATE, render_slurm, slurm_templa
 __all__ = [
     "KUBERNETES_TEMPLATE",
     "Problem",
+    "RAY_TEMPLATE",
     "SLURM_TEMPLATE",
     "Template",
     "kubernetes_template",
     "kubernetes_versions",
+    "ray_template",
     "render_kubernetes",
+    "render_ray",
     "render_slurm",
     "slurm_template",
     "validate_kubernetes",

@@ -1,4 +1,4 @@
-"""Kubernetes' own schemas, which `kubernetes-validate` brings for many versions."""
+"""Kubernetes' own schemas, which `kubernetes-validate` brings for many versions; and of Ray."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stratagem.manifests.documents import Problem, document_name
+from stratagem.manifests.ray_schema import RAY_CLUSTER
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 
@@ -92,6 +93,8 @@ def _definitions(version: str) -> Any:
 def _validator(version: str, kind: str, api_version: str) -> Any:
     """None where the version has no such kind."""
     registry = _definitions(version)
+    if (kind, api_version) == ("RayCluster", "ray.io/v1"):
+        return load("jsonschema", **_NEEDED).Draft202012Validator(RAY_CLUSTER, registry=registry)
     # "rbac.authorization.k8s.io/v1" is in files called "...-rbac-v1.json".
     group, slash, number = api_version.partition("/")
     suffix = f"{group.partition('.')[0]}-{number}" if slash else group

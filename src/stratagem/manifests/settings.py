@@ -9,7 +9,7 @@ from typing import Any
 
 from stratagem.messages import explain
 
-__all__ = ["KUBERNETES", "SLURM", "Setting", "check_pod_names", "check_settings"]
+__all__ = ["KUBERNETES", "RAY", "SLURM", "Setting", "check_pod_names", "check_settings"]
 
 _MAX_PORT = 65535
 _MAX_INT32 = 2**31 - 1
@@ -145,6 +145,18 @@ KUBERNETES: Mapping[str, Setting] = {
     "expose_tasks": _TRUTH,
 }
 """What the variables of `template.yaml.jinja` can be."""
+
+RAY: Mapping[str, Setting] = {
+    **{name: KUBERNETES[name] for name in ("name", "image", "worker_replicas")},
+    "ps_replicas": _count(1, _MAX_WORKERS),
+    "num_gpus_per_worker": _count(0),
+    "cpus_per_task": _count(1),
+    "memory_per_task": Setting(_matches(_QUANTITY), "a size such as 4Gi."),
+    "ray_version": Setting(_matches(r"[0-9]+(\.[0-9a-z]+)+"), "a version such as 2.60.0."),
+    "token_secret": Setting(_matches(_DNS_NAME), "the name of a secret."),
+    "port": KUBERNETES["port"],
+}
+"""What the variables of `ray.yaml.jinja` can be."""
 
 SLURM: Mapping[str, Setting] = {
     "name": Setting(

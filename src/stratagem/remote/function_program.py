@@ -10,22 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.messages import explain
-from stratagem.optional_libraries import load
+from stratagem.remote.pickling import CALL, dump, load_pickled
 
-__all__ = ["CALL", "dump", "load_pickled", "main"]
-
-CALL = "stratagem_call.pickle"
-_NEEDED = {"needed_by": "a function that is sent", "install": "stratagem[ray]"}
-
-
-def dump(value: Any) -> bytes:
-    """Pickles what another machine is to have, functions and classes of a script too."""
-    return load("cloudpickle", **_NEEDED).dumps(value)
-
-
-def load_pickled(content: bytes) -> Any:
-    """Returns what `dump` has pickled, of somebody who is known."""
-    return load("cloudpickle", **_NEEDED).loads(content)
+__all__ = ["main"]
 
 
 def main(answer_path: str) -> None:

@@ -20,13 +20,13 @@ from stratagem.launch.scripts import RemoteError
 from stratagem.messages import explain
 from stratagem.remote.following import Ended, follow
 from stratagem.remote.frames import verified
-from stratagem.remote.function_program import CALL, dump, load_pickled
 from stratagem.remote.job_output import JobOutput
 from stratagem.remote.job_plan import JobPlan, answer_key
 from stratagem.remote.jobs import Jobs
 from stratagem.remote.leader import leader_of, tasks_of
 from stratagem.remote.lease import Lease
 from stratagem.remote.local_code import Package, local_modules, pack
+from stratagem.remote.pickling import CALL, dump, load_pickled
 from stratagem.remote.ray_nodes import resource_of_task
 
 __all__ = ["RemoteArguments", "RemoteCluster"]

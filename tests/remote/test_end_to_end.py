@@ -1,0 +1,237 @@
+"""Four servers in network namespaces that have no file of their client, and what it runs on them.
+
+Each server is a host of its own, whose folder of the client is empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.namespaces import can_make_hosts, hosts
+from tests.remote.living import descendants, wait_for_end
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not can_make_hosts(), reason="no network namespaces can be made here"),
+]
+
+_SOURCE = Path(__file__).parents[2] / "src"
+_TASKS = [("chief", 0), ("ps", 0), ("worker", 0), ("worker", 1)]
+_NETWORK = "10.79.0"
+_CLUSTER = {
+    "chief": [f"{_NETWORK}.1:2222"],
+    "ps": [f"{_NETWORK}.2:2222"],
+    "worker": [f"{_NETWORK}.3:2222", f"{_NETWORK}.4:2222"],
+}
+_SERVER = "from stratagem.cli import main; main()"
+
+_LAYERS = """
+import keras
+
+class Scaled(keras.layers.Layer):
+    def call(self, x):
+        return 0.5 * x
+"""
+
+_TRAIN = """
+import json, sys
+import keras
+import numpy as np
+import stratagem as sg
+from flowers import layers
+
+if __name__ == "__main__":
+    sg.connect_to_cluster(json.loads(sys.argv[1]))
+    x = np.random.default_rng(0).normal(size=(256, 4)).astype("float32")
+    y = x @ np.float32([[1], [2], [3], [4]])
+    strategy = sg.ParameterServerStrategy()
+    with strategy.scope():
+        hidden = [keras.layers.Dense(8) for _ in range(int(sys.argv[2]))]
+        model = keras.Sequential([keras.Input((4,)), layers.Scaled(), *hidden,
+                                  keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    losses = model.fit(x, y, batch_size=32, epochs=5, verbose=2).history["loss"]
+    print("losses", json.dumps(losses), flush=True)
+    sys.stdout.write("50%\\r100%\\n")
+    strategy.close()
+    sys.exit(3)
+"""
+
+_FAIL = """
+import json, sys
+import stratagem as sg
+from flowers import layers
+
+def fail(name):
+    raise LookupError(f"{name} {layers.Scaled.__name__}")
+
+if __name__ == "__main__":
+    cluster = sg.remote.RemoteCluster(json.loads(sys.argv[1]))
+    print(cluster.run(len, ("four",)))
+    try:
+        cluster.run(fail, ("no",))
+    except LookupError as error:
+        print("raised", error, "in fail" in str(error.__cause__))
+"""
+
+_ENDLESS = """
+import json, os, sys, threading
+import stratagem as sg
+
+sg.connect_to_cluster(json.loads(sys.argv[1]), client_timeout_s=6.0)
+print("runs as", os.getpid(), flush=True)
+threading.Event().wait()
+"""
+
+
+class Client:
+    """A process on the laptop, and what it prints."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as pipe:
+            self.lines.extend(pipe)
+
+    def end(self) -> tuple[int, str]:
+        code = self.process.wait(timeout=300)
+        self._thread.join()
+        return code, "".join(self.lines)
+
+    def wait_for(self, start: str) -> str:
+        deadline_s = time.monotonic() + 200
+        while time.monotonic() < deadline_s:
+            for line in self.lines:
+                if line.startswith(start):
+                    return line
+            threading.Event().wait(0.05)
+        raise AssertionError(self.lines)
+
+
+class Machines:
+    """The laptop, and servers that run."""
+
+    def __init__(self, laptop: list[str], folder: Path, variables: dict[str, str]) -> None:
+        self._laptop = laptop
+        self._folder = folder
+        self._variables = variables
+
+    @contextlib.contextmanager
+    def client(self, script: str, *arguments: str) -> Iterator[Client]:
+        process = subprocess.Popen(
+            [*self._laptop, sys.executable, script, json.dumps(_CLUSTER), *arguments],
+            cwd=self._folder,
+            env=self._variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        client = Client(process)
+        try:
+            yield client
+        finally:
+            process.kill()
+            client.end()
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory) -> Iterator[Machines]:
+    folder = tmp_path_factory.mktemp("laptop")
+    (folder / "flowers").mkdir()
+    (folder / "flowers" / "layers.py").write_text(_LAYERS)
+    for name, text in (("train", _TRAIN), ("fail", _FAIL), ("endless", _ENDLESS)):
+        (folder / f"{name}.py").write_text(text)
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(_SOURCE),
+        "JAX_PLATFORMS": "cpu",
+        "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    before = descendants(os.getpid())
+    with hosts(5, _NETWORK) as made, contextlib.ExitStack() as stack:
+        for (command, _), (kind, index) in zip(made, _TASKS, strict=False):
+            config = {"cluster": _CLUSTER, "task": {"type": kind, "index": index}}
+            # `ip netns exec` has a view of its own of what is mounted.
+            hidden = 'mount -t tmpfs none "$0" && exec "$@"'
+            server = subprocess.Popen(
+                [
+                    *command,
+                    "sh",
+                    "-c",
+                    hidden,
+                    str(folder),
+                    sys.executable,
+                    "-c",
+                    _SERVER,
+                    "server",
+                ],
+                env={**variables, "TF_CONFIG": json.dumps(config)},
+                cwd="/",
+            )
+            stack.callback(server.wait, 60)
+            if kind == "chief":
+                leader = server
+        # All others end when the leader does.
+        stack.callback(leader.send_signal, signal.SIGTERM)
+        yield Machines(made[4][0], folder, variables)
+    assert wait_for_end(descendants(os.getpid()) - before) == set()
+
+
+def test_two_models_train_one_after_the_other(machines) -> None:
+    outputs = []
+    for num_layers in ("1", "2"):
+        with machines.client("train.py", num_layers) as client:
+            code, output = client.end()
+        assert code == 3, output
+        outputs.append(output)
+    for output in outputs:
+        (line,) = [line for line in output.splitlines() if line.startswith("losses")]
+        losses = json.loads(line.removeprefix("losses "))
+        assert losses[0] > 5.0
+        assert losses[-1] < 1.0
+        assert "Epoch 5/5\n" in output
+        assert output.endswith("50%\n100%\n") or output.endswith("50%\r100%\n")
+
+
+def test_function_returns_and_fails(machines) -> None:
+    with machines.client("fail.py") as client:
+        code, output = client.end()
+    assert code == 0, output
+    lines = output.splitlines()
+    assert lines[0] == "4"
+    assert lines[-1] == "raised no Scaled True"
+
+
+def test_program_ends_after_its_client_was_killed(machines) -> None:
+    with machines.client("endless.py") as client:
+        pid = int(client.wait_for("runs as").split()[-1])
+        assert pid in descendants(os.getpid())
+        client.process.kill()
+        assert wait_for_end([pid], timeout_s=60.0) == set()
+
+
+def test_interrupted_client_ends_its_program_at_once(machines) -> None:
+    with machines.client("endless.py") as client:
+        pid = int(client.wait_for("runs as").split()[-1])
+        # `ip` runs the script as a child, or becomes it.
+        own = descendants(os.getpid()) & ({client.process.pid} | descendants(client.process.pid))
+        for one in own:
+            os.kill(one, signal.SIGINT)
+        assert wait_for_end([pid], timeout_s=20.0) == set()
