@@ -10,12 +10,19 @@ import pytest
 from click.testing import CliRunner
 
 from stratagem.cli import main
-from stratagem.manifests import Template, kubernetes_template, slurm_template
+from stratagem.manifests import (
+    Template,
+    kubernetes_template,
+    ray_template,
+    slurm_template,
+    validate_kubernetes,
+)
 
 _FOLDER = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\| `(\w+)` \| (?:`(--[-a-z]+)`)? ?\| `([^`]*)` \| [^|]+ \|$", re.MULTILINE)
 _PAGES = ["kubernetes.md", "slurm.md"]
+_RAY = re.compile(r"Its variables are (.*?)\. Servers", re.DOTALL)
 
 
 def _commands(page: str) -> list[str]:
@@ -55,7 +62,7 @@ def test_table_is_that_of_the_template(name, template, command) -> None:
     flags = {parameter.name: parameter.opts[0] for parameter in render.params}
     told = {variable: flag for variable, flag, _ in rows if flag}
     assert told == {variable: flag for variable, flag in flags.items() if variable in told}
-    assert flags.keys() - told.keys() <= {"template", "assignments", "nodes"}
+    assert flags.keys() - told.keys() <= {"template", "assignments", "nodes", "ray"}
 
 
 def test_links_lead_to_files() -> None:
@@ -63,3 +70,13 @@ def test_links_lead_to_files() -> None:
         page = (_FOLDER / name).read_text(encoding="utf-8")
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page):
             assert (_FOLDER / target).exists(), f"{name} links to {target}"
+
+
+def test_ray_form_of_the_page_is_valid_and_all_its_variables_are_told() -> None:
+    page = (_FOLDER / "remote.md").read_text(encoding="utf-8")
+    (render,) = [command for command in _commands(page) if " render " in command]
+    words = shlex.split(render)
+    result = CliRunner().invoke(main, words[1 : words.index(">")])
+    assert validate_kubernetes(result.stdout) == []
+    (told,) = _RAY.findall(page)
+    assert re.findall(r"`(\w+)`", told) == list(Template(ray_template()).variables)
