@@ -39,6 +39,7 @@ class Head:
         self.packages: dict[str, bytes] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.stopped: list[str] = []
+        self.metadata: dict[str, dict[str, str]] = {}
         self.cuts = 0
         self.num_uploads = 0
         self._folder = folder
@@ -51,6 +52,7 @@ class Head:
                 web.get("/api/v0/nodes", self._nodes),
                 web.get("/api/packages/gcs/{name}", self._has),
                 web.put("/api/packages/gcs/{name}", self._put),
+                web.get("/api/jobs/", self._list),
                 web.post("/api/jobs/", self._submit),
                 web.get("/api/jobs/{job}", self._state),
                 web.post("/api/jobs/{job}/stop", self._stop),
@@ -84,9 +86,15 @@ class Head:
         self.packages[name] = await request.read()
         return web.Response()
 
+    async def _list(self, request: web.Request) -> web.Response:
+        jobs = [{"submission_id": job, **self._told(job)} for job in self.processes]
+        # What a program of the cluster connects is a job without a name, to Ray.
+        return web.json_response([*jobs, {"submission_id": None, "status": "RUNNING"}])
+
     async def _submit(self, request: web.Request) -> web.Response:
         wanted = await request.json()
         job = f"job{len(self.processes)}"
+        self.metadata[job] = wanted["metadata"]
         folder = self._folder / job
         content = self.packages[wanted["runtime_env"]["working_dir"].removeprefix("gcs://")]
         folder.mkdir()
@@ -112,11 +120,14 @@ class Head:
         return web.json_response({"submission_id": job})
 
     async def _state(self, request: web.Request) -> web.Response:
-        job = request.match_info["job"]
+        return web.json_response(self._told(request.match_info["job"]))
+
+    def _told(self, job: str) -> dict[str, Any]:
         code = self.processes[job].poll()
         status = "RUNNING" if code is None else "FAILED" if code else "SUCCEEDED"
         status = "STOPPED" if job in self.stopped and code is not None else status
-        return web.json_response({"status": status, "message": None, "driver_exit_code": code})
+        told = {"status": status, "message": None, "driver_exit_code": code}
+        return {**told, "metadata": self.metadata[job]}
 
     async def _stop(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]

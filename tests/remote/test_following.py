@@ -82,8 +82,13 @@ def test_log_is_read_again_where_the_connection_broke(tmp_path, capsys) -> None:
     jobs = Logged(
         [[text[:cut], None], [None], [text]], JobState("RUNNING"), None, JobState("RUNNING")
     )
-    assert follow(jobs, "job", "n", JobOutput([])).code == 0
+    assert follow(jobs, "job", "n", JobOutput([])) == Ended(0, "", "")
     assert capsys.readouterr().out == "once\n"
+
+
+def test_job_can_be_left() -> None:
+    jobs = Logged([["Runtime env"]], JobState("RUNNING"))
+    assert follow(jobs, "job", "n", JobOutput([]), lambda: True) is None
 
 
 def test_job_that_was_stopped_has_an_exit_code(tmp_path) -> None:

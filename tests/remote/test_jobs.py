@@ -73,11 +73,14 @@ def test_job_can_be_stopped(fake_head) -> None:
     jobs = Jobs(fake_head.url)
     package = pack(None, {})
     jobs.upload(package.name, package.content)
-    job = jobs.submit("exec sleep 100", {"working_dir": f"gcs://{package.name}"})
+    runtime_env = {"working_dir": f"gcs://{package.name}"}
+    job = jobs.submit("exec sleep 100", runtime_env, whose="mine")
     assert not jobs.state(job).has_ended
+    assert jobs.running() == {job: {"whose": "mine"}}
     jobs.stop(job)
     fake_head.processes[job].wait(timeout=20)
     assert jobs.state(job).status == "STOPPED"
+    assert jobs.running() == {}
 
 
 @pytest.mark.parametrize("token", ["", "f" * 64])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -188,6 +190,45 @@ def test_interrupted_client_stops_its_job_if_asked_to(fake_head, monkeypatch, st
     with pytest.raises(KeyboardInterrupt):
         cluster.run(time.sleep, (100,))
     assert fake_head.stopped == (["job0"] if stop else [])
+
+
+def test_signal_ends_the_job_and_then_this_process(fake_head, monkeypatch) -> None:
+    received: list[int] = []
+    monkeypatch.setattr(
+        remote_cluster.follow.__globals__["JobOutput"],
+        "show",
+        lambda self, frame: signal.raise_signal(signal.SIGTERM),
+    )
+    before = signal.signal(signal.SIGTERM, lambda signum, _: received.append(signum))
+    try:
+        with pytest.raises(SystemExit) as raised:
+            RemoteCluster(fake_head.url).run(
+                exec, ("import time; print('runs', flush=True); time.sleep(100)",)
+            )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (raised.value.code, received) == (143, [signal.SIGTERM])
+    assert fake_head.stopped == ["job0"]
+    assert fake_head.processes["job0"].wait(timeout=20) != 0
+
+
+def test_clients_take_turns(fake_head, monkeypatch, capfd, tmp_path) -> None:
+    fake_head.machines = [{"chief:0": 1, "ps:0": 1, "worker:0": 1, "worker:1": 1}]
+    monkeypatch.setattr(remote_cluster, "_TELL_S", 0.0)
+    script = _script(tmp_path / "project", "print('done')")
+    first = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    fake_head.processes["job0"] = first
+    fake_head.metadata["job0"] = {"stratagem_client": "somebody at another"}
+    with pytest.raises(DeadlineExceededError, match=r"is still busy after 0\.1 s") as raised:
+        _cluster_at(fake_head, join_timeout_s=0.1).run_script(script)
+    assert "job0 of somebody at another" in str(raised.value)
+    timer = threading.Timer(0.5, first.kill)
+    timer.start()
+    assert _cluster_at(fake_head).run_script(script) == 0
+    timer.join()
+    printed = capfd.readouterr()
+    assert printed.out == "done\n"
+    assert "Waiting for job0 of somebody at another." in printed.err
 
 
 def test_job_ends_when_nothing_is_heard_of_its_client(fake_head, monkeypatch, capfd) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from stratagem import environment
@@ -23,6 +24,7 @@ __all__ = ["Ended", "follow"]
 
 _POLL_S = 0.25
 _RETRY_S = 1.0
+_CLOSING_S = 2.0
 
 
 class _Jobs(Protocol):
@@ -46,7 +48,13 @@ class Ended:
     notes: str
 
 
-def follow(jobs: _Jobs, job: str, nonce: str, output: JobOutput) -> Ended:
+def follow(
+    jobs: _Jobs,
+    job: str,
+    nonce: str,
+    output: JobOutput,
+    should_leave: Callable[[], bool] = lambda: False,
+) -> Ended | None:
     """Shows what a job prints until it ends.
 
     Args:
@@ -54,9 +62,10 @@ def follow(jobs: _Jobs, job: str, nonce: str, output: JobOutput) -> Ended:
         job: its name.
         nonce: its number.
         output: where it is shown.
+        should_leave: whether to look no further.
 
     Returns:
-        How it has ended.
+        How it has ended; None where it was left before.
 
     Raises:
         UnavailableError: the cluster does not answer any more, or could not start the program.
@@ -65,6 +74,8 @@ def follow(jobs: _Jobs, job: str, nonce: str, output: JobOutput) -> Ended:
     kept: dict[str, list[str]] = {"answer": [], "end": [], "note": [], "started": []}
     with _JobLog(jobs, job) as log:
         while not kept["end"]:
+            if should_leave():
+                return None
             item = log.next(_POLL_S)
             if isinstance(item, Exception):
                 raise item
@@ -126,9 +137,9 @@ class _JobLog(Closing):
     def close(self) -> None:
         """Ends the connection."""
         self._is_closed.set()
-        self._loop.call_soon_threadsafe(self._cancel)
-        self._thread.join()
-        self._loop.close()
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join(_CLOSING_S)  # it may wait for an answer that will not come
 
     def _cancel(self) -> None:
         if self._reading is not None:
@@ -139,6 +150,8 @@ class _JobLog(Closing):
             self._loop.run_until_complete(self._read())
         except Exception as error:  # noqa: BLE001 - raised where the job is followed
             self._items.put(error)
+        finally:
+            self._loop.close()
 
     async def _read(self) -> None:
         """Passes the log on until the job has ended; a connection that breaks is made again."""

@@ -117,6 +117,14 @@ class Jobs:
         found = self._json("GET", f"/api/jobs/{job}")
         return JobState(found["status"], found["message"] or "", found.get("driver_exit_code"))
 
+    def running(self) -> dict[str, dict[str, str]]:
+        """Returns the jobs that have not ended, each with what is kept with it."""
+        return {
+            str(one["submission_id"]): one.get("metadata") or {}
+            for one in self._json("GET", "/api/jobs/")
+            if one.get("submission_id") and not JobState(one["status"]).has_ended
+        }
+
     def stop(self, job: str) -> None:
         """Ends a job: SIGTERM, and SIGKILL after a while.
 

@@ -17,6 +17,7 @@ __all__ = ["Lease", "LeaseWatch"]
 
 # The client renews so often within the limit.
 _RENEWALS = 6
+_CLOSING_S = 2.0
 
 
 class _Packages(Protocol):
@@ -45,7 +46,7 @@ class Lease(Closing):
     def close(self) -> None:
         """Ends it."""
         self._is_closed.set()
-        self._thread.join()
+        self._thread.join(_CLOSING_S)  # it may wait for an answer that will not come
 
     def _renew(self) -> None:
         number = 1

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import inspect
 import secrets
 import shlex
+import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -17,11 +21,12 @@ from stratagem.cluster import ClusterDef, ClusterResolver, ClusterSpec, task_cou
 from stratagem.cluster.addresses import join_address, split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.scripts import RemoteError
+from stratagem.launch.signals import CaughtSignals
 from stratagem.messages import explain
 from stratagem.remote.following import Ended, follow
 from stratagem.remote.frames import verified
 from stratagem.remote.job_output import JobOutput
-from stratagem.remote.job_plan import JobPlan, answer_key
+from stratagem.remote.job_plan import JOB_VARIABLE, JobPlan, answer_key
 from stratagem.remote.jobs import Jobs
 from stratagem.remote.leader import leader_of, tasks_of
 from stratagem.remote.lease import Lease
@@ -32,6 +37,10 @@ from stratagem.remote.ray_nodes import resource_of_task
 __all__ = ["RemoteArguments", "RemoteCluster"]
 
 _POLL_S = 0.5
+# The end of a job is known to Ray a little later than to its client.
+_TELL_S = 5.0
+# Under which name a job keeps who has sent it.
+_CLIENT = "stratagem_client"
 # Beside what SIGTERM lets a program do; Ray itself gives it 3 s.
 _STOP_S = "10"
 _FUNCTION = ("-m", "stratagem.remote.function_program", "{answer}")
@@ -171,20 +180,31 @@ class RemoteCluster:
         plan = self._plan(command)
         if not self._jobs.has_package(package.name):
             self._jobs.upload(package.name, package.content)
-        with contextlib.ExitStack() as stack:
+        if self._spec is not None:
+            self._wait_for_turn()
+        # What ends this process must not leave the job behind that ends with it.
+        with CaughtSignals() as caught, contextlib.ExitStack() as stack:
             if plan.lease_s is not None:
                 stack.enter_context(Lease(self._jobs, plan.nonce, plan.lease_s))
             job = self._jobs.submit(
                 f"python3 -m stratagem.remote.job {shlex.quote(plan.to_json())}",
                 {
                     "working_dir": f"gcs://{package.name}",
-                    "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_S},
+                    "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_S, JOB_VARIABLE: plan.nonce},
                 },
-                stratagem="job",
+                **{_CLIENT: f"{getpass.getuser()} at {socket.gethostname()}"},
             )
             with self._stopped_at_the_end(job):
                 output = JobOutput([f"{kind} {index}" for kind, index in plan.tasks])
-                return follow(self._jobs, job, plan.nonce, output), plan.nonce
+                ended = follow(
+                    self._jobs, job, plan.nonce, output, lambda: caught.ending is not None
+                )
+                if ended is not None:
+                    return ended, plan.nonce
+                self._stop(job)
+        assert caught.ending is not None
+        signal.raise_signal(caught.ending)
+        sys.exit(128 + caught.ending)
 
     def _plan(self, command: Sequence[str]) -> JobPlan:
         nonce = secrets.token_hex(16)
@@ -209,10 +229,37 @@ class RemoteCluster:
         try:
             yield
         except BaseException:
-            if self._lease_s is not None:
-                with contextlib.suppress(UnavailableError):
-                    self._jobs.stop(job)
+            self._stop(job)
             raise
+
+    def _stop(self, job: str) -> None:
+        if self._lease_s is not None:
+            with contextlib.suppress(UnavailableError):
+                self._jobs.stop(job)
+
+    def _wait_for_turn(self) -> None:
+        """Waits for the jobs of other clients: servers and workers have one place each."""
+        deadline_s = time.monotonic() + self._join_timeout_s
+        told: set[str] = set()
+        while others := {
+            job: metadata[_CLIENT]
+            for job, metadata in self._jobs.running().items()
+            if _CLIENT in metadata
+        }:
+            named = ", ".join(f"{job} of {client}" for job, client in others.items())
+            if time.monotonic() > deadline_s:
+                raise DeadlineExceededError(
+                    explain(
+                        f"The cluster at {self._jobs.url} is still busy after "
+                        f"{self._join_timeout_s:g} s: {named}.",
+                        expected="a cluster that runs one program at a time.",
+                        fix="wait, or end that one; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+                    )
+                )
+            if not told and time.monotonic() > deadline_s - self._join_timeout_s + _TELL_S:
+                print(f"Waiting for {named}.", file=sys.stderr, flush=True)
+                told |= others.keys()
+            threading.Event().wait(_POLL_S)
 
     def _wait_for_servers(self) -> None:
         deadline_s = time.monotonic() + self._join_timeout_s
