@@ -109,6 +109,34 @@ if __name__ == "__main__":
 """
 
 
+_LOCKSTEP = """
+import json, sys
+import keras
+import numpy as np
+import stratagem as sg
+from flowers import layers
+
+sg.connect_to_cluster(json.loads(sys.argv[1]))
+strategy = sg.MultiWorkerMirroredStrategy()
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), layers.Scaled(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(x, x.sum(1), batch_size=16, epochs=2, verbose=0)
+weights = np.asarray(model.layers[1].kernel).ravel().tolist()
+print("weights", weights, f"of {strategy.num_replicas_in_sync} replicas")
+"""
+
+_PROGRAMS = {
+    "endless": _ENDLESS,
+    "fail": _FAIL,
+    "lockstep": _LOCKSTEP,
+    "shares": _SHARES,
+    "train": _TRAIN,
+}
+
+
 class Client:
     """A process on the laptop, and what it prints."""
 
@@ -141,15 +169,22 @@ class Client:
 class Machines:
     """The laptop, and servers that run."""
 
-    def __init__(self, laptop: list[str], folder: Path, variables: dict[str, str]) -> None:
+    def __init__(
+        self,
+        laptop: list[str],
+        folder: Path,
+        variables: dict[str, str],
+        cluster: dict[str, list[str]],
+    ) -> None:
         self._laptop = laptop
+        self._cluster = json.dumps(cluster)
         self._folder = folder
         self._variables = variables
 
     @contextlib.contextmanager
     def client(self, script: str, *arguments: str) -> Iterator[Client]:
         process = subprocess.Popen(
-            [*self._laptop, sys.executable, script, json.dumps(_CLUSTER), *arguments],
+            [*self._laptop, sys.executable, script, self._cluster, *arguments],
             cwd=self._folder,
             env=self._variables,
             stdout=subprocess.PIPE,
@@ -164,17 +199,14 @@ class Machines:
             client.end()
 
 
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory) -> Iterator[Machines]:
-    folder = tmp_path_factory.mktemp("laptop")
+@contextlib.contextmanager
+def _served(
+    folder: Path, network: str, cluster: dict[str, list[str]], tasks: list[tuple[str, int]]
+) -> Iterator[Machines]:
+    """Servers of all tasks, and a laptop beside them that has the programs."""
     (folder / "flowers").mkdir()
     (folder / "flowers" / "layers.py").write_text(_LAYERS)
-    for name, text in (
-        ("train", _TRAIN),
-        ("fail", _FAIL),
-        ("endless", _ENDLESS),
-        ("shares", _SHARES),
-    ):
+    for name, text in _PROGRAMS.items():
         (folder / f"{name}.py").write_text(text)
     variables = {
         **os.environ,
@@ -184,33 +216,45 @@ def machines(tmp_path_factory) -> Iterator[Machines]:
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
     before = descendants(os.getpid())
-    with hosts(5, _NETWORK) as made, contextlib.ExitStack() as stack:
-        for (command, _), (kind, index) in zip(made, _TASKS, strict=False):
-            config = {"cluster": _CLUSTER, "task": {"type": kind, "index": index}}
+    with hosts(len(tasks) + 1, network) as made, contextlib.ExitStack() as stack:
+        servers: list[subprocess.Popen[bytes]] = []
+        for (command, _), (kind, index) in zip(made, tasks, strict=False):
+            config = {"cluster": cluster, "task": {"type": kind, "index": index}}
             # `ip netns exec` has a view of its own of what is mounted.
             hidden = 'mount -t tmpfs none "$0" && exec "$@"'
-            server = subprocess.Popen(
-                [
-                    *command,
-                    "sh",
-                    "-c",
-                    hidden,
-                    str(folder),
-                    sys.executable,
-                    "-c",
-                    _SERVER,
-                    "server",
-                ],
-                env={**variables, "TF_CONFIG": json.dumps(config)},
-                cwd="/",
+            words = [sys.executable, "-c", _SERVER, "server"]
+            servers.append(
+                subprocess.Popen(
+                    [*command, "sh", "-c", hidden, str(folder), *words],
+                    env={**variables, "TF_CONFIG": json.dumps(config)},
+                    cwd="/",
+                )
             )
-            stack.callback(server.wait, 60)
-            if kind == "chief":
-                leader = server
+            stack.callback(servers[-1].wait, 60)
         # All others end when the leader does.
-        stack.callback(leader.send_signal, signal.SIGTERM)
-        yield Machines(made[4][0], folder, variables)
+        stack.callback(servers[0].send_signal, signal.SIGTERM)
+        yield Machines(made[-1][0], folder, variables, cluster)
     assert wait_for_end(descendants(os.getpid()) - before) == set()
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory) -> Iterator[Machines]:
+    with _served(tmp_path_factory.mktemp("laptop"), _NETWORK, _CLUSTER, _TASKS) as made:
+        yield made
+
+
+def test_cluster_without_servers_trains_in_lockstep(tmp_path) -> None:
+    cluster = {"worker": ["10.80.0.1:2222", "10.80.0.2:2222"]}
+    with (
+        _served(tmp_path, "10.80.0", cluster, [("worker", 0), ("worker", 1)]) as made,
+        made.client("lockstep.py") as client,
+    ):
+        code, output = client.end()
+    assert code == 0, output
+    said = [line for line in output.splitlines() if "] weights" in line]
+    assert sorted(line[:10] for line in said) == ["[worker 0]", "[worker 1]"]
+    assert len({line[10:] for line in said}) == 1
+    assert "of 2 replicas" in said[0]
 
 
 def test_two_models_train_one_after_the_other(machines) -> None:

@@ -108,6 +108,16 @@ def test_value_that_cannot_be_sent_is_told(fake_head) -> None:
         RemoteCluster(fake_head.url).run(threading.Lock)
 
 
+def test_other_python_is_told(fake_head, monkeypatch) -> None:
+    class Other(RemoteCluster):
+        def _run(self, package: Any, command: Any, python: str = "") -> Any:
+            return super()._run(package, command, "3.7")
+
+    with pytest.raises(RuntimeError, match="has not come to its end") as raised:
+        Other(fake_head.url).run(len, ("ab",))
+    assert "The client has Python 3.7" in str(raised.value)
+
+
 def test_function_that_leaves_has_no_answer(fake_head) -> None:
     with pytest.raises(RuntimeError, match="has not come to its end on the cluster: exit code 4"):
         RemoteCluster(fake_head.url).run(exit, (4,))

@@ -48,6 +48,11 @@ def main(text: str) -> int:
             target=_watch_client, args=(plan, plan.lease_s, frames, is_over), daemon=True
         )
         watch.start()
+    own = ".".join(map(str, sys.version_info[:2]))
+    if plan.python not in ("", own):
+        frames.write("note", _other_python(plan.python, own))
+        frames.write("end", "1")
+        return 1
     run = run_in_lockstep if plan.tasks else _run_here
     code, answer = run(plan, frames, is_over)
     if answer:
@@ -68,6 +73,14 @@ def _run_here(plan: JobPlan, frames: FrameWriter, is_over: threading.Event) -> t
                 if is_over.is_set():
                     process.end()
         return code, answer.read_bytes() if answer.exists() else b""
+
+
+def _other_python(wanted: str, own: str) -> str:
+    return explain(
+        f"The client has Python {wanted}, and this cluster Python {own}.",
+        expected="the same version: a function is sent as its compiled code.",
+        fix="use the same here and there, or send a script by connect_to_cluster.",
+    )
 
 
 def _config(plan: JobPlan) -> str:

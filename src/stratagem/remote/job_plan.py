@@ -27,6 +27,7 @@ class JobPlan:
         head: the address of Ray; "" for what Ray says.
         url: at which the head takes jobs, as seen from itself; "" for what Ray says.
         lease_s: how long the job goes on without its client; None for ever.
+        python: the version that a pickled function needs, such as "3.11"; "" for any.
     """
 
     nonce: str
@@ -36,6 +37,7 @@ class JobPlan:
     head: str = ""
     url: str = ""
     lease_s: float | None = None
+    python: str = ""
 
     def to_json(self) -> str:
         """Returns it as text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import getpass
 import inspect
 import secrets
@@ -135,7 +136,8 @@ class RemoteCluster:
         """
         call = _pickled(fn, args, dict(kwargs or {}))
         package = pack(None, local_modules(), more={CALL: call}, excludes=self._excludes)
-        ended, nonce = self._run(package, _FUNCTION)
+        python = ".".join(map(str, sys.version_info[:2]))
+        ended, nonce = self._run(package, _FUNCTION, python)
         if not ended.answer:
             raise RuntimeError(
                 explain(
@@ -175,9 +177,9 @@ class RemoteCluster:
         package = pack(folder, local_modules(), excludes=self._excludes)
         return self._run(package, command)[0].code
 
-    def _run(self, package: Package, command: Sequence[str]) -> tuple[Ended, str]:
+    def _run(self, package: Package, command: Sequence[str], python: str = "") -> tuple[Ended, str]:
         self._wait_for_servers()
-        plan = self._plan(command)
+        plan = dataclasses.replace(self._plan(command), python=python)
         if not self._jobs.has_package(package.name):
             self._jobs.upload(package.name, package.content)
         if self._spec is not None:
