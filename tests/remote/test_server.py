@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stratagem.cluster import ClusterSpec
+from stratagem.errors import UnavailableError
 from stratagem.remote import server
 from stratagem.remote.server import Server, ServerDef, run_standard_server
 
@@ -51,8 +52,9 @@ def test_leader_starts_the_head_and_others_join_it(started) -> None:
     with Server(CLUSTER, "chief", jobs_port=8000) as leader:
         assert leader.target == "grpc://127.0.0.1:2222"
         leader.start()
-        leader.join()
-    Server(ClusterSpec(CLUSTER), job_name="worker", task_index=1)
+        with pytest.raises(UnavailableError, match="Ray has ended on this machine, the leader"):
+            leader.join()
+    Server(ClusterSpec(CLUSTER), job_name="worker", task_index=1).join()
     (kind, arguments, options, node), other = started
     assert (kind, arguments) == ("head", ("127.0.0.1:2222",))
     assert options == {"task_type": "chief", "task_index": 0, "jobs_port": 8000}

@@ -13,6 +13,7 @@ from stratagem import environment
 from stratagem.cluster import ClusterDef, ClusterSpec, TFConfigClusterResolver
 from stratagem.cluster.addresses import split_address
 from stratagem.cluster.roles import check_task
+from stratagem.errors import UnavailableError
 from stratagem.launch.ports import free_ports
 from stratagem.messages import explain
 from stratagem.remote.leader import leader_of, tasks_of
@@ -102,8 +103,7 @@ class Server(Closing):
         """Starts this server, unless it runs."""
         if self._node is not None:
             return
-        task = self.server_def.job_name, self.server_def.task_index
-        leader = leader_of(self._spec)
+        task, leader = self._task, leader_of(self._spec)
         if task == leader:
             jobs_port = self._jobs_port or int(environment.read("jobs_port"))
             _require_free(self._address)
@@ -119,10 +119,20 @@ class Server(Closing):
         """Waits until the cluster has ended, which is when its leader ends.
 
         Raises:
-            UnavailableError: Ray has failed here while the leader goes on.
+            UnavailableError: Ray has failed here while the leader goes on, or this is the leader.
         """
-        if self._node is not None:
-            self._node.wait()
+        node = self._node
+        if node is None:
+            return
+        node.wait()
+        if self._task == leader_of(self._spec):
+            raise UnavailableError(
+                explain(
+                    f"Ray has ended on this machine, the leader at {self._address}.",
+                    expected="a head that runs until this server is closed.",
+                    fix="look at the logs in /tmp/ray, and whether the machine has the memory.",
+                )
+            )
 
     def close(self) -> None:
         """Ends this server, and the cluster if it is the leader."""
@@ -142,6 +152,10 @@ class Server(Closing):
         port, jobs_port = free_ports(2)
         cluster = {"worker": [f"127.0.0.1:{port}"]}
         return Server(cluster, config=config, start=start, jobs_port=jobs_port)
+
+    @property
+    def _task(self) -> tuple[str, int]:
+        return self.server_def.job_name, self.server_def.task_index
 
     @property
     def _spec(self) -> ClusterSpec:
