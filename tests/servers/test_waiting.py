@@ -16,7 +16,7 @@ import zmq
 from stratagem.errors import UnavailableError
 from stratagem.servers import ClusterKeys, Connections, Listener, Message, Request, waiting
 from stratagem.servers import connection as connection_module
-from stratagem.servers.lines import Line
+from stratagem.servers.lines import Line, LineSet
 from stratagem.servers.local_sockets import LocalSocket
 from tests.servers.cut_line import CutLine
 
@@ -309,6 +309,26 @@ def test_messages_of_what_was_given_up_are_sent_by_no_later_connection(
         again = start("again", port=port)
         assert connections.ask(0, Message("x"), timeout_s=_LIMIT_S).kind == "again"
     assert [message.kind for message in again.heard] == ["x"]
+
+
+def test_thread_that_was_woken_waits_on_without_turning(start, keys, pool, monkeypatch) -> None:
+    """What woke it is taken: else it would be woken for ever."""
+    taken = threading.Event()
+    note_woken = LineSet.note_woken
+
+    def note(lines: LineSet) -> None:
+        note_woken(lines)
+        taken.set()
+
+    monkeypatch.setattr(LineSet, "note_woken", note)
+    server = start("server", answers=False)
+    with Connections(keys, [server.address]) as connections:
+        asked = pool.submit(connections.ask, 0, Message("a"))
+        assert server.has_heard.wait(_LIMIT_S)
+        connections.move(0, server.address)
+        assert taken.wait(_LIMIT_S)
+        server.may_answer.set()
+        assert asked.result(_LIMIT_S).kind == "server"
 
 
 @pytest.mark.parametrize("num_before", [0, 1])

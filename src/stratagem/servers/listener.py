@@ -138,11 +138,11 @@ class Listener(Closing):
         for thread in (self._receiver, *self._handlers):
             thread.start()
 
-    def close(self, *, limit_s: float = _CLOSE_S) -> None:
+    def close(self, *, limit_s: float | None = None) -> None:
         """Stops to listen; requests that are not answered never are.
 
         Args:
-            limit_s: how long to wait for those that are handled.
+            limit_s: how long to wait for those that are handled; None for 5 s.
         """
         with self._waking:
             # The threads and sockets of a process that was forked are its parent's.
@@ -151,7 +151,7 @@ class Listener(Closing):
             self._is_closed = True
         for _ in self._handlers:
             self._requests.put(None)
-        deadline_s = time.monotonic() + limit_s
+        deadline_s = time.monotonic() + (_CLOSE_S if limit_s is None else limit_s)
         for thread in self._handlers:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))

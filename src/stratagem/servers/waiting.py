@@ -150,10 +150,9 @@ def wait(questions: Sequence[Question], lines: LineSet) -> None:
         left_s = min(question.due_s for question in pending) - now_s
         sockets = [(question.line.socket, zmq.POLLIN) for question in pending]
         # At least 1 ms: what is due in less is not looked for again and again.
-        ready = dict(
-            zmq.zmq_poll([*sockets, (lines.woken, zmq.POLLIN)], max(1, math.ceil(left_s * _MS)))
-        )
-        if lines.woken in ready:
+        woken = lines.woken.fileno()  # by which it is told again
+        ready = dict(zmq.zmq_poll([*sockets, (woken, zmq.POLLIN)], max(1, math.ceil(left_s * _MS))))
+        if woken in ready:
             lines.note_woken()
         for question in pending:
             if question.line.socket in ready:
