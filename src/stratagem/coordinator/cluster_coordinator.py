@@ -11,6 +11,7 @@ from typing import Any
 from stratagem.coordinator.closures import MAX_CLOSURES, Closure, ClosureQueue
 from stratagem.coordinator.packing import Resource, packing
 from stratagem.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
+from stratagem.coordinator.progress import drawn_progress
 from stratagem.coordinator.remote_value import RemoteValue
 from stratagem.coordinator.shipping import Shipments, inputs_of
 from stratagem.coordinator.stalls import StallWatch
@@ -24,6 +25,7 @@ from stratagem.strategies import ServedStrategy
 __all__ = ["ClusterCoordinator"]
 
 _making = threading.Lock()
+_DRAW_EVERY_S = 0.2
 
 
 class ClusterCoordinator(Closing):
@@ -216,8 +218,11 @@ class ClusterCoordinator(Closing):
                 )
             )
 
-    def join(self) -> None:
+    def join(self, *, progress: bool = False) -> None:
         """Waits until every scheduled function has ended. Call in cross-replica context.
+
+        Args:
+            progress: whether to draw meanwhile how many have ended.
 
         Raises:
             BaseException: the first error of a function, once; those that had not started then are
@@ -225,7 +230,12 @@ class ClusterCoordinator(Closing):
 
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.join.
         """
-        self._queue.wait()
+        if not progress:
+            self._queue.wait()
+            return
+        with drawn_progress(lambda: self._queue.counts) as draw:
+            while not self._queue.wait(_DRAW_EVERY_S):
+                draw()
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until every scheduled function has ended, for some time.
