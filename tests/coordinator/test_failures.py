@@ -22,7 +22,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.coordinator import ClusterCoordinator
-from tests.coordinator.living import descendants, name_of, wait_for_end
+from tests.remote.living import descendants, name_of, wait_for_end
 
 pytestmark = [
     pytest.mark.slow,

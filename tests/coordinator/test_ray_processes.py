@@ -21,7 +21,7 @@ from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.remote.ray_cluster import RayCluster
 from stratagem.servers import ClusterKeys, Connections, Message, Placement, ServedVariables
 from tests.coordinator import served
-from tests.coordinator.living import wait_for_end
+from tests.remote.living import wait_for_end
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -16,8 +16,8 @@ import pytest
 
 from stratagem.errors import UnavailableError
 from stratagem.launch.standby import ForkedProcess, Standby
-from tests.coordinator.living import descendants, wait_for_end
 from tests.launch import served_objects
+from tests.remote.living import descendants, wait_for_end
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
