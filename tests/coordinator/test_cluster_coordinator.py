@@ -62,7 +62,9 @@ def test_staleness_is_how_many_updates_came_since_values_were_read() -> None:
             sg.get_strategy().serving.client.pull([v.place.name])
 
         def push() -> None:
-            sg.get_strategy().serving.client.push({v.place.name: np.ones(2, "float32")})
+            name = v.place.name
+            client = sg.get_strategy().serving.client
+            client.push({name: np.ones(2, "float32")}, optimizers={name: "sgd"})
 
         def update() -> None:
             optimizer.apply([jnp.ones(2)], [v])

@@ -84,10 +84,12 @@ def test_killed_server_goes_on_from_its_journal(strategy, model) -> None:
     iterations = int(model.optimizer.iterations)
     weights = model.get_weights()
     strategy.cluster.servers.kill(0)
-    for one, before in zip(model.get_weights(), weights, strict=True):  # waits for its return
+    deadline_s = time.monotonic() + 60
+    while (told := strategy.serving.client.describe()[0])["restored_version"] is None:
+        assert time.monotonic() < deadline_s  # it is killed by another process
+    for one, before in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(one, before)
     assert int(model.optimizer.iterations) == iterations
-    told = strategy.serving.client.describe()[0]
     assert told["restored_version"] == told["version"] == iterations
     model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
     assert int(model.optimizer.iterations) == iterations + 16
@@ -141,6 +143,29 @@ def test_other_tasks_are_no_coordinators() -> None:
     assert ClusterPlan.of(spec, "chief").num_servers == 1
     with pytest.raises(ValueError, match="was made in a task of type 'worker'"):
         ClusterPlan.of(spec, "worker")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task"),
+    [
+        ({"chief": ["a:1"], "ps": ["b:1"]}, ("ps", 0)),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, ("worker", 0)),
+        ({"chief": ["a:1"], "ps": ["b:1"]}, ("chief", None)),
+        ({}, (None, None)),
+    ],
+    ids=["server", "no servers", "no index", "no cluster"],
+)
+def test_program_that_is_none_of_the_workers_is_told(jobs, task) -> None:
+    with pytest.raises(ValueError, match=r"independent=True in task .* of a cluster with"):
+        ClusterPlan.independent(sg.ClusterSpec(jobs), task)
+
+
+def test_chief_is_one_of_the_independent_workers() -> None:
+    spec = sg.ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]})
+    plan = ClusterPlan.independent(spec, ("worker", 1))
+    assert (plan.num_workers, plan.num_servers, plan.task) == (3, 1, ("worker", 1))
+    with pytest.raises(ValueError, match="worker"):
+        ClusterPlan.independent(spec, ("worker", 2))
 
 
 @pytest.mark.parametrize(

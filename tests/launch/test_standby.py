@@ -62,11 +62,22 @@ def test_closing_closes_the_object_and_ends_the_process(standby, tmp_path) -> No
     assert not wait_for_end([process.pid])
 
 
-def test_object_that_cannot_be_closed_is_told(standby, capfd) -> None:
-    process = standby.start(_SERVE)
-    process.close()
-    assert not wait_for_end([process.pid])
-    assert "nowhere to leave a file" in capfd.readouterr().err
+def test_object_that_cannot_be_closed_is_told(tmp_path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, pickle\n"
+        "from stratagem.launch.standby import Standby\n"
+        "from tests.launch import served_objects\n"
+        "standby = Standby(['numpy'], dict(os.environ))\n"
+        "standby.start(pickle.dumps((served_objects.serve, ()))).close()\n"
+        "standby.close()\n"
+    )
+    root = Path(__file__).parents[2]
+    variables = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "nowhere to leave a file" in done.stderr
 
 
 def test_error_of_the_function_is_raised_with_its_traceback(standby) -> None:

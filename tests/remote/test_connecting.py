@@ -73,6 +73,9 @@ def test_program_that_a_signal_has_ended_leaves_as_a_shell_says(monkeypatch) -> 
         def run_script(self, *arguments: object, **options: object) -> int:
             return -9
 
+    script = types.ModuleType("__main__")
+    script.__file__ = "train.py"
+    monkeypatch.setitem(sys.modules, "__main__", script)
     monkeypatch.setattr(connecting, "RemoteCluster", Ended)
     with pytest.raises(SystemExit) as raised:
         connect_to_cluster({"worker": ["a:1"]})

@@ -41,7 +41,10 @@ def test_task_says_what_it_prints_and_how_it_ends(actor, monkeypatch) -> None:
         "sys.exit(3)\n"
     )
     actor.start(("-c", program, "{answer}"), {"TF_CONFIG": "of the job"})
-    assert _all_said(actor) == [("out", "None of the job True\n"), ("end", "3")]
+    *said, end = _all_said(actor)
+    assert {kind for kind, _ in said} == {"out"}
+    assert "".join(text for _, text in said) == "None of the job True\n"
+    assert end == ("end", "3")
     assert actor.answer() == b"42"
 
 

@@ -6,10 +6,11 @@ from stratagem.coordinator.packing import Packing, Resource, packing, set_packin
 from stratagem.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from stratagem.coordinator.remote_value import RemoteValue, RemoteValueStatus
 from stratagem.coordinator.served_cluster import ServedCluster
+from stratagem.coordinator.shared_cluster import SharedCluster
 from stratagem.coordinator.worker import Worker, get_current_worker_index
 from stratagem.strategies import set_cluster_maker
 
-set_cluster_maker(ServedCluster)
+set_cluster_maker(lambda plan: SharedCluster(plan) if plan.task else ServedCluster(plan))
 
 __all__ = [
     "Closure",
@@ -22,6 +23,7 @@ __all__ = [
     "RemoteValueStatus",
     "Resource",
     "ServedCluster",
+    "SharedCluster",
     "Worker",
     "get_current_worker_index",
     "packing",

@@ -13,6 +13,7 @@ from stratagem.cluster import ClusterSpec
 from stratagem.coordinator.packing import packing
 from stratagem.coordinator.placing import Placing
 from stratagem.coordinator.ray_processes import RayProcesses
+from stratagem.remote.leader import leader_of
 from stratagem.remote.ray_cluster import start_local_ray
 from stratagem.remote.ray_nodes import RayNode, start_head
 from stratagem.servers import ClusterKeys
@@ -127,5 +128,6 @@ class ServedCluster(Closing):
 
 
 def _head(spec: ClusterSpec) -> RayNode:
-    """Starts Ray's head at the address of the coordinator."""
-    return start_head(spec.task_address("chief", 0))
+    """Starts Ray's head at the address of the leader, which is this process."""
+    task_type, task_index = leader = leader_of(spec)
+    return start_head(spec.task_address(*leader), task_type=task_type, task_index=task_index)

@@ -68,7 +68,9 @@ class KerasUpdate:
     def describe(self) -> dict[str, Any]:
         """Returns the name and the numbers of the optimizer."""
         told = {"undecayed": self._undecayed} if self._undecayed else {}
-        return {"optimizer": self._class.__name__, **self._config, **told}
+        # Keras numbers names through a process: another one has another number.
+        numbers = {key: value for key, value in self._config.items() if key != "name"}
+        return {"optimizer": self._class.__name__, **numbers, **told}
 
     def scalars(self) -> dict[str, np.ndarray]:
         """Returns what it keeps once, as it is in the beginning."""

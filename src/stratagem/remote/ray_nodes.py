@@ -36,7 +36,7 @@ from stratagem.remote.ray_cluster import (
 )
 from stratagem.servers.closing import Closing
 
-__all__ = ["RayNode", "join_as_node", "resource_of_task", "start_head"]
+__all__ = ["RayNode", "expect_token", "join_as_node", "resource_of_task", "start_head"]
 
 _POLL_S = 0.1
 _LOOK_AT_HEAD_S = 1.0
@@ -194,6 +194,23 @@ def resource_of_task(task_type: str, task_index: int) -> str:
     return f"{task_type}:{task_index}"
 
 
+def expect_token() -> None:
+    """Notes, before Ray is loaded here, that the cluster of this process has a token.
+
+    Raises:
+        RuntimeError: Ray was loaded too early to know of it.
+    """
+    if environment.lookup("RAY_AUTH_MODE") is None and "ray" in sys.modules:
+        raise RuntimeError(
+            explain(
+                "Ray was loaded before this process was told that its cluster has a token.",
+                expected="RAY_AUTH_MODE=token before `import ray`.",
+                fix="set it for the whole program, or do not import ray before this.",
+            )
+        )
+    environment.set_defaults({"RAY_AUTH_MODE": "token", **quiet_settings()})
+
+
 def start_head(
     address: str,
     *,
@@ -226,15 +243,7 @@ def start_head(
     """
     host, port = split_address(address)
     _require_token()
-    if environment.lookup("RAY_AUTH_MODE") is None and "ray" in sys.modules:
-        raise RuntimeError(
-            explain(
-                "Ray was loaded before this process was told that its cluster has a token.",
-                expected="RAY_AUTH_MODE=token before `import ray`.",
-                fix="set it for the whole program, or do not import ray before this.",
-            )
-        )
-    environment.set_defaults({"RAY_AUTH_MODE": "token", **quiet_settings()})
+    expect_token()
     load_ray()
     options = [
         "--head",

@@ -6,11 +6,12 @@ import dataclasses
 import os
 from typing import final
 
-from stratagem.cluster import ClusterResolver, TFConfigClusterResolver
+from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, id_in_cluster
 from stratagem.messages import explain
 from stratagem.partitioners import Partitioner
 from stratagem.strategies.served_cluster import ClusterPlan, make_cluster, update_mode
 from stratagem.strategies.served_strategy import ServedStrategy
+from stratagem.strategies.served_worker import begin_independent
 
 __all__ = ["ParameterServerStrategy"]
 
@@ -37,6 +38,9 @@ class ParameterServerStrategy(ServedStrategy):
             its journal.
         num_workers: without a cluster, how many there are.
         num_servers: likewise.
+        independent: whether this program runs as the chief and each worker of `TF_CONFIG`, each of
+            which trains by itself on the same servers; the ps tasks run `stratagem server`. Call
+            `close()` at the end: the servers end with the leader, which waits for the others.
 
     Raises:
         ValueError: a cluster without servers or workers, numbers that make no sense, or a task that
@@ -66,6 +70,7 @@ class ParameterServerStrategy(ServedStrategy):
         journal_dir: str | os.PathLike[str] | None = None,
         num_workers: int | None = None,
         num_servers: int | None = None,
+        independent: bool = False,
     ) -> None:
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise TypeError(
@@ -78,7 +83,9 @@ class ParameterServerStrategy(ServedStrategy):
             )
         resolver = cluster_resolver or TFConfigClusterResolver()
         spec = resolver.cluster_spec()
-        if spec:
+        if independent:
+            plan = ClusterPlan.independent(spec, (resolver.task_type, resolver.task_id))
+        elif spec:
             plan = ClusterPlan.of(spec, resolver.task_type)
         else:
             plan = ClusterPlan.local(num_workers, num_servers)
@@ -91,7 +98,12 @@ class ParameterServerStrategy(ServedStrategy):
             max_staleness=max_staleness,
         )
         self._resolver = resolver
-        self.begin(make_cluster(plan), variable_partitioner, mode)
+        cluster = make_cluster(plan)
+        if plan.task is None:
+            self.begin(cluster, variable_partitioner, mode)
+            return
+        worker = id_in_cluster(spec, *plan.task)
+        self._connections = begin_independent(self, cluster, worker, variable_partitioner, mode)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stratagem.cluster import ClusterSpec
+from stratagem.cluster import ClusterSpec, id_in_cluster, worker_count
 from stratagem.messages import explain
 from stratagem.servers import ClusterKeys, UpdateMode
 
@@ -32,12 +32,15 @@ class ClusterPlan:
         num_servers: how many parameter servers.
         spec: the machine of each task; None for this one.
         journal_dir: where servers keep their journals; None for folders of this run.
+        task: type and index of this process where each worker runs a program of its own; None
+            where this one coordinates them.
     """
 
     num_workers: int
     num_servers: int
     spec: ClusterSpec | None = None
     journal_dir: str | None = None
+    task: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_workers", "num_servers"):
@@ -97,6 +100,31 @@ class ClusterPlan:
                 )
             )
         return cls(counts["worker"], counts["ps"], spec)
+
+    @classmethod
+    def independent(cls, spec: ClusterSpec, task: tuple[str | None, int | None]) -> ClusterPlan:
+        """Returns the plan of a cluster whose workers each run a program of their own.
+
+        Args:
+            spec: its tasks.
+            task: type and index of this process.
+
+        Raises:
+            ValueError: no cluster, no server in it, or this is none of its workers.
+        """
+        task_type, index = task
+        num_servers = spec.num_tasks("ps") if "ps" in spec.jobs else 0
+        if task_type not in ("chief", "worker") or index is None or not num_servers:
+            raise ValueError(
+                explain(
+                    f"independent=True in task {task!r} of a cluster with {num_servers} ps tasks.",
+                    expected="the chief or a worker, and at least one ps task.",
+                    fix='name both in TF_CONFIG: {"cluster": {"worker": [...], "ps": [...]}, '
+                    '"task": {"type": "worker", "index": 0}}; run `stratagem server` as ps.',
+                )
+            )
+        id_in_cluster(spec, task_type, index)  # refuses a task that is not there
+        return cls(worker_count(spec, task_type), num_servers, spec, task=(task_type, index))
 
 
 class Processes(Protocol):

@@ -14,9 +14,10 @@ from stratagem.servers import ASYNCHRONOUS, Connections, Placer, ServedVariables
 from stratagem.servers.closing import Closing
 from stratagem.strategies.served_cluster import Cluster
 from stratagem.strategies.served_steps import ServedSteps
+from stratagem.strategies.served_worker import begin_on_worker
 from stratagem.strategies.serving import Serving
 from stratagem.strategies.strategy import Strategy
-from stratagem.topology import Topology, find_devices, local_devices
+from stratagem.topology import Topology, local_devices
 from stratagem.topology.devices import DeviceLike
 
 __all__ = ["ServedStrategy"]
@@ -34,6 +35,7 @@ class ServedStrategy(Strategy, Closing):
     cluster: Cluster
     serving: Serving
     coordinator: Any
+    _connections: Connections | None = None
 
     @classmethod
     def on_cluster(
@@ -70,7 +72,9 @@ class ServedStrategy(Strategy, Closing):
         cluster.tell_moves_to(self._connections.move)
         client = ServedVariables(self._connections)
         placer = Placer(len(addresses), partitioner)
-        self.serving: Serving = Serving(client, placer, mode, has_journals=cluster.has_journals)
+        self.serving: Serving = Serving(
+            client, placer, mode, has_journals=cluster.has_journals, is_coordinator=True
+        )
         self.exchange = ServedSteps(self.serving, 1)
 
     @classmethod
@@ -90,16 +94,7 @@ class ServedStrategy(Strategy, Closing):
             devices: of its replicas; None for all local ones.
         """
         made = object.__new__(cls)
-        found = local_devices() if devices is None else find_devices(list(devices))
-        Strategy.__init__(made, Topology(found))
-        made.coordinator = None
-        made.serving = Serving(client, None, mode)
-        made.exchange = ServedSteps(
-            made.serving,
-            made.num_replicas_in_sync,
-            repeats_stale=mode.max_staleness is not None,
-        )
-        made.first_replica_id = index * made.num_replicas_in_sync
+        begin_on_worker(made, client, index, mode, devices=devices)
         return made
 
     def __repr__(self) -> str:
@@ -138,7 +133,7 @@ class ServedStrategy(Strategy, Closing):
 
     def close(self) -> None:
         """Ends the workers and the servers, with all that they hold."""
-        if not self.schedules:
+        if self._connections is None:  # a worker's, which the worker closes
             return
         with contextlib.ExitStack() as stack:
             stack.callback(self.cluster.close)

@@ -29,6 +29,7 @@ class Serving:
         placer: chooses where new variables are; None on a worker, which makes none.
         mode: when the servers apply gradients.
         has_journals: whether servers keep journals.
+        is_coordinator: whether all other processes have their optimizers from here.
 
     `is_in_step` tells whether a step runs: variables answer with the values that it has read then.
     `num_writes` counts what was changed here other than by steps.
@@ -45,11 +46,13 @@ class Serving:
         mode: UpdateMode,
         *,
         has_journals: bool = False,
+        is_coordinator: bool = False,
     ) -> None:
         self.client = client
         self.mode = mode
         self.num_writes = 0
         self._has_journals = has_journals
+        self._is_coordinator = is_coordinator
         self._placer = placer
         self.known: dict[str, Any] = {}
         self.collected: dict[int, Any] = {}
@@ -175,9 +178,8 @@ class Serving:
             self.place(variable)
         names = [name_of(variable) for variable in variables]
         self.client.set_rule(rule, names, self.mode, optimizer)
-        is_coordinator = self._placer is not None
         for name, one in self._optimizers.items():
-            if is_coordinator and one is not None and one() is None:
+            if self._is_coordinator and one is not None and one() is None:
                 self.client.drop_rule(name)
                 self._optimizers[name] = None
 

@@ -1,0 +1,70 @@
+"""Where workers with programs of their own learn of their servers: an actor of Ray.
+
+Ray loads this module in the actor's process, so nothing here loads JAX.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ACTOR", "Meeting", "NAMESPACE"]
+
+ACTOR = "stratagem servers"
+NAMESPACE = "stratagem"
+
+
+class Meeting:
+    """Knows the servers, and who uses them.
+
+    Args:
+        keys: of the cluster, pickled.
+        addresses: of the servers; None of one that was lost.
+    """
+
+    def __init__(self, keys: bytes, addresses: list[str | None]) -> None:
+        self._keys = keys
+        self._addresses = addresses
+        self._present: dict[int, str] = {}  # the node of each worker
+
+    def enter(self, worker: int, node: str) -> tuple[bytes, list[str | None]]:
+        """Notes that a worker is there.
+
+        Args:
+            worker: its id in the cluster.
+            node: the id of its machine.
+
+        Returns:
+            The keys and the addresses.
+        """
+        self._present[worker] = node
+        return self._keys, self._addresses
+
+    def leave(self, worker: int) -> None:
+        """Notes that a worker has finished.
+
+        Args:
+            worker: its id in the cluster.
+        """
+        self._present.pop(worker, None)
+
+    def present(self) -> dict[int, str]:
+        """Returns the workers that have not finished, and the node of each."""
+        return self._present
+
+    def move(self, server: int, address: str) -> None:
+        """Notes where a server is now.
+
+        Args:
+            server: its index.
+            address: where.
+        """
+        self._addresses[server] = address
+
+    def address_of(self, server: int) -> str | None:
+        """Returns where a server is.
+
+        Args:
+            server: its index.
+        """
+        return self._addresses[server]
+
+    def __repr__(self) -> str:
+        return "meeting"

@@ -1,0 +1,81 @@
+"""What a strategy with parameter servers is on a worker, scheduled or with a program of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stratagem.partitioners import Partitioner
+from stratagem.servers import Connections, Placer, ServedVariables, UpdateMode
+from stratagem.strategies.served_cluster import Cluster
+from stratagem.strategies.served_steps import ServedSteps
+from stratagem.strategies.serving import Serving
+from stratagem.strategies.strategy import Strategy
+from stratagem.topology import Topology, find_devices, local_devices
+from stratagem.topology.devices import DeviceLike
+
+__all__ = ["begin_independent", "begin_on_worker"]
+
+
+def begin_on_worker(
+    strategy: Any,
+    client: ServedVariables,
+    index: int,
+    mode: UpdateMode,
+    *,
+    devices: Sequence[DeviceLike] | None = None,
+    placer: Placer | None = None,
+) -> None:
+    """Lets a strategy take its place in a worker.
+
+    Args:
+        strategy: with which nothing was done yet.
+        client: of the servers.
+        index: of the worker.
+        mode: when the servers apply gradients.
+        devices: of its replicas; None for all local ones.
+        placer: chooses where variables are that it makes; None if the coordinator makes them.
+    """
+    found = local_devices() if devices is None else find_devices(list(devices))
+    Strategy.__init__(strategy, Topology(found))
+    strategy.coordinator = None
+    strategy.serving = Serving(client, placer, mode)
+    strategy.exchange = ServedSteps(
+        strategy.serving,
+        strategy.num_replicas_in_sync,
+        repeats_stale=mode.max_staleness is not None,
+    )
+    strategy.first_replica_id = index * strategy.num_replicas_in_sync
+
+
+def begin_independent(
+    strategy: Any,
+    cluster: Cluster,
+    worker: int,
+    partitioner: Partitioner | None,
+    mode: UpdateMode,
+    devices: Sequence[DeviceLike] | None = None,
+) -> Connections:
+    """Lets a strategy take its place in a cluster, as a worker with a program of its own.
+
+    All workers make the same variables in the same order: the first one makes them on the servers,
+    the others find them there.
+
+    Args:
+        strategy: with which nothing was done yet.
+        cluster: the cluster.
+        worker: its id there.
+        partitioner: which variables are split; None for none.
+        mode: when the servers apply gradients.
+        devices: of its replicas; None for all local ones.
+
+    Returns:
+        Its connections to the servers.
+    """
+    addresses = cluster.server_addresses
+    connections = Connections(cluster.keys, addresses, locate=cluster.locate_server)
+    client = ServedVariables(connections, f"worker {worker}")
+    strategy.cluster = cluster
+    placer = Placer(len(addresses), partitioner)
+    begin_on_worker(strategy, client, worker, mode, devices=devices, placer=placer)
+    return connections
