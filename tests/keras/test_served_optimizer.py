@@ -27,10 +27,7 @@ from tests.keras.served_models import (
     table_model,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 optimizers = keras.optimizers
 schedules = keras.optimizers.schedules
@@ -138,6 +135,7 @@ TABLES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_of_tables_are_trained_as_on_one_device(name) -> None:
     check(table_model, TABLES[name], IDS)
@@ -183,6 +181,7 @@ def test_weight_decay_leaves_out_what_it_was_told_to(options) -> None:
 # Optimizers that are built in different places
 
 
+@pytest.mark.compatibility
 def test_optimizer_that_a_worker_builds_is_built_here_too() -> None:
     with coordinated(num_workers=2) as coordinator:
         with coordinator.strategy.scope():
@@ -232,6 +231,7 @@ def test_number_of_steps_that_was_set_before_is_gone_on_from() -> None:
         assert_same(served.variables, model.variables)
 
 
+@pytest.mark.compatibility
 def test_updates_are_counted_wherever_the_variables_are() -> None:
     with coordinated(num_servers=3) as coordinator:
         with coordinator.strategy.scope():
@@ -268,6 +268,7 @@ def test_learning_rate_is_set_between_epochs() -> None:
         assert_same(model.variables, alone.variables)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("make", [dense_model, table_model])
 def test_moving_average_of_the_weights_is_what_fit_leaves(make) -> None:
     x, y = np.concatenate(X if make is dense_model else IDS), np.concatenate(Y)
