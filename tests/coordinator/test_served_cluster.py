@@ -95,6 +95,7 @@ def test_killed_server_goes_on_from_its_journal(strategy, model) -> None:
     assert int(model.optimizer.iterations) == iterations + 16
 
 
+@pytest.mark.slow
 def test_another_strategy_goes_on_from_the_journals(ray_cluster, tmp_path) -> None:
     def train(epochs: int) -> tuple[list[np.ndarray], int]:
         options: dict[str, Any] = {"num_workers": 1, "num_servers": 1, "journal_dir": tmp_path}
