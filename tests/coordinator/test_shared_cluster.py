@@ -8,15 +8,17 @@ import os
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from stratagem.cluster import ClusterSpec
-from stratagem.coordinator.meeting import Meeting
 from stratagem.coordinator.shared_cluster import SharedCluster
 from stratagem.errors import DeadlineExceededError
+from stratagem.remote.meeting import Meeting
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 from tests.remote.living import descendants, wait_for_end
 
@@ -94,12 +96,22 @@ def test_nobody_coordinates_workers_with_programs_of_their_own() -> None:
         member(("worker", 0), None).start_workers(print)
 
 
+def test_server_is_nowhere_known_once_the_leader_is_gone() -> None:
+    gone = member(("worker", 0), types.SimpleNamespace(exceptions=ray.exceptions))
+
+    def ask(*arguments: object) -> None:
+        raise ray.exceptions.GetTimeoutError(str(arguments))
+
+    gone._asked = ask
+    assert gone._told_address(0) is None
+
+
 def test_leader_waits_for_those_whose_machines_are_there(monkeypatch) -> None:
-    ray = Present()
-    leader = member(("chief", 0), ray)
-    leader._asked = lambda method, *arguments: getattr(ray.meeting, method)(*arguments)
+    machines = Present()
+    leader = member(("chief", 0), machines)
+    leader._asked = lambda method, *arguments: getattr(machines.meeting, method)(*arguments)
     for worker, node in enumerate("aab"):
-        ray.meeting.enter(worker, node)
+        machines.meeting.enter(worker, node)
     monkeypatch.setenv("STRATAGEM_BARRIER_TIMEOUT_S", "0.3")
     with pytest.warns(RuntimeWarning, match=r"Workers \[1\] have not finished 0.3 s after"):
         leader.close()

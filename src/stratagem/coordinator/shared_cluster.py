@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 from stratagem import environment
 from stratagem.cluster import id_in_cluster
 from stratagem.cluster.addresses import split_address
-from stratagem.coordinator.meeting import ACTOR, NAMESPACE, Meeting
 from stratagem.coordinator.served_cluster import ServedCluster
 from stratagem.errors import DeadlineExceededError
 from stratagem.messages import explain
+from stratagem.optional_libraries import load
 from stratagem.remote.leader import leader_of
+from stratagem.remote.meeting import ACTOR, NAMESPACE, Meeting
 from stratagem.remote.ray_cluster import load_ray, start_local_ray
 from stratagem.remote.ray_nodes import expect_token, join_as_node
 from stratagem.servers import ClusterKeys
@@ -58,21 +59,16 @@ class SharedCluster(Closing):
                 self._ray = load_ray()
                 self._locate: Callable[[int], str | None] = served.locate_server
                 addresses = list(served.server_addresses)
-                self._meeting: Any = (
-                    self._ray.remote(Meeting)
-                    .options(name=ACTOR, namespace=NAMESPACE, num_cpus=0)
-                    .remote(pickle.dumps(served.keys), addresses)
-                )
+                self._meeting: Any = self._make_meeting(pickle.dumps(served.keys), addresses)
                 served.tell_moves_to(lambda *told: self._meeting.move.remote(*told))
             else:
                 self._join_leader(stack)
                 self._ray = load_ray()
                 self._meeting = self._found()
-                self._locate = lambda server: self._asked("address_of", server)
-            node = self._ray.get_runtime_context().get_node_id()
-            keys, told = self._asked("enter", self._worker, node)
+                self._locate = self._told_address
+            keys, told = self._asked("enter", self._worker, self._node)
             self.keys: ClusterKeys = pickle.loads(keys)  # from Ray, which its token guards
-            self.server_addresses = [address or "tcp://0.0.0.0:0" for address in told]
+            self.server_addresses: list[str] = told
             self._closing = stack.pop_all()
 
     def locate_server(self, server: int) -> str | None:
@@ -119,6 +115,28 @@ class SharedCluster(Closing):
             expect_token()
             stack.enter_context(join_as_node(address, *self._task, host=host))
         stack.enter_context(start_local_ray(address)).wait()
+
+    @property
+    def _node(self) -> str:
+        return self._ray.get_runtime_context().get_node_id()
+
+    def _make_meeting(self, keys: bytes, addresses: list[str]) -> Any:
+        """On this machine: with it the cluster ends anyway."""
+        scheduling = load(
+            "ray.util.scheduling_strategies", needed_by="a cluster", install="stratagem[ray]"
+        )
+        here = scheduling.NodeAffinitySchedulingStrategy(self._node, soft=False)
+        actor = self._ray.remote(Meeting).options(
+            name=ACTOR, namespace=NAMESPACE, num_cpus=0, scheduling_strategy=here
+        )
+        return actor.remote(keys, addresses)
+
+    def _told_address(self, server: int) -> str | None:
+        """None where the leader is gone: who asks for the server hears that it is lost."""
+        try:
+            return self._asked("address_of", server)
+        except self._ray.exceptions.RayError:
+            return None
 
     def _found(self) -> Any:
         limit_s = float(environment.read("join_timeout_s"))

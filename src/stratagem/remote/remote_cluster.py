@@ -270,7 +270,8 @@ class RemoteCluster:
                 missing = self._missing()
             except UnavailableError as error:
                 if time.monotonic() > deadline_s:
-                    raise self._too_late("its leader", str(error)) from error
+                    # Of that error only what has happened: this one says what to do.
+                    raise self._too_late("its leader", str(error).splitlines()[0]) from error
             else:
                 if not missing:
                     return

@@ -25,6 +25,7 @@ def begin_on_worker(
     *,
     devices: Sequence[DeviceLike] | None = None,
     placer: Placer | None = None,
+    has_journals: bool = False,
 ) -> None:
     """Lets a strategy take its place in a worker.
 
@@ -35,11 +36,12 @@ def begin_on_worker(
         mode: when the servers apply gradients.
         devices: of its replicas; None for all local ones.
         placer: chooses where variables are that it makes; None if the coordinator makes them.
+        has_journals: whether it has the servers write down what it has made.
     """
     found = local_devices() if devices is None else find_devices(list(devices))
     Strategy.__init__(strategy, Topology(found))
     strategy.coordinator = None
-    strategy.serving = Serving(client, placer, mode)
+    strategy.serving = Serving(client, placer, mode, has_journals=has_journals)
     strategy.exchange = ServedSteps(
         strategy.serving,
         strategy.num_replicas_in_sync,
@@ -77,5 +79,13 @@ def begin_independent(
     client = ServedVariables(connections, f"worker {worker}")
     strategy.cluster = cluster
     placer = Placer(len(addresses), partitioner)
-    begin_on_worker(strategy, client, worker, mode, devices=devices, placer=placer)
+    begin_on_worker(
+        strategy,
+        client,
+        worker,
+        mode,
+        devices=devices,
+        placer=placer,
+        has_journals=cluster.has_journals,
+    )
     return connections

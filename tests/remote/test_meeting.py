@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stratagem.coordinator.meeting import Meeting
+from stratagem.remote.meeting import Meeting
 
 
 def test_who_enters_learns_where_the_servers_are_now() -> None:
-    meeting = Meeting(b"keys", ["tcp://a:1", None])
-    assert meeting.enter(0, "node") == (b"keys", ["tcp://a:1", None])
-    assert meeting.address_of(1) is None
+    meeting = Meeting(b"keys", ["tcp://a:1", "tcp://a:2"])
+    assert meeting.enter(0, "node") == (b"keys", ["tcp://a:1", "tcp://a:2"])
+    assert meeting.address_of(1) == "tcp://a:2"
     meeting.move(1, "tcp://b:2")
     assert meeting.address_of(1) == "tcp://b:2"
     assert meeting.enter(1, "other") == (b"keys", ["tcp://a:1", "tcp://b:2"])

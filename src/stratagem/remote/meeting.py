@@ -16,15 +16,15 @@ class Meeting:
 
     Args:
         keys: of the cluster, pickled.
-        addresses: of the servers; None of one that was lost.
+        addresses: of the servers; of one that was lost, where it was.
     """
 
-    def __init__(self, keys: bytes, addresses: list[str | None]) -> None:
+    def __init__(self, keys: bytes, addresses: list[str]) -> None:
         self._keys = keys
         self._addresses = addresses
         self._present: dict[int, str] = {}  # the node of each worker
 
-    def enter(self, worker: int, node: str) -> tuple[bytes, list[str | None]]:
+    def enter(self, worker: int, node: str) -> tuple[bytes, list[str]]:
         """Notes that a worker is there.
 
         Args:
@@ -58,7 +58,7 @@ class Meeting:
         """
         self._addresses[server] = address
 
-    def address_of(self, server: int) -> str | None:
+    def address_of(self, server: int) -> str:
         """Returns where a server is.
 
         Args:
