@@ -16,10 +16,31 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import Mesh, PartitionSpec
 
+from stratagem.collectives import (
+    NO_PACKING,
+    Algorithm,
+    Choice,
+    ChosenAllReduce,
+    GatheredAllReduce,
+    ReplicaAxis,
+)
 from stratagem.execution.sameness import contains_primitive, differing_outputs
+from stratagem.options import ReduceOp
 
 AXIS = "replica"
-NUM_REPLICAS = 2
+NUM_REPLICAS = 4
+GROUPS = ((0, 1), (2, 3))
+REDUCTIONS = {
+    algorithm.value: ChosenAllReduce(ReplicaAxis(AXIS, NUM_REPLICAS, GROUPS), Choice(algorithm))
+    for algorithm in Algorithm
+} | {
+    "in_bfloat16": ChosenAllReduce(
+        ReplicaAxis(AXIS, NUM_REPLICAS), Choice(), NO_PACKING, in_bfloat16=True
+    ),
+}
+GATHERED = GatheredAllReduce(
+    ReplicaAxis(AXIS, NUM_REPLICAS), lambda op, stacks: [sum(parts) for parts in stacks]
+)
 
 
 def jaxpr_of(fn: Callable[..., Any]) -> Any:
@@ -94,6 +115,7 @@ SAME = {
     "pmax": lambda same, own: lax.pmax(own, AXIS),
     "pmin": lambda same, own: lax.pmin(own, AXIS),
     "all_gather": lambda same, own: lax.all_gather(own, AXIS),
+    "sum_by_a_function": lambda same, own: GATHERED.one(ReduceOp.SUM, own),
     "psum_of_the_replica_id": lambda same, own: lax.psum(replica_number(), AXIS),
     "axis_size": lambda same, own: lax.psum(1, AXIS),
     "cond": lambda same, own: lax.cond(same[0] > 0, jnp.sin, jnp.cos, same),
@@ -128,7 +150,7 @@ DIFFERING = {
     "psum_scatter": lambda same, own: lax.psum_scatter(same, AXIS, tiled=True),
     "ppermute": lambda same, own: lax.ppermute(same, AXIS, [(0, 1)]),
     "all_to_all": lambda same, own: lax.all_to_all(same, AXIS, 0, 0, tiled=True),
-    "psum_in_groups": (lambda same, own: lax.psum(own, AXIS, axis_index_groups=[[0], [1]])),
+    "psum_in_groups": (lambda same, own: lax.psum(own, AXIS, axis_index_groups=[[0, 1], [2, 3]])),
     "psum_times_own": lambda same, own: lax.psum(own, AXIS) * own,
     "cond_branch": lambda same, own: lax.cond(same[0] > 0, lambda: own, lambda: same),
     "cond_predicate": lambda same, own: lax.cond(own[0] > 0, lambda: same, lambda: 2 * same),
@@ -175,6 +197,26 @@ def test_result_is_proven_the_same(case) -> None:
 @pytest.mark.parametrize("case", DIFFERING)
 def test_result_may_differ(case) -> None:
     assert differing(DIFFERING[case]) == [True]
+
+
+@pytest.mark.parametrize("op", list(ReduceOp))
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_sum_is_proven_the_same_whatever_its_messages(reduction, op) -> None:
+    chosen = REDUCTIONS[reduction]
+
+    def step(same, own):
+        def loss(value):
+            return jnp.sum(chosen.many(op, [value])[0] * same)
+
+        (total,) = chosen.many(op, [own])
+        return (
+            total,
+            jax.grad(loss)(own),
+            jax.vmap(lambda row: chosen.one(op, row))(own),
+            total + own,
+        )
+
+    assert differing(step) == [False, False, False, True]
 
 
 def test_each_result_has_its_own_answer() -> None:

@@ -66,6 +66,21 @@ def test_training_by_every_op_gives_the_weights_of_one_device(name, expected) ->
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_sum_by_every_op_may_be_assigned_where_replicas_must_agree(name) -> None:
+    strategy = sg.MirroredStrategy(FOUR, cross_device_ops=BUILT_IN[name])
+    with strategy.scope():
+        total = sg.Variable(jnp.zeros(3))
+
+    def step():
+        context = sg.get_replica_context()
+        own = jnp.full(3, context.replica_id_in_sync_group, "float32")
+        total.assign(context.all_reduce("sum", own))
+
+    strategy.run(step)
+    np.testing.assert_array_equal(total.value, [6.0, 6.0, 6.0])
+
+
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_ops_of_ones_own_get_the_gradients_of_all_replicas(eagerly, expected) -> None:
     ops = Recording()

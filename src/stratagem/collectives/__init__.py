@@ -5,6 +5,7 @@ from stratagem.collectives.all_reduce import (
     AllReduce,
     ChosenAllReduce,
     GatheredAllReduce,
+    is_sum_over_replicas,
     mean_of,
 )
 from stratagem.collectives.axis import ReplicaAxis
@@ -37,6 +38,7 @@ __all__ = [
     "WITHIN_PROCESS",
     "explain",
     "host",
+    "is_sum_over_replicas",
     "mean_of",
     "measured_choice",
     "packing_for",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from stratagem.collectives.packing import NO_PACKING, Packing
 from stratagem.collectives.ring import ring_sum
 from stratagem.options import ReduceOp
 
-__all__ = ["AllReduce", "ChosenAllReduce", "GatheredAllReduce", "mean_of"]
+__all__ = ["AllReduce", "ChosenAllReduce", "GatheredAllReduce", "is_sum_over_replicas", "mean_of"]
 
 
 class AllReduce(abc.ABC):
@@ -90,6 +91,25 @@ _SUMS: Mapping[Algorithm, _Sum] = {
 }
 
 
+# Made of messages between neighbours, such a sum does not look as if it were the same on every
+# replica. As a function of its own in the trace it is known by its name, its gradient too.
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _stratagem_sum_over_replicas(add: _Sum, array: jax.Array, axis: ReplicaAxis) -> jax.Array:
+    return add(array, axis)
+
+
+def is_sum_over_replicas(eqn: Any) -> bool:
+    """Tells whether an operation of a trace is one of the sums here, or its gradient.
+
+    Args:
+        eqn: the operation, a `jax.extend.core.JaxprEqn`.
+
+    Returns:
+        True for the sums that are written out in the program, by whichever algorithm.
+    """
+    return eqn.params.get("name") == _stratagem_sum_over_replicas.__name__
+
+
 @dataclasses.dataclass(frozen=True)
 class ChosenAllReduce(AllReduce):
     """Combines arrays by an algorithm that their size chooses.
@@ -150,7 +170,11 @@ class ChosenAllReduce(AllReduce):
     def _combine(self, op: ReduceOp, array: jax.Array, add: _Sum) -> jax.Array:
         if array.dtype == bool:
             array = array.astype(jnp.int32)
-        return mean_of(add(array, self.axis) if array.size else array, op, self.axis.size)
+        if array.size and add is _compiler_sum:
+            array = add(array, self.axis)
+        elif array.size:
+            array = _stratagem_sum_over_replicas(add, array, self.axis)
+        return mean_of(array, op, self.axis.size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,8 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
+from stratagem.collectives import is_sum_over_replicas
+
 __all__ = ["contains_primitive", "differing_outputs", "inner_jaxprs", "may_wait_for_ever"]
 
 _COMBINING = {
@@ -123,6 +125,8 @@ def _eqn_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
     name = eqn.primitive.name
     if name in _DISTINGUISHING:
         return [True] * len(eqn.outvars)
+    if is_sum_over_replicas(eqn):
+        return [False] * len(eqn.outvars)
     if name in _COMBINING:
         grouped = eqn.params.get("axis_index_groups") is not None
         return [grouped and any(inputs)] * len(eqn.outvars)
