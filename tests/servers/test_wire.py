@@ -47,15 +47,38 @@ def test_types_of_jax_come_back() -> None:
     np.testing.assert_array_equal(got, array)
 
 
-def test_arrays_are_neither_copied_nor_to_be_written() -> None:
-    array = np.zeros(4, np.float32)
-    frames = pack(Message("push", {}, [array]))
-    (got,) = unpack(frames).arrays
+def test_large_arrays_are_not_copied() -> None:
+    array = np.zeros(10_000, np.float32)
+    (got,) = unpack(pack(Message("push", {}, [array]))).arrays
     array[1] = 5
     assert got[1] == 5
-    received = unpack([bytes(frame) for frame in frames]).arrays[0]
-    with pytest.raises(ValueError, match="read-only"):
-        received[0] = 1
+
+
+@pytest.mark.parametrize("size", [4, 10_000])
+def test_what_is_received_is_not_to_be_written(size) -> None:
+    frames = pack(Message("push", {}, [np.zeros(size, np.float32)]))
+    for received in (unpack(frames), unpack([bytes(frame) for frame in frames])):
+        with pytest.raises(ValueError, match="read-only"):
+            received.arrays[0][0] = 1
+
+
+def test_small_arrays_travel_with_the_header() -> None:
+    small = [np.full(shape, 3, dtype) for dtype in DTYPES for shape in [(), (1,), (5, 3), (0, 7)]]
+    frames = pack(Message("push", {"names": ["a"]}, [*small, np.zeros(10_000), *small]))
+    assert [len(frame) for frame in frames[1:]] == [80_000]
+    got = unpack([bytes(frame) for frame in frames]).arrays
+    for one, wanted in zip(got, [*small, np.zeros(10_000), *small], strict=True):
+        assert one.flags.aligned
+        np.testing.assert_array_equal(one, wanted, strict=True)
+
+
+def test_many_small_arrays_do_not_make_one_large_frame() -> None:
+    arrays = [np.full(1000, number) for number in range(300)]
+    frames = pack(Message("push", {}, arrays))
+    assert max(len(frame) for frame in frames) < 2**18
+    assert 1 < len(frames) < 300
+    for got, wanted in zip(unpack(frames).arrays, arrays, strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
 def test_arrays_that_do_not_lie_in_one_piece_come_back() -> None:
@@ -77,7 +100,12 @@ def test_large_arrays_travel_in_parts(extra) -> None:
 
 
 def _header(**changes) -> bytes:
-    return json.dumps({"kind": "x", "fields": {}, "arrays": [], **changes}).encode()
+    return json.dumps({"kind": "x", "fields": {}, "arrays": [], **changes}).encode() + b"\0"
+
+
+def _with_array(array, content: bytes) -> bytes:
+    header = _header(arrays=[array])
+    return header + bytes(-len(header) % 16) + content
 
 
 @pytest.mark.parametrize(
@@ -90,10 +118,12 @@ def _header(**changes) -> bytes:
         [b"{}"],
         [b"[" * 100_000],
         [_header(fields=3)],
-        [_header(arrays=[["float32", [2]]])],
+        [_header()[:-1]],
         [_header(), b"more"],
-        [_header(arrays=[["no such", [1]]]), b"12345678"],
-        [_header(arrays=[["float32", "2"]]), b"12345678"],
+        [_header() + b"more"],
+        [_with_array(["float32", [2]], b"123456789")],
+        [_with_array(["no such", [1]], b"12345678")],
+        [_with_array(["float32", "2"], b"12345678")],
     ],
 )
 def test_what_is_no_message_is_refused(frames) -> None:
@@ -102,13 +132,20 @@ def test_what_is_no_message_is_refused(frames) -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "frame"),
+    ("array", "content"),
     [
         (["float32", [2]], b"1234567"),
         (["object", [1]], b"12345678"),
         (["int8", [-1, -1]], b"1"),
     ],
 )
-def test_arrays_of_another_size_are_refused(array, frame) -> None:
-    with pytest.raises(ConnectionError, match=f"{len(frame)} bytes came for an array {array[0]}"):
-        unpack([_header(arrays=[array]), frame])
+def test_arrays_of_another_size_are_refused(array, content) -> None:
+    with pytest.raises(ConnectionError, match=f"{len(content)} bytes came for an array {array[0]}"):
+        unpack([_with_array(array, content)])
+
+
+@pytest.mark.parametrize("frames", [[], [bytes(39_999)], [bytes(40_001)]])
+def test_large_arrays_of_another_size_are_refused(frames) -> None:
+    came = sum(map(len, frames))
+    with pytest.raises(ConnectionError, match=f"{came} bytes came for an array float32"):
+        unpack([_header(arrays=[["float32", [10_000]]]), *frames])

@@ -1,7 +1,8 @@
 """What travels between workers and parameter servers: a header of JSON, and arrays as they are.
 
 A message is a list of frames: the header, then the bytes of each array, neither copied nor
-pickled on either side.
+pickled on either side. Small arrays follow the header in its own frame: a frame costs more than
+they do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ __all__ = ["HERE", "KNOWN", "Message", "PING", "UNKNOWN", "WHERE", "is_message",
 
 # Of a part of an array.
 _FRAME_BYTES = 2**20
+# Of an array in the frame of the header, and of all of them.
+_SMALL_BYTES, _MOST_SMALL_BYTES = 2**13, 2**17
+# Where an array begins in that frame; which no text of JSON contains.
+_ALIGNMENT, _END = 16, b"\0"
 
 assert ml_dtypes  # by whose import NumPy knows bfloat16 and its like by name
 
@@ -60,8 +65,19 @@ def pack(message: Message) -> list[Any]:
         "fields": message.fields,
         "arrays": [[array.dtype.name, array.shape] for array in arrays],
     }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    return [text, *itertools.chain.from_iterable(map(_frames, arrays))]
+    first = bytearray(json.dumps(header, separators=(",", ":")).encode())
+    first += _END
+    begins = _Begins(len(first))
+    frames: list[Any] = [first]
+    for array in arrays:
+        flat = array.reshape(-1).view(np.uint8)
+        begin = begins.next(flat.nbytes)
+        if begin is None:
+            frames += _parts(flat)
+        else:
+            first += bytes(begin - len(first))
+            first += flat.data
+    return frames
 
 
 def is_message(frames: Sequence[Any]) -> bool:
@@ -86,31 +102,59 @@ def unpack(frames: Sequence[Any]) -> Message:
         ConnectionError: they hold none.
     """
     try:
-        header = json.loads(bytes(frames[0]))
-        rest = iter(frames[1:])
-        arrays = [_array(dtype, shape, rest) for dtype, shape in header["arrays"]]
-        if any(True for _ in rest):
+        first, rest = bytes(frames[0]), iter(frames[1:])
+        size = first.index(_END)
+        header = json.loads(first[:size])
+        begins = _Begins(size + len(_END))
+        arrays = [_array(dtype, shape, first, begins, rest) for dtype, shape in header["arrays"]]
+        if begins.end != len(first) or any(True for _ in rest):
             raise ConnectionError("a message that is none of this library's (more than its arrays)")
         return Message(str(header["kind"]), dict(header["fields"]), arrays)
     except (IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ConnectionError(f"a message that is none of this library's ({error})") from error
 
 
-def _frames(array: np.ndarray) -> list[Any]:
-    """The bytes of an array, in parts: one is encrypted while another is sent and a third read."""
-    flat = array.reshape(-1).view(np.uint8)
-    parts = range(0, max(1, flat.nbytes), _FRAME_BYTES)
-    return [flat[begin : begin + _FRAME_BYTES].data for begin in parts]
+class _Begins:
+    """Where arrays begin in the first frame: the same for who packs and who unpacks.
+
+    Args:
+        size: of the header.
+
+    `end` is where the next one may begin.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.end = size
+        self._limit = size + _MOST_SMALL_BYTES
+
+    def next(self, num_bytes: int) -> int | None:
+        """Returns where an array begins; None for one that has frames of its own."""
+        begin = self.end + -self.end % _ALIGNMENT
+        if num_bytes > _SMALL_BYTES or begin + num_bytes > self._limit:
+            return None
+        self.end = begin + num_bytes
+        return begin
 
 
-def _array(dtype: str, shape: Any, frames: Iterator[Any]) -> np.ndarray:
+def _parts(flat: np.ndarray) -> list[Any]:
+    """Bytes of an array, in parts: one is encrypted while another is sent and a third read."""
+    return [
+        flat[begin : begin + _FRAME_BYTES].data for begin in range(0, flat.nbytes, _FRAME_BYTES)
+    ]
+
+
+def _array(
+    dtype: str, shape: Any, first: bytes, begins: _Begins, rest: Iterator[Any]
+) -> np.ndarray:
     kind = np.dtype(dtype)
     shape = tuple(map(operator.index, shape))
     num_bytes = math.prod(shape) * kind.itemsize
-    num_frames = max(1, -(-num_bytes // _FRAME_BYTES))
-    parts = [np.frombuffer(frame, np.uint8) for frame in itertools.islice(frames, num_frames)]
-    if not parts:
-        raise ConnectionError("a message that is none of this library's (fewer than its arrays)")
+    begin = begins.next(num_bytes)
+    if begin is not None:
+        parts = [np.frombuffer(first[begin : begin + num_bytes], np.uint8)]
+    else:
+        frames = itertools.islice(rest, -(-num_bytes // _FRAME_BYTES))
+        parts = [np.frombuffer(frame, np.uint8) for frame in frames]
     got_bytes = sum(part.nbytes for part in parts)
     if kind.hasobject or min(shape, default=0) < 0 or got_bytes != num_bytes:
         raise ConnectionError(f"{got_bytes} bytes came for an array {dtype} {list(shape)}")
