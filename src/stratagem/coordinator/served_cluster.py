@@ -63,7 +63,7 @@ class ServedCluster(Closing):
                     packing().serve_server,
                     [(self.keys, self._journal_dir(stack))] * plan.num_servers,
                     resources=self._placing.of_servers(plan.num_servers),
-                    environment=_OF_SERVERS,
+                    environment={**_OF_SERVERS, **self._placing.threads(plan.num_servers)},
                     modules=_MODULES,
                 )
             )
@@ -97,7 +97,7 @@ class ServedCluster(Closing):
                 serve,
                 [(self.keys,)] * count,
                 resources=self._placing.of_workers(count),
-                environment=_OF_WORKERS,
+                environment={**_OF_WORKERS, **self._placing.threads(count)},
                 modules=_MODULES,
             )
         )

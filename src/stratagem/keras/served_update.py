@@ -161,6 +161,8 @@ class _Program:
     def _step(
         self, scalars: dict[str, Any], values: list[Any], slots: dict[Any, Any], grads: list[Any]
     ) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
+        # What comes out must be no gradient itself, whose memory the worker uses again.
+        grads = jax.lax.optimization_barrier(grads)
         kept = [scalars[key] if isinstance(key, str) else slots[key] for key in self._order]
         new_values, new_kept = self._optimizer.stateless_apply(kept, grads, values)
         pairs = list(zip(self._order, new_kept, strict=True))

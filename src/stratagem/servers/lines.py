@@ -13,7 +13,8 @@ from stratagem.errors import UnavailableError
 from stratagem.messages import explain
 from stratagem.servers.keys import ClusterKeys, load_zmq
 from stratagem.servers.local_sockets import LocalSocket
-from stratagem.servers.wire import HERE, PING, WHERE, is_message
+from stratagem.servers.shared_memory import ClientMemory, is_placed, large_bytes
+from stratagem.servers.wire import HERE, PING, SHARE, SHARED, WHERE, in_parts, is_message
 
 __all__ = ["Line", "LineSet", "Peer", "Place", "closed"]
 
@@ -155,6 +156,10 @@ class Line:
         self.socket: Any = new
         self.place = place
         self._has_heard = False
+        self._memory: ClientMemory | None = None
+        self._offered: ClientMemory | None = None
+        self._may_share = place.local is not None
+        self._request_bytes = self._answer_bytes = 0  # of the largest so far
 
     def reopen(self) -> None:
         """Connects to where the server is now, in place of where it was."""
@@ -164,6 +169,9 @@ class Line:
     def close(self) -> None:
         """Takes back what was not sent yet."""
         self.socket.close()
+        for memory in (self._memory, self._offered):
+            if memory is not None:
+                memory.close()
 
     def send(self, number: bytes, frames: Sequence[Any]) -> None:
         """Sends a request.
@@ -172,7 +180,11 @@ class Line:
             number: its number, which no other request has, of whatever client.
             frames: the request; their buffers must not change until it is answered.
         """
-        self.socket.send_multipart([number, *frames], copy=False)
+        self._request_bytes = max(self._request_bytes, large_bytes(frames))
+        self._offer_memory()
+        if self._memory is not None:
+            frames = self._memory.placed(frames)
+        self.socket.send_multipart([number, *in_parts(frames)], copy=False)
 
     def ping(self, number: bytes, ping: bytes) -> None:
         """Asks whether a request is worked on.
@@ -192,12 +204,44 @@ class Line:
         number, *frames = self.socket.recv_multipart(copy=False)
         self._has_heard = True
         buffers = [frame.buffer for frame in frames]
-        if is_message(buffers) or bytes(buffers[0]) != HERE:
+        if self._memory is not None and is_placed(buffers):
+            return number.bytes, self._memory.read(buffers)
+        kind = None if is_message(buffers) else bytes(buffers[0])
+        if kind is None:
+            self._answer_bytes = max(self._answer_bytes, large_bytes(buffers))
+        if kind not in (HERE, SHARED):
             return number.bytes, buffers
-        if buffers[1:]:
-            path, password = map(bytes, buffers[1:])
+        details = [bytes(buffer) for buffer in buffers[1:]]
+        if kind == SHARED:
+            self._note_shared(is_shared=any(details))
+        elif details:
+            path, password = details
             self.peer.note_local(self.place.address, LocalSocket(path.decode(), password))
         return None
+
+    def _offer_memory(self) -> None:
+        """Shares memory with a server on this machine, once there is something to go by it."""
+        needed = self._request_bytes, self._answer_bytes
+        if not self._may_share or self._offered is not None or not any(needed):
+            return
+        if self._memory is not None and self._memory.has_room(*needed):
+            return
+        try:
+            self._offered = ClientMemory(*needed)
+        except OSError:  # a faster way only
+            self._may_share = False
+            return
+        self.socket.send_multipart([_NO_NUMBER, SHARE, self._offered.told])
+
+    def _note_shared(self, *, is_shared: bool) -> None:
+        """Uses, or leaves, the memory that was offered: the server has answered that."""
+        former = self._memory if is_shared else self._offered
+        if former is not None:
+            former.close()
+        if is_shared:
+            self._memory = self._offered
+        self._may_share = is_shared
+        self._offered = None
 
     def leave_dead_socket(self) -> None:
         """Goes back to TCP where nobody listens at the Unix socket any more: its server is lost.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from stratagem.servers.admission import Admission
+from stratagem.servers.client_memories import ClientMemories
 from stratagem.servers.closing import Closing
 from stratagem.servers.keys import ClusterKeys, load_zmq
 from stratagem.servers.local_sockets import LocalSocket
@@ -19,9 +20,11 @@ from stratagem.servers.wire import (
     HERE,
     KNOWN,
     PING,
+    SHARE,
     UNKNOWN,
     WHERE,
     Message,
+    in_parts,
     is_message,
     pack,
     unpack,
@@ -120,6 +123,7 @@ class Listener(Closing):
         self._known: dict[bytes, bytes] = {}
         # Answers whose connection is gone, by number, and since when; the oldest first.
         self._kept: dict[bytes, tuple[float, list[Any]]] = {}
+        self._memories = ClientMemories()
         self._waking = threading.Lock()
         self._is_woken = False
         self._is_closed = False
@@ -222,7 +226,8 @@ class Listener(Closing):
             self._give(self._kept.pop(number)[1])
             return
         if not is_message(content):
-            self._send([connection, number, *self._control(content, is_known=is_known)])
+            told = self._control(connection, content, is_known=is_known)
+            self._send([connection, number, *told])
             return
         if is_known:
             return  # it was sent again, although it is worked on
@@ -234,7 +239,7 @@ class Listener(Closing):
                 self._wake()
 
         try:
-            request = Request(unpack(content), answer)
+            request = Request(unpack(self._memories.read(connection, content)), answer)
         except ConnectionError as error:
             Request(Message("?"), answer).fail(error)
             return
@@ -247,11 +252,14 @@ class Listener(Closing):
         self._requests.put(request)
 
     def _give(self, answer: list[Any]) -> None:
-        number = answer[0]
-        if self._send([self._known[number], *answer]):
+        number, *frames = answer
+        connection = self._known[number]
+        parts = in_parts(self._memories.placed(connection, frames))
+        if self._send([connection, number, *parts]):
             # Not before: who asks meanwhile whether it is worked on must not send it again.
             del self._known[number]
         else:
+            self._memories.forget(connection)
             self._kept[number] = (time.monotonic(), answer)
 
     def _send(self, frames: list[Any]) -> bool:
@@ -270,8 +278,10 @@ class Listener(Closing):
         while self._kept and (oldest := next(iter(self._kept.items())))[1][0] <= before_s:
             del self._kept[oldest[0]], self._known[oldest[0]]
 
-    def _control(self, content: list[Any], *, is_known: bool) -> list[Any]:
+    def _control(self, connection: bytes, content: list[Any], *, is_known: bool) -> list[Any]:
         kind, *details = map(bytes, content)
+        if kind == SHARE and details:
+            return self._memories.share(connection, details[0])
         if kind == PING:
             return [KNOWN if is_known else UNKNOWN, *details]
         if kind == WHERE and self.local is not None:

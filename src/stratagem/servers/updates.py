@@ -76,7 +76,8 @@ class UpdateRule(Protocol):
         Args:
             state: the scalars, and values and slots of the variables that have gradients: all of
                 them, or some rows.
-            grads: of the same names and shapes as the values.
+            grads: of the same names and shapes as the values. Their memory is used again: what is
+                returned shares none with them.
         """
         ...
 
