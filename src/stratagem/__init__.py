@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from stratagem.values import PerReplica as PerReplica
     from stratagem.values import regroup as regroup
     from stratagem.values import select_replica as select_replica
+    from stratagem.variables import ShardedVariable as ShardedVariable
 
 __version__ = "0.1.0"
 
@@ -131,6 +132,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "RingAllReduce": ("stratagem.strategies", "RingAllReduce"),
     "RunOptions": ("stratagem.options", "RunOptions"),
     "Server": ("stratagem.remote", "Server"),
+    "ShardedVariable": ("stratagem.variables", "ShardedVariable"),
     "SidecarEvaluator": ("stratagem.keras", "SidecarEvaluator"),
     "SidecarEvaluatorModelExport": ("stratagem.keras", "SidecarEvaluatorModelExport"),
     "Strategy": ("stratagem.strategies", "Strategy"),
@@ -210,6 +212,7 @@ __all__ = [
     "RingAllReduce",
     "RunOptions",
     "Server",
+    "ShardedVariable",
     "SidecarEvaluator",
     "SidecarEvaluatorModelExport",
     "Strategy",

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import keras
 
 from stratagem.messages import explain
-from stratagem.variables import home_of
+from stratagem.variables import ShardedVariable, home_of
 
 __all__ = ["Part", "Stateful", "part_of", "state_of"]
 
@@ -47,7 +47,7 @@ class Part:
 
     name: str
     kind: str
-    variables: dict[str, keras.Variable]
+    variables: dict[str, Any]
     source: Stateful | None = None
 
 
@@ -66,7 +66,7 @@ def part_of(name: str, value: Any) -> Part:
         TypeError: another object.
         ValueError: it has no variables yet.
     """
-    if isinstance(value, keras.Variable):
+    if isinstance(value, keras.Variable | ShardedVariable):
         return Part(name, "variable", {"value": value})
     if isinstance(value, keras.Model):
         return Part(name, "model", _of_model(name, value))

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
+from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 from stratagem.context import get_replica_context
@@ -22,6 +24,7 @@ from stratagem.execution.exchange import Ids, Lookup
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.messages import explain
 from stratagem.values import IndexedSlices
+from stratagem.variables import ShardedVariable, shards_of
 
 __all__ = [
     "Lookups",
@@ -59,7 +62,8 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
     gradient is kept as rows: replicas exchange these and not the whole table. Call anywhere.
 
     Args:
-        params: Keras variable of shape (n, ...), the table; or an array, which is indexed as usual.
+        params: Keras variable of shape (n, ...), the table; or an `sg.ShardedVariable`, of whose
+            shards each is a table; or an array, which is indexed as usual.
         ids: integers of any shape; -n <= id < n, others give rows of NaN.
 
     Returns:
@@ -95,6 +99,8 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
             )
         )
     if not isinstance(params, keras.Variable):
+        if isinstance(params, ShardedVariable):
+            return _rows_of_shards(params, ids)
         return jnp.take(jnp.asarray(params), ids, axis=0)
     note_table(params)
     lookups = _current.lookups
@@ -106,9 +112,9 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
 
 
 def is_recorded(table: Any) -> bool:
-    """Tells whether a lookup in a variable counts now."""
+    """Tells whether a lookup in a variable is more than reading it, now."""
     if _current.lookups is None:
-        return is_elsewhere(table) and current_scope() is not None
+        return is_elsewhere(table)
     return _current.lookups.counts(table)
 
 
@@ -132,7 +138,38 @@ def as_row_numbers(ids: jax.Array) -> jax.Array:
 
 
 def _plain_rows(table: Any, ids: Any) -> jax.Array:
+    if hasattr(table, "take_rows") and not isinstance(ids, Tracer) and current_scope() is None:
+        return _taken_rows(table, np.asarray(ids))
     return jnp.take(jnp.asarray(table.value), ids, axis=0)
+
+
+def _taken_rows(table: Any, ids: np.ndarray) -> jax.Array:
+    """Rows that a table can be asked for one by one, each once."""
+    num_rows = table.shape[0]
+    numbers = np.where(ids < 0, ids.astype(np.int64) + num_rows, ids)
+    unique, places = np.unique(numbers, return_inverse=True)
+    is_row = (unique >= 0) & (unique < num_rows)
+    rows = jnp.asarray(table.take_rows(unique[is_row]))
+    if not len(rows):
+        rows = jnp.zeros((1, *rows.shape[1:]), rows.dtype)
+    # What is past the end JAX fills, as it does where the whole table is there.
+    places = np.where(is_row, np.cumsum(is_row) - 1, len(rows))[places]
+    return jnp.take(rows, jnp.asarray(places.reshape(ids.shape)), axis=0)
+
+
+def _rows_of_shards(table: ShardedVariable, ids: Any) -> jax.Array:
+    """Rows of variables that are one: each is a table, by which a gradient may be rows."""
+    num_rows = table.shape[0]
+    nowhere = jnp.where((ids >= -num_rows) & (ids < num_rows), 0, 1)
+    # Zeros, and what JAX fills in where there is no row.
+    rows = jnp.take(jnp.zeros((1, *table.shape[1:]), table.dtype), nowhere, axis=0)
+    for shard, (own_ids, are_own) in shards_of(table, ids):
+        # Servers have no row past the end.
+        other = 0 if is_elsewhere(shard) else shard.shape[0]
+        found = embedding_lookup(shard, jnp.where(are_own, own_ids, other))
+        several = (*jnp.shape(are_own), *[1] * (len(table.shape) - 1))
+        rows = jnp.where(jnp.reshape(are_own, several), found, rows)
+    return rows
 
 
 class _Current(threading.local):

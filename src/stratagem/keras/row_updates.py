@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,21 +10,9 @@ from stratagem.context import ReplicaContext
 from stratagem.messages import explain
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.values import IndexedSlices, Mirrored, PerReplica
-from stratagem.variables import Home, VariableKind, home_of
+from stratagem.variables import Home, VariableKind, changed_rows, home_of, sets_rows
 
 __all__ = ["RowUpdates"]
-
-# An index past the end stands for no row.
-_APPLY: dict[str, Callable[[Any, Any], Any]] = {
-    "scatter_add": lambda rows, values: rows.add(values, mode="drop"),
-    "scatter_sub": lambda rows, values: rows.add(-values, mode="drop"),
-    "scatter_mul": lambda rows, values: rows.multiply(values, mode="drop"),
-    "scatter_div": lambda rows, values: rows.divide(values, mode="drop"),
-    "scatter_min": lambda rows, values: rows.min(values, mode="drop"),
-    "scatter_max": lambda rows, values: rows.max(values, mode="drop"),
-    "scatter_update": lambda rows, values: rows.set(values, mode="drop"),
-}
-_SETTING = ("scatter_min", "scatter_max", "scatter_update")
 
 
 class RowUpdates:
@@ -117,6 +104,19 @@ class RowUpdates:
         """Sets rows; otherwise as `scatter_min`."""
         return _scatter(self, "scatter_update", sparse_delta)
 
+    def change_rows(self, method: str, slices: IndexedSlices) -> Any:
+        """Changes rows as they are given, without aggregation.
+
+        Args:
+            method: how, such as "scatter_add".
+            slices: the rows.
+
+        Returns:
+            The new value.
+        """
+        variable: Any = self
+        return variable.assign_own(changed_rows(method, variable.own_value(), slices))
+
 
 def _home(variable: Any) -> Home:
     home = home_of(variable)
@@ -131,12 +131,7 @@ def _scatter(variable: Any, method: str, sparse_delta: Any) -> Any:
     slices.check()
     if context is not None:
         slices = _aggregate(_home(variable).aggregation, slices, context)
-    if method not in _SETTING:
-        slices = slices.combined()
-    value = jnp.asarray(variable.own_value())
-    rows = value.at[jnp.asarray(slices.indices)]
-    new = _APPLY[method](rows, jnp.asarray(slices.values, value.dtype))
-    return variable.assign_own(new)
+    return variable.change_rows(method, slices)
 
 
 def _aggregate(
@@ -195,7 +190,7 @@ def _check(variable: Any, method: str, *, is_aggregated: bool) -> None:
             )
         )
     has_sum = home.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
-    if method in _SETTING and has_sum and is_aggregated:
+    if sets_rows(method) and has_sum and is_aggregated:
         raise NotImplementedError(
             explain(
                 f"{method} was called in a replica function on {variable.path!r}, whose "

@@ -1,4 +1,4 @@
-"""How a variable lives: mirrored, one component a replica, or plain."""
+"""How a variable lives: mirrored, one component a replica, in shards, or plain."""
 
 from stratagem.variables.aggregation import aggregate_components, spread_over_components
 from stratagem.variables.components import WholeValue, gather_together, stored_components
@@ -10,21 +10,30 @@ from stratagem.variables.kind import (
     parse_synchronization,
 )
 from stratagem.variables.registry import Home, StoredVariable, VariableRegistry, home_of
+from stratagem.variables.row_changes import changed_rows, sets_rows
+from stratagem.variables.row_selection import Rows, as_slice
+from stratagem.variables.sharded_variable import ShardedVariable, shards_of
 
 __all__ = [
     "Home",
+    "Rows",
+    "ShardedVariable",
     "StoredVariable",
     "VariableKind",
     "VariableRegistry",
     "WholeValue",
     "aggregate_components",
     "agree_on_initial_values",
+    "as_slice",
+    "changed_rows",
     "choose_kind",
     "gather_together",
     "home_of",
     "initial_digest",
     "parse_aggregation",
     "parse_synchronization",
+    "sets_rows",
+    "shards_of",
     "spread_over_components",
     "stored_components",
 ]

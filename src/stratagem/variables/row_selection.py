@@ -1,0 +1,177 @@
+"""Which rows of an array an index needs: so that what has the others is not asked for them."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.messages import explain
+
+__all__ = ["Rows", "Selection", "as_slice", "local_rows", "select_rows"]
+
+Rows = range | np.ndarray  # numbers of rows; of an array in their order, each once
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """What an index stands for.
+
+    Args:
+        rows: those that it needs; None for all.
+        index: that of the same elements in an array of these rows alone.
+    """
+
+    rows: Rows | None
+    index: tuple[Any, ...]
+
+
+def select_rows(index: Any, shape: Sequence[int], *, name: str) -> Selection:
+    """Says which rows an index needs.
+
+    Args:
+        index: what stands in brackets, as NumPy has it.
+        shape: of the array, which has at least one axis.
+        name: of the variable, for messages.
+
+    Returns:
+        The rows, and an index into these.
+
+    Raises:
+        TypeError: an index that is known only when a program runs.
+        IndexError: an index that the array does not have.
+        ValueError: a step of 0.
+
+    Example:
+        >>> from stratagem.variables.row_selection import select_rows
+        >>> select_rows((slice(2, 9, 3), 1), (10, 4), name="table")
+        Selection(rows=range(2, 9, 3), index=(slice(None, None, None), 1))
+    """
+    items = [_plain(item, name) for item in (index if isinstance(index, tuple) else (index,))]
+    _require(tuple(items), tuple(shape), name)
+    num_left = len(shape) - sum(_num_axes(item) for item in items)
+    for place, item in enumerate(items):
+        num_axes = num_left if item is Ellipsis else _num_axes(item)
+        if num_axes and item is Ellipsis:
+            break
+        if num_axes:
+            rows, items[place] = _first_axis(item, shape[0])
+            is_all = isinstance(rows, range) and rows == range(shape[0])
+            return Selection(None if is_all else rows, tuple(items))
+    return Selection(None, tuple(items))
+
+
+def as_slice(rows: range) -> slice:
+    """Returns the slice that picks rows, in their order."""
+    if not rows:
+        return slice(0, 0)
+    return slice(rows.start, rows.stop if rows.stop >= 0 else None, rows.step)
+
+
+def local_rows(rows: Rows, rows_of_shards: Sequence[int]) -> list[Rows]:
+    """Says which rows belong to which shard.
+
+    Args:
+        rows: numbers in the whole; of a range with a negative step the result is that of the range
+            the other way round.
+        rows_of_shards: how many consecutive rows each shard has.
+
+    Returns:
+        For each shard the numbers in it of the rows that are its own.
+
+    Example:
+        >>> from stratagem.variables.row_selection import local_rows
+        >>> local_rows(range(1, 9, 3), [3, 3, 3])
+        [range(1, 4, 3), range(1, 4, 3), range(1, 4, 3)]
+    """
+    if isinstance(rows, range) and rows.step < 0:
+        rows = rows[::-1]
+    ends = list(itertools.accumulate(rows_of_shards))
+    found: list[Rows] = []
+    for first, end in zip([0, *ends], ends, strict=False):
+        part = rows[bisect.bisect_left(rows, first) : bisect.bisect_left(rows, end)]
+        is_range = isinstance(part, range)
+        found.append(
+            range(part.start - first, part.stop - first, part.step) if is_range else part - first
+        )
+    return found
+
+
+def _plain(item: Any, name: str) -> Any:
+    """An index that JAX takes, too, where it takes no lists."""
+    if item is None or item is Ellipsis or isinstance(item, bool | int):
+        return item
+    if isinstance(item, slice):
+        for bound in (item.start, item.stop, item.step):
+            _require_known(bound, name)
+        return item
+    if isinstance(item, keras.Variable):
+        item = item.value
+    _require_known(item, name)
+    if isinstance(item, Sequence):
+        if any(isinstance(one, Tracer) for one in item):
+            _require_known(next(one for one in item if isinstance(one, Tracer)), name)
+        return np.asarray(item) if len(item) else np.zeros(0, np.intp)
+    array = np.asarray(item)
+    return array if array.ndim else array.item()
+
+
+def _require_known(item: Any, name: str) -> None:
+    if isinstance(item, Tracer):
+        raise TypeError(
+            explain(
+                f"Sharded variable {name!r} was indexed by {item}, which is traced.",
+                expected="an index that is known before the program runs.",
+                fix="write sg.nn.embedding_lookup(variable, ids), or index variable.value.",
+            )
+        )
+
+
+def _require(items: tuple[Any, ...], shape: tuple[int, ...], name: str) -> None:
+    """Lets NumPy check an index, on an array of that shape that takes no memory."""
+    array = np.broadcast_to(np.False_, shape)
+    try:
+        array[items]
+    except IndexError as error:
+        raise IndexError(
+            explain(
+                f"Sharded variable {name!r} was indexed by {items}: {error}.",
+                expected=f"an index that an array of shape {shape} has.",
+                fix="compare with variable.shape.",
+            )
+        ) from error
+    except ValueError as error:
+        raise ValueError(
+            explain(
+                f"Sharded variable {name!r} was indexed by {items}: {error}.",
+                expected="a step other than 0.",
+                fix="leave the step out, or write 1 or -1.",
+            )
+        ) from error
+
+
+def _num_axes(item: Any) -> int:
+    """How many axes an index stands for."""
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    return item.ndim if isinstance(item, np.ndarray) and item.dtype == np.bool_ else 1
+
+
+def _first_axis(item: Any, num_rows: int) -> tuple[Rows, Any]:
+    """The rows that an index of axis 0 needs, and the index in these."""
+    if isinstance(item, slice):
+        return range(num_rows)[item], slice(None)
+    if isinstance(item, int):
+        row = item % num_rows
+        return range(row, row + 1), 0
+    if item.dtype == np.bool_:
+        rows = np.flatnonzero(item.any(axis=tuple(range(1, item.ndim))))
+        return rows, item[rows]
+    rows, places = np.unique(np.where(item < 0, item + num_rows, item), return_inverse=True)
+    return rows, places.reshape(item.shape)

@@ -1,0 +1,364 @@
+"""Several variables that are one, split along axis 0."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.messages import explain
+from stratagem.values import IndexedSlices
+from stratagem.variables.row_changes import changed_rows
+from stratagem.variables.row_selection import Rows, as_slice, local_rows, select_rows
+
+__all__ = ["ShardedVariable", "shards_of"]
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")
+_UNARY = ("neg", "pos", "abs", "invert")
+
+
+class ShardedVariable:
+    """A variable in shards: other variables, each of which holds consecutive rows of it.
+
+    A variable that a `ParameterServerStrategy` with a partitioner splits is one, and a Keras
+    variable too: its shards are on its servers. One that is made of a list stands for these
+    variables; Keras layers and optimizers do not know it, so give them `variables`.
+
+    It counts as its value in arithmetic and where an array is expected. Of `variable[...]` only the
+    rows that are needed are read; likewise in `sg.nn.embedding_lookup(variable, ids)`.
+
+    Args:
+        variables: the shards: Keras variables that differ in shape on axis 0 only.
+        name: its name.
+
+    Raises:
+        TypeError: anything but a list of Keras variables.
+        ValueError: they have different dtypes, or different shapes but for axis 0; or are scalars.
+
+    Example:
+        >>> shards = [keras.Variable([[1.0, 2.0], [3.0, 4.0]]), keras.Variable([[5.0, 6.0]])]
+        >>> table = sg.ShardedVariable(shards, name="table")
+        >>> table.shape, [shard.shape for shard in table]
+        ((3, 2), [(2, 2), (1, 2)])
+        >>> table[::-2]
+        Array([[5., 6.],
+               [1., 2.]], dtype=float32)
+        >>> rows = sg.IndexedSlices(jax.numpy.array([[10.0, 10.0]]), jax.numpy.array([2]))
+        >>> table.scatter_add(rows)[2]
+        Array([15., 16.], dtype=float32)
+
+    Source: TF 2.21 sharded_variable.py, ShardedVariable.
+    """
+
+    _variables: Sequence[Any]
+
+    def __init__(self, variables: Sequence[keras.Variable], name: str = "ShardedVariable") -> None:
+        _check(variables)
+        self._variables = list(variables)
+        self._shard_name = name
+
+    @property
+    def variables(self) -> list[Any]:
+        """The shards, in the order of their rows."""
+        return list(self._variables)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._shard_name
+
+    @property
+    def dtype(self) -> str:
+        """That of all shards."""
+        return self._variables[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of all shards together."""
+        return (sum(self._num_rows()), *self._variables[0].shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def value(self) -> jax.Array:
+        """All rows as one array."""
+        return jnp.concatenate([one.value for one in self._variables])
+
+    def numpy(self) -> np.ndarray:
+        """Returns all rows as one array of NumPy."""
+        return np.asarray(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.concatenate([np.asarray(one.value) for one in self._variables]).astype(
+            dtype or jnp.dtype(self.dtype), copy=False
+        )
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value
+
+    def __repr__(self) -> str:
+        return (
+            f"<ShardedVariable name={self.name}, shape={self.shape}, dtype={self.dtype}, "
+            f"{len(self)} shards>"
+        )
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.variables)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        selected = select_rows(index, self.shape, name=self.name)
+        rows = self.value if selected.rows is None else self.take_rows(selected.rows)
+        return jnp.asarray(rows[selected.index])
+
+    def take_rows(self, rows: Rows) -> Any:
+        """Returns some rows, as they are now.
+
+        Args:
+            rows: their numbers, known and in range; of an array in their order, each once.
+
+        Returns:
+            Array of shape (len(rows), ...).
+        """
+        pairs = zip(self._variables, local_rows(rows, self._num_rows()), strict=True)
+        parts = [_taken(shard, own) for shard, own in pairs if len(own)]
+        if not parts:
+            return np.zeros((0, *self.shape[1:]), jnp.dtype(self.dtype))
+        joined = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+        return joined[::-1] if isinstance(rows, range) and rows.step < 0 else joined
+
+    def assign(self, value: Any) -> Any:
+        """Sets all rows.
+
+        Args:
+            value: of the whole shape.
+
+        Returns:
+            Itself; in a replica function one on parameter servers returns the new value.
+
+        Raises:
+            ValueError: another shape.
+        """
+        return self._assign("assign", value)
+
+    def assign_add(self, value: Any) -> Any:
+        """Adds a value, which may be one for all rows; otherwise as `assign`."""
+        return self._assign("assign_add", value)
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtracts a value, which may be one for all rows; otherwise as `assign`."""
+        return self._assign("assign_sub", value)
+
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Adds rows. Call anywhere.
+
+        Args:
+            sparse_delta: rows of shape (k, ...) and their indices in the whole variable; one past
+                the end stands for no row.
+            use_locking: accepted for the sake of moved code.
+            name: likewise.
+
+        Returns:
+            As `assign`.
+
+        Raises:
+            TypeError: no `IndexedSlices`.
+            ValueError: their values and indices do not fit.
+
+        Source: TF 2.21 sharded_variable.py, ShardedVariableMixin.scatter_add.
+        """
+        return self._scatter("scatter_add", sparse_delta)
+
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Subtracts rows; otherwise as `scatter_add`."""
+        return self._scatter("scatter_sub", sparse_delta)
+
+    def scatter_mul(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Multiplies rows; otherwise as `scatter_add`."""
+        return self._scatter("scatter_mul", sparse_delta)
+
+    def scatter_div(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Divides rows; otherwise as `scatter_add`."""
+        return self._scatter("scatter_div", sparse_delta)
+
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Takes the smaller of each element and the given one; otherwise as `scatter_add`."""
+        return self._scatter("scatter_min", sparse_delta)
+
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Takes the larger of each element and the given one; otherwise as `scatter_add`."""
+        return self._scatter("scatter_max", sparse_delta)
+
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows; otherwise as `scatter_add`."""
+        return self._scatter("scatter_update", sparse_delta)
+
+    def batch_scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows: with indices of one axis, which are all that may be, as `scatter_update`."""
+        return self.scatter_update(sparse_delta)
+
+    def _num_rows(self) -> list[int]:
+        return [one.shape[0] for one in self._variables]
+
+    def _assign(self, method: str, value: Any) -> Any:
+        if isinstance(value, keras.Variable | ShardedVariable):
+            value = value.value
+        value = value if isinstance(value, jax.Array) else np.asarray(value)
+        is_whole = value.shape == self.shape
+        if not is_whole and (method == "assign" or not _broadcasts(value.shape, self.shape)):
+            raise ValueError(
+                explain(
+                    f"{method} of sharded variable {self.name!r} received a value of shape "
+                    f"{value.shape}.",
+                    expected=f"shape {self.shape}.",
+                    fix="use scatter_update to set some rows.",
+                )
+            )
+        if not is_whole:
+            broadcast = jnp.broadcast_to if isinstance(value, jax.Array) else np.broadcast_to
+            value = broadcast(value, self.shape)
+        first = 0
+        for shard in self._variables:
+            getattr(shard, method)(value[first : first + shard.shape[0]])
+            first += shard.shape[0]
+        return self
+
+    def _scatter(self, method: str, sparse_delta: Any) -> Any:
+        if not isinstance(sparse_delta, IndexedSlices):
+            raise TypeError(
+                explain(
+                    f"{method} of sharded variable {self.name!r} received a value of type "
+                    f"{type(sparse_delta).__name__}.",
+                    expected="sg.IndexedSlices.",
+                    fix="write sg.IndexedSlices(values, indices).",
+                )
+            )
+        sparse_delta.check()
+        for shard, own in shards_of(self, sparse_delta.indices):
+            slices = _slices_in(sparse_delta.values, *own)
+            if not len(slices.indices):
+                continue
+            if hasattr(shard, method):
+                getattr(shard, method)(slices)
+            else:
+                shard.assign(changed_rows(method, shard.value, slices))
+        return self
+
+
+def shards_of(variable: ShardedVariable, ids: Any) -> Iterator[tuple[Any, tuple[Any, Any]]]:
+    """Returns which rows of each shard are meant by numbers of rows of the whole.
+
+    Args:
+        variable: the whole.
+        ids: integers of any shape, perhaps traced; -1 is the last row.
+
+    Returns:
+        Each shard, with the numbers in it, and whether they are its own, both of the shape of ids.
+    """
+    if not isinstance(ids, Tracer):
+        ids = np.asarray(ids).astype(np.int64)
+        ids = np.where(ids < 0, ids + variable.shape[0], ids)
+    else:
+        # A smaller dtype may not hold the number of every row.
+        ids = ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
+        ids = jnp.where(ids < 0, ids + variable.shape[0], ids)
+    first = 0
+    for shard in variable.variables:
+        own = ids - first
+        yield shard, (own, (own >= 0) & (own < shard.shape[0]))
+        first += shard.shape[0]
+
+
+def _slices_in(values: Any, ids: Any, are_own: Any) -> IndexedSlices:
+    """Those of one shard; where they are traced, all of them, and others point nowhere."""
+    if isinstance(ids, Tracer):
+        return IndexedSlices(values, jnp.where(are_own, ids, jnp.iinfo(ids.dtype).max))
+    return IndexedSlices(jnp.asarray(values)[are_own], ids[are_own])
+
+
+def _taken(shard: Any, rows: Rows) -> Any:
+    take = getattr(shard, "take_rows", None)
+    if take is not None:
+        return take(rows)
+    return shard.value[as_slice(rows) if isinstance(rows, range) else rows]
+
+
+def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    ends = zip(reversed(shape), reversed(whole), strict=False)
+    return len(shape) <= len(whole) and all(one in (1, other) for one, other in ends)
+
+
+def _check(variables: Any) -> None:
+    is_list = isinstance(variables, Sequence) and len(variables) > 0
+    if not is_list or not all(isinstance(one, keras.Variable) for one in variables):
+        raise TypeError(
+            explain(
+                f"ShardedVariable received {variables!r}.",
+                expected="a list of Keras variables that is not empty.",
+                fix="make them with sg.Variable or keras.Variable.",
+            )
+        )
+    shapes = [tuple(one.shape) for one in variables]
+    dtypes = [one.dtype for one in variables]
+    if len(set(dtypes)) > 1:
+        raise ValueError(
+            explain(
+                f"ShardedVariable received shards of dtypes {dtypes}.",
+                expected="one dtype.",
+                fix="make the variables with the same dtype.",
+            )
+        )
+    if () in shapes or len({shape[1:] for shape in shapes}) > 1:
+        raise ValueError(
+            explain(
+                f"ShardedVariable received shards of shapes {shapes}.",
+                expected="shapes that differ in the number of rows only, on axis 0.",
+                fix="split the whole along axis 0.",
+            )
+        )
+
+
+def _of_value(function: Callable[..., Any], *, is_reflected: bool = False) -> Callable[..., Any]:
+    def call(self: Any, *others: Any) -> Any:
+        return function(*others, self.value) if is_reflected else function(self.value, *others)
+
+    return call
+
+
+def _overload_operators() -> None:
+    for name in (*_BINARY, *_COMPARING, *_UNARY):
+        setattr(ShardedVariable, f"__{name}__", _of_value(getattr(operator, f"__{name}__")))
+    for name in _BINARY:
+        function = getattr(operator, f"__{name}__")
+        setattr(ShardedVariable, f"__r{name}__", _of_value(function, is_reflected=True))
+
+
+_overload_operators()
