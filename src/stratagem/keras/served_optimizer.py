@@ -63,9 +63,17 @@ def install() -> None:
         counts[slot] += 1
         number = counts[slot]
         with making_slot(slot if number == 1 else f"{slot}_{number}"):
-            return original(self, reference_variable, name, *args, **kwargs)
+            made = original(self, reference_variable, name, *args, **kwargs)
+        made.made_for(functools.partial(_give_late, weakref.ref(self)))
+        return made
 
     keras.optimizers.Optimizer.add_variable_from_reference = add
+
+
+def _give_late(optimizer: weakref.ref[Any]) -> None:
+    """Gives the servers an optimizer whose slots are asked for before it was used."""
+    if (alive := optimizer()) is not None:
+        give_to_servers(alive)
 
 
 def is_served(variables: list[Any]) -> bool:

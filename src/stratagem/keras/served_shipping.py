@@ -24,7 +24,12 @@ from stratagem.keras.served_optimizer import (
     take_built,
 )
 from stratagem.keras.served_processes import serve_server, serve_worker
-from stratagem.keras.served_variable import ServedVariable, kept_in_process, making_slot
+from stratagem.keras.served_variable import (
+    ServedShardedVariable,
+    ServedVariable,
+    kept_in_process,
+    making_slot,
+)
 from stratagem.keras.shipping import pack_object, unpack_object
 from stratagem.keras.variable import DistributedVariable
 from stratagem.strategies import Unplaced
@@ -186,5 +191,8 @@ def _served(
             known = _made(strategy, described, None)
         known.place, known.has_rows = place, has_rows
         serving.known[name] = known
+        known.find_shards()
+        if isinstance(known, ServedShardedVariable):
+            serving.known.update((repr(shard.place), shard) for shard in known)
     known.trainable, known.regularizer = described["trainable"], described["regularizer"]
     return known

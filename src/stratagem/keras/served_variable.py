@@ -8,30 +8,55 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax.numpy as jnp
+import keras
 import numpy as np
 from jax.core import Tracer
 
 from stratagem.context import get_strategy
 from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import current_scope
+from stratagem.execution import current_scope, embedding_lookup
 from stratagem.keras.initial_rows import InitialRows
-from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
+from stratagem.keras.private import (
+    autocasts,
+    get_stateless_scope,
+    in_symbolic_scope,
+    set_path,
+)
 from stratagem.keras.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.options import VariableSynchronization
+from stratagem.servers import Placement
 from stratagem.strategies import Serving, Stored, Unplaced
-from stratagem.variables import VariableKind, parse_aggregation, parse_synchronization
+from stratagem.values import IndexedSlices
+from stratagem.variables import (
+    Rows,
+    ShardedVariable,
+    VariableKind,
+    as_slice,
+    changed_rows,
+    parse_aggregation,
+    parse_synchronization,
+)
 
-__all__ = ["ServedVariable", "is_collected", "kept_in_process", "making_slot", "making_table"]
+__all__ = [
+    "ServedShardedVariable",
+    "ServedVariable",
+    "is_collected",
+    "kept_in_process",
+    "making_slot",
+    "making_table",
+]
 
 # A smaller table travels whole in less time than its rows are picked out.
 _MIN_TABLE_SIZE = 65_536
 # A larger initial value is made row by row, where it is held.
 _MAX_LOCAL_BYTES = 64 * 2**20
+# What servers do themselves.
+_SIGNS = {"scatter_add": 1, "scatter_sub": -1, "scatter_update": 0}
 
 
 class _Next(threading.local):
@@ -106,6 +131,7 @@ class ServedVariable(DistributedVariable):
     held: Any = None
     has_rows: bool = False
     _slot: str | None = None
+    _give: Callable[[], None] | None = None
     _is_table: bool = False
 
     def __init__(
@@ -158,7 +184,7 @@ class ServedVariable(DistributedVariable):
             )
         if self.held is not None and self.serving.is_in_step:
             return self.held
-        return self.serving.read(self)
+        return self._asked().read(self)
 
     @storage.setter
     def storage(self, value: Any) -> None:
@@ -167,7 +193,7 @@ class ServedVariable(DistributedVariable):
         if self.serving.is_in_step:
             self.held = value
         else:
-            self.serving.assign(self, value)
+            self._asked().assign(self, value)
 
     @property
     def _value(self) -> Any:
@@ -197,7 +223,7 @@ class ServedVariable(DistributedVariable):
 
     def _direct_assign(self, value: Any) -> None:
         self._require_own_replica()
-        self.serving.assign(self, value)
+        self._asked().assign(self, value)
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
         shape: Any = self._shape
@@ -209,12 +235,76 @@ class ServedVariable(DistributedVariable):
         if num_bytes > _MAX_LOCAL_BYTES:
             with contextlib.suppress(NotImplementedError):  # then it is made whole
                 self.serving.create(self, InitialRows(initializer, shape, self._dtype))
+                self.find_shards()
                 return
         value = np.asarray(self._convert_to_tensor(initializer(shape, dtype=self._dtype)))
         if not shape and not self.trainable:
             self.place = Unplaced(value)
         else:
             self.serving.create(self, value)
+            self.find_shards()
+
+    def find_shards(self) -> None:
+        """Becomes a `ShardedVariable`, once it is on the servers, if it is split there."""
+        if placements := self.serving.shards(self):
+            self.__class__ = ServedShardedVariable
+            shards = [_shard_of(self, number, one) for number, one in enumerate(placements)]
+            object.__setattr__(self, "_variables", shards)
+
+    def made_for(self, give: Callable[[], None]) -> None:
+        """Notes how servers get the optimizer that keeps this, before it is asked for.
+
+        Args:
+            give: called once.
+        """
+        self._give = give
+
+    def _asked(self) -> Serving:
+        """What asks the servers, which have whatever an optimizer keeps here from now on."""
+        if self._give is not None:
+            give, self._give = self._give, None
+            give()
+        return self.serving
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether what is read and written here goes to the servers at once."""
+        is_traced = current_function_trace() is not None or in_symbolic_scope()
+        in_scope = current_scope() is not None or get_stateless_scope() is not None
+        is_stored = isinstance(self.place, Stored) and bool(self.shape)
+        return is_stored and not is_traced and not in_scope and not self.serving.is_in_step
+
+    def take_rows(self, rows: Rows) -> Any:
+        """Returns some rows: see `ShardedVariable.take_rows`."""
+        if self.is_apart:
+            self._require_own_replica()
+            return self._maybe_autocast(self._asked().read_rows(self, np.asarray(rows, np.int64)))
+        if self.has_rows and current_scope() is not None:
+            return embedding_lookup(self, np.asarray(rows, np.int64))
+        return self.value[as_slice(rows) if isinstance(rows, range) else rows]
+
+    def change_rows(self, method: str, slices: IndexedSlices) -> Any:
+        """Changes rows as they are given; outside of steps only these travel."""
+        if not self.is_apart:
+            return super().change_rows(method, slices)
+        self._require_own_replica()
+        serving, num_rows = self._asked(), self.shape[0]
+        ids = np.asarray(slices.indices).astype(np.int64)
+        ids = np.where(ids < 0, ids + num_rows, ids)
+        is_row = (ids >= 0) & (ids < num_rows)  # past the end there is no row
+        ids, values = ids[is_row], np.asarray(slices.values)[is_row].astype(jnp.dtype(self._dtype))
+        if method in _SIGNS:
+            serving.scatter(self, ids, values, sign=_SIGNS[method])
+        else:
+            rows, places = np.unique(ids, return_inverse=True)
+            now = serving.read_rows(self, rows)
+            changed = changed_rows(method, now, IndexedSlices(values, places))
+            serving.scatter(self, rows, np.asarray(changed))
+        return self._changed()
+
+    def _changed(self) -> Any:
+        """What a change outside of steps returns."""
+        return self.value
 
     def hold(self, value: Any) -> None:
         """Keeps a value for a step of this process."""
@@ -230,8 +320,8 @@ class ServedVariable(DistributedVariable):
     def _assign_delta(self, value: Any, *, sign: int) -> Any:
         scope = current_scope()
         if scope is None and get_stateless_scope() is None:
-            self.serving.assign(self, self._contribution(value), sign=sign)
-            return self.value
+            self._asked().assign(self, self._contribution(value), sign=sign)
+            return self._changed()
         if scope is None:  # Keras infers shapes
             return super()._assign_delta(value, sign=sign)
         added_to = scope.outermost.added_to
@@ -263,3 +353,43 @@ class ServedVariable(DistributedVariable):
                     fix="leave the constraint out, or use a regularizer.",
                 )
             )
+
+
+class ServedShardedVariable(ServedVariable, ShardedVariable):
+    """A Keras variable in shards that are on parameter servers.
+
+    It is made as a `ServedVariable`, and becomes one of these where a partitioner has split it.
+    """
+
+    # Keras reads the whole value for it.
+    __getitem__ = ShardedVariable.__getitem__
+    __repr__ = ShardedVariable.__repr__
+
+    def assign(self, value: Any) -> Any:
+        """Sets all rows: see `ShardedVariable.assign`."""
+        result = super().assign(value)
+        return self if self.is_apart else result
+
+    def _changed(self) -> Any:
+        return self
+
+
+def _shard_of(whole: ServedVariable, number: int, placement: Placement) -> ServedVariable:
+    """A shard of a variable as a variable, which is on the servers already."""
+    known = whole.serving.known.get(repr(Stored(placement.name)))
+    if known is not None:  # it has come to this worker before
+        return known
+    with making_slot(placement.name), whole.distribute_strategy.scope():
+        shard: Any = keras.Variable(
+            lambda shape, dtype: jnp.zeros(shape, dtype),  # which nobody calls
+            shape=placement.shape,
+            dtype=placement.dtype,
+            trainable=whole.trainable,
+            autocast=autocasts(whole),
+            aggregation=whole.aggregation,
+            synchronization=whole.synchronization,
+            name=f"part_{number}",
+        )
+    set_path(shard, f"{whole.path}/part_{number}")
+    shard.has_rows = whole.has_rows
+    return shard

@@ -139,7 +139,7 @@ class GradientParts:
 
 def shard_name(placement: Placement, shard: int) -> str:
     """Returns the name of a shard on its server."""
-    return placement.name if len(placement.rows) == 1 else f"{placement.name}/part_{shard}"
+    return placement.name_of(shard)
 
 
 def row_parts(placement: Placement, ids: np.ndarray) -> Iterable[tuple[int, slice]]:

@@ -40,6 +40,16 @@ class Placement:
         """Of each shard, where it begins."""
         return (0, *itertools.accumulate(self.rows[:-1]))
 
+    def name_of(self, shard: int) -> str:
+        """Returns the name by which a server knows a shard."""
+        return self.name if len(self.rows) == 1 else f"{self.name}/part_{shard}"
+
+    def shard(self, shard: int) -> Placement:
+        """Returns where a shard is, as if it were a variable of its own."""
+        server, rows = self.servers[shard], self.rows[shard]
+        name, shape = self.name_of(shard), self.shape_of(shard)
+        return Placement(name, shape, self.dtype, (server,), (rows,), self.has_rows)
+
     def shape_of(self, shard: int) -> tuple[int, ...]:
         """Returns the shape of a shard."""
         return (self.rows[shard], *self.shape[1:]) if self.shape else ()

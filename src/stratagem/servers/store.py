@@ -153,7 +153,7 @@ class Store:
             value = shard.array(slot)
         require_rows(shard, rows)
         with shard.lock:
-            return np.take(value, rows, axis=0)
+            return np.take(np.asarray(value), rows, axis=0)
 
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
         """Sets a whole variable, or changes it.

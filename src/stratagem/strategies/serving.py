@@ -121,16 +121,60 @@ class Serving:
             return self.client.scalars(where.server)[where.name]
         return None if where is None else self.client.pull([where.name])[where.name]
 
+    def read_rows(self, variable: ServedVariable, ids: np.ndarray) -> np.ndarray:
+        """Returns rows of a variable as they are now.
+
+        Args:
+            variable: the variable, which is on the servers.
+            ids: integers of any shape.
+
+        Returns:
+            Array of shape (*ids.shape, ...).
+        """
+        return self.client.pull_rows(name_of(variable), ids)
+
+    def scatter(
+        self, variable: ServedVariable, ids: np.ndarray, values: np.ndarray, *, sign: int = 0
+    ) -> None:
+        """Sets rows of a variable, or changes them.
+
+        Args:
+            variable: the variable, which is on the servers.
+            ids: of shape (k,); rows that come more than once are added up, or the last one counts.
+            values: of shape (k, ...).
+            sign: 0 sets them; 1 adds the values, -1 subtracts them.
+        """
+        self.num_writes += 1
+        self.client.scatter(name_of(variable), ids, values, sign=sign)
+
+    def shards(self, variable: ServedVariable) -> tuple[Placement, ...]:
+        """Returns where the shards of a variable are; none of one that is not split, and of a slot.
+
+        Args:
+            variable: the variable. The shards are known by their own names afterwards.
+        """
+        whole = self.placement_of(variable)
+        if whole is None or whole.name != name_of(variable) or len(whole.rows) == 1:
+            return ()
+        shards = tuple(whole.shard(number) for number in range(len(whole.rows)))
+        for one in shards:
+            self.client.know(one)
+        self._names.update(one.name for one in shards)
+        return shards
+
     def assign(self, variable: ServedVariable, value: Any, *, sign: int = 0) -> None:
         """Sets a variable, or changes it.
 
         Args:
             variable: the variable.
-            value: of its shape.
+            value: of its shape, or one that becomes that by broadcasting.
             sign: 0 sets it; 1 adds the value, -1 subtracts it.
+
+        Raises:
+            ValueError: another shape.
         """
+        value = _whole(variable, np.asarray(value, np.dtype(variable.dtype)))
         self.num_writes += 1
-        value = np.asarray(value, np.dtype(variable.dtype))
         where = variable.place
         if isinstance(where, Stored):
             self.client.assign(where.name, value, sign=sign)
@@ -191,3 +235,19 @@ class Serving:
             name = f"{path}_{number}"
         self._names.add(name)
         return name
+
+
+def _whole(variable: ServedVariable, value: np.ndarray) -> np.ndarray:
+    """A value in the shape of its variable: one server alone would notice that it is another."""
+    if value.shape == tuple(variable.shape):
+        return value
+    try:
+        return np.ascontiguousarray(np.broadcast_to(value, variable.shape))
+    except ValueError:
+        raise ValueError(
+            explain(
+                f"Variable {variable.path!r} was to be changed by a value of shape {value.shape}.",
+                expected=f"shape {tuple(variable.shape)}, or one that broadcasts to it.",
+                fix="compare with variable.shape.",
+            )
+        ) from None
