@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.servers import Placer
+from stratagem.servers import Placement, Placer
 
 
 def test_variables_of_one_size_are_dealt_out_in_turn() -> None:
@@ -32,6 +32,16 @@ def test_shards_are_dealt_out_and_cover_every_row() -> None:
     assert [place.shape_of(shard) for shard in range(5)] == [(n, 2) for n in place.rows]
     value = np.arange(26).reshape(13, 2)
     np.testing.assert_array_equal(np.concatenate(place.parts(value)), value)
+
+
+def test_shard_is_placed_as_a_variable_of_its_own() -> None:
+    placer = Placer(2, sg.partitioners.FixedShardsPartitioner(3))
+    place = placer.place("table", (8, 2), "float32", has_rows=True)
+    assert [place.name_of(shard) for shard in range(3)] == [f"table/part_{i}" for i in range(3)]
+    assert place.shard(1) == Placement(
+        "table/part_1", (3, 2), "float32", (place.servers[1],), (3,), has_rows=True
+    )
+    assert place.shard(2).name_of(0) == "table/part_2"
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 4)])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+from collections.abc import Mapping
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.servers import ShardSpec, Store
+from stratagem.servers import ShardSpec, State, Store
 from tests.servers.rules import Momentum
 
 
@@ -83,6 +86,25 @@ def test_rows_are_read_and_assigned(name) -> None:
             store.pull_rows(name, rows)
         with pytest.raises(IndexError, match="were asked for"):
             store.scatter(name, rows, np.zeros((len(rows), 2)))
+
+
+class InJax(Momentum):
+    """Its values are arrays of JAX, as those of Keras's optimizers are."""
+
+    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
+        made = super().apply(state, grads)
+        return dataclasses.replace(
+            made, values={name: jnp.asarray(value) for name, value in made.values.items()}
+        )
+
+
+def test_rows_are_read_after_an_update_by_jax() -> None:
+    store = make_store(v=floats(4, 2))
+    store.set_rule(InJax(), ["v"])
+    store.update({"v": np.ones((4, 2), np.float32)}, {})
+    rows = store.pull_rows("v", np.array([3, 0]))
+    assert isinstance(rows, np.ndarray)
+    np.testing.assert_allclose(rows, floats(4, 2)[[3, 0]] - 0.1, rtol=1e-6)
 
 
 def test_gradients_are_applied_by_the_rule() -> None:
