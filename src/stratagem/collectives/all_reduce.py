@@ -107,7 +107,7 @@ def is_sum_over_replicas(eqn: Any) -> bool:
     Returns:
         True for the sums that are written out in the program, by whichever algorithm.
     """
-    return eqn.params.get("name") == _stratagem_sum_over_replicas.__name__
+    return eqn.params.get("name") == "_stratagem_sum_over_replicas"
 
 
 @dataclasses.dataclass(frozen=True)
