@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Iterator
 
@@ -91,29 +92,39 @@ def untested(messages: Iterable[Message], expectations: Iterable[Expectation]) -
 
 
 def _overlaps(wanted: str, template: str) -> bool:
-    wanted = " ".join(wanted.split())
-    pieces = [" ".join(piece.split()) for piece in template.split(HOLE)]
-    if sum(map(str.isalpha, wanted)) >= MIN_LETTERS and any(wanted in piece for piece in pieces):
+    wanted = _one_line(wanted)
+    if sum(map(str.isalpha, wanted)) >= MIN_LETTERS and wanted in _pieces_in_lines(template):
         return True
-    if any(
-        _longest_shared_run(wanted.split(), piece.split()) >= MIN_WORDS_IN_A_ROW for piece in pieces
-    ):
+    if not _runs_of_words(wanted).isdisjoint(_runs_of_words(template)):
         return True
-    whole = ".+?".join(re.escape(piece) for piece in pieces if piece)
-    return re.search(whole, wanted) is not None
+    return _whole(template).search(wanted) is not None
 
 
-def _longest_shared_run(first: list[str], second: list[str]) -> int:
-    longest = 0
-    for start in range(len(first)):
-        for other in range(len(second)):
-            run = 0
-            for one, two in zip(first[start:], second[other:], strict=False):
-                if one != two:
-                    break
-                run += 1
-            longest = max(longest, run)
-    return longest
+# Each text is compared with thousands of others.
+_one_line = functools.lru_cache(maxsize=None)(lambda text: " ".join(text.split()))
+
+
+@functools.cache
+def _pieces_in_lines(template: str) -> str:
+    """What stands between the holes of a template, a piece a line."""
+    return "\n".join(map(_one_line, template.split(HOLE)))
+
+
+@functools.cache
+def _runs_of_words(template: str) -> frozenset[tuple[str, ...]]:
+    """All that stand in a row within a piece, and are just so many as would do."""
+    pieces = [piece.split() for piece in template.split(HOLE)]
+    return frozenset(
+        tuple(words[start : start + MIN_WORDS_IN_A_ROW])
+        for words in pieces
+        for start in range(len(words) - MIN_WORDS_IN_A_ROW + 1)
+    )
+
+
+@functools.cache
+def _whole(template: str) -> re.Pattern[str]:
+    pieces = _pieces_in_lines(template).split("\n")
+    return re.compile(".+?".join(re.escape(piece) for piece in pieces if piece))
 
 
 def _texts(
