@@ -7,7 +7,7 @@ from stratagem.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from stratagem.coordinator.remote_value import RemoteValue, RemoteValueStatus
 from stratagem.coordinator.served_cluster import ServedCluster
 from stratagem.coordinator.shared_cluster import SharedCluster
-from stratagem.coordinator.worker import Worker, get_current_worker_index
+from stratagem.coordinator.worker import Worker, cache_variable_reads, get_current_worker_index
 from stratagem.strategies import set_cluster_maker
 
 set_cluster_maker(lambda plan: SharedCluster(plan) if plan.task else ServedCluster(plan))
@@ -25,6 +25,7 @@ __all__ = [
     "ServedCluster",
     "SharedCluster",
     "Worker",
+    "cache_variable_reads",
     "get_current_worker_index",
     "packing",
     "set_packing",

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from stratagem.context import get_strategy, in_cross_replica_context
 from stratagem.coordinator.packing import packing
 from stratagem.coordinator.structures import map_structure
 from stratagem.errors import ClosureInputError
@@ -31,7 +32,7 @@ from stratagem.servers.closing import Closing
 from stratagem.strategies import ServedStrategy
 from stratagem.topology.devices import DeviceLike
 
-__all__ = ["Worker", "get_current_worker_index"]
+__all__ = ["Worker", "cache_variable_reads", "get_current_worker_index"]
 
 _AGAIN = Message("again")  # it did not run, and is to be sent anew
 # A coordinator that closes has given up what runs; this is for what is about to end.
@@ -57,10 +58,50 @@ def get_current_worker_index() -> int:
 
     Source: TF 2.21 coordinator_context.py, get_current_worker_index.
     """
+    return _worker_index("get_current_worker_index")
+
+
+@contextlib.contextmanager
+def cache_variable_reads() -> Generator[None]:
+    """Lets a block of a scheduled function read each variable once. Call in a scheduled function.
+
+    In the block reads of variables on servers, by `variable.value` and by the steps of
+    `strategy.run`, are answered from this worker's copy, which the first of them has fetched. What
+    this function writes is seen, by its assignments and by its optimizers; what other workers write
+    is seen after an update of this one, or after the block. Tables, of which rows are looked up,
+    are asked for each time.
+
+    Raises:
+        ValueError: in such a block. RuntimeError: outside every scheduled function, or in a replica
+            function.
+
+    Example::
+
+        def evaluate(batches):
+            with sg.coordinator.cache_variable_reads():
+                return [strategy.run(test_step, args=(batch,)) for batch in batches]
+
+    Source: TF 2.21 distribute_utils.py, cache_variable_reads, where writes are not seen.
+    """
+    _worker_index("cache_variable_reads")
+    strategy: Any = get_strategy()
+    if not in_cross_replica_context():
+        raise RuntimeError(
+            explain(
+                "cache_variable_reads was called in a replica function.",
+                expected="a block around strategy.run: a step reads each variable once anyway.",
+                fix="call it in the scheduled function, before strategy.run.",
+            )
+        )
+    with strategy.serving.caching_reads():
+        yield
+
+
+def _worker_index(asked_by: str) -> int:
     if _current.worker_index is None:
         raise RuntimeError(
             explain(
-                "get_current_worker_index was called outside every scheduled function.",
+                f"{asked_by} was called outside every scheduled function.",
                 expected="a function that a worker runs.",
                 fix="call it in the function that is given to ClusterCoordinator.schedule.",
             )

@@ -107,16 +107,16 @@ class ServedSteps:
         """The values of variables, by identity."""
         for variable in variables:
             self._serving.place(variable)
-        client = self._serving.client
+        serving = self._serving
         names = [name_of(one) for one in variables if isinstance(one.place, Stored)]
         values, self._brought = self._brought, {}
         is_fresh = may_be_brought and time.monotonic() - self._brought_s < _FRESH_S
-        if not (is_fresh and all(name in values for name in names)):
-            values = client.pull(names) if names else {}
+        if serving.is_caching or not (is_fresh and all(name in values for name in names)):
+            values = serving.pull(names) if names else {}
         scalars: Mapping[str, Any] = {}
         kept_once = [one.place for one in variables if isinstance(one.place, Scalar)]
         if kept_once:
-            scalars = client.scalars(kept_once[0].server)
+            scalars = serving.scalars(kept_once[0].server)
         return {
             id(one): (values if isinstance(one.place, Stored) else scalars)[name_of(one)]
             for one in variables
@@ -171,9 +171,7 @@ class ServedSteps:
         return array * np.asarray(self.gradient_weight, array.dtype)
 
     def _push_some(self, batch: _Gradients, names: Sequence[str]) -> Pushed:
-        return self._serving.client.push(
-            batch.whole, batch.rows, pull=names, optimizers=batch.optimizers
-        )
+        return self._serving.push(batch.whole, batch.rows, pull=names, optimizers=batch.optimizers)
 
     def _change(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from stratagem.messages import explain
 from stratagem.servers import (
     Placement,
     Placer,
+    Pushed,
     ServedVariables,
     UpdateMode,
     UpdateRule,
 )
+from stratagem.strategies.cached_reads import CachedReads
 from stratagem.strategies.served_values import Scalar, ServedVariable, Stored, Unplaced, name_of
 
 __all__ = ["Serving"]
@@ -60,6 +63,7 @@ class Serving:
         self.resources: dict[int, Any] = {}
         self._names: set[str] = set()
         self._optimizers: dict[str, weakref.ref[Any] | None] = {}
+        self._cached: CachedReads | None = None
         self.is_in_step = False
         self.named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
@@ -118,8 +122,63 @@ class Serving:
         if isinstance(where, Unplaced):
             return where.value
         if isinstance(where, Scalar):
-            return self.client.scalars(where.server)[where.name]
-        return None if where is None else self.client.pull([where.name])[where.name]
+            return self.scalars(where.server)[where.name]
+        return None if where is None else self.pull([where.name])[where.name]
+
+    def pull(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
+        """Returns whole variables, or what was read of them in a block of `caching_reads`.
+
+        Args:
+            names: theirs, or of slots.
+        """
+        return (self._cached or self.client).pull(names)
+
+    def scalars(self, server: int) -> Mapping[str, np.ndarray]:
+        """Returns what an optimizer keeps once, or what was read of it in such a block.
+
+        Args:
+            server: the one that is asked.
+        """
+        return (self._cached or self.client).scalars(server)
+
+    def push(self, *gradients: Any, optimizers: Mapping[str, str], pull: Sequence[str]) -> Pushed:
+        """Sends gradients; see `ServedVariables.push`.
+
+        Args:
+            gradients: of whole variables, and of rows.
+            optimizers: which one applies them, by name of the variable.
+            pull: names of variables that are wanted as they are then.
+        """
+        pushed = self.client.push(*gradients, pull=pull, optimizers=optimizers)
+        if self._cached is not None:
+            self._cached.note_pushed(optimizers, pushed.values)
+        return pushed
+
+    @property
+    def is_caching(self) -> bool:
+        """Whether reads are answered from what was read before."""
+        return self._cached is not None
+
+    @contextlib.contextmanager
+    def caching_reads(self) -> Generator[None]:
+        """Lets reads in a `with` block, of steps too, ask the servers once for each variable.
+
+        Raises:
+            ValueError: in such a block.
+        """
+        if self._cached is not None:
+            raise ValueError(
+                explain(
+                    "Reads of variables were to be cached in a block in which they are.",
+                    expected="one block of cache_variable_reads() at a time.",
+                    fix="leave the inner one out.",
+                )
+            )
+        self._cached = CachedReads(self.client)
+        try:
+            yield
+        finally:
+            self._cached = None
 
     def read_rows(self, variable: ServedVariable, ids: np.ndarray) -> np.ndarray:
         """Returns rows of a variable as they are now.
@@ -178,11 +237,15 @@ class Serving:
         where = variable.place
         if isinstance(where, Stored):
             self.client.assign(where.name, value, sign=sign)
+            if self._cached is not None:
+                self._cached.note_assigned(where.name, value, sign)
             return
         if sign:
             value = np.asarray(self.read(variable) + sign * value, np.dtype(variable.dtype))
         if isinstance(where, Scalar):
             self.client.set_scalar(where.name, value)
+            if self._cached is not None:
+                self._cached.note_scalar(where.name, value)
         else:
             variable.place = Unplaced(value)
 
