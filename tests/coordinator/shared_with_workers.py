@@ -36,5 +36,9 @@ def note(value: Any) -> Any:
     return value
 
 
+def times_seen(value: Any) -> int:
+    return seen.count(value)
+
+
 def ten_more(other: int) -> int:
     return other + 10

@@ -190,3 +190,16 @@ def test_other_resolvers_are_refused() -> None:
 def test_coordinators_are_of_such_strategies() -> None:
     with pytest.raises(ValueError, match="ClusterCoordinator received"):
         ClusterCoordinator(sg.OneDeviceStrategy("cpu:0"))
+
+
+@pytest.mark.slow
+def test_servers_of_a_strategy_are_told_how_often(ray_cluster) -> None:
+    options = sg.coordinator.options(journal_interval_s=3600)
+    with sg.ParameterServerStrategy(num_workers=1, num_servers=1, options=options) as strategy:
+        client = strategy.serving.client
+        with strategy.scope():
+            v = sg.Variable(np.zeros(2, "float32"))
+        limit_s = time.monotonic() + 3  # three entries without the option
+        while time.monotonic() < limit_s:
+            v.assign_add(np.ones(2))
+        assert client.describe()[0]["journaled_version"] is None

@@ -8,14 +8,16 @@ from stratagem.coordinator.remote_value import RemoteValue, RemoteValueStatus
 from stratagem.coordinator.served_cluster import ServedCluster
 from stratagem.coordinator.shared_cluster import SharedCluster
 from stratagem.coordinator.worker import Worker, cache_variable_reads, get_current_worker_index
-from stratagem.strategies import set_cluster_maker
+from stratagem.strategies import CoordinatorOptions, set_cluster_maker
 
+options = CoordinatorOptions
 set_cluster_maker(lambda plan: SharedCluster(plan) if plan.task else ServedCluster(plan))
 
 __all__ = [
     "Closure",
     "ClosureQueue",
     "ClusterCoordinator",
+    "CoordinatorOptions",
     "Packing",
     "PerWorkerDataset",
     "PerWorkerValues",
@@ -27,6 +29,7 @@ __all__ = [
     "Worker",
     "cache_variable_reads",
     "get_current_worker_index",
+    "options",
     "packing",
     "set_packing",
 ]

@@ -16,6 +16,7 @@ from stratagem.coordinator.remote_value import RemoteValue
 from stratagem.coordinator.shipping import Shipments, inputs_of
 from stratagem.coordinator.stalls import StallWatch
 from stratagem.coordinator.structures import map_structure
+from stratagem.coordinator.transient_failures import TransientFailures
 from stratagem.coordinator.worker_link import WorkerLink
 from stratagem.messages import explain
 from stratagem.servers import Connections, Message
@@ -74,10 +75,18 @@ class ClusterCoordinator(Closing):
         # Where workers wait for each other, none takes a second function before its turn.
         is_synchronous = strategy.serving.mode.num_needed > 0
         self._queue.num_workers = MAX_CLOSURES if is_synchronous else len(addresses)
-        self._connections = Connections(strategy.cluster.keys, addresses, peers="Worker")
+        self._connections = Connections(
+            strategy.cluster.keys,
+            addresses,
+            peers="Worker",
+            silence_s=strategy.limits.recovery_timeout_s,
+        )
         self._name = uuid.uuid4().hex
+        failures = TransientFailures(strategy.limits.max_transient_failures)
         self._links = [
-            WorkerLink(index, strategy, self._connections, self._queue, self._introduction)
+            WorkerLink(
+                index, strategy, self._connections, self._queue, self._introduction, failures
+            )
             for index in range(len(addresses))
         ]
         strategy.cluster.tell_moves_to(self._note_move)
@@ -103,6 +112,7 @@ class ClusterCoordinator(Closing):
                 for server, address in enumerate(cluster.server_addresses)
             ],
             "mode": dataclasses.asdict(serving.mode),
+            "recovery_timeout_s": self._strategy.limits.recovery_timeout_s,
         }
         return Message("join", fields)
 

@@ -28,13 +28,16 @@ class Resource:
 class Packing(Protocol):
     """Turns objects into bytes for another process, and back; and starts such a process."""
 
-    def serve_server(self, index: int, keys: ClusterKeys, journal_dir: str) -> Any:
+    def serve_server(
+        self, index: int, keys: ClusterKeys, journal_dir: str, journal_interval_s: float
+    ) -> Any:
         """Starts a parameter server in this process.
 
         Args:
             index: of the server.
             keys: of the cluster.
             journal_dir: the folder of its journal.
+            journal_interval_s: how long to wait after each entry.
 
         Returns:
             What has an address.

@@ -61,7 +61,8 @@ class ServedCluster(Closing):
                 RayProcesses(
                     "ps",
                     packing().serve_server,
-                    [(self.keys, self._journal_dir(stack))] * plan.num_servers,
+                    [(self.keys, self._journal_dir(stack), plan.journal_interval_s)]
+                    * plan.num_servers,
                     resources=self._placing.of_servers(plan.num_servers),
                     environment={**_OF_SERVERS, **self._placing.threads(plan.num_servers)},
                     modules=_MODULES,

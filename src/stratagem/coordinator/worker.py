@@ -184,11 +184,12 @@ class Worker(Closing):
             following.answer(answer)
 
     def _join(self, message: Message) -> Message:
-        """Fields: the coordinator's name, this worker's index, and where the servers are."""
+        """Fields: the coordinator's name, this worker's index, the servers, and limits."""
         told = message.fields
         if told["coordinator"] != self._coordinator:  # else it has come back to the same one
             self._leave()
-            self._connections = Connections(self._keys, told["servers"])
+            silence_s = told.get("recovery_timeout_s")
+            self._connections = Connections(self._keys, told["servers"], silence_s=silence_s)
             client = ServedVariables(self._connections, f"worker {told['index']}")
             mode = UpdateMode(**told["mode"])
             self._strategy = ServedStrategy.of_worker(client, told["index"], mode, self._devices)

@@ -12,6 +12,7 @@ from typing import Any
 from stratagem.coordinator.closures import Closure, ClosureQueue
 from stratagem.coordinator.packing import packing
 from stratagem.coordinator.shipping import Shipment
+from stratagem.coordinator.transient_failures import TransientFailures
 from stratagem.errors import PSUnavailableError, UnavailableError
 from stratagem.messages import explain
 from stratagem.servers import Connections, Message, ServerError
@@ -32,6 +33,7 @@ class WorkerLink:
         connections: to the workers.
         queue: where closures come from.
         introduction: returns what the worker is told before anything else.
+        failures: counts those of all workers to reach a server.
     """
 
     def __init__(
@@ -41,12 +43,15 @@ class WorkerLink:
         connections: Connections,
         queue: ClosureQueue,
         introduction: Callable[[], Message],
+        failures: TransientFailures,
     ) -> None:
         self._index = index
         self._strategy = strategy
         self._connections = connections
         self._queue = queue
         self._introduction = introduction
+        self._failures = failures
+        self._is_closed = threading.Event()
         self._turn = threading.Lock()
         self._counting = threading.Lock()
         self._known: set[int] = set()
@@ -73,6 +78,7 @@ class WorkerLink:
 
     def close(self) -> None:
         """Gives up what the worker runs, and waits for the threads. The queue was closed before."""
+        self._is_closed.set()
         self._is_there.set()
         for thread in self._threads:
             while thread.is_alive():  # again: a worker that is back meanwhile is asked again
@@ -109,6 +115,7 @@ class WorkerLink:
             self._connections.ask(self._index, told)
 
     def _work(self) -> None:
+        self._is_closed.wait(self._index * self._strategy.limits.start_delay_s)
         while True:
             with self._turn:  # closures reach a worker in the order in which they are taken
                 self._is_there.wait()
@@ -167,7 +174,11 @@ class WorkerLink:
         self._count_running(-1)  # before the queue tells all who wait for a closure
         try:
             if answer.kind == "failed":
-                raise self._error_of(answer)
+                error = self._error_of(answer)
+                if not self._failures.is_tolerated(error):
+                    raise error
+                self._queue.put_back(closure)
+                return
             result, *counted = answer.arrays
             self._note_lost_updates(answer.fields["num_lost"])
             for number, names in answer.fields["built"]:
@@ -176,6 +187,7 @@ class WorkerLink:
         except BaseException as error:  # noqa: BLE001 - told to whoever waits
             self._queue.fail(closure, error)
             return
+        self._failures.note_success()
         self._queue.finish(closure, value, lambda: self._count(answer.fields["counted"], counted))
 
     def _count(self, numbers: list[int], counted: list[Any]) -> None:

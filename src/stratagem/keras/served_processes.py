@@ -13,20 +13,25 @@ from stratagem.servers import ClusterKeys, ParameterServer
 __all__ = ["serve_server", "serve_worker"]
 
 
-def serve_server(index: int, keys: ClusterKeys, journal_dir: str) -> ParameterServer:
+def serve_server(
+    index: int, keys: ClusterKeys, journal_dir: str, journal_interval_s: float
+) -> ParameterServer:
     """Starts a parameter server in this process, which Ray has started.
 
     Args:
         index: of the server.
         keys: of the cluster.
         journal_dir: the folder of its journal, which is made.
+        journal_interval_s: how long to wait after each entry.
 
     Returns:
         The server.
     """
     _compute_inline()
     journal = Path(journal_dir) / f"server-{index}.journal"
-    return ParameterServer(keys, host=own_host(), journal=journal)
+    return ParameterServer(
+        keys, host=own_host(), journal=journal, journal_interval_s=journal_interval_s
+    )
 
 
 def serve_worker(index: int, keys: ClusterKeys) -> Worker:

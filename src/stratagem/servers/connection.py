@@ -45,6 +45,7 @@ class Connections(Closing):
         locate: returns where a server is now, given its index, or None; called, every few seconds,
             while one is silent that is waited for.
         peers: what messages call a server.
+        silence_s: how long one may give no sign of life; None for `STRATAGEM_PEER_TIMEOUT_S`.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class Connections(Closing):
         *,
         locate: Callable[[int], str | None] | None = None,
         peers: str = "Parameter server",
+        silence_s: float | None = None,
     ) -> None:
         self._keys = keys
         self._peers = [Peer(f"{peers} {i}", address) for i, address in enumerate(addresses)]
         self._locate = locate
+        self._silence_s = silence_s
         self._numbers = itertools.count(1)
         self._is_closed = False
         self._begin()
@@ -78,8 +81,8 @@ class Connections(Closing):
             The answer.
 
         Raises:
-            UnavailableError: no answer in time, or no sign of life for `STRATAGEM_PEER_TIMEOUT_S`.
-                ServerError: the server raised an error.
+            UnavailableError: no answer in time, or no sign of life for too long. ServerError: the
+                server raised an error.
         """
         return self.ask_all({server: message}, timeout_s=timeout_s)[server]
 
@@ -96,10 +99,10 @@ class Connections(Closing):
             The answers, by index of the server.
 
         Raises:
-            UnavailableError: no answer in time, or no sign of life of one of the servers for
-                `STRATAGEM_PEER_TIMEOUT_S`. ServerError: a server raised an error.
+            UnavailableError: no answer in time, or no sign of life of one of the servers for too
+                long. ServerError: a server raised an error.
         """
-        silence_s = float(environment.read("peer_timeout_s"))
+        silence_s = self._silence_s or float(environment.read("peer_timeout_s"))
         number = self._name + next(self._numbers).to_bytes(8, "big")
         packed = {server: pack(message) for server, message in messages.items()}
         questions: dict[int, Question] = {}

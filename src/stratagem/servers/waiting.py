@@ -124,8 +124,8 @@ class Question:
             explain(
                 f"{peer.name} at {peer.place.address} gave no answer for {limit_s:g} s.",
                 expected="a process that runs, can be reached, and has the keys of this cluster.",
-                fix="look at what it printed last; STRATAGEM_PEER_TIMEOUT_S changes the limit, "
-                "unless the call has one of its own.",
+                fix="look at what it printed last; STRATAGEM_PEER_TIMEOUT_S changes the limit, or "
+                "sg.coordinator.options(recovery_timeout_s=), unless the call has one of its own.",
             )
         )
 

@@ -1,5 +1,6 @@
 """The strategies: each names its parts and checks its arguments."""
 
+from stratagem.strategies.coordinator_options import CoordinatorOptions
 from stratagem.strategies.cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -26,6 +27,7 @@ __all__ = [
     "Cluster",
     "ClusterPlan",
     "CollectiveAllReduceStrategy",
+    "CoordinatorOptions",
     "CrossDeviceOps",
     "DefaultStrategy",
     "Gradient",

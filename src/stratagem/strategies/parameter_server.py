@@ -9,6 +9,7 @@ from typing import final
 from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, id_in_cluster
 from stratagem.messages import explain
 from stratagem.partitioners import Partitioner
+from stratagem.strategies.coordinator_options import CoordinatorOptions, checked_options
 from stratagem.strategies.served_cluster import ClusterPlan, make_cluster, update_mode
 from stratagem.strategies.served_strategy import ServedStrategy
 from stratagem.strategies.served_worker import begin_independent
@@ -41,6 +42,7 @@ class ParameterServerStrategy(ServedStrategy):
         independent: whether this program runs as the chief and each worker of `TF_CONFIG`, each of
             which trains by itself on the same servers; the ps tasks run `stratagem server`. Call
             `close()` at the end: the servers end with the leader, which waits for the others.
+        options: limits, from `sg.coordinator.options`; None for its defaults.
 
     Raises:
         ValueError: a cluster without servers or workers, numbers that make no sense, or a task that
@@ -71,6 +73,7 @@ class ParameterServerStrategy(ServedStrategy):
         num_workers: int | None = None,
         num_servers: int | None = None,
         independent: bool = False,
+        options: CoordinatorOptions | None = None,
     ) -> None:
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise TypeError(
@@ -89,8 +92,12 @@ class ParameterServerStrategy(ServedStrategy):
             plan = ClusterPlan.of(spec, resolver.task_type)
         else:
             plan = ClusterPlan.local(num_workers, num_servers)
-        if journal_dir is not None:
-            plan = dataclasses.replace(plan, journal_dir=os.fspath(journal_dir))
+        limits = checked_options(options, independent=independent)
+        plan = dataclasses.replace(
+            plan,
+            journal_dir=None if journal_dir is None else os.fspath(journal_dir),
+            journal_interval_s=limits.journal_interval_s,
+        )
         mode = update_mode(
             plan.num_workers,
             synchronous=synchronous,
@@ -100,10 +107,12 @@ class ParameterServerStrategy(ServedStrategy):
         self._resolver = resolver
         cluster = make_cluster(plan)
         if plan.task is None:
-            self.begin(cluster, variable_partitioner, mode)
+            self.begin(cluster, variable_partitioner, mode, limits)
             return
         worker = id_in_cluster(spec, *plan.task)
-        self._connections = begin_independent(self, cluster, worker, variable_partitioner, mode)
+        self._connections = begin_independent(
+            self, cluster, worker, variable_partitioner, mode, silence_s=limits.recovery_timeout_s
+        )
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:

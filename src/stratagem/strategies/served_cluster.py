@@ -32,6 +32,7 @@ class ClusterPlan:
         num_servers: how many parameter servers.
         spec: the machine of each task; None for this one.
         journal_dir: where servers keep their journals; None for folders of this run.
+        journal_interval_s: how long they wait after each entry.
         task: type and index of this process where each worker runs a program of its own; None
             where this one coordinates them.
     """
@@ -40,6 +41,7 @@ class ClusterPlan:
     num_servers: int
     spec: ClusterSpec | None = None
     journal_dir: str | None = None
+    journal_interval_s: float = 1.0
     task: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:

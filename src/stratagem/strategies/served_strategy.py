@@ -12,9 +12,10 @@ from stratagem.options import RunOptions
 from stratagem.partitioners import Partitioner
 from stratagem.servers import ASYNCHRONOUS, Connections, Placer, ServedVariables, UpdateMode
 from stratagem.servers.closing import Closing
+from stratagem.strategies.coordinator_options import CoordinatorOptions
 from stratagem.strategies.served_cluster import Cluster
 from stratagem.strategies.served_steps import ServedSteps
-from stratagem.strategies.served_worker import begin_on_worker
+from stratagem.strategies.served_worker import begin_on_worker, connected
 from stratagem.strategies.serving import Serving
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
@@ -29,49 +30,51 @@ class ServedStrategy(Strategy, Closing):
     Made by one of its class methods, or as a `ParameterServerStrategy`.
 
     `serving` reads and changes variables; `coordinator` is the `ClusterCoordinator`, once there is
-    one.
+    one; `limits` are the options of both, in the coordinator.
     """
 
+    limits: CoordinatorOptions
     cluster: Cluster
     serving: Serving
     coordinator: Any
     _connections: Connections | None = None
 
     @classmethod
-    def on_cluster(
-        cls,
-        cluster: Cluster,
-        variable_partitioner: Partitioner | None = None,
-        mode: UpdateMode = ASYNCHRONOUS,
-    ) -> ServedStrategy:
+    def on_cluster(cls, cluster: Cluster, **arguments: Any) -> ServedStrategy:
         """Returns a strategy on servers that run already.
 
         Args:
             cluster: the cluster; closing the strategy closes it.
-            variable_partitioner: which variables are split; None for none.
-            mode: when the servers apply gradients.
+            **arguments: of `begin`.
         """
         made = object.__new__(cls)
-        made.begin(cluster, variable_partitioner, mode)
+        made.begin(cluster, **arguments)
         return made
 
-    def begin(self, cluster: Cluster, partitioner: Partitioner | None, mode: UpdateMode) -> None:
+    def begin(
+        self,
+        cluster: Cluster,
+        variable_partitioner: Partitioner | None = None,
+        mode: UpdateMode = ASYNCHRONOUS,
+        options: CoordinatorOptions | None = None,
+    ) -> None:
         """Takes its place in a cluster, as its coordinator.
 
         Args:
             cluster: the cluster.
-            partitioner: which variables are split; None for none.
+            variable_partitioner: which variables are split; None for none.
             mode: when the servers apply gradients.
+            options: limits; None for the defaults.
         """
+        self.limits = options or CoordinatorOptions()
         Strategy.__init__(self, Topology(local_devices()[:1]))
         self.cluster = cluster
         self.schedules = True
         self.coordinator: Any = None
-        addresses = cluster.server_addresses
-        self._connections = Connections(cluster.keys, addresses, locate=cluster.locate_server)
+        self._connections = connected(cluster, self.limits.recovery_timeout_s)
         cluster.tell_moves_to(self._connections.move)
         client = ServedVariables(self._connections)
-        placer = Placer(len(addresses), partitioner)
+        placer = Placer(len(cluster.server_addresses), variable_partitioner)
         self.serving: Serving = Serving(
             client, placer, mode, has_journals=cluster.has_journals, is_coordinator=True
         )

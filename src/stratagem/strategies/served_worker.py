@@ -14,7 +14,18 @@ from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, find_devices, local_devices
 from stratagem.topology.devices import DeviceLike
 
-__all__ = ["begin_independent", "begin_on_worker"]
+__all__ = ["begin_independent", "begin_on_worker", "connected"]
+
+
+def connected(cluster: Cluster, silence_s: float | None) -> Connections:
+    """Returns connections to the servers of a cluster.
+
+    Args:
+        cluster: the cluster.
+        silence_s: how long a server may give no sign of life; None for the default.
+    """
+    addresses, locate = cluster.server_addresses, cluster.locate_server
+    return Connections(cluster.keys, addresses, locate=locate, silence_s=silence_s)
 
 
 def begin_on_worker(
@@ -57,6 +68,8 @@ def begin_independent(
     partitioner: Partitioner | None,
     mode: UpdateMode,
     devices: Sequence[DeviceLike] | None = None,
+    *,
+    silence_s: float | None = None,
 ) -> Connections:
     """Lets a strategy take its place in a cluster, as a worker with a program of its own.
 
@@ -70,15 +83,15 @@ def begin_independent(
         partitioner: which variables are split; None for none.
         mode: when the servers apply gradients.
         devices: of its replicas; None for all local ones.
+        silence_s: how long a server may give no sign of life; None for the default.
 
     Returns:
         Its connections to the servers.
     """
-    addresses = cluster.server_addresses
-    connections = Connections(cluster.keys, addresses, locate=cluster.locate_server)
+    connections = connected(cluster, silence_s)
     client = ServedVariables(connections, f"worker {worker}")
     strategy.cluster = cluster
-    placer = Placer(len(addresses), partitioner)
+    placer = Placer(len(cluster.server_addresses), partitioner)
     begin_on_worker(
         strategy,
         client,

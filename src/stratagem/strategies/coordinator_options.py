@@ -1,0 +1,97 @@
+"""Limits of a cluster with parameter servers, as values."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from stratagem.messages import explain
+
+__all__ = ["CoordinatorOptions", "checked_options"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CoordinatorOptions:
+    """Limits of a cluster with parameter servers, for `ParameterServerStrategy(options=)`.
+
+    Its name is also `sg.coordinator.options`.
+
+    Args:
+        start_delay_s: worker k takes its first function so many seconds times k after the
+            coordinator was made, so that the first updates are those of few workers.
+        recovery_timeout_s: how long a server or a worker may give no sign of life, as one that is
+            started again does, before who waits for it gets an error; None for
+            `STRATAGEM_PEER_TIMEOUT_S`.
+        max_transient_failures: how many functions in a row may fail because their workers cannot
+            reach a server. They are run again; one more is a `PSUnavailableError`.
+        journal_interval_s: how long a server waits after each entry of its journal. What has
+            changed since the last one is lost if it dies.
+
+    Raises:
+        ValueError: a negative number, a time limit of 0 s, or no number.
+
+    Example:
+        >>> sg.coordinator.options(recovery_timeout_s=120).recovery_timeout_s
+        120
+
+    Source: TF 2.21 cluster_coordinator.py, TF_COORDINATOR_SCHEDULE_START_DELAY and
+    TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES.
+    """
+
+    start_delay_s: float = 0.0
+    recovery_timeout_s: float | None = None
+    max_transient_failures: int = 0
+    journal_interval_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check("start_delay_s", self.start_delay_s, may_be_zero=True)
+        if self.recovery_timeout_s is not None:
+            _check("recovery_timeout_s", self.recovery_timeout_s)
+        _check("max_transient_failures", self.max_transient_failures, may_be_zero=True, kind=int)
+        _check("journal_interval_s", self.journal_interval_s)
+
+
+def _check(name: str, value: Any, *, may_be_zero: bool = False, kind: Any = int | float) -> None:
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and (value > 0 or (may_be_zero and value == 0)):
+        return
+    least = "0 or more" if may_be_zero else "more than 0"
+    raise ValueError(
+        explain(
+            f"sg.coordinator.options received {name}={value!r}.",
+            expected=f"{'a whole number' if kind is int else 'a number of seconds'}, {least}.",
+            fix=f"leave {name} out.",
+        )
+    )
+
+
+def checked_options(options: Any, *, independent: bool) -> CoordinatorOptions:
+    """Returns the options of a strategy.
+
+    Args:
+        options: what it was given; None for none.
+        independent: whether its workers run programs of their own.
+
+    Raises:
+        TypeError: of another type.
+        ValueError: limits of scheduled functions, where there are none.
+    """
+    options = CoordinatorOptions() if options is None else options
+    if not isinstance(options, CoordinatorOptions):
+        raise TypeError(
+            explain(
+                f"options={options!r} is of type {type(options).__name__}.",
+                expected="sg.coordinator.options(...), or None.",
+                fix="leave options out.",
+            )
+        )
+    if independent and (options.start_delay_s or options.max_transient_failures):
+        raise ValueError(
+            explain(
+                f"independent=True was given with {options}.",
+                expected="no limits of scheduled functions, which such workers do not run.",
+                fix="leave start_delay_s and max_transient_failures out.",
+            )
+        )
+    return options
