@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from stratagem.input import DistributedDataset as DistributedDataset
     from stratagem.input import DistributedIterator as DistributedIterator
     from stratagem.keras import BackupAndRestore as BackupAndRestore
+    from stratagem.keras import DatasetCreator as DatasetCreator
     from stratagem.keras import SidecarEvaluator as SidecarEvaluator
     from stratagem.keras import SidecarEvaluatorModelExport as SidecarEvaluatorModelExport
     from stratagem.keras import Variable as Variable
@@ -108,6 +109,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     ),
     "CommunicationOptions": ("stratagem.communication", "CommunicationOptions"),
     "CrossDeviceOps": ("stratagem.strategies", "CrossDeviceOps"),
+    "DatasetCreator": ("stratagem.keras", "DatasetCreator"),
     "DistributedDataset": ("stratagem.input", "DistributedDataset"),
     "DistributedIterator": ("stratagem.input", "DistributedIterator"),
     "DistributedValues": ("stratagem.values", "DistributedValues"),
@@ -188,6 +190,7 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
+    "DatasetCreator",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",

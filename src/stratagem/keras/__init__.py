@@ -3,6 +3,7 @@
 from stratagem.keras.seam import install
 
 from stratagem.keras.backup_and_restore import BackupAndRestore  # isort: skip
+from stratagem.keras.dataset_creator import DatasetCreator  # isort: skip
 from stratagem.keras.losses import compute_average_loss, scale_regularization_loss  # isort: skip
 from stratagem.keras.model import compile, strategy_of  # isort: skip
 from stratagem.keras.optimizer import apply_gradients  # isort: skip
@@ -14,6 +15,7 @@ from stratagem.keras.variable_creation import Variable  # isort: skip
 
 __all__ = [
     "BackupAndRestore",
+    "DatasetCreator",
     "DistributedVariable",
     "RandomState",
     "SidecarEvaluation",

@@ -7,12 +7,14 @@ from typing import Any
 
 from stratagem.context import has_strategy
 from stratagem.input import Dataset, DistributedDataset
+from stratagem.keras.dataset_creator import DatasetCreator, require_end
 from stratagem.keras.private import DataAdapter
 from stratagem.messages import explain
 
 __all__ = ["DatasetAdapter", "adapted", "is_dataset"]
 
 _BESIDE = ("y", "sample_weight", "class_weight")
+_STEPS = {"fit": "steps_per_epoch", "evaluate": "steps", "predict": "steps"}
 
 
 class DatasetAdapter(DataAdapter):
@@ -110,8 +112,8 @@ def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 def is_dataset(value: Any) -> bool:
-    """Tells whether a value is a dataset that Keras does not know."""
-    return isinstance(value, Dataset | DistributedDataset)
+    """Tells whether a value is a dataset that Keras does not know, or makes one."""
+    return isinstance(value, Dataset | DistributedDataset | DatasetCreator)
 
 
 def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +128,8 @@ def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, An
         Adapters for those that are datasets.
 
     Raises:
-        ValueError: a dataset of another strategy, or targets or weights beside a dataset.
+        ValueError: a dataset of another strategy, targets or weights beside a dataset, or one that
+            a `DatasetCreator` makes and that never ends. TypeError: it makes none.
     """
     adapters: dict[str, Any] = {}
     for key in ("x", "validation_data"):
@@ -141,11 +144,17 @@ def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, An
                     fix="let it yield (x, y) or (x, y, sample_weight).",
                 )
             )
-        adapters[key] = DatasetAdapter(_distributed(strategy, name, value))
+        dataset = _distributed(strategy, name, value)
+        if isinstance(value, DatasetCreator):
+            steps = arguments.get(_STEPS.get(name, "") if key == "x" else "validation_steps")
+            require_end(dataset.cardinality, name, steps)
+        adapters[key] = DatasetAdapter(dataset)
     return adapters
 
 
 def _distributed(strategy: Any, name: str, dataset: Any) -> DistributedDataset:
+    if isinstance(dataset, DatasetCreator):
+        return strategy.distribute_datasets_from_function(dataset, dataset.input_options)
     if isinstance(dataset, Dataset):
         return strategy.distribute_dataset(dataset)
     if dataset.strategy is not strategy:
