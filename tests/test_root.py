@@ -114,6 +114,7 @@ def test_public_name_is_there_and_stays_the_same(name) -> None:
 
 def test_old_names_are_the_same_objects() -> None:
     assert sg.experimental_set_strategy is sg.set_strategy
+    assert sg.run_standard_tensorflow_server is sg.run_standard_server
     strategy = sg.Strategy
     assert strategy.experimental_local_results is strategy.local_results
     assert strategy.concat is strategy.gather

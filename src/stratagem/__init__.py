@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from stratagem.remote import Server as Server
     from stratagem.remote import connect_to_cluster as connect_to_cluster
     from stratagem.remote import run_standard_server as run_standard_server
+    from stratagem.remote import run_standard_server as run_standard_tensorflow_server
     from stratagem.strategies import CollectiveAllReduceStrategy as CollectiveAllReduceStrategy
     from stratagem.strategies import CrossDeviceOps as CrossDeviceOps
     from stratagem.strategies import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
@@ -171,6 +172,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "regroup": ("stratagem.values", "regroup"),
     "remote": ("stratagem.remote", None),
     "run_standard_server": ("stratagem.remote", "run_standard_server"),
+    "run_standard_tensorflow_server": ("stratagem.remote", "run_standard_server"),
     "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
     "select_replica": ("stratagem.values", "select_replica"),
     "set_strategy": ("stratagem.context", "set_strategy"),
@@ -252,6 +254,7 @@ __all__ = [
     "regroup",
     "remote",
     "run_standard_server",
+    "run_standard_tensorflow_server",
     "scale_regularization_loss",
     "select_replica",
     "set_strategy",
