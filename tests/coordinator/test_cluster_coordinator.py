@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ from stratagem.coordinator import (
     RemoteValueStatus,
     get_current_worker_index,
 )
-from stratagem.errors import CancelledError, ClosureInputError
+from stratagem.errors import CancelledError, ClosureInputError, UnavailableError
+from stratagem.servers import UpdateMode
 from tests.coordinator.clusters import coordinated, local_strategy
 from tests.coordinator.shared_with_workers import (
     LIMIT_S,
@@ -369,3 +371,77 @@ def test_closed_coordinator_takes_nothing() -> None:
         go_on.set()
         with pytest.raises(RuntimeError, match="on a coordinator that was closed"):
             coordinator.schedule(ten_more, args=(1,))
+
+
+# Workers that are given up
+
+
+def _updates(coordinator: ClusterCoordinator) -> tuple[Any, Any]:
+    """A step of synchronous training that adds up gradients of 1, and its variable."""
+    with coordinator.strategy.scope():
+        v = sg.Variable(np.zeros(2, "float32"))
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([v])
+
+    def replica_step() -> Any:
+        optimizer.apply([jnp.ones(2)], [v])
+        return v.value  # so that it is read
+
+    def step() -> None:
+        sg.get_strategy().run(replica_step)
+
+    return step, v
+
+
+def _wait_until_servers_expect(coordinator: ClusterCoordinator, num_needed: int) -> None:
+    servers = coordinator.strategy.cluster.servers
+    limit_s = time.monotonic() + LIMIT_S
+    while any(server._pushes.mode.num_needed != num_needed for server in servers):
+        assert time.monotonic() < limit_s
+        threading.Event().wait(0.01)
+
+
+def test_synchronous_updates_wait_for_no_worker_that_was_given_up() -> None:
+    with coordinated(num_workers=3, mode=UpdateMode(num_needed=3)) as coordinator:
+        step, v = _updates(coordinator)
+        workers = coordinator.workers
+
+        def step_on(*indices: int) -> None:
+            for index in indices:
+                coordinator.schedule(step, worker=index)
+            coordinator.join()
+
+        step_on(0, 1, 2)
+        workers.on_lost(2, "it died")
+        workers.on_given_up(2, UnavailableError("no more restarts"))
+        _wait_until_servers_expect(coordinator, 2)
+        assert coordinator.present_workers == [0, 1]
+        step_on(0, 1)
+        assert np.asarray(v.value).tolist() == [-5, -5]
+        with pytest.raises(UnavailableError, match="no more restarts"):
+            coordinator.schedule(step, worker=2)
+        assert coordinator.strategy.serving.mode.num_needed == 2  # of optimizers that come later
+        workers.on_returned(2, workers.addresses[2])
+        _wait_until_servers_expect(coordinator, 3)
+        v.assign(np.asarray(v.value))  # a new process would not know the values of before either
+        step_on(0, 1, 2)
+        assert np.asarray(v.value).tolist() == [-8, -8]
+        assert coordinator.stalls is not None
+        assert coordinator.stalls.num_stalls == 0
+
+
+def test_backup_workers_are_lost_first() -> None:
+    with coordinated(num_workers=3, mode=UpdateMode(num_needed=2)) as coordinator:
+        step, v = _updates(coordinator)
+        for index in range(2):
+            coordinator.schedule(step, worker=index)
+        coordinator.join()
+        for index, num_needed in ((2, 2), (1, 1), (0, 1)):
+            coordinator.workers.on_lost(index, "it died")
+            coordinator.workers.on_given_up(index, UnavailableError("no more restarts"))
+            _wait_until_servers_expect(coordinator, num_needed)
+            if index == 1:
+                coordinator.schedule(step).fetch()
+                assert np.asarray(v.value).tolist() == [-3, -3]
+        with pytest.raises(UnavailableError, match="no more restarts"):
+            coordinator.join()

@@ -257,6 +257,15 @@ class ClosureQueue:
         if is_wanted:
             self.break_all(error)
 
+    def find_worker(self, worker: int) -> None:
+        """Notes that a worker is back that was gone for good.
+
+        Args:
+            worker: its index.
+        """
+        with self._changed:
+            self._gone.pop(worker, None)
+
     @property
     def _num_queued(self) -> int:
         return len(self._line) + sum(map(len, self._own.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import uuid
@@ -18,8 +19,9 @@ from stratagem.coordinator.stalls import StallWatch
 from stratagem.coordinator.structures import map_structure
 from stratagem.coordinator.transient_failures import TransientFailures
 from stratagem.coordinator.worker_link import WorkerLink
+from stratagem.errors import UnavailableError
 from stratagem.messages import explain
-from stratagem.servers import Connections, Message
+from stratagem.servers import Connections, Message, ServerError
 from stratagem.servers.closing import Closing
 from stratagem.strategies import ServedStrategy
 
@@ -69,11 +71,13 @@ class ClusterCoordinator(Closing):
         self._strategy = strategy
         self._queue = ClosureQueue()
         self._ended: set[int] = set()
+        self._num_needed = strategy.serving.mode.num_needed
+        self._expecting = threading.Lock()
         self._shipments = Shipments(strategy)
         self.workers = strategy.cluster.start_workers(packing().serve_worker)
         addresses = self.workers.addresses
         # Where workers wait for each other, none takes a second function before its turn.
-        is_synchronous = strategy.serving.mode.num_needed > 0
+        is_synchronous = self._num_needed > 0
         self._queue.num_workers = MAX_CLOSURES if is_synchronous else len(addresses)
         self._connections = Connections(
             strategy.cluster.keys,
@@ -120,11 +124,17 @@ class ClusterCoordinator(Closing):
         """A server was started again: workers may wait for it where it was."""
         for link in self._links:
             threading.Thread(target=link.tell_server, args=(server, address), daemon=True).start()
+        if self._ended:  # it may have been told before that, or not at all
+            self._expect_present()
 
     def _note_loss(self, worker: int, reason: str) -> None:
         self._links[worker].lose(reason)
 
     def _note_return(self, worker: int, address: str) -> None:
+        if worker in self._ended:
+            self._ended.discard(worker)
+            self._queue.find_worker(worker)
+            self._expect_present()
         self._links[worker].find(address)
 
     def _note_end(self, worker: int, error: Exception) -> None:
@@ -133,6 +143,22 @@ class ClusterCoordinator(Closing):
         self._ended.add(worker)
         if len(self._ended) == len(self._links):
             self._queue.break_all(error)
+        self._expect_present()
+
+    def _expect_present(self) -> None:
+        """Has synchronous updates wait for no worker that is not there; does not wait itself."""
+        if self._num_needed:
+            threading.Thread(target=self._tell_expected, daemon=True).start()
+
+    def _tell_expected(self) -> None:
+        serving = self._strategy.serving
+        with self._expecting:
+            # Backup workers are what is lost first: the others make an update together as before.
+            num_needed = max(1, min(self._num_needed, len(self.present_workers)))
+            serving.mode = dataclasses.replace(serving.mode, num_needed=num_needed)
+            # Who has no optimizer yet gets this mode with it, and who is lost when it is back.
+            with contextlib.suppress(UnavailableError, ServerError):
+                serving.client.expect(num_needed)
 
     @property
     def strategy(self) -> ServedStrategy:
@@ -158,6 +184,11 @@ class ClusterCoordinator(Closing):
     def num_workers(self) -> int:
         """How many workers there are."""
         return len(self._links)
+
+    @property
+    def present_workers(self) -> list[int]:
+        """The indices of those that were not given up."""
+        return [index for index in range(len(self._links)) if index not in self._ended]
 
     def schedule(
         self,

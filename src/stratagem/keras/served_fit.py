@@ -126,8 +126,7 @@ class _Dealer:
         self._coordinator = ClusterCoordinator(strategy)
         self._step = _OnWorker(model, kind)
         self._serving = strategy.serving
-        self._mode = self._serving.mode
-        self._shares = kind == "train" and self._mode.num_needed > 0
+        self._shares = kind == "train" and self._serving.mode.num_needed > 0
         self._under_way: collections.deque[RemoteValue] = collections.deque()
         self._source: Any = None
 
@@ -189,15 +188,16 @@ class _Dealer:
 
     def _share(self, batches: list[Any]) -> None:
         """Splits each batch into as many parts as make an update, which servers add up."""
-        num_needed = self._mode.num_needed
+        num_needed = self._serving.mode.num_needed  # fewer after a worker was given up
         shared = [shares_of(batch, num_needed) for batch in batches]
         # With backup workers whoever is free takes the next part, so that nobody is left behind.
-        is_fixed = num_needed == self._coordinator.num_workers
+        present = self._coordinator.present_workers
+        is_fixed = num_needed == len(present)
         values = [
             self._coordinator.schedule(
                 self._step,
                 args=([parts[own][0] for parts in shared], [parts[own][1] for parts in shared]),
-                worker=own if is_fixed else None,
+                worker=present[own] if is_fixed else None,
             )
             for own in range(num_needed)
         ]
