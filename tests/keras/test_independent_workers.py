@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ from stratagem.servers import ServerError, UpdateMode
 from stratagem.strategies import ServedStrategy
 from stratagem.strategies.served_worker import begin_independent
 from tests.coordinator.clusters import ThreadCluster
+from tests.servers.test_server import Server
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -122,3 +124,47 @@ def test_other_optimizer_of_the_same_variables_is_refused(cluster) -> None:
             model(3, keras.optimizers.SGD(0.1)).fit(X, Y, **FIT)
         with second.scope(), pytest.raises(ServerError, match="use the optimizer that the journal"):
             model(3, keras.optimizers.SGD(0.2)).fit(X, Y, **FIT)
+
+
+class OneThatDies:
+    """A cluster of one server, which keeps a journal and can be killed."""
+
+    has_journals = True
+
+    def __init__(self, folder: Path) -> None:
+        self.server = Server(folder)
+        self.keys = self.server.keys
+        self.server_addresses = [self.server.running.address]
+
+    def locate_server(self, server: int) -> str:
+        return self.server_addresses[server]
+
+    def close(self) -> None:
+        self.server.running.close()
+
+
+def test_lost_updates_are_told_once_for_each_number(tmp_path) -> None:
+    cluster: Any = OneThatDies(tmp_path)
+    with worker(cluster, 1) as strategy:
+        with strategy.scope():
+            variable = sg.Variable(np.zeros(2, "float32"))
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([variable])
+
+        def step() -> Any:
+            optimizer.apply([np.float32([1, 2])], [variable])
+            return variable.value
+
+        strategy.run(step)
+        strategy.serving.secure()
+        for num_lost, in_all in ((2, 2), (1, 3)):
+            for _ in range(num_lost):
+                strategy.run(step)
+            cluster.server.restart()
+            told = f"worker 1 has seen that {in_all} updates were lost in all"
+            with pytest.warns(RuntimeWarning, match=told):
+                strategy.run(step)
+            strategy.serving.secure()
+            strategy.run(step)  # which says nothing more
+            strategy.serving.secure()
+        np.testing.assert_array_equal(variable.value, [-5, -10])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from stratagem.coordinator.shipping import Shipment
 from stratagem.coordinator.transient_failures import TransientFailures
 from stratagem.errors import PSUnavailableError, UnavailableError
 from stratagem.messages import explain
-from stratagem.servers import Connections, Message, ServerError
+from stratagem.servers import Connections, LostUpdates, Message, ServerError
 
 __all__ = ["WorkerLink"]
 
@@ -57,7 +56,7 @@ class WorkerLink:
         self._known: set[int] = set()
         self._num_sent = 0
         self._num_running = 0
-        self.num_lost_updates = 0
+        self._lost_updates = LostUpdates(index)
         self._has_joined = False
         self._is_there = threading.Event()
         self._is_there.set()
@@ -70,6 +69,11 @@ class WorkerLink:
     def is_running(self) -> bool:
         """Whether the worker runs a function, or one is on its way."""
         return self._num_running > 0
+
+    @property
+    def num_lost_updates(self) -> int:
+        """How many updates servers had made and lost, as the worker has seen it."""
+        return self._lost_updates.count
 
     def start(self) -> None:
         """Begins to take closures."""
@@ -180,7 +184,7 @@ class WorkerLink:
                 self._queue.put_back(closure)
                 return
             result, *counted = answer.arrays
-            self._note_lost_updates(answer.fields["num_lost"])
+            self._lost_updates.note(answer.fields["num_lost"])
             for number, names in answer.fields["built"]:
                 packing().build(number, names, self._strategy)
             value = packing().unpack(result.tobytes(), self._strategy)
@@ -196,20 +200,6 @@ class WorkerLink:
             variable = packing().collected(number)
             if variable is not None:
                 variable.store_whole(variable.storage + part)
-
-    def _note_lost_updates(self, count: int) -> None:
-        if count > self.num_lost_updates:
-            self.num_lost_updates = count
-            warnings.warn(
-                explain(
-                    f"Parameter servers were started again, and worker {self._index} has seen that "
-                    f"{count} updates were lost in all.",
-                    expected="servers that live.",
-                    fix="training goes on from their journals; look at why they ended.",
-                ),
-                RuntimeWarning,
-                stacklevel=2,
-            )
 
     def _introduce(self) -> None:
         if not self._has_joined:

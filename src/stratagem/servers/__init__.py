@@ -4,6 +4,7 @@ from stratagem.servers.client import ServedVariables
 from stratagem.servers.connection import Connections, ServerError
 from stratagem.servers.keys import ClusterKeys
 from stratagem.servers.listener import Listener, Request
+from stratagem.servers.lost_updates import LostUpdates
 from stratagem.servers.placement import Placement, Placer
 from stratagem.servers.server import ParameterServer
 from stratagem.servers.shards import ShardSpec
@@ -24,6 +25,7 @@ __all__ = [
     "ClusterKeys",
     "Connections",
     "Listener",
+    "LostUpdates",
     "Message",
     "ParameterServer",
     "Placement",

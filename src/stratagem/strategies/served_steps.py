@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.execution import Ids, Trace
-from stratagem.servers import Pushed
+from stratagem.servers import LostUpdates, Pushed
 from stratagem.strategies.served_values import (
     Gradient,
     Scalar,
@@ -47,10 +47,12 @@ class ServedSteps:
         num_replicas: of this process.
         repeats_stale: whether a step whose gradients came too late is run again, with new values.
 
+    `lost_updates` is told after each step what servers have lost, where nobody else is told.
     `gradient_weight` is what the gradients of a step count: its part of a batch that workers share.
     """
 
     gradient_weight = 1.0
+    lost_updates: LostUpdates | None = None
 
     def __init__(self, serving: Serving, num_replicas: int, *, repeats_stale: bool = False) -> None:
         self._serving = serving
@@ -75,9 +77,11 @@ class ServedSteps:
             # What it counts in this process counts once, and its arrays are given away.
             kept = [np.array(one.storage) for one in own] if self._repeats_stale else []
             if self._run_once(trace, ids_of, call) or not self._repeats_stale:
-                return
+                break
             for variable, value in zip(own, kept, strict=True):
                 variable.storage = value
+        if self.lost_updates is not None:
+            self.lost_updates.note(self._serving.client.lost_updates)
 
     def _run_once(
         self,

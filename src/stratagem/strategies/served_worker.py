@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stratagem.partitioners import Partitioner
-from stratagem.servers import Connections, Placer, ServedVariables, UpdateMode
+from stratagem.servers import Connections, LostUpdates, Placer, ServedVariables, UpdateMode
 from stratagem.strategies.served_cluster import Cluster
 from stratagem.strategies.served_steps import ServedSteps
 from stratagem.strategies.serving import Serving
@@ -101,4 +101,5 @@ def begin_independent(
         placer=placer,
         has_journals=cluster.has_journals,
     )
+    strategy.exchange.lost_updates = LostUpdates(worker)
     return connections
