@@ -131,7 +131,7 @@ def test_what_an_old_address_tells_is_not_believed_of_the_new(peer, listener) ->
 def test_move_to_the_same_address_keeps_lines_and_takes_a_lost_server_back(lines, peer) -> None:
     ask(lines)
     before = peer.place
-    peer.lost = "it ended."
+    peer.abandon("it ended.")
     with pytest.raises(UnavailableError, match=r"Server 0 at tcp.* was given up: it ended\."):
         peer.require_kept()
     peer.move(before.address)
@@ -146,3 +146,15 @@ def test_set_that_is_woken_often_does_not_block_who_wakes_it(lines) -> None:
     lines.end()
     with pytest.raises(UnavailableError, match="by connections that are closed"):
         ask(lines)
+
+
+def test_who_waits_for_a_server_that_is_given_up_gets_an_error_though_it_is_back_at_once() -> None:
+    """Even before the thread that waits looks: what it has asked is not for the next process."""
+    peer = Peer("Worker 0", "tcp://127.0.0.1:1")
+    before = peer.num_losses
+    peer.abandon("it ended.")
+    peer.move("tcp://127.0.0.1:2")
+    peer.require_kept()  # who asks now asks the new one
+    peer.require_kept(peer.num_losses)
+    with pytest.raises(UnavailableError, match="was given up: it ended"):
+        peer.require_kept(before)

@@ -351,11 +351,25 @@ class ClusterCoordinator(Closing):
 
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.create_per_worker_dataset.
         """
+        return PerWorkerDataset(lambda: self._made_on_workers(_Iterator(dataset_fn)))
 
-        def make_iterators() -> list[Resource]:
-            return [self._shipments.resource(_Iterator(dataset_fn))] * self.num_workers
+    def create_per_worker(self, make: Callable[[], Any]) -> PerWorkerValues:
+        """Has each worker make an object, which scheduled functions get.
 
-        return PerWorkerDataset(make_iterators)
+        Args:
+            make: called on each worker before the first function that needs it, again where it
+                comes back.
+
+        Returns:
+            What stands for the objects, as an argument of functions.
+
+        Raises:
+            TypeError: something in it cannot leave this process.
+        """
+        return PerWorkerValues(self._made_on_workers(make))
+
+    def _made_on_workers(self, make: Callable[[], Any]) -> list[Resource]:
+        return [self._shipments.resource(make)] * self.num_workers
 
     def close(self) -> None:
         """Ends all waiting and the workers; functions that have not ended are cancelled."""

@@ -97,6 +97,7 @@ class WorkerLink:
         """
         self._is_there.clear()
         self._connections.abandon(self._index, reason)
+        self._has_joined = False
 
     def find(self, address: str) -> None:
         """Notes that the worker is there again.

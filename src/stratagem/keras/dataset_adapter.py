@@ -9,6 +9,7 @@ from stratagem.context import has_strategy
 from stratagem.input import Dataset, DistributedDataset
 from stratagem.keras.dataset_creator import DatasetCreator, require_end
 from stratagem.keras.private import DataAdapter
+from stratagem.keras.worker_data import WorkerData
 from stratagem.messages import explain
 
 __all__ = ["DatasetAdapter", "adapted", "is_dataset"]
@@ -144,9 +145,13 @@ def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, An
                     fix="let it yield (x, y) or (x, y, sample_weight).",
                 )
             )
+        steps = arguments.get(_STEPS.get(name, "") if key == "x" else "validation_steps")
+        if isinstance(value, DatasetCreator) and strategy.schedules:
+            adds_up = name == "fit" and key == "x" and strategy.serving.mode.num_needed > 0
+            adapters[key] = WorkerData(strategy, value, name, steps, adds_up=adds_up)
+            continue
         dataset = _distributed(strategy, name, value)
         if isinstance(value, DatasetCreator):
-            steps = arguments.get(_STEPS.get(name, "") if key == "x" else "validation_steps")
             require_end(dataset.cardinality, name, steps)
         adapters[key] = DatasetAdapter(dataset)
     return adapters

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 
 from stratagem.background_errors import raise_reported
 from stratagem.context import get_strategy
-from stratagem.coordinator import ClusterCoordinator, RemoteValue
+from stratagem.coordinator import ClusterCoordinator, RemoteValue, RemoteValueStatus
 from stratagem.keras.metric_logs import MetricLogs
 from stratagem.keras.step_functions import (
     HostBatches,
@@ -23,6 +23,8 @@ from stratagem.keras.step_functions import (
     TrainOrTestFunction,
     logs_wanted,
 )
+from stratagem.keras.worker_batches import Ticket
+from stratagem.keras.worker_data import WorkerTickets
 from stratagem.messages import explain
 
 __all__ = ["ServedPredictFunction", "ServedTrainOrTestFunction", "settle", "shares_of"]
@@ -65,19 +67,24 @@ class _OnWorker:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_function": None}
 
-    def __call__(self, batches: list[Any], weights: list[float] | None = None) -> Any:
+    def __call__(
+        self, batches: Any, weights: Sequence[float] | None = None, ticket: Ticket | None = None
+    ) -> Any:
         """Runs the batches as one group of steps and returns the logs, or the outputs.
 
         Args:
-            batches: this worker's.
+            batches: this worker's, or where it takes them from.
             weights: what the gradients of each count, where workers share batches.
+            ticket: which it takes.
         """
         strategy: Any = get_strategy()
+        if ticket is not None:
+            batches, weights = batches.take(ticket), ticket.weights
         if weights is not None:
             return self._run_parts(strategy, batches, weights)
         return self._run(strategy, batches)
 
-    def _run_parts(self, strategy: Any, batches: list[Any], weights: list[float]) -> Any:
+    def _run_parts(self, strategy: Any, batches: list[Any], weights: Sequence[float]) -> Any:
         logs = None
         for batch, weight in zip(batches, weights, strict=True):
             strategy.exchange.gradient_weight = weight
@@ -99,9 +106,26 @@ class _OnWorker:
                 self._function = TrainOrTestFunction(
                     self._model, strategy, training=self._kind == "train"
                 )
+        iterator = HostBatches(batches, len(batches))
         if self._kind == "predict":
-            return self._function((), iter(batches))[0]
-        return self._function.last_logs(self._function.run_next(iter(batches)))
+            return self._function((), iterator)[0]
+        return self._function.last_logs(self._function.run_next(iterator))
+
+
+class _Joined:
+    """Outputs of one group that several workers have computed, in their order.
+
+    Args:
+        values: of each.
+    """
+
+    def __init__(self, values: list[RemoteValue]) -> None:
+        self._values = values
+
+    def fetch(self) -> Any:
+        """Waits for them and returns them as one."""
+        parts = [value.fetch() for value in self._values]
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 class _Dealer:
@@ -124,10 +148,14 @@ class _Dealer:
             )
         self._model = model
         self._coordinator = ClusterCoordinator(strategy)
+        self._kind = kind
         self._step = _OnWorker(model, kind)
         self._serving = strategy.serving
         self._shares = kind == "train" and self._serving.mode.num_needed > 0
-        self._under_way: collections.deque[RemoteValue] = collections.deque()
+        self._under_way: collections.deque[Any] = collections.deque()
+        self._dealt: dict[int, collections.deque[RemoteValue]] = collections.defaultdict(
+            collections.deque
+        )
         self._source: Any = None
 
     def begin(self, iterator: Iterator[Any]) -> bool:
@@ -173,6 +201,9 @@ class _Dealer:
             StopIteration: the data has ended. Otherwise the error of an earlier group.
         """
         raise_reported()
+        if isinstance(iterator, HostBatches) and isinstance(iterator.source, WorkerTickets):
+            self._under_way.append(self._redeem(iterator.source))
+            return
         batches: list[Any] = []
         for _ in range(self._model.steps_per_execution):
             try:
@@ -185,6 +216,23 @@ class _Dealer:
             self._share(batches)
         else:
             self._under_way.append(self._coordinator.schedule(self._step, args=(batches,)))
+
+    def _redeem(self, source: WorkerTickets) -> Any:
+        """Has workers run the next batches of their own; returns the result, later."""
+        values: list[RemoteValue] = []
+        for ticket in source.take(self._model.steps_per_execution, self._load_of):
+            arguments = {"batches": source.source, "ticket": ticket}
+            value = self._coordinator.schedule(self._step, kwargs=arguments, worker=ticket.worker)
+            self._dealt[ticket.worker].append(value)
+            values.append(value)
+        return values[-1] if len(values) == 1 or self._kind != "predict" else _Joined(values)
+
+    def _load_of(self, worker: int) -> int:
+        """How many groups of a worker have not ended; of no account where order counts."""
+        dealt = self._dealt[worker]
+        while dealt and (dealt[0].status is RemoteValueStatus.READY or dealt[0].error):
+            dealt.popleft()
+        return len(dealt) if self._kind == "train" else 0
 
     def _share(self, batches: list[Any]) -> None:
         """Splits each batch into as many parts as make an update, which servers add up."""

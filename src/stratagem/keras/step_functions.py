@@ -57,6 +57,11 @@ class HostBatches:
         batch = next(self._batches)
         return batch.whole() if isinstance(batch, HostBatch) else batch
 
+    @property
+    def source(self) -> Any:
+        """Where the batches come from."""
+        return self._batches
+
     def take(self, topology: Topology) -> HostBatch:
         """Returns this process's part of the next batch, split by its dataset or else evenly.
 

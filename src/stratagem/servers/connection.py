@@ -144,7 +144,7 @@ class Connections(Closing):
             server: its index.
             reason: why, for the message.
         """
-        self._peers[server].lost = reason
+        self._peers[server].abandon(reason)
         self._wake_all()
 
     def close(self) -> None:

@@ -48,6 +48,8 @@ class Peer:
         self.name = name
         self.place = Place(address)
         self.lost: str | None = None  # the reason why it was given up
+        self.num_losses = 0
+        self._last_reason = ""
         self.located_s = float("-inf")  # when it was last asked where it is
         self._lock = threading.Lock()
         self._refused: set[LocalSocket] = set()
@@ -63,16 +65,33 @@ class Peer:
                 self.place = Place(address)
             self.lost = None
 
-    def require_kept(self) -> None:
+    def abandon(self, reason: str) -> None:
+        """Gives it up, until it is moved.
+
+        Args:
+            reason: why.
+        """
+        with self._lock:
+            self.num_losses += 1
+            self.lost = self._last_reason = reason
+
+    def require_kept(self, num_losses: int | None = None) -> None:
         """Raises where it was given up.
+
+        Args:
+            num_losses: how often it had been given up when somebody began to wait for it; None for
+                nobody.
 
         Raises:
             UnavailableError: it was.
         """
-        if self.lost is not None:
+        reason = self.lost
+        if num_losses is not None and num_losses != self.num_losses:  # it may be back since
+            reason = self._last_reason
+        if reason is not None:
             raise UnavailableError(
                 explain(
-                    f"{self.name} at {self.place.address} was given up: {self.lost}",
+                    f"{self.name} at {self.place.address} was given up: {reason}",
                     expected="a process that runs.",
                     fix="look at why it ended; where it is started again, ask it then.",
                 )

@@ -53,6 +53,7 @@ class Question:
         self._interval_s = min(_SILENCE_S, silence_s / 4)
         self._limit_s = float("inf") if limit_s is None else limit_s
         self._deadline_s = time.monotonic() + self._limit_s
+        self._num_losses = line.peer.num_losses
         self._note_heard()
         self._send()
 
@@ -83,7 +84,7 @@ class Question:
         Raises:
             UnavailableError: it was given up.
         """
-        self.line.peer.require_kept()
+        self.line.peer.require_kept(self._num_losses)
         if self.line.is_astray:
             self._follow()
         elif now_s >= self._deadline_s:

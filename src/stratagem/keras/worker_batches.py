@@ -1,0 +1,177 @@
+"""The batches of a dataset that a worker has made itself."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from stratagem.context import get_strategy
+from stratagem.coordinator import get_current_worker_index
+from stratagem.input import DistributedDataset
+from stratagem.input.batches import HostBatch
+from stratagem.keras.dataset_creator import DatasetCreator
+from stratagem.messages import explain
+from stratagem.options import InputContext
+
+__all__ = ["BatchesMaker", "Ticket", "WorkerBatches"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticket:
+    """Stands for batches of a worker.
+
+    Args:
+        worker: its index.
+        opening: how many times the dataset was read before.
+        first: the number of the first of them.
+        count: how many there are.
+        weights: what the gradients of each count, where workers add theirs up; None where they do
+            not. Those of more than `count` are the last batch again, which counts nothing.
+    """
+
+    worker: int
+    opening: int
+    first: int
+    count: int
+    weights: tuple[float, ...] | None = None
+
+
+class BatchesMaker:
+    """Makes a worker's batches; is sent to it.
+
+    Args:
+        creator: makes the dataset.
+        pipelines: which part each worker reads, by its index.
+        are_in_sync: whether the replicas of all workers make one step.
+    """
+
+    def __init__(
+        self, creator: DatasetCreator, pipelines: Mapping[int, int], *, are_in_sync: bool
+    ) -> None:
+        self._creator = creator
+        self._pipelines = dict(pipelines)
+        self._are_in_sync = are_in_sync
+
+    def __call__(self) -> WorkerBatches:
+        """Returns the batches."""
+        count, worker = len(self._pipelines), self._pipelines[get_current_worker_index()]
+        num_in_sync = count if self._are_in_sync else 1
+
+        def dataset_fn(own: InputContext) -> Any:
+            return self._creator(
+                InputContext(
+                    count * own.num_input_pipelines,
+                    worker * own.num_input_pipelines + own.input_pipeline_id,
+                    num_in_sync * own.num_replicas_in_sync,
+                )
+            )
+
+        strategy, options = get_strategy(), self._creator.input_options
+        return WorkerBatches(
+            lambda: strategy.distribute_datasets_from_function(dataset_fn, options)
+        )
+
+
+class WorkerBatches:
+    """Batches by their number, so that a function that runs again gets the same ones.
+
+    Args:
+        make: makes the dataset, when it is first needed: what it raises is raised by a function.
+    """
+
+    def __init__(self, make: Callable[[], DistributedDataset]) -> None:
+        self._make = make
+        self._made: DistributedDataset | None = None
+        self._source: Iterator[HostBatch] = iter(())
+        self._opening = -1
+        self._position = 0  # of the first that is ahead
+        self._ahead: collections.deque[HostBatch] = collections.deque()
+        self._last: HostBatch | None = None
+
+    @property
+    def _dataset(self) -> DistributedDataset:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def cardinality(self) -> int:
+        """Returns how many batches there are; below 0 if that is not known, or without end."""
+        return self._dataset.cardinality
+
+    def look(self, opening: int, upto: int) -> int:
+        """Reads ahead.
+
+        Args:
+            opening: how many times the dataset was read before.
+            upto: as many batches.
+
+        Returns:
+            How many of these there are.
+        """
+        if opening != self._opening:
+            self._go_to(opening, 0)
+        self._read(upto - self._position)
+        return min(upto, self._position + len(self._ahead))
+
+    def peek(self, ticket: Ticket) -> Any:
+        """Returns a batch, which is there still for who takes it, as pytree of arrays."""
+        self._go_to(ticket.opening, ticket.first)
+        self._read(1)
+        return self._ahead[0].whole()
+
+    def take(self, ticket: Ticket) -> list[HostBatch]:
+        """Returns the batches that a ticket stands for.
+
+        Args:
+            ticket: the ticket.
+
+        Raises:
+            RuntimeError: there are fewer than before.
+        """
+        self._go_to(ticket.opening, ticket.first)
+        self._read(ticket.count)
+        if len(self._ahead) < ticket.count:
+            raise RuntimeError(
+                explain(
+                    f"The dataset of worker {ticket.worker} has ended after "
+                    f"{self._position + len(self._ahead)} batches, and had at least "
+                    f"{ticket.first + ticket.count} before.",
+                    expected="a dataset_fn that makes the same dataset each time.",
+                    fix="take nothing from outside in it that changes.",
+                )
+            )
+        taken = [self._ahead.popleft() for _ in range(ticket.count)]
+        self._position += ticket.count
+        if taken:
+            self._last = taken[-1]
+        num_again = len(ticket.weights or ()) - ticket.count
+        if num_again <= 0:
+            return taken
+        return taken + [self._last_before(ticket)] * num_again
+
+    def _last_before(self, ticket: Ticket) -> HostBatch:
+        if self._last is None:  # this process was started anew after it had ended
+            self._go_to(ticket.opening, max(0, ticket.first - 1))
+            self._read(1)
+            self._last = self._ahead[0]
+        return self._last
+
+    def _go_to(self, opening: int, first: int) -> None:
+        if opening != self._opening or first < self._position:
+            self._source = self._dataset.make_loader(opening, None).host_batches(first)
+            self._opening, self._position = opening, first
+            self._ahead.clear()
+        self._read(first - self._position)
+        while self._position < first and self._ahead:
+            self._ahead.popleft()
+            self._position += 1
+
+    def _read(self, count: int) -> None:
+        """Lets so many batches be ahead, if there are as many."""
+        while len(self._ahead) < count:
+            batch = next(self._source, None)
+            if batch is None:
+                return
+            self._ahead.append(batch)
