@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import keras
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.errors import UnavailableError
 from stratagem.keras.served_fit import shares_of
 from stratagem.servers import UpdateMode
 from tests.coordinator.clusters import local_strategy
+from tests.coordinator.shared_with_workers import LIMIT_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -132,3 +135,23 @@ def test_steps_that_took_too_long_are_run_again() -> None:
         np.testing.assert_allclose(
             model.evaluate(X, Y, verbose=0), alone.evaluate(X, Y, verbose=0), rtol=1e-5
         )
+
+
+def test_batches_are_shared_by_those_that_were_not_given_up() -> None:
+    fitted: dict[str, Any] = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    alone = dense()
+    alone.fit(X, Y, epochs=2, **fitted)
+    with synchronous(3) as strategy:
+        with strategy.scope():
+            model = dense()
+        model.fit(X, Y, **fitted)
+        workers = strategy.coordinator.workers
+        workers.on_lost(1, "it died")
+        workers.on_given_up(1, UnavailableError("no more restarts"))
+        limit_s = time.monotonic() + LIMIT_S
+        while strategy.serving.mode.num_needed != 2:
+            assert time.monotonic() < limit_s
+        model.fit(X, Y, **fitted)
+        for one, two in zip(model.variables, alone.variables, strict=True):
+            np.testing.assert_allclose(one.value, two.value, rtol=1e-5, atol=1e-6)
+        assert strategy.coordinator.stalls.num_stalls == 0

@@ -262,3 +262,15 @@ def test_batches_themselves_are_there_for_who_knows_no_tickets() -> None:
             np.testing.assert_array_equal(first[0], X[:8])
             read = [batch[0] for batch in data.get_jax_iterator()]
             np.testing.assert_array_equal(np.concatenate(read), X)
+
+
+def test_backup_of_fit_reads_the_same_data(tmp_path) -> None:
+    """It follows the batches, and so has them sent through the coordinator."""
+    alone = model_of()
+    alone.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    with local_strategy() as strategy:
+        with strategy.scope():
+            model = model_of()
+        backup = sg.BackupAndRestore(tmp_path)
+        model.fit(sharing(), epochs=2, verbose=0, callbacks=[backup])
+        assert_same(model, alone)
