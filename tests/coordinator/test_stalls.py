@@ -61,6 +61,17 @@ def test_step_that_is_left_alone_is_made_in_the_end() -> None:
         np.testing.assert_array_equal(np.asarray(variable.value), [-3.0] * 3)
 
 
+def test_functions_that_only_one_worker_may_run_are_no_hope_for_it() -> None:
+    with coordinated(num_workers=2, mode=UpdateMode(num_needed=2)) as coordinator:
+        step, variable = _step(coordinator.strategy)
+        for _ in range(2):
+            coordinator.schedule(step, worker=0)
+        coordinator.join()
+        assert coordinator.stalls is not None
+        assert coordinator.stalls.num_stalls == 2
+        np.testing.assert_array_equal(np.asarray(variable.value), [-2.0] * 3)
+
+
 def test_workers_that_wait_for_each_other_at_different_servers_go_on() -> None:
     """As after two restarts of servers: here each pushes to a server of its own."""
     with coordinated(num_workers=2, mode=UpdateMode(num_needed=2)) as coordinator:

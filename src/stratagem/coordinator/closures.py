@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from stratagem.coordinator.remote_value import RemoteValue
@@ -81,6 +81,15 @@ class ClosureQueue:
                 "running": self._num_running,
                 "done": self._num_done,
             }
+
+    def num_queued_for(self, workers: Iterable[int]) -> int:
+        """Returns how many closures are in line that one of some workers may run.
+
+        Args:
+            workers: their indices.
+        """
+        with self._changed:
+            return len(self._line) + sum(len(self._own.get(worker, ())) for worker in workers)
 
     def put(self, closure: Closure) -> None:
         """Takes a closure; waits while there are too many.

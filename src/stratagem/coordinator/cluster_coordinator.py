@@ -104,7 +104,7 @@ class ClusterCoordinator(Closing):
     def _at_work(self) -> tuple[set[int], set[int], int]:
         running = {index for index, link in enumerate(self._links) if link.is_running}
         idle = {*range(len(self._links))} - running - self._ended
-        return running, idle, self._queue.counts["queued"]
+        return running, idle, self._queue.num_queued_for(idle)
 
     def _introduction(self) -> Message:
         """What each worker is told of the cluster."""

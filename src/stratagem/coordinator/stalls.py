@@ -27,7 +27,7 @@ def is_stalled(
     Args:
         running: the workers that run a function.
         idle: those that do not, and will be there.
-        num_queued: how many functions have not started.
+        num_queued: how many functions have not started that one of the idle may run.
         waiting: the names of the workers that wait at any server.
     """
     may_come = bool(idle) and num_queued > 0
@@ -41,7 +41,8 @@ class StallWatch(Closing):
 
     Args:
         client: of the servers.
-        workers: returns which run a function, which do not, and how many functions are queued.
+        workers: returns which run a function, which do not, and how many functions are queued for
+            those that do not.
     """
 
     def __init__(
