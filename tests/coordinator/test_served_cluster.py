@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from stratagem.strategies import ClusterPlan
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
     pytest.mark.filterwarnings("ignore:Parameter servers were started again:RuntimeWarning"),
 ]
 
@@ -76,6 +78,25 @@ def test_functions_of_a_killed_worker_run_elsewhere(strategy, model) -> None:
     # The one that was killed is taken in again.
     named = [coordinator.schedule(work, args=(1,), worker=worker) for worker in range(2)]
     assert coordinator.fetch(named) == [1, 1]
+
+
+@pytest.mark.slow
+def test_workers_make_their_own_data_and_may_be_killed(strategy, model) -> None:
+    def dataset_fn(context: sg.InputContext) -> Any:
+        rows = range(4 * context.input_pipeline_id, len(X), 4 * context.num_input_pipelines)
+        return (_slow_batch(X[row : row + 4], Y[row : row + 4]) for row in rows)
+
+    expected = model.evaluate(X, Y, verbose=0)
+    killer = threading.Timer(0.2, strategy.coordinator.workers.kill, args=(1,))
+    killer.start()
+    told = model.evaluate(sg.DatasetCreator(dataset_fn), verbose=0)
+    killer.join()
+    np.testing.assert_allclose(told, expected, rtol=1e-5)
+
+
+def _slow_batch(x: Any, y: Any) -> Any:
+    time.sleep(0.1)
+    return x, y
 
 
 def test_killed_server_goes_on_from_its_journal(strategy, model) -> None:

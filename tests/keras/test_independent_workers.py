@@ -44,11 +44,15 @@ def cluster() -> Iterator[Shared]:
 
 
 @contextlib.contextmanager
-def worker(cluster: Shared, index: int, num_devices: int = 1) -> Iterator[ServedStrategy]:
+def worker(
+    cluster: Shared, index: int, num_devices: int = 1, **options: Any
+) -> Iterator[ServedStrategy]:
     made: Any = object.__new__(ServedStrategy)
     partitioner = sg.partitioners.FixedShardsPartitioner(2)
     devices = [f"cpu:{place}" for place in range(num_devices)]
-    made._connections = begin_independent(made, cluster, index, partitioner, UpdateMode(), devices)
+    made._connections = begin_independent(
+        made, cluster, index, partitioner, options.pop("mode", UpdateMode()), devices, **options
+    )
     with contextlib.closing(made):
         yield made
 
@@ -168,3 +172,19 @@ def test_lost_updates_are_told_once_for_each_number(tmp_path) -> None:
             strategy.run(step)  # which says nothing more
             strategy.serving.secure()
         np.testing.assert_array_equal(variable.value, [-5, -10])
+
+
+@pytest.mark.parametrize(("mode", "num_in_sync"), [(UpdateMode(), 2), (UpdateMode(3), 6)])
+def test_each_worker_makes_its_own_part_of_the_data(cluster, mode, num_in_sync) -> None:
+    contexts: list[sg.InputContext] = []
+
+    def dataset_fn(context: sg.InputContext) -> Any:
+        contexts.append(context)
+        return [(X[:8], Y[:8])]
+
+    for index in (0, 2):
+        with worker(cluster, index, 2, mode=mode, num_workers=3) as strategy:
+            with strategy.scope():
+                made = model(3)
+            made.evaluate(sg.DatasetCreator(dataset_fn), verbose=0)
+    assert contexts == [sg.InputContext(3, index, num_in_sync) for index in (0, 2)]

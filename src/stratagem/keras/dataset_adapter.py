@@ -7,7 +7,7 @@ from typing import Any
 
 from stratagem.context import has_strategy
 from stratagem.input import Dataset, DistributedDataset
-from stratagem.keras.dataset_creator import DatasetCreator, require_end
+from stratagem.keras.dataset_creator import DatasetCreator, part_of, require_end
 from stratagem.keras.private import DataAdapter
 from stratagem.keras.worker_data import WorkerData
 from stratagem.messages import explain
@@ -159,7 +159,10 @@ def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, An
 
 def _distributed(strategy: Any, name: str, dataset: Any) -> DistributedDataset:
     if isinstance(dataset, DatasetCreator):
-        return strategy.distribute_datasets_from_function(dataset, dataset.input_options)
+        worker, num_workers = getattr(strategy, "place", (0, 1))
+        are_in_sync = num_workers > 1 and strategy.serving.mode.num_needed > 0
+        dataset_fn = part_of(dataset, worker, num_workers, are_in_sync=are_in_sync)
+        return strategy.distribute_datasets_from_function(dataset_fn, dataset.input_options)
     if isinstance(dataset, Dataset):
         return strategy.distribute_dataset(dataset)
     if dataset.strategy is not strategy:

@@ -9,7 +9,7 @@ from stratagem.input.sources import INFINITE_CARDINALITY, as_source
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions
 
-__all__ = ["DatasetCreator", "require_end"]
+__all__ = ["DatasetCreator", "part_of", "require_end"]
 
 
 class DatasetCreator:
@@ -82,6 +82,30 @@ class DatasetCreator:
         made = self._dataset_fn(input_context)
         as_source(made)  # which raises
         return made
+
+
+def part_of(
+    creator: DatasetCreator, worker: int, num_workers: int, *, are_in_sync: bool
+) -> Callable[[InputContext], Any]:
+    """Returns the function that makes the dataset of one of several workers.
+
+    Args:
+        creator: makes the datasets of all.
+        worker: its index.
+        num_workers: how many there are.
+        are_in_sync: whether the replicas of all workers make one step.
+    """
+
+    def dataset_fn(own: InputContext) -> Any:
+        return creator(
+            InputContext(
+                num_workers * own.num_input_pipelines,
+                worker * own.num_input_pipelines + own.input_pipeline_id,
+                (num_workers if are_in_sync else 1) * own.num_replicas_in_sync,
+            )
+        )
+
+    return dataset_fn
 
 
 def require_end(cardinality: int, name: str, steps: Any) -> None:

@@ -11,9 +11,8 @@ from stratagem.context import get_strategy
 from stratagem.coordinator import get_current_worker_index
 from stratagem.input import DistributedDataset
 from stratagem.input.batches import HostBatch
-from stratagem.keras.dataset_creator import DatasetCreator
+from stratagem.keras.dataset_creator import DatasetCreator, part_of
 from stratagem.messages import explain
-from stratagem.options import InputContext
 
 __all__ = ["BatchesMaker", "Ticket", "WorkerBatches"]
 
@@ -56,18 +55,8 @@ class BatchesMaker:
 
     def __call__(self) -> WorkerBatches:
         """Returns the batches."""
-        count, worker = len(self._pipelines), self._pipelines[get_current_worker_index()]
-        num_in_sync = count if self._are_in_sync else 1
-
-        def dataset_fn(own: InputContext) -> Any:
-            return self._creator(
-                InputContext(
-                    count * own.num_input_pipelines,
-                    worker * own.num_input_pipelines + own.input_pipeline_id,
-                    num_in_sync * own.num_replicas_in_sync,
-                )
-            )
-
+        worker, count = self._pipelines[get_current_worker_index()], len(self._pipelines)
+        dataset_fn = part_of(self._creator, worker, count, are_in_sync=self._are_in_sync)
         strategy, options = get_strategy(), self._creator.input_options
         return WorkerBatches(
             lambda: strategy.distribute_datasets_from_function(dataset_fn, options)

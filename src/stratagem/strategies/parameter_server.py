@@ -111,7 +111,13 @@ class ParameterServerStrategy(ServedStrategy):
             return
         worker = id_in_cluster(spec, *plan.task)
         self._connections = begin_independent(
-            self, cluster, worker, variable_partitioner, mode, silence_s=limits.recovery_timeout_s
+            self,
+            cluster,
+            worker,
+            variable_partitioner,
+            mode,
+            num_workers=plan.num_workers,
+            silence_s=limits.recovery_timeout_s,
         )
 
     @property

@@ -31,9 +31,11 @@ class ServedStrategy(Strategy, Closing):
 
     `serving` reads and changes variables; `coordinator` is the `ClusterCoordinator`, once there is
     one; `limits` are the options of both, in the coordinator.
+    `place` is which of how many workers with programs of their own this is.
     """
 
     limits: CoordinatorOptions
+    place: tuple[int, int] = (0, 1)
     cluster: Cluster
     serving: Serving
     coordinator: Any

@@ -69,6 +69,7 @@ def begin_independent(
     mode: UpdateMode,
     devices: Sequence[DeviceLike] | None = None,
     *,
+    num_workers: int = 1,
     silence_s: float | None = None,
 ) -> Connections:
     """Lets a strategy take its place in a cluster, as a worker with a program of its own.
@@ -83,6 +84,7 @@ def begin_independent(
         partitioner: which variables are split; None for none.
         mode: when the servers apply gradients.
         devices: of its replicas; None for all local ones.
+        num_workers: how many there are.
         silence_s: how long a server may give no sign of life; None for the default.
 
     Returns:
@@ -102,4 +104,5 @@ def begin_independent(
         has_journals=cluster.has_journals,
     )
     strategy.exchange.lost_updates = LostUpdates(worker)
+    strategy.place = worker, num_workers
     return connections
