@@ -143,7 +143,7 @@ def test_what_tells_of_no_memory_is_refused(client, told) -> None:
 def test_places_outside_of_the_memory_are_refused(client, server, begin) -> None:
     placed = client.placed(frames_of(256 * KIB))
     told = bytearray(placed[0])
-    told[8:16] = begin.to_bytes(8, "little")
+    told[16:24] = begin.to_bytes(8, "little")
     with pytest.raises(ConnectionError, match="not within the memory that is shared"):
         server.read([told, placed[1]])
 
@@ -152,6 +152,15 @@ def test_places_that_cannot_be_read_are_refused(client, server) -> None:
     placed = client.placed(frames_of(256 * KIB))
     with pytest.raises(ConnectionError, match="a message that is none of this library's"):
         server.read([placed[0][:-1], placed[1]])
+
+
+def test_messages_in_another_memory_are_refused(client, server) -> None:
+    other = ClientMemory(256 * KIB, 256 * KIB)
+    with pytest.raises(ConnectionError, match="in another memory than the one that is shared"):
+        server.read(other.placed(frames_of(200 * KIB)))
+    with pytest.raises(ConnectionError, match="in another memory than the one that is shared"):
+        other.read(server.placed(frames_of(200 * KIB)))
+    other.close()
 
 
 def test_server_forgets_memory_that_its_client_has_closed() -> None:
@@ -228,6 +237,29 @@ def test_connections_go_by_shared_memory_where_there_is_some(monkeypatch, can_ma
     for number, (whole, part) in kept:
         np.testing.assert_array_equal(whole, np.full(100_000, number + 1, np.float32))
         np.testing.assert_array_equal(part, np.full(3, 2 * number, np.float32))
+
+
+def test_memory_grows_with_what_goes_by_it() -> None:
+    """Each size is asked for several times: before, while and after a larger one is shared."""
+
+    def answer(request: Request) -> None:
+        (array,) = request.message.arrays
+        size = request.message.fields["size"]
+        request.answer(Message("x", {}, [array[:8] + 1, np.full(size, array[0], np.float32)]))
+
+    keys = ClusterKeys.make()
+    rng = np.random.default_rng(0)
+    held = []
+    with Listener(keys, answer) as listener, Connections(keys, [listener.address]) as connections:
+        for number in range(60):
+            limit = 10 ** int(3 + 4 * number / 60)
+            asked, size = rng.integers(8, limit, 2)
+            message = Message("x", {"size": int(size)}, [np.full(asked, number, np.float32)])
+            first, second = connections.ask(0, message, timeout_s=60.0).arrays
+            np.testing.assert_array_equal(first, np.full(8, number + 1.0))
+            held = [*held[-2:], (number, second)]
+            for wanted, array in held:
+                np.testing.assert_array_equal(array, np.full(len(array), wanted))
 
 
 def test_systems_without_such_memory_say_so(monkeypatch) -> None:

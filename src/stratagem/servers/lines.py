@@ -201,7 +201,8 @@ class Line:
         """
         self._request_bytes = max(self._request_bytes, large_bytes(frames))
         self._offer_memory()
-        if self._memory is not None:
+        # One that is offered takes the place of the other at once, on the side of the server.
+        if self._memory is not None and self._offered is None:
             frames = self._memory.placed(frames)
         self.socket.send_multipart([number, *in_parts(frames)], copy=False)
 
@@ -254,13 +255,12 @@ class Line:
 
     def _note_shared(self, *, is_shared: bool) -> None:
         """Uses, or leaves, the memory that was offered: the server has answered that."""
-        former = self._memory if is_shared else self._offered
-        if former is not None:
-            former.close()
-        if is_shared:
-            self._memory = self._offered
+        former, new = self._memory, self._offered
+        self._memory, self._offered = (new if is_shared else None), None
         self._may_share = is_shared
-        self._offered = None
+        for memory in (former, None if is_shared else new):  # the server has left the former, too
+            if memory is not None:
+                memory.close()
 
     def leave_dead_socket(self) -> None:
         """Goes back to TCP where nobody listens at the Unix socket any more: its server is lost.

@@ -35,9 +35,9 @@ _LEAST_AREA_BYTES = 2**16
 _LEAST_BYTES, _MOST_BYTES = 2**16, 2**24
 # A client keeps the values of its last answers while it computes with them.
 _ANSWERS = 3
-# Of what is told before a message: a mark, where the frames begin, how many there are, and how many
-# places of earlier answers are free again.
-_PLACES = struct.Struct("<8sQII")
+# Of what is told before a message: a mark, the beginning of the word of the memory, where frames
+# begin, how many there are, and how many places of earlier answers are free again.
+_PLACES = struct.Struct("<8s8sQII")
 _MARK = b"placed\0\0"
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0)
 
@@ -86,6 +86,10 @@ class _Plan:
     @property
     def answers_begin(self) -> int:
         return _HEAD_BYTES + self.requests_bytes
+
+    @property
+    def name(self) -> bytes:
+        return self.word.encode()[:8]
 
 
 class ClientMemory:
@@ -150,8 +154,8 @@ class ClientMemory:
         freed = [self._free.popleft() for _ in range(len(self._free))]
         size = large_bytes(frames)
         if size and size <= len(self._requests):
-            return _placed(frames, _HEAD_BYTES, self._requests, freed)
-        return [_told(0, [], freed), *frames]
+            return _placed(self.plan, frames, _HEAD_BYTES, self._requests, freed)
+        return [_told(self.plan, 0, [], freed), *frames]
 
     def read(self, frames: Sequence[Any]) -> list[Any]:
         """Returns an answer, which may be read in place for as long as anybody has a part of it.
@@ -159,7 +163,7 @@ class ClientMemory:
         Args:
             frames: as they arrived.
         """
-        begin, sizes, _ = _places(frames[0])
+        begin, sizes, _ = _places(self.plan, frames[0])
         if not sizes:
             return [*frames[1:]]
         _check(begin, sizes, self.plan.answers_begin, self.plan.size_bytes)
@@ -216,7 +220,7 @@ class ServerMemory:
         Raises:
             ConnectionError: it is not within this memory.
         """
-        begin, sizes, freed = _places(frames[0])
+        begin, sizes, freed = _places(self._plan, frames[0])
         self._taken = [part for part in self._taken if part[0] not in freed]
         if not sizes:
             return [*frames[1:]]
@@ -235,7 +239,7 @@ class ServerMemory:
         if begin is None:
             return [*frames]
         at = begin - self._plan.answers_begin
-        return _placed(frames, begin, self._answers[at : at + size], [])
+        return _placed(self._plan, frames, begin, self._answers[at : at + size], [])
 
     def _take(self, size: int) -> int | None:
         """The first place that is free; the lowest, so that few pages are ever used."""
@@ -248,12 +252,14 @@ class ServerMemory:
         return None
 
 
-def _placed(frames: Sequence[Any], begin: int, room: np.ndarray, freed: list[int]) -> list[Any]:
+def _placed(
+    plan: _Plan, frames: Sequence[Any], begin: int, room: np.ndarray, freed: list[int]
+) -> list[Any]:
     """Copies all frames but the first into the room, and tells so before it."""
     sizes = [len(frame) for frame in frames[1:]]
     for part, frame in zip(_parts(room, sizes), frames[1:], strict=True):
         part[:] = np.frombuffer(frame, np.uint8)
-    return [_told(begin, sizes, freed), frames[0]]
+    return [_told(plan, begin, sizes, freed), frames[0]]
 
 
 def _parts(whole: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
@@ -265,19 +271,21 @@ def _parts(whole: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
     return parts
 
 
-def _told(begin: int, sizes: Sequence[int], freed: Sequence[int]) -> bytes:
+def _told(plan: _Plan, begin: int, sizes: Sequence[int], freed: Sequence[int]) -> bytes:
     numbers = [*sizes, *freed]
-    head = _PLACES.pack(_MARK, begin, len(sizes), len(freed))
+    head = _PLACES.pack(_MARK, plan.name, begin, len(sizes), len(freed))
     return head + struct.pack(f"<{len(numbers)}Q", *numbers)
 
 
-def _places(told: Any) -> tuple[int, list[int], list[int]]:
+def _places(plan: _Plan, told: Any) -> tuple[int, list[int], list[int]]:
     told = bytes(told)
     try:
-        _, begin, num_sizes, num_freed = _PLACES.unpack_from(told)
+        _, name, begin, num_sizes, num_freed = _PLACES.unpack_from(told)
         numbers = struct.unpack_from(f"<{num_sizes + num_freed}Q", told, _PLACES.size)
     except struct.error as error:
         raise ConnectionError(f"a message that is none of this library's ({error})") from error
+    if name != plan.name:
+        raise ConnectionError("a message that is in another memory than the one that is shared")
     return begin, list(numbers[:num_sizes]), list(numbers[num_sizes:])
 
 
