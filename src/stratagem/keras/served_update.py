@@ -153,7 +153,7 @@ class _Program:
             {(name, slot): state.slots[name][slot] for name, slot in self.slots},
             [grads[name] for name in self._names],
         )
-        # Where JAX computes in the background: when this has returned, gradients may be overwritten.
+        # Where JAX computes in the background: gradients may be overwritten after this.
         jax.block_until_ready((scalars, values, slots))
         by_name: dict[str, dict[str, Any]] = {name: {} for name in self._names}
         for (name, slot), value in slots.items():
