@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.servers import ClusterKeys, Connections, Listener, Message, Request
+from stratagem.servers import listener as listener_module
 from stratagem.servers.client_memories import ClientMemories
 from stratagem.servers.shared_memory import ClientMemory, ServerMemory, is_placed, large_bytes
 from stratagem.servers.wire import SHARED, pack, unpack
@@ -175,8 +176,8 @@ def test_server_forgets_memory_that_its_client_has_closed() -> None:
     assert len(memories) == 1
     assert memories.share(b"1", clients[0].told) == [SHARED, b""]
     assert len(memories) == 0
-    with pytest.raises(ConnectionError, match="in memory which is not shared"):
-        memories.read(b"1", clients[1].placed(frames_of(KIB)))
+    assert not memories.can_read(b"1", clients[1].placed(frames_of(KIB)))
+    assert memories.can_read(b"1", frames_of(KIB))
     clients[1].close()
 
 
@@ -260,6 +261,28 @@ def test_memory_grows_with_what_goes_by_it() -> None:
             held = [*held[-2:], (number, second)]
             for wanted, array in held:
                 np.testing.assert_array_equal(array, np.full(len(array), wanted))
+
+
+def test_request_in_memory_that_the_server_has_lost_is_sent_again(monkeypatch) -> None:
+    """Such as where a connection broke, and ZeroMQ made it anew by itself."""
+
+    def answer(request: Request) -> None:
+        request.answer(Message("x", {}, [array + 1 for array in request.message.arrays]))
+
+    keys = ClusterKeys.make()
+    made: list[ClientMemories] = []
+    monkeypatch.setattr(
+        listener_module, "ClientMemories", lambda: made.append(ClientMemories()) or made[-1]
+    )
+    with Listener(keys, answer) as listener, Connections(keys, [listener.address]) as connections:
+        for number in range(8):
+            if number == 6:
+                assert len(made[0]) == 1
+                made[0].__init__()
+            message = Message("x", {}, [np.full(100_000, number, np.float32)])
+            (got,) = connections.ask(0, message, timeout_s=60.0).arrays
+            np.testing.assert_array_equal(got, np.full(100_000, number + 1.0))
+    assert len(made[0]) == 0  # it shares no more: all goes by the socket
 
 
 def test_systems_without_such_memory_say_so(monkeypatch) -> None:

@@ -39,22 +39,29 @@ class ClientMemories:
             return [SHARED, b""]
         return [SHARED, b"here"]
 
+    def can_read(self, connection: bytes, frames: Sequence[Any]) -> bool:
+        """Tells whether all frames of a request can be found.
+
+        A client whose connection broke, and was made anew without its knowing, has shared its
+        memory by the former one.
+
+        Args:
+            connection: by which it came.
+            frames: as they arrived.
+        """
+        return connection in self._memories or not is_placed(frames)
+
     def read(self, connection: bytes, frames: Sequence[Any]) -> list[Any]:
         """Returns a request with all of its frames.
 
         Args:
             connection: by which it came.
-            frames: as they arrived.
+            frames: as they arrived; those that `can_read`.
 
         Raises:
-            ConnectionError: frames are in memory that is not shared.
+            ConnectionError: they are not within the memory that is shared.
         """
-        if not is_placed(frames):
-            return [*frames]
-        memory = self._memories.get(connection)
-        if memory is None:
-            raise ConnectionError("a message that is in memory which is not shared")
-        return memory.read(frames)
+        return self._memories[connection].read(frames) if is_placed(frames) else [*frames]
 
     def placed(self, connection: bytes, frames: Sequence[Any]) -> list[Any]:
         """Returns an answer as it is sent.

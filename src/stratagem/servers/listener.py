@@ -21,6 +21,7 @@ from stratagem.servers.wire import (
     KNOWN,
     PING,
     SHARE,
+    SHARED,
     UNKNOWN,
     WHERE,
     Message,
@@ -231,6 +232,9 @@ class Listener(Closing):
             return
         if is_known:
             return  # it was sent again, although it is worked on
+        if not self._memories.can_read(connection, content):  # the client asks after it, and hears
+            self._send([connection, number, SHARED, b""])  # that it has to send it again
+            return
         self._known[number] = connection
 
         def answer(message: Message) -> None:
