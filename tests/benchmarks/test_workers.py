@@ -44,6 +44,7 @@ def test_both_sides_compute_the_same(ours: str, by_hand: str, steps_per_call: in
     assert got[1] < got[0]
 
 
+@pytest.mark.slow
 def test_loops_over_encoded_images_read_the_same() -> None:
     place = Place("cpu", 1)
     got, wanted = (

@@ -73,7 +73,13 @@ def test_examples_each_promise_their_last_line() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["02_custom_loop.py", "03_jax_only.py", "04_merge_call.py", "05_gan.py", "06_new_strategy.py"],
+    [
+        "02_custom_loop.py",
+        "03_jax_only.py",
+        "04_merge_call.py",
+        pytest.param("05_gan.py", marks=pytest.mark.slow),
+        "06_new_strategy.py",
+    ],
 )
 def test_example_ends_with_the_promised_line(name: str) -> None:
     _assert_same(_run(name), _promised(name))
@@ -93,6 +99,7 @@ def test_train_digits_short_run_writes_model_history_and_picture(tmp_path: Path)
     assert model.predict(np.zeros((3, 8, 8, 1)), verbose=0).shape == (3, 10)
 
 
+@pytest.mark.slow
 def test_train_digits_on_two_workers_is_one_training(tmp_path: Path) -> None:
     line, results = _train(tmp_path, "--epochs", "2", "--strategy", "multi_worker")
 

@@ -80,6 +80,7 @@ def test_two_optimizers_in_one_step_train_their_own_variables() -> None:
         assert int(served[1].iterations) == int(served[2].iterations) == NUM_STEPS
 
 
+@pytest.mark.slow
 def test_models_one_after_the_other_do_not_fill_the_servers_with_optimizers() -> None:
     x, y = np.concatenate(X), np.concatenate(Y)
     with coordinated() as coordinator, coordinator.strategy.scope():

@@ -42,6 +42,7 @@ def test_every_strategy_goes_on_from_what_every_other_has_saved(tmp_path: Path) 
                 )
 
 
+@pytest.mark.slow
 def test_two_workers_go_on_from_what_one_process_has_saved(tmp_path: Path) -> None:
     run("one_device", "save", tmp_path)
     run("workers_2", "restore", tmp_path)

@@ -77,6 +77,7 @@ class Program:
         self.lines += [*out.splitlines(), *err.splitlines()]
 
 
+@pytest.mark.slow
 def test_program_that_fails_leaves_nothing(tmp_path) -> None:
     program = Program(tmp_path)
     assert len(program.told["started"]) > 4
