@@ -8,6 +8,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.variables import changed_rows, sets_rows
+from tests.variables.row_methods import CHANGES
 
 START = np.arange(1.0, 9, dtype="float32").reshape(4, 2)
 ROWS = np.array([[10.0, -10.0], [0.5, 3.0], [4.0, 2.0]], "float32")
@@ -15,15 +16,7 @@ ROWS = np.array([[10.0, -10.0], [0.5, 3.0], [4.0, 2.0]], "float32")
 
 @pytest.mark.parametrize(
     ("method", "change"),
-    [
-        ("scatter_add", lambda now, rows: now + rows),
-        ("scatter_sub", lambda now, rows: now - rows),
-        ("scatter_mul", lambda now, rows: now * rows),
-        ("scatter_div", lambda now, rows: now / rows),
-        ("scatter_min", np.minimum),
-        ("scatter_max", np.maximum),
-        ("scatter_update", lambda now, rows: rows),
-    ],
+    CHANGES,
 )
 def test_rows_change_as_numpy_changes_them(method, change) -> None:
     indices = np.array([3, 0, 9])  # of which the last is past the end

@@ -8,7 +8,7 @@ from typing import Any
 from stratagem.context import has_strategy
 from stratagem.input import Dataset, DistributedDataset
 from stratagem.keras.dataset_creator import DatasetCreator, part_of, require_end
-from stratagem.keras.private import DataAdapter
+from stratagem.keras.unread_data import UnreadData
 from stratagem.keras.worker_data import WorkerData
 from stratagem.messages import explain
 
@@ -18,7 +18,7 @@ _BESIDE = ("y", "sample_weight", "class_weight")
 _STEPS = {"fit": "steps_per_epoch", "evaluate": "steps", "predict": "steps"}
 
 
-class DatasetAdapter(DataAdapter):
+class DatasetAdapter(UnreadData):
     """Hands the batches of a distributed dataset to Keras, each iteration an epoch.
 
     Args:
@@ -59,21 +59,6 @@ class DatasetAdapter(DataAdapter):
         count = self._dataset.cardinality
         return count if count >= 0 else None
 
-    @property
-    def batch_size(self) -> None:
-        """Not known before a batch is read."""
-        return None
-
-    @property
-    def has_partial_batch(self) -> None:
-        """Not known before a batch is read."""
-        return None
-
-    @property
-    def partial_batch_size(self) -> None:
-        """Not known before a batch is read."""
-        return None
-
     def get_jax_iterator(self) -> Iterator[Any]:
         """Returns an iterator over host batches; nothing is opened before the first is asked for.
 
@@ -101,10 +86,6 @@ class DatasetAdapter(DataAdapter):
         loader = self._dataset.make_loader(self._num_opened, None)
         self._num_opened += 1
         return loader.host_batches(num_to_pass)
-
-    def get_numpy_iterator(self) -> Iterator[Any]:
-        """As `get_jax_iterator`."""
-        return self.get_jax_iterator()
 
 
 def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from stratagem.coordinator import ClusterCoordinator, RemoteValue
 from stratagem.errors import CancelledError
 from stratagem.input.sources import INFINITE_CARDINALITY
 from stratagem.keras.dataset_creator import DatasetCreator, require_end
-from stratagem.keras.private import DataAdapter
+from stratagem.keras.unread_data import UnreadData
 from stratagem.keras.worker_batches import BatchesMaker, Ticket, WorkerBatches
 from stratagem.messages import explain
 
@@ -26,7 +26,7 @@ _FEW = 5
 _WITHOUT_END = 2**62
 
 
-class WorkerData(DataAdapter):
+class WorkerData(UnreadData):
     """Hands tickets to who runs the steps, and batches to Keras.
 
     Args:
@@ -87,28 +87,9 @@ class WorkerData(DataAdapter):
             return None
         return max(lengths) if self.num_needed else sum(lengths)
 
-    @property
-    def batch_size(self) -> None:
-        """Not known before a batch is read."""
-        return None
-
-    @property
-    def has_partial_batch(self) -> None:
-        """Not known before a batch is read."""
-        return None
-
-    @property
-    def partial_batch_size(self) -> None:
-        """Not known before a batch is read."""
-        return None
-
     def get_jax_iterator(self) -> WorkerTickets:
         """Returns an iterator; nothing is opened before something is asked for."""
         return WorkerTickets(self)
-
-    def get_numpy_iterator(self) -> WorkerTickets:
-        """As `get_jax_iterator`."""
-        return self.get_jax_iterator()
 
 
 @dataclasses.dataclass
