@@ -43,6 +43,9 @@ COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
 # One process of tests leaves half of two cores idle. A file's tests share what is dear to make.
 IN_TWO := --numprocesses 2 --dist loadfile
 
+# No test takes minutes here, and one that hangs must leave the others their time.
+HANGS := --override-ini faulthandler_timeout=180
+
 # Makes the environment of folder $(1) with interpreter $(2) hold exactly the lock $(3) and us.
 define environment
 @test -n "$(2)" || { echo "No Python 3.11 to 3.13 with venv found: install one, or give it with PYTHON=/its/path." >&2; exit 1; }
@@ -101,7 +104,7 @@ $(PEERS): requirements/peers.txt
 
 .PHONY: test
 test: lint types compatibility $(MAIN) ## all that CI runs; pytest's own summary comes last
-	.venv/bin/python -m pytest $(IN_TWO) $(TESTS)
+	.venv/bin/python -m pytest $(IN_TWO) $(HANGS) $(TESTS)
 
 .PHONY: test-slow
 test-slow: $(MAIN) ## the tests that take minutes
@@ -134,12 +137,12 @@ compatibility: test-oldest test-newest ## the compatibility tests on the oldest 
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST) ## compatibility tests on the lowest versions that pyproject.toml allows
-	.venv-oldest/bin/python -m pytest --quiet $(IN_TWO) $(COMPATIBILITY)
+	.venv-oldest/bin/python -m pytest --quiet $(IN_TWO) $(HANGS) $(COMPATIBILITY)
 
 .PHONY: test-newest
 test-newest: ## compatibility tests on the newest Python, JAX and Keras of the lock
 	@if test -n "$(NEWEST_PYTHON)"; then \
-		$(MAKE) --silent $(NEWEST) && .venv-newest/bin/python -m pytest --quiet $(IN_TWO) $(COMPATIBILITY); \
+		$(MAKE) --silent $(NEWEST) && .venv-newest/bin/python -m pytest --quiet $(IN_TWO) $(HANGS) $(COMPATIBILITY); \
 	else \
 		echo "Skipped: the compatibility tests on the newest JAX. It needs Python 3.12 or 3.13, and"; \
 		echo "neither is on PATH or under pyenv. The main environment has the newest for its Python."; \

@@ -73,6 +73,16 @@ def test_server_without_one_is_asked_by_tcp(keys, monkeypatch) -> None:
         lines.close()
 
 
+def test_line_that_was_refused_sends_nothing_and_does_not_wait(lines, peer, listener) -> None:
+    peer.place = Place(listener.address, LocalSocket(listener.local.path, b"not the password"))
+    line = lines.to(0)
+    while line.socket.poll(10, zmq.POLLOUT):  # until the connection is gone
+        pass
+    line.send(NUMBER, pack(Message("x")))
+    line.ping(NUMBER, b"token")
+    assert not line.socket.poll(100)
+
+
 def test_unix_socket_of_another_machine_is_not_used(lines, peer, monkeypatch) -> None:
     monkeypatch.setattr(LocalSocket, "is_reachable", lambda self: False)
     for _ in range(2):

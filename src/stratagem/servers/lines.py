@@ -204,7 +204,7 @@ class Line:
         # One that is offered takes the place of the other at once, on the side of the server.
         if self._memory is not None and self._offered is None:
             frames = self._memory.placed(frames)
-        self.socket.send_multipart([number, *in_parts(frames)], copy=False)
+        self._tell([number, *in_parts(frames)])
 
     def ping(self, number: bytes, ping: bytes) -> None:
         """Asks whether a request is worked on.
@@ -213,7 +213,7 @@ class Line:
             number: of the request.
             ping: what comes back with the answer.
         """
-        self.socket.send_multipart([number, PING, ping])
+        self._tell([number, PING, ping])
 
     def receive(self) -> tuple[bytes, list[Any]] | None:
         """Returns what has arrived.
@@ -239,6 +239,12 @@ class Line:
             self.peer.note_local(self.place.address, LocalSocket(path.decode(), password))
         return None
 
+    def _tell(self, parts: list[Any]) -> None:
+        # Whom the server has refused has no connection any more, and would wait for one for ever.
+        # What is not sent is not answered: who waits for that finds the server lost.
+        with contextlib.suppress(self._zmq.Again):
+            self.socket.send_multipart(parts, self._zmq.NOBLOCK, copy=False)
+
     def _offer_memory(self) -> None:
         """Shares memory with a server on this machine, once there is something to go by it."""
         needed = self._request_bytes, self._answer_bytes
@@ -251,7 +257,7 @@ class Line:
         except OSError:  # a faster way only
             self._may_share = False
             return
-        self.socket.send_multipart([_NO_NUMBER, SHARE, self._offered.told])
+        self._tell([_NO_NUMBER, SHARE, self._offered.told])
 
     def _note_shared(self, *, is_shared: bool) -> None:
         """Uses, or leaves, the memory that was offered: the server has answered that."""
