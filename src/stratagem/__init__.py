@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stratagem import launch as launch
     from stratagem import nn as nn
     from stratagem import partitioners as partitioners
+    from stratagem import placement as placement
     from stratagem import preemption as preemption
     from stratagem import remote as remote
     from stratagem import train as train
@@ -72,9 +73,11 @@ if TYPE_CHECKING:
     from stratagem.remote import connect_to_cluster as connect_to_cluster
     from stratagem.remote import run_standard_server as run_standard_server
     from stratagem.remote import run_standard_server as run_standard_tensorflow_server
+    from stratagem.strategies import CentralStorageStrategy as CentralStorageStrategy
     from stratagem.strategies import CollectiveAllReduceStrategy as CollectiveAllReduceStrategy
     from stratagem.strategies import CrossDeviceOps as CrossDeviceOps
     from stratagem.strategies import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+    from stratagem.strategies import HybridStrategy as HybridStrategy
     from stratagem.strategies import MirroredStrategy as MirroredStrategy
     from stratagem.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
     from stratagem.strategies import NcclAllReduce as NcclAllReduce
@@ -100,6 +103,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "BackupAndRestore": ("stratagem.keras", "BackupAndRestore"),
     "Checkpoint": ("stratagem.checkpoint", "Checkpoint"),
     "CheckpointManager": ("stratagem.checkpoint", "CheckpointManager"),
+    "CentralStorageStrategy": ("stratagem.strategies", "CentralStorageStrategy"),
     "ClusterSpec": ("stratagem.cluster", "ClusterSpec"),
     "CollectiveAllReduceStrategy": ("stratagem.strategies", "CollectiveAllReduceStrategy"),
     "CollectiveCommunication": ("stratagem.communication", "CollectiveCommunication"),
@@ -116,6 +120,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "DistributedValues": ("stratagem.values", "DistributedValues"),
     "ElasticConfig": ("stratagem.launch", "ElasticConfig"),
     "HierarchicalCopyAllReduce": ("stratagem.strategies", "HierarchicalCopyAllReduce"),
+    "HybridStrategy": ("stratagem.strategies", "HybridStrategy"),
     "IndexedSlices": ("stratagem.values", "IndexedSlices"),
     "InputContext": ("stratagem.options", "InputContext"),
     "InputOptions": ("stratagem.options", "InputOptions"),
@@ -168,6 +173,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "launch": ("stratagem.launch", None),
     "nn": ("stratagem.nn", None),
     "partitioners": ("stratagem.partitioners", None),
+    "placement": ("stratagem.placement", None),
     "preemption": ("stratagem.preemption", None),
     "regroup": ("stratagem.values", "regroup"),
     "remote": ("stratagem.remote", None),
@@ -185,6 +191,7 @@ __all__ = [
     "BackupAndRestore",
     "Checkpoint",
     "CheckpointManager",
+    "CentralStorageStrategy",
     "ClusterSpec",
     "CollectiveAllReduceStrategy",
     "CollectiveCommunication",
@@ -198,6 +205,7 @@ __all__ = [
     "DistributedValues",
     "ElasticConfig",
     "HierarchicalCopyAllReduce",
+    "HybridStrategy",
     "IndexedSlices",
     "InputContext",
     "InputOptions",
@@ -250,6 +258,7 @@ __all__ = [
     "launch",
     "nn",
     "partitioners",
+    "placement",
     "preemption",
     "regroup",
     "remote",
@@ -271,6 +280,7 @@ _ROOMS_WITHOUT_JAX = (
     "launch",
     "options",
     "partitioners",
+    "placement",
     "preemption",
     "remote",
 )

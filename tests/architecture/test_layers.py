@@ -43,6 +43,7 @@ LAYERS = (
         "optional_libraries",
         "options",
         "partitioners",
+        "placement",
     ),
 )
 NO_JAX_BELOW = LAYERS.index(("topology",))

@@ -62,5 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             else {}
         )
         names = {parameters.get("strategy"), parameters.get("distributing")}
-        if parameters.get("execution") == "eager" and names & {"mirrored_1", "mirrored_8"}:
+        is_eager = parameters.get("execution") == "eager"
+        if is_eager and names & {"mirrored_1", "mirrored_8", "central_2"}:
+            item.add_marker(pytest.mark.slow)
+        rows = [ROWS.get(name) for name in parameters.values() if isinstance(name, str)]
+        if any(row is not None and row.is_slow for row in rows):
             item.add_marker(pytest.mark.slow)

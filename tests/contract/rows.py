@@ -13,12 +13,14 @@ import stratagem as sg
 class Row:
     """One strategy under contract.
 
-    `make` returns a new one, except that of the default strategy there is only one.
+    `make` returns a new one, except that of the default strategy there is only one. `is_slow` tells
+    that another row is so like it that only the slow tests run it.
     """
 
     make: Callable[[], sg.Strategy]
     num_replicas: int
     is_cluster: bool = False
+    is_slow: bool = False
 
 
 def _mirrored(num_replicas: int) -> Row:
@@ -35,11 +37,30 @@ _CLUSTER = {
         is_cluster=True,
     ),
 }
+
+
+def _central(num_replicas: int, *, is_slow: bool = False) -> Row:
+    names = [f"cpu:{index}" for index in range(num_replicas)]
+    return Row(lambda: sg.CentralStorageStrategy(names, "cpu:0"), num_replicas, is_slow=is_slow)
+
+
+def _hybrid(num_replicas: int, place: str) -> Row:
+    """All variables in one place, those too that are too small for it to be of use."""
+    names = [f"cpu:{index}" for index in range(num_replicas)]
+    return Row(lambda: sg.HybridStrategy(names, placement={"": place}), num_replicas, is_slow=True)
+
+
 _LOCAL = {
     "default": Row(sg.get_strategy, 1),
     "one_device": Row(lambda: sg.OneDeviceStrategy("cpu:0"), 1),
     "mirrored_1": _mirrored(1),
     "mirrored_2": _mirrored(2),
     "mirrored_8": _mirrored(8),
+    "central_1": _central(1, is_slow=True),
+    "central_2": _central(2),
+    "central_4": _central(4, is_slow=True),
+    "hybrid_2": _hybrid(2, "sharded"),
+    "hybrid_4": _hybrid(4, "sharded"),
+    "hybrid_central_2": _hybrid(2, "central"),
 }
 ROWS = _CLUSTER if "STRATAGEM_TEST_REPLICAS" in os.environ else _LOCAL

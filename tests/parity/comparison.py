@@ -7,6 +7,7 @@ nothing. It returns what it measured, by name.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,8 +28,18 @@ BATCH_SIZE = 5
 TOLERANCE = 1e-5
 
 
+# What takes the place of mirrored variables, where `make test-strategies` says so.
+_STRATEGIES: Mapping[str, Callable[[list[str]], Any]] = {
+    "mirrored": sg.MirroredStrategy,
+    "central": lambda devices: sg.CentralStorageStrategy(devices, "cpu:7"),
+    "hybrid": lambda devices: sg.HybridStrategy(devices, placement={"": "sharded"}),
+    "sharded": lambda devices: sg.MirroredStrategy(devices, shard_state="all"),
+}
+
+
 def mirrored(num_replicas: int) -> Any:
-    return sg.MirroredStrategy([f"cpu:{index}" for index in range(num_replicas)])
+    kind = os.environ.get("STRATAGEM_TEST_STRATEGY", "mirrored")
+    return _STRATEGIES[kind]([f"cpu:{index}" for index in range(num_replicas)])
 
 
 def carried_out(job: Job, scope: Scope) -> dict[str, np.ndarray]:

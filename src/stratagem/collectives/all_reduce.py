@@ -20,8 +20,16 @@ from stratagem.collectives.one_device import one_device_sum
 from stratagem.collectives.packing import NO_PACKING, Packing
 from stratagem.collectives.ring import ring_sum
 from stratagem.options import ReduceOp
+from stratagem.topology.mesh import REPLICA_AXIS
 
-__all__ = ["AllReduce", "ChosenAllReduce", "GatheredAllReduce", "is_sum_over_replicas", "mean_of"]
+__all__ = [
+    "AllReduce",
+    "ChosenAllReduce",
+    "GatheredAllReduce",
+    "is_sum_over_replicas",
+    "mean_of",
+    "noted_as_sum",
+]
 
 
 class AllReduce(abc.ABC):
@@ -96,6 +104,22 @@ _SUMS: Mapping[Algorithm, _Sum] = {
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def _stratagem_sum_over_replicas(add: _Sum, array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     return add(array, axis)
+
+
+def noted_as_sum(value: Any) -> jax.Array:
+    """Returns a value, which the trace tells to be the sum over the only replica.
+
+    Args:
+        value: array.
+    """
+    return _stratagem_sum_over_replicas(_sole_sum, jnp.asarray(value), _SOLE)
+
+
+_SOLE = ReplicaAxis(REPLICA_AXIS, 1)
+
+
+def _sole_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
+    return jax.lax.optimization_barrier(array)  # JAX leaves out a function that does nothing
 
 
 def is_sum_over_replicas(eqn: Any) -> bool:

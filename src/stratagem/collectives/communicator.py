@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from stratagem.collectives import device
-from stratagem.collectives.all_reduce import AllReduce
+from stratagem.collectives.all_reduce import AllReduce, noted_as_sum
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, PerReplica
@@ -53,7 +53,15 @@ class Communicator(abc.ABC):
 
 
 class SoleCommunicator(Communicator):
-    """The communicator of the only replica there is: nothing to combine."""
+    """The communicator of the only replica there is: nothing to combine.
+
+    Args:
+        is_noted: whether the trace tells where values would be combined: what follows there is
+            computed elsewhere.
+    """
+
+    def __init__(self, *, is_noted: bool = False) -> None:
+        self._note = noted_as_sum if is_noted else _unchanged
 
     @property
     def num_replicas(self) -> int:
@@ -64,13 +72,15 @@ class SoleCommunicator(Communicator):
         """Returns the value, in the dtype that several replicas would get."""
         array = jnp.asarray(value)
         if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
-            return jnp.true_divide(array, jnp.ones_like(array))
-        return array.astype(jnp.int32) if array.dtype == bool else value
+            return self._note(jnp.true_divide(array, jnp.ones_like(array)))
+        return self._note(array.astype(jnp.int32) if array.dtype == bool else value)
 
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Returns the true rows of the value."""
         value = jnp.asarray(value)
-        return value if lengths is None else jax.lax.slice_in_dim(value, 0, lengths[0], axis=axis)
+        if lengths is not None:
+            value = jax.lax.slice_in_dim(value, 0, lengths[0], axis=axis)
+        return self._note(value)
 
     def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls `fn` with the plain values."""
@@ -130,6 +140,10 @@ class MeshCommunicator(Communicator):
 
 def _as_view(leaf: Any) -> Any:
     return PerReplica(local=leaf) if is_array(leaf) else leaf
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _is_distributed(leaf: Any) -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["MultiWorkerMirroredStrategy"]
 
 _SAME = (
+    "CentralStorageStrategy",
     "CollectiveCommunication",
     "CollectiveHints",
     "CommunicationImplementation",

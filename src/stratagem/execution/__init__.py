@@ -6,7 +6,7 @@ from stratagem.execution.eager import run_eagerly
 from stratagem.execution.exchange import Exchange, Ids
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.execution.gradient import value_and_grad
-from stratagem.execution.lookups import embedding_lookup, is_recorded, note_table
+from stratagem.execution.lookups import embedding_lookup, is_recorded, is_worth_rows, note_table
 from stratagem.execution.multistep import run_steps
 from stratagem.execution.program import Program
 from stratagem.execution.spmd import CompiledExecution
@@ -25,6 +25,7 @@ __all__ = [
     "embedding_lookup",
     "function",
     "is_recorded",
+    "is_worth_rows",
     "note_table",
     "run_eagerly",
     "run_steps",

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 from jax.extend.core import Jaxpr, Literal
 
-__all__ = ["Exchange", "Ids", "Lookup", "without_unused"]
+from stratagem.context.function_trace import current_function_trace
+
+__all__ = ["Exchange", "Ids", "Lookup", "gets_rows", "without_unused"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,6 +65,17 @@ class Exchange(Protocol):
                 variables, and returns what is to be sent, in the order of `trace.sent`.
         """
         ...
+
+
+def gets_rows(strategy: Any) -> bool:
+    """Tells whether rows that a step looks up may come from outside of its program.
+
+    Args:
+        strategy: that runs it.
+    """
+    # A function that holds the step is one program, and gives it whole values.
+    is_kept = strategy.keeping is not None and current_function_trace() is None
+    return is_kept or strategy.exchange is not None
 
 
 def _counts(effect: Any) -> bool:

@@ -43,6 +43,7 @@ class ReplicaScope(keras.StatelessScope):
 
     `receive` returns the number of a lookup in a table that is elsewhere, and its rows; it is there
     where there may be such tables.
+    `row_counts` tells of how many rows those variables are here, by identity, that stand for some.
     `added_to` are the variables that were added to, by identity, and not set.
     """
 
@@ -58,6 +59,7 @@ class ReplicaScope(keras.StatelessScope):
         self.sent: list[tuple[Any, Any]] = []
         self.preparations: list[Callable[[], None]] = []
         self.added_to: set[int] = set()
+        self.row_counts: dict[int, int] = {}
         self.receive: Callable[[Lookup], tuple[int, Any]] | None = None
 
     def __enter__(self) -> ReplicaScope:

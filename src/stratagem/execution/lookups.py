@@ -33,6 +33,7 @@ __all__ = [
     "has_company",
     "is_elsewhere",
     "is_recorded",
+    "is_worth_rows",
     "note_table",
     "rows_pay",
     "slices_of",
@@ -121,6 +122,15 @@ def is_recorded(table: Any) -> bool:
 def is_elsewhere(table: Any) -> bool:
     """Tells whether a variable is in other processes, which are asked for single rows of it."""
     return getattr(table, "has_rows", False)
+
+
+def is_worth_rows(shape: Sequence[int]) -> bool:
+    """Tells whether a table is so large that rows of it travel in less time than the whole.
+
+    Args:
+        shape: of the table.
+    """
+    return len(shape) > 1 and math.prod(shape) >= _MIN_TABLE_SIZE
 
 
 def _rows_from_elsewhere(table: Any, ids: Any, scope: ReplicaScope) -> jax.Array:

@@ -25,7 +25,7 @@ from stratagem.topology.lockstep import note_flight, run_together
 from stratagem.values import PerReplica
 from stratagem.variables import VariableKind, home_of
 
-__all__ = ["Program"]
+__all__ = ["Program", "value_for_step"]
 
 
 class Program:
@@ -37,6 +37,11 @@ class Program:
         name: of the function, for messages.
         exchange: where the variables are, if they are not in this process.
     """
+
+    # How many of the last outputs are what the replicas hand over, and whether steps may follow one
+    # another on the devices.
+    _num_handed = 0
+    _may_loop = True
 
     def __init__(
         self, trace: Trace, topology: Topology, name: str, exchange: Exchange | None = None
@@ -74,7 +79,7 @@ class Program:
         Returns:
             The result with steps on the leading axis of each component.
         """
-        if self._exchange is not None:
+        if self._exchange is not None or not self._may_loop:
             return self._assemble(self._run_one_by_one(split, shared))
         if self._many is None:
             self._many = self._compile(many=True)
@@ -162,8 +167,11 @@ class Program:
             agree_on_program(self._name, self.trace.jaxpr)
             self._is_agreed = True
 
+        handed: list[Any] = []
+
         def start() -> tuple[Any, Any]:
             outputs = function(written, read_only, split, shared, self._constants, list(rows))
+            handed[:] = outputs[3]
             return outputs[:2], outputs[2]
 
         if starts:
@@ -176,7 +184,16 @@ class Program:
             raise _assigned_under_jit(self.trace.written[0])
         for place, value in zip(self._written, new_values, strict=True):
             place.store(value)
+        self._finish(handed, shared)
         return results
+
+    def _finish(self, handed: list[Any], shared: list[Any]) -> None:
+        """Does what follows from what the replicas hand over, which is nothing here.
+
+        Args:
+            handed: arrays that are the same on every replica.
+            shared: the arguments that are.
+        """
 
     def _everywhere(self, value: Any) -> Any:
         """Moves an array that was put on other devices; all others the compiled call moves."""
@@ -210,7 +227,7 @@ class Program:
                     copied,
                     stacked,
                 ),
-                out_specs=(written, stacked, copied),
+                out_specs=(written, stacked, copied, copied),
                 check_vma=False,
             )
         return jax.jit(function, donate_argnums=0)
@@ -223,8 +240,11 @@ class Program:
         shared: list[Any],
         constants: list[Any],
         rows: list[Any],
-    ) -> tuple[list[Any], list[Any], Any]:
-        """The third result is one that no later program takes over, where somebody waits for it."""
+    ) -> tuple[list[Any], list[Any], Any, list[Any]]:
+        """The third result is one that no later program takes over, where somebody waits for it.
+
+        The fourth is what the replicas hand over.
+        """
         pools = {
             "written": written,
             "read_only": read_only,
@@ -237,7 +257,9 @@ class Program:
         outputs = jaxpr_as_fun(self.trace.jaxpr)(*inputs)
         is_awaited = self._topology.spans_processes or current_events() is not None
         token = jnp.zeros((), bool) if is_awaited else ()
-        return list(outputs[: len(written)]), list(outputs[len(written) :]), token
+        values, results = outputs[: len(written)], outputs[len(written) :]
+        end = len(results) - self._num_handed
+        return list(values), list(results[:end]), token, list(results[end:])
 
     def _many_steps(
         self,
@@ -247,15 +269,17 @@ class Program:
         shared: list[Any],
         constants: list[Any],
         rows: list[Any],
-    ) -> tuple[list[Any], list[Any], Any]:
+    ) -> tuple[list[Any], list[Any], Any, list[Any]]:
         def step(carry: list[Any], parts: list[Any]) -> tuple[list[Any], Any]:
-            carry, results, token = self._one_step(carry, read_only, parts, shared, constants, rows)
+            carry, results, token, _ = self._one_step(
+                carry, read_only, parts, shared, constants, rows
+            )
             return carry, (results, token)
 
         written, (results, tokens) = jax.lax.scan(step, written, split, unroll=self._unroll_steps())
         if self._topology.num_replicas > 1:  # the replica axis first, as in every PerReplica
             results = [jnp.swapaxes(result, 0, 1) for result in results]
-        return written, results, tokens
+        return written, results, tokens, []
 
     def _unroll_steps(self) -> bool:
         """Whether to write many steps out one after the other instead of looping over them.
@@ -282,6 +306,15 @@ class Program:
         return jax.tree.unflatten(self.trace.result_structure, leaves)
 
 
+def value_for_step(variable: Any) -> Any:
+    """Returns what a step gets of a variable.
+
+    Args:
+        variable: of a strategy, or a plain Keras variable.
+    """
+    return variable.value if home_of(variable) is None else variable.for_step
+
+
 class _Place:
     """Where the value of a variable is kept between steps."""
 
@@ -295,7 +328,7 @@ class _Place:
         self.spec = PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
 
     def load(self) -> Any:
-        return self._variable.storage if self._is_stored else self._variable.value
+        return value_for_step(self._variable)
 
     def store(self, value: Any) -> None:
         if self._is_stored:

@@ -14,7 +14,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
 from stratagem.collectives import is_sum_over_replicas
 
-__all__ = ["contains_primitive", "differing_outputs", "inner_jaxprs", "may_wait_for_ever"]
+__all__ = [
+    "contains_primitive",
+    "differing_outputs",
+    "differing_values",
+    "inner_jaxprs",
+    "may_wait_for_ever",
+]
 
 _COMBINING = {
     "psum",
@@ -92,6 +98,20 @@ def differing_outputs(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> list[bo
     Returns:
         One flag for each output.
     """
+    differs = differing_values(jaxpr, differing_inputs)
+    return [not isinstance(atom, Literal) and differs.get(atom, False) for atom in jaxpr.outvars]
+
+
+def differing_values(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> dict[Var, bool]:
+    """Tells for each value in a jaxpr whether it may differ between replicas.
+
+    Args:
+        jaxpr: the trace of one replica.
+        differing_inputs: one flag for each of its input variables.
+
+    Returns:
+        A flag for each variable of the jaxpr itself.
+    """
     differs: dict[Var, bool] = dict(zip(jaxpr.invars, differing_inputs, strict=True))
     anything_differs = any(differing_inputs) or contains_primitive(jaxpr, *_DISTINGUISHING)
 
@@ -110,7 +130,7 @@ def differing_outputs(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> list[bo
         else:
             flags = _eqn_outputs(eqn, inputs)
         differs.update(zip(eqn.outvars, flags, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return differs
 
 
 def _is_not_followed(eqn: Any) -> bool:

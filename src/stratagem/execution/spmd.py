@@ -11,7 +11,9 @@ from stratagem import config
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.agreement import name_of
 from stratagem.execution.arguments import Arguments, Static, flatten_arguments
+from stratagem.execution.parted_program import PartedProgram, is_parted
 from stratagem.execution.program import Program
+from stratagem.execution.trace import Trace
 from stratagem.execution.tracing import trace_replica_function
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compiling
@@ -30,6 +32,11 @@ class CompiledExecution:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._programs: OrderedDict[Any, Program] = OrderedDict()
+
+    @property
+    def programs(self) -> list[Program]:
+        """The programs that are kept, the one used last at the end."""
+        return list(self._programs.values())
 
     def run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a function once a replica.
@@ -59,7 +66,8 @@ class CompiledExecution:
         Returns:
             The program.
         """
-        key = (_identity(fn), arguments.structure, arguments.leaves)
+        is_inside = current_function_trace() is not None
+        key = (_identity(fn), arguments.structure, arguments.leaves, is_inside)
         program = self._programs.get(key)
         if program is not None:
             self._programs.move_to_end(key)
@@ -69,12 +77,19 @@ class CompiledExecution:
             trace = trace_replica_function(self._strategy, fn, arguments)
         if current_function_trace() is None:  # else that function asks for all that it calls
             agree_on_initial_values(self._strategy.variables, topology)
-        program = self._programs[key] = Program(
-            trace, topology, name_of(fn), self._strategy.exchange
-        )
+        if trace.written and self._strategy.keeping is not None:
+            self._strategy.keeping.check()
+        program = self._programs[key] = self._made(trace, name_of(fn))
         while len(self._programs) > config.program_cache_size():
             self._programs.popitem(last=False)
         return program
+
+    def _made(self, trace: Trace, name: str) -> Program:
+        strategy = self._strategy
+        # A function that holds the step has one program for all parts.
+        if current_function_trace() is None and is_parted(trace):
+            return PartedProgram(trace, strategy.topology, name)
+        return Program(trace, strategy.topology, name, strategy.exchange)
 
     def lower(self, fn: Callable[..., Any], arguments: Arguments, topology: Topology) -> Any:
         """Traces a function for other devices and lowers it, without keeping the program.

@@ -8,6 +8,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from stratagem.execution.exchange import Lookup
+from stratagem.variables import VariableKind, home_of
 
 __all__ = ["Trace"]
 
@@ -44,6 +45,19 @@ class Trace:
     lookups: list[Lookup] = dataclasses.field(default_factory=list[Lookup])
     sent: list[Any] = dataclasses.field(default_factory=list[Any])
     added_to: frozenset[int] = frozenset()
+
+    @property
+    def differing_inputs(self) -> list[bool]:
+        """Tells for each input of the jaxpr whether it may differ between replicas."""
+        flags: list[bool] = []
+        for source, index in self.inputs:
+            if source in ("written", "read_only"):
+                variables = self.written if source == "written" else self.read_only
+                home = home_of(variables[index])
+                flags.append(home is not None and home.kind is VariableKind.ON_READ)
+            else:
+                flags.append(source in ("split", "rows"))
+        return flags
 
     @property
     def num_outputs(self) -> int:

@@ -18,7 +18,7 @@ from stratagem.execution.created_variables import (
     initialize_created_variables,
     is_uninitialized,
 )
-from stratagem.execution.exchange import Lookup
+from stratagem.execution.exchange import Lookup, gets_rows
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
 from stratagem.execution.sameness import differing_outputs, may_wait_for_ever
@@ -70,6 +70,7 @@ class _Recorder:
         self.results: list[tuple[bool, Any]] = []
         self.result_lengths: list[tuple[int, ...] | None] = []
         self.result_shapes: list[tuple[int, ...]] = []
+        self._gets_rows = gets_rows(strategy)
         self.expected_lookups = list(lookups)
         self.lookups: list[Lookup] = []
         self.sent: list[Any] = []
@@ -94,7 +95,7 @@ class _Recorder:
         args, kwargs = arguments.rebuild([part[0] for part in split] if several else split, shared)
         context = self._context(several)
         scope = ReplicaScope(lambda variable: self._read(variable, values))
-        if self._strategy.exchange is not None:
+        if self._gets_rows:
             rows = [part[0] for part in state["rows"]] if several else state["rows"]
             scope.receive = lambda lookup: self._receive(lookup, rows)
         with stack.push(stack.FrameKind.REPLICA, self._strategy, context), scope:
@@ -141,7 +142,12 @@ class _Recorder:
 
     def _context(self, several: bool) -> ReplicaContext:
         if not several:
-            return ReplicaContext(self._strategy, 0, SoleCommunicator(), self.arguments.batch)
+            return ReplicaContext(
+                self._strategy,
+                0,
+                SoleCommunicator(is_noted=self._strategy.keeping is not None),
+                self.arguments.batch,
+            )
         all_reduce = self._strategy.cross_device_ops.all_reduce(self._topology)
         communicator = MeshCommunicator(all_reduce)
         replica_id = jax.lax.axis_index(REPLICA_AXIS)
@@ -287,7 +293,7 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
     sources += [("split", index) for index in range(len(arguments.split))]
     sources += [("shared", index) for index in range(len(arguments.shared))]
     jaxpr, inputs, constants = local_jaxpr(closed, sources, strategy.topology)
-    if strategy.exchange is not None:
+    if gets_rows(strategy):
         jaxpr, inputs, touched = without_unused_variables(jaxpr, inputs, touched)
     trace = Trace(
         jaxpr=jaxpr,
@@ -303,7 +309,7 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
         added_to=recorder.added_to,
     )
     if strategy.num_replicas_in_sync > 1:
-        differing_inputs = _differing_inputs(recorder, trace)
+        differing_inputs = trace.differing_inputs
         if may_wait_for_ever(trace.jaxpr.jaxpr, differing_inputs):
             raise parted(strategy)
         _use_agreement(recorder, trace, strategy, differing_inputs)
@@ -330,19 +336,6 @@ def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None
         shape = larger.result_shapes[output]
         if not shape or shape[0] != larger.arguments.batch.size:
             trace.result_lengths[position] = None
-
-
-def _differing_inputs(recorder: _Recorder, trace: Trace) -> list[bool]:
-    """Tells for each input of the jaxpr whether it may differ between replicas."""
-    flags: list[bool] = []
-    for source, index in trace.inputs:
-        if source == "written":
-            flags.append(recorder.is_stacked(trace.written[index]))
-        elif source == "read_only":
-            flags.append(recorder.is_stacked(trace.read_only[index]))
-        else:
-            flags.append(source == "split")
-    return flags
 
 
 def _use_agreement(

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from stratagem.execution import embedding_lookup, is_recorded, note_table
-from stratagem.keras.served_variable import making_table
+from stratagem.keras.annotations import making_table
 
 __all__ = ["install"]
 

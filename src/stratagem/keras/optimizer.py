@@ -24,6 +24,7 @@ from stratagem.execution import ReplicaScope, current_scope
 from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.keras.served_optimizer import note_built, send_gradients
 from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
+from stratagem.keras.table_rows import apply_with_rows
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, is_indexed_slices
@@ -68,11 +69,11 @@ def _wrap_apply(cls: Any) -> None:
             targets = built_variables(self) if variables is None else variables
             own = grads if _reduced.value else _weighed(grads, context, scope)
             return send_gradients(self, own, targets, context, are_reduced=_reduced.value)
-        summed = [_whole(grad) for grad in grads] if _reduced.value else sum_gradients(grads)
+        summed = grads if _reduced.value else _summed(grads, context, scope)
         with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
-                return _apply_with_loss_scale(self, summed, variables)
-            return original(self, summed, variables)
+                return _apply_with_loss_scale(self, [_whole(grad) for grad in summed], variables)
+            return apply_with_rows(original, self, summed, variables)
 
     cls.apply = apply
 
@@ -154,13 +155,22 @@ def sum_gradients(grads: list[Any]) -> list[Any]:
         Their sums over replicas, as arrays; in MEAN mode their average by true examples.
     """
     context, scope = get_replica_context(), current_scope()
-    if context is None or scope is None or context.num_replicas_in_sync == 1:
+    if context is None or scope is None:
         return [_whole(grad) for grad in grads]
+    return [_whole(grad) for grad in _summed(grads, context, scope)]
+
+
+def _summed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> list[Any]:
+    """The sums over replicas; of rows the rows of all."""
+    # What is kept elsewhere is updated there, also of a single replica.
+    is_sole = context.num_replicas_in_sync == 1
+    if is_sole and context.strategy.keeping is None:
+        return grads
     grads = _weighed(grads, context, scope)
     present = [grad for grad in grads if grad is not None and not is_indexed_slices(grad)]
     summed = iter(context.communicator.all_reduce_many(ReduceOp.SUM, present))
     return [
-        _whole(context.communicator.all_reduce_slices(ReduceOp.SUM, grad))
+        context.communicator.all_reduce_slices(ReduceOp.SUM, grad)
         if isinstance(grad, IndexedSlices)
         else None
         if grad is None

@@ -16,6 +16,7 @@ import keras
 
 from stratagem.context import ReplicaContext
 from stratagem.execution import current_scope
+from stratagem.keras.annotations import making_slot_of
 from stratagem.keras.private import (
     clip_gradients,
     decays,
@@ -54,7 +55,8 @@ def install() -> None:
 
     def add(self: Any, reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(reference_variable, ServedVariable):
-            return original(self, reference_variable, name, *args, **kwargs)
+            with making_slot_of(reference_variable):
+                return original(self, reference_variable, name, *args, **kwargs)
         serving = reference_variable.serving
         serving.place(reference_variable)
         kept = kept_name(name_on_servers(self, serving), name or "var")

@@ -18,7 +18,7 @@ from jax.core import Tracer
 
 from stratagem.context import get_strategy
 from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import current_scope, embedding_lookup
+from stratagem.execution import current_scope, embedding_lookup, is_worth_rows
 from stratagem.keras.initial_rows import InitialRows
 from stratagem.keras.private import (
     autocasts,
@@ -48,11 +48,8 @@ __all__ = [
     "is_collected",
     "kept_in_process",
     "making_slot",
-    "making_table",
 ]
 
-# A smaller table travels whole in less time than its rows are picked out.
-_MIN_TABLE_SIZE = 65_536
 # A larger initial value is made row by row, where it is held.
 _MAX_LOCAL_BYTES = 64 * 2**20
 # What servers do themselves.
@@ -62,22 +59,11 @@ _SIGNS = {"scatter_add": 1, "scatter_sub": -1, "scatter_update": 0}
 class _Next(threading.local):
     """What the variable that is created now will be."""
 
-    table = False
     in_process = False
     slot: str | None = None
 
 
 _next: _Next = _Next()
-
-
-@contextlib.contextmanager
-def making_table() -> Generator[None]:
-    """Variables that are created in a `with` block are tables, of which rows are looked up."""
-    _next.table, previous = True, _next.table
-    try:
-        yield
-    finally:
-        _next.table = previous
 
 
 @contextlib.contextmanager
@@ -129,10 +115,8 @@ class ServedVariable(DistributedVariable):
 
     place: Any = None
     held: Any = None
-    has_rows: bool = False
     _slot: str | None = None
     _give: Callable[[], None] | None = None
-    _is_table: bool = False
 
     def __init__(
         self,
@@ -144,7 +128,7 @@ class ServedVariable(DistributedVariable):
         **kwargs: Any,
     ) -> None:
         # In a step Keras asks for the initial value later.
-        self._slot, self._is_table = _next.slot, _next.table
+        self._slot = _next.slot
         if self._slot is None and (trainable or _has_axes(initializer, shape)):
             # Here, because what Keras has noted as not initialised it tries in each later step.
             get_strategy().serving.require_coordinator(kwargs.get("name") or "variable")
@@ -231,7 +215,7 @@ class ServedVariable(DistributedVariable):
             self.place = Stored(self._slot)
             return
         num_bytes = math.prod(shape) * np.dtype(jnp.dtype(self._dtype)).itemsize
-        self.has_rows = self._is_table and len(shape) > 1 and math.prod(shape) >= _MIN_TABLE_SIZE
+        self.has_rows = self._is_table and is_worth_rows(shape)
         if num_bytes > _MAX_LOCAL_BYTES:
             with contextlib.suppress(NotImplementedError):  # then it is made whole
                 self.serving.create(self, InitialRows(initializer, shape, self._dtype))

@@ -21,9 +21,13 @@ from stratagem.context import (
     stack,
 )
 from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import current_scope
+from stratagem.execution import current_scope, is_worth_rows
 from stratagem.execution.trace_errors import foreign_variable
-from stratagem.keras.annotations import current_annotations
+from stratagem.keras.annotations import (
+    current_annotations,
+    is_making_table,
+    owner_of_new_slot,
+)
 from stratagem.keras.assignment_errors import (
     delta_outside,
     number_to_sum,
@@ -39,6 +43,7 @@ from stratagem.topology.lockstep import is_of_several
 from stratagem.values import Mirrored, PerReplica
 from stratagem.variables import (
     Home,
+    Keeping,
     VariableKind,
     WholeValue,
     aggregate_components,
@@ -63,7 +68,14 @@ class DistributedVariable(RowUpdates, keras.Variable):
     """
 
     _stored: Any = None
+    _is_table = False
+    # The variable that an optimizer has made it for.
+    slot_of: Any = None
     initial_digest: int = 0
+    # Where the one value of all replicas is kept; None for a copy on each device.
+    keeping: Keeping | None = None
+    # Whether it is a table of which replicas get the rows that they look up.
+    has_rows: bool = False
     _home: Home
 
     def __init__(
@@ -93,6 +105,8 @@ class DistributedVariable(RowUpdates, keras.Variable):
             name=name or type(self).__name__,
         )
         self._home = Home(strategy, kind, parsed)
+        self._is_table = is_making_table()
+        self.slot_of = owner_of_new_slot()
         self.whole = WholeValue()
         super().__init__(
             initializer,
@@ -111,15 +125,37 @@ class DistributedVariable(RowUpdates, keras.Variable):
     def storage(self) -> Any:
         """The whole array, as its kind stores it; None until it is initialised."""
         trace = current_function_trace()
-        return self._stored if trace is None else trace.load(self, self._stored)
+        if trace is not None:
+            return trace.load(self, self._stored)
+        if self.keeping is None or self._stored is None:
+            return self._stored
+        return self.keeping.spread(self._stored, self._home.strategy.topology)
 
     @storage.setter
     def storage(self, value: Any) -> None:
         trace = current_function_trace()
-        if trace is None:
+        if trace is not None:
+            trace.store(self, value)
+        elif self.keeping is None or value is None:
             self._stored = value
         else:
-            trace.store(self, value)
+            self._stored = self.keeping.kept(value)
+
+    @property
+    def for_step(self) -> Any:
+        """What a compiled step of its strategy gets of it."""
+        if self.keeping is None or current_function_trace() is not None:
+            return self.storage
+        return self.keeping.for_step(self._stored, self._home.strategy.topology)
+
+    @property
+    def kept(self) -> Any:
+        """The value where it is kept between steps; outside every trace."""
+        return self._stored
+
+    @kept.setter
+    def kept(self, value: Any) -> None:
+        self._stored = value
 
     @property
     def has_value(self) -> bool:
@@ -189,6 +225,8 @@ class DistributedVariable(RowUpdates, keras.Variable):
                 return self.whole.of(self.storage, self._home.aggregation, self.path)
             value = aggregate_components(self.storage, self._home.aggregation, self.path)
             return _on_one_device(value)
+        if self.keeping is not None and current_function_trace() is None:
+            return self.keeping.whole(self._stored)
         return _on_one_device(self.storage)
 
     def asks_all_processes(self) -> bool:
@@ -208,14 +246,25 @@ class DistributedVariable(RowUpdates, keras.Variable):
         if self._home.kind is VariableKind.ON_READ:
             spread = spread_over_components(value, self._spreading(), topology.num_replicas)
             self.storage = stored_components(spread, topology)
-        else:
+        elif self.keeping is None or current_function_trace() is not None:
             self.storage = topology.replicate(value)
+        else:
+            self._stored = self.keeping.kept(value)
 
     def _spreading(self) -> VariableAggregation:
         """How a whole value becomes components; in update context each of them takes it."""
         return VariableAggregation.NONE if in_update_context() else self._home.aggregation
 
+    def _choose_keeping(self) -> None:
+        policy = self._home.strategy.keeping
+        if policy is None or self._home.kind is VariableKind.ON_READ:
+            return
+        self.keeping = policy.choose(self, self.slot_of)
+        gives_rows = self.keeping is not None and self.keeping.gives_rows
+        self.has_rows = gives_rows and self._is_table and is_worth_rows(self.shape)
+
     def _initialize_with_initializer(self, initializer: Any) -> None:
+        self._choose_keeping()
         value = self._convert_to_tensor(initializer(self._shape, dtype=self._dtype))
         self.initial_digest = initial_digest(value, self._home.strategy.topology)
         if self._home.kind is VariableKind.ON_READ:  # each component starts with the whole value
@@ -242,12 +291,24 @@ class DistributedVariable(RowUpdates, keras.Variable):
 
     def assign_own(self, value: Any) -> Any:
         """Sets the value without aggregation: replicas must agree on it, which is to be shown."""
+        if (rows := self._as_rows(value)) is not None:
+            return rows
         result = super().assign(value)
         is_own = self._home.aggregation is VariableAggregation.NONE
         scope = current_scope() if is_own and self.aggregating_context() is not None else None
         if scope is not None and id(self) in scope.writes:
             scope.mark_unproven(self)
         return result
+
+    def _as_rows(self, value: Any) -> Any:
+        """Sets the rows for which this stands now; None where it stands for all."""
+        scope = current_scope()
+        if scope is None or id(self) not in scope.row_counts:
+            return None
+        value = self._convert_to_tensor(value, dtype=self._dtype)
+        assert value.shape == (scope.row_counts[id(self)], *self.shape[1:])
+        scope.add_update((self, value))
+        return value
 
     def assign_add(self, value: Any) -> Any:
         """Adds a value; in a replica function the replicas' values are aggregated first."""
@@ -335,6 +396,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
         self._home = home
         self.whole = WholeValue()
         home.strategy.variables.add(self, home)
+        self._choose_keeping()
         self.initial_digest = initial_digest(value, home.strategy.topology)
         self._direct_assign(value)
 

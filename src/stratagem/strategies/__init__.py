@@ -1,5 +1,6 @@
 """The strategies: each names its parts and checks its arguments."""
 
+from stratagem.strategies.central_storage import CentralStorageStrategy
 from stratagem.strategies.coordinator_options import CoordinatorOptions
 from stratagem.strategies.cross_device_ops import (
     CrossDeviceOps,
@@ -10,6 +11,7 @@ from stratagem.strategies.cross_device_ops import (
 )
 from stratagem.strategies.default import DefaultStrategy
 from stratagem.strategies.extended import StrategyExtended
+from stratagem.strategies.hybrid import HybridStrategy
 from stratagem.strategies.mirrored import MirroredStrategy
 from stratagem.strategies.multi_worker_mirrored import (
     CollectiveAllReduceStrategy,
@@ -24,6 +26,7 @@ from stratagem.strategies.serving import Serving
 from stratagem.strategies.strategy import Strategy
 
 __all__ = [
+    "CentralStorageStrategy",
     "Cluster",
     "ClusterPlan",
     "CollectiveAllReduceStrategy",
@@ -32,6 +35,7 @@ __all__ = [
     "DefaultStrategy",
     "Gradient",
     "HierarchicalCopyAllReduce",
+    "HybridStrategy",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",

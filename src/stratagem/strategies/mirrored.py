@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-import jax
-
-from stratagem.messages import explain
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
+from stratagem.strategies.local_topology import local_topology
+from stratagem.strategies.state_sharding import keeping_of_state
 from stratagem.strategies.strategy import Strategy
-from stratagem.topology import Topology, find_devices, local_devices
 from stratagem.topology.devices import DeviceLike
 
 __all__ = ["MirroredStrategy"]
@@ -28,9 +26,13 @@ class MirroredStrategy(Strategy):
             local accelerator or, where there is none, every local CPU device. CPU devices that do
             not exist are made, if JAX has not started.
         cross_device_ops: how gradients are combined; None lets the compiler choose.
+        shard_state: what the replicas' devices have a part of each, and no copies: "optimizer" for
+            what the optimizer keeps, "all" for the weights, too, which a step then gathers; None
+            for nothing. The numbers are the same.
 
     Raises:
-        ValueError: an empty list; an unknown, repeated or remote device; `NcclAllReduce` on CPUs.
+        ValueError: an empty list; an unknown, repeated or remote device; `NcclAllReduce` on CPUs;
+            another `shard_state`.
         TypeError: `cross_device_ops` that are none, or devices of another type.
 
     Example:
@@ -44,16 +46,8 @@ class MirroredStrategy(Strategy):
         self,
         devices: Sequence[DeviceLike] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
+        *,
+        shard_state: str | None = None,
     ) -> None:
-        if isinstance(devices, str | jax.Device):
-            devices = [devices]
-        if devices is not None and not isinstance(devices, Sequence):
-            raise TypeError(
-                explain(
-                    f"devices={devices!r} is of type {type(devices).__name__}.",
-                    expected="a list of devices, one a replica, or None for all local ones.",
-                    fix='write devices=["gpu:0", "gpu:1"].',
-                )
-            )
-        found = local_devices() if devices is None else find_devices(list(devices))
-        super().__init__(Topology(found), cross_device_ops)
+        super().__init__(local_topology(devices, name="devices"), cross_device_ops)
+        self.keeping = keeping_of_state(shard_state, self.topology)

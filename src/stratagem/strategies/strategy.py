@@ -25,7 +25,7 @@ from stratagem.strategies.extended import StrategyExtended
 from stratagem.topology import Topology
 from stratagem.values import PerReplica, regroup
 from stratagem.values.distributed import DistributedValues
-from stratagem.variables import VariableRegistry, agree_on_initial_values
+from stratagem.variables import KeepingPolicy, VariableRegistry, agree_on_initial_values
 
 __all__ = ["Strategy"]
 
@@ -48,6 +48,7 @@ class Strategy:
     """
 
     exchange: Exchange | None = None  # where the variables are, if they are not in this process
+    keeping: KeepingPolicy | None = None  # if replicas' devices have no copies of some variables
     schedules = False  # whether steps run in other processes, which are told what to do
     first_replica_id = 0  # among those of workers that are not in lockstep
 

@@ -3,12 +3,15 @@
 from stratagem.variables.aggregation import aggregate_components, spread_over_components
 from stratagem.variables.components import WholeValue, gather_together, stored_components
 from stratagem.variables.initial_values import agree_on_initial_values, initial_digest
+from stratagem.variables.keeping import KeepAll, Keeping, KeepingPolicy, keeping_of
 from stratagem.variables.kind import (
     VariableKind,
     choose_kind,
     parse_aggregation,
     parse_synchronization,
 )
+from stratagem.variables.on_one_device import OnOneDevice
+from stratagem.variables.over_replicas import OverReplicas, PartedState
 from stratagem.variables.registry import Home, StoredVariable, VariableRegistry, home_of
 from stratagem.variables.row_changes import changed_rows, sets_rows
 from stratagem.variables.row_selection import Rows, as_slice
@@ -16,6 +19,12 @@ from stratagem.variables.sharded_variable import ShardedVariable, shards_of
 
 __all__ = [
     "Home",
+    "KeepAll",
+    "Keeping",
+    "KeepingPolicy",
+    "OnOneDevice",
+    "OverReplicas",
+    "PartedState",
     "Rows",
     "ShardedVariable",
     "StoredVariable",
@@ -30,6 +39,7 @@ __all__ = [
     "gather_together",
     "home_of",
     "initial_digest",
+    "keeping_of",
     "parse_aggregation",
     "parse_synchronization",
     "sets_rows",

@@ -28,6 +28,11 @@ class StoredVariable(Protocol):
     initial_digest: int
 
     @property
+    def for_step(self) -> Any:
+        """What a compiled step of its strategy gets of it."""
+        ...
+
+    @property
     def has_value(self) -> bool:
         """Whether it is initialised."""
         ...

@@ -1,0 +1,225 @@
+"""A step some of whose variables are kept elsewhere: replicas compute, and updates run there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
+
+from stratagem.execution.program import Program, value_for_step
+from stratagem.execution.retracing import retrace
+from stratagem.execution.trace import Trace
+from stratagem.execution.update_part import StepParts, part_step
+from stratagem.topology import Topology
+from stratagem.variables import Keeping, keeping_of
+
+__all__ = ["PartedProgram", "is_parted"]
+
+
+def is_parted(trace: Trace) -> bool:
+    """Tells whether a step has variables that are kept elsewhere than on its devices.
+
+    Args:
+        trace: of the step.
+    """
+    variables = (*trace.written, *trace.read_only, *(one.table for one in trace.lookups))
+    return any(keeping_of(variable) is not None for variable in variables)
+
+
+class PartedProgram(Program):
+    """The replicas' part of a step as a program on their devices, and updates as others.
+
+    What only an update reads, such as what an optimizer keeps, never leaves its place; of a table
+    that rows are looked up in only these do.
+
+    Args:
+        trace: of the whole step.
+        topology: the devices of the replicas.
+        name: of the function, for messages.
+
+    `updates` are what follows at each place.
+    """
+
+    _may_loop = False
+
+    def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
+        self.updates: list[_Update] = []
+        rest = trace
+        places = {keeping_of(variable): None for variable in trace.written}
+        for keeping in places:
+            if keeping is not None:
+                rest = self._part(rest, keeping)
+        self._num_handed = sum(update.num_handed for update in self.updates)
+        exchange = _KeptRows(topology) if trace.lookups else None
+        super().__init__(rest, topology, name, exchange)
+
+    def _part(self, trace: Trace, keeping: Keeping) -> Trace:
+        """Cuts the update at one place off; returns what is left."""
+        outputs = trace.jaxpr.jaxpr.outvars
+        may_update = [keeping_of(variable) == keeping for variable in trace.written]
+        may_update += [False] * (len(outputs) - len(may_update))
+        old_values = {
+            index: place for place, (pool, index) in enumerate(trace.inputs) if pool == "written"
+        }
+        parts = part_step(trace.jaxpr.jaxpr, trace.differing_inputs, may_update, old_values)
+        self.updates.append(_Update(trace, parts, keeping))
+        return _of_replicas(trace, parts)
+
+    def _finish(self, handed: list[Any], shared: list[Any]) -> None:
+        """Updates the variables from what the replicas have summed."""
+        first = 0
+        inputs: list[tuple[_Update, Any]] = []
+        for update in self.updates:  # what they read of one another they read before
+            own_part = handed[first : first + update.num_handed]
+            inputs.append((update, update.inputs(own_part, shared)))
+            first += update.num_handed
+        for update, values in inputs:
+            update.run(*values)
+
+
+class _Update:
+    """What follows for the variables of one place."""
+
+    def __init__(self, trace: Trace, parts: StepParts, keeping: Keeping) -> None:
+        self.num_handed = parts.num_handed
+        self._keeping = keeping
+        self._constants = trace.constants
+        self.jaxpr = parts.update
+        self._updated = [
+            variable
+            for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
+            if is_updated
+        ]
+        sources = [_Source.of(trace, place) for place in parts.update_inputs]
+        # Old values in the order of the new ones: each of these then takes the memory of its own.
+        ranks = {id(variable): place for place, variable in enumerate(self._updated)}
+        own = [place for place, source in enumerate(sources) if id(source.variable) in ranks]
+        own.sort(key=lambda place: ranks[id(sources[place].variable)])
+        others = [place for place in range(len(sources)) if place not in set(own)]
+        self._own = [sources[place].variable for place in own]
+        self._others = [sources[place] for place in others]
+        self._order = [*own, *others]
+        places = [keeping.sharding(tuple(variable.shape)) for variable in self._updated]
+        self._run = jax.jit(self._values, donate_argnums=0, out_shardings=places)
+
+    def _values(self, own: list[Any], others: list[Any]) -> list[Any]:
+        inputs = dict(zip(self._order, [*own, *others], strict=True))
+        in_order = [inputs[place] for place in range(len(inputs))]
+        return retrace(self.jaxpr, in_order)
+
+    def inputs(self, handed: list[Any], shared: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns what the update needs.
+
+        Args:
+            handed: what the replicas hand over.
+            shared: the arguments of the step that are the same on all of them.
+
+        Returns:
+            The values of its variables, which it takes over, and all others.
+        """
+        pools = {"handed": handed, "shared": shared, "constant": self._constants}
+        own = [variable.kept for variable in self._own]
+        others = [
+            self._keeping.for_update(pools[source.pool][source.index])
+            if source.variable is None
+            else self._kept(source.variable)
+            for source in self._others
+        ]
+        return own, others
+
+    def run(self, own: list[Any], others: list[Any]) -> None:
+        """Updates the variables.
+
+        Args:
+            own: what `inputs` returned first.
+            others: what it returned second.
+        """
+        if not self._updated:
+            return
+        for variable, value in zip(self._updated, self._run(own, others), strict=True):
+            variable.kept = value
+
+    def _kept(self, variable: Any) -> Any:
+        """The value of a variable at this place, also of one that is kept at none."""
+        if keeping_of(variable) == self._keeping:
+            return variable.kept
+        return self._keeping.for_update(value_for_step(variable))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Where an input of an update comes from: a variable, or a place in a pool of arrays."""
+
+    variable: Any
+    pool: str = ""
+    index: int = 0
+
+    @classmethod
+    def of(cls, trace: Trace, place: tuple[str, int]) -> _Source:
+        pool, index = place
+        if pool == "input":
+            pool, index = trace.inputs[index]
+        if pool in ("written", "read_only"):
+            return cls((trace.written if pool == "written" else trace.read_only)[index])
+        return cls(None, pool, index)
+
+
+class _KeptRows:
+    """Gives replicas the rows that they look up; see `stratagem.execution.Exchange`."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+
+    def run(
+        self,
+        trace: Any,
+        ids_of: Callable[[], list[Any]],
+        call: Callable[[list[Any]], list[Any]],
+    ) -> None:
+        """Runs one step with the rows of each lookup."""
+        rows: list[Any] = []
+        for lookup, ids in zip(trace.lookups, ids_of(), strict=True):
+            if ids is None:  # a lookup that nothing depends on
+                count = self._topology.num_replicas
+                several = (count,) if count > 1 else ()
+                rows.append(jnp.zeros((*several, *lookup.shape), lookup.dtype))
+                continue
+            table = lookup.table
+            rows.append(table.keeping.rows(table.kept, ids, self._topology))
+        call(rows)
+
+
+def _of_replicas(trace: Trace, parts: StepParts) -> Trace:
+    """The trace of what replicas compute, with those variables only that they read or write."""
+    written = [
+        variable
+        for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
+        if not is_updated
+    ]
+    read = {id(atom) for eqn in parts.replica.eqns for atom in eqn.invars}
+    read |= {id(atom) for atom in parts.replica.outvars}
+    places = {id(variable): index for index, variable in enumerate(written)}
+    read_only: list[Any] = []
+    invars: list[Any] = []
+    inputs: list[tuple[str, int]] = []
+    for invar, (pool, index) in zip(parts.replica.invars, trace.inputs, strict=True):
+        if id(invar) not in read:
+            continue
+        invars.append(invar)
+        if pool not in ("written", "read_only"):
+            inputs.append((pool, index))
+            continue
+        variable = (trace.written if pool == "written" else trace.read_only)[index]
+        if id(variable) in places:
+            inputs.append(("written", places[id(variable)]))
+        else:
+            inputs.append(("read_only", len(read_only)))
+            read_only.append(variable)
+    jaxpr = parts.replica.replace(invars=invars)
+    return dataclasses.replace(
+        trace, jaxpr=ClosedJaxpr(jaxpr, []), read_only=read_only, written=written, inputs=inputs
+    )

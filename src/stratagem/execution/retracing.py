@@ -1,0 +1,113 @@
+"""Operations of a trace, made anew where they are evaluated.
+
+What is traced in a mesh is typed by that mesh, functions inside of it too, and so are their
+results; evaluated outside of it they would not go together with arrays of other devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+__all__ = ["retrace"]
+
+# Primitives that only call: their parameter that holds the function.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+# Parameters by which an operation tells the type of its result.
+_TYPED = ("out_sharding", "sharding")
+
+
+def retrace(jaxpr: Jaxpr | ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+    """Evaluates a jaxpr as if its operations had been written here.
+
+    Args:
+        jaxpr: what to evaluate.
+        inputs: its arguments.
+
+    Returns:
+        Its results.
+    """
+    consts: Sequence[Any] = ()
+    if isinstance(jaxpr, ClosedJaxpr):
+        consts, jaxpr = jaxpr.consts, jaxpr.jaxpr
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> Any:
+        # A number of the trace is typed, too.
+        return np.asarray(atom.val) if isinstance(atom, Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        values.update(zip(eqn.outvars, _evaluated(eqn, [read(a) for a in eqn.invars]), strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _evaluated(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+    name, params = eqn.primitive.name, eqn.params
+    if name in _CALLS and _CALLS[name] in params:
+        return retrace(params[_CALLS[name]], inputs)
+    if name == "cond":
+        index, *operands = inputs
+        branches = [_as_function(branch) for branch in params["branches"]]
+        return jax.lax.switch(index, branches, *operands)
+    if name == "while":
+        return _loop(params, inputs)
+    if name == "scan":
+        return _scan(eqn, inputs)
+    if name != "sharding_constraint":  # others have it of the mesh that they were traced in
+        params = {key: None if key in _TYPED else value for key, value in params.items()}
+    results = eqn.primitive.bind(*inputs, **params)
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def _as_function(jaxpr: ClosedJaxpr) -> Any:
+    return lambda *inputs: retrace(jaxpr, inputs)
+
+
+def _loop(params: dict[str, Any], inputs: list[Any]) -> Sequence[Any]:
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    of_cond, of_body = inputs[:num_cond], inputs[num_cond : num_cond + num_body]
+    return jax.lax.while_loop(
+        lambda carry: retrace(params["cond_jaxpr"], [*of_cond, *carry])[0],
+        lambda carry: retrace(params["body_jaxpr"], [*of_body, *carry]),
+        inputs[num_cond + num_body :],
+    )
+
+
+def _scan(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+    params = eqn.params
+    inner: ClosedJaxpr = params["jaxpr"]
+    # What is there once a step has an axis less inside.
+    num_carry = sum(map(_has_rank_of, eqn.outvars, inner.out_avals))
+    num_consts = sum(map(_has_rank_of, eqn.invars, inner.in_avals)) - num_carry
+    consts, rest = inputs[:num_consts], inputs[num_consts:]
+
+    def step(carry: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
+        outputs = retrace(inner, [*consts, *carry, *parts])
+        return outputs[:num_carry], outputs[num_carry:]
+
+    carry, stacked = jax.lax.scan(
+        step,
+        rest[:num_carry],
+        rest[num_carry:],
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *stacked]
+
+
+def _has_rank_of(atom: Any, aval: Any) -> bool:
+    return atom.aval.ndim == aval.ndim

@@ -1,0 +1,132 @@
+"""Updates of the rows of a table that have a gradient, where the others stay as they are anyway.
+
+A table that rows are looked up in may be far larger than what a step can touch in good time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from stratagem.execution import ReplicaScope, current_scope
+from stratagem.keras.private import trainable_variables
+from stratagem.values import IndexedSlices, is_indexed_slices
+
+__all__ = ["apply_with_rows"]
+
+_leaves_rows: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_Apply = Callable[[Any, list[Any], Any], Any]
+
+
+def apply_with_rows(
+    apply: _Apply, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None
+) -> Any:
+    """Applies gradients, those that are rows to these alone if that comes to the same.
+
+    Call in update context of a replica function.
+
+    Args:
+        apply: of the optimizer's class.
+        optimizer: the optimizer, built.
+        grads: arrays or `IndexedSlices`, summed over replicas.
+        variables: their variables; None for those that it was built for.
+
+    Returns:
+        What `apply` returns.
+    """
+    if not any(map(is_indexed_slices, grads)):
+        return apply(optimizer, list(grads), variables)
+    if variables is None:
+        variables = trainable_variables(optimizer)
+    tables: dict[int, tuple[Any, IndexedSlices]] = {}
+    given: list[Any] = []
+    for grad, variable in zip(grads, variables, strict=True):
+        if not is_indexed_slices(grad):
+            given.append(grad)
+        elif _may_take_rows(apply, optimizer, variable):
+            slices = grad.combined()
+            tables[id(variable)] = (variable, slices)
+            given.append(slices.values)
+        else:
+            given.append(grad.to_dense())
+    if not tables:
+        return apply(optimizer, given, list(variables))
+    with _as_rows(optimizer, tables):
+        return apply(optimizer, given, list(variables))
+
+
+def _may_take_rows(apply: _Apply, optimizer: Any, variable: Any) -> bool:
+    if not getattr(variable, "has_rows", False) or variable.constraint is not None:
+        return False
+    if optimizer not in _leaves_rows:
+        _leaves_rows[optimizer] = _leaves_rows_alone(apply, optimizer, variable)
+    return _leaves_rows[optimizer]
+
+
+def _leaves_rows_alone(apply: _Apply, optimizer: Any, table: Any) -> bool:
+    """Whether what has no gradient stays as it is, with what the optimizer keeps for it: tried."""
+    if optimizer.use_ema or optimizer.gradient_accumulation_steps:
+        return False
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return False
+    own = [table, *_slots(optimizer, table)]
+    if any(tuple(one.shape) != tuple(table.shape) for one in own):
+        return False
+    shape = (2, *table.shape[1:])
+    with jax.ensure_compile_time_eval():
+        scope = ReplicaScope(lambda variable: None)
+        before: dict[int, Any] = {}
+        for place, one in enumerate(own):
+            numbers = np.linspace(0.1 + place, 1.7, int(np.prod(shape))).reshape(shape)
+            before[id(one)] = jnp.asarray(numbers, one.dtype)
+            scope.set_value(one, before[id(one)])
+        for one in optimizer.variables:
+            if id(one) not in before:
+                scope.set_value(one, jnp.full(one.shape, 3, one.dtype))
+        scope.row_counts = dict.fromkeys(before, shape[0])
+        try:
+            with scope:
+                apply(optimizer, [jnp.zeros(shape, table.dtype)], [table])
+        except Exception:  # noqa: BLE001 - it needs the whole table, whatever it says of this
+            return False
+        return all(
+            bool(jnp.array_equal(scope.get_current_value(one), before[id(one)])) for one in own
+        )
+
+
+def _slots(optimizer: Any, table: Any) -> list[Any]:
+    return [one for one in optimizer.variables if getattr(one, "slot_of", None) is table]
+
+
+@contextlib.contextmanager
+def _as_rows(optimizer: Any, tables: dict[int, tuple[Any, IndexedSlices]]) -> Generator[None]:
+    """Lets tables, and what an optimizer keeps for them, stand for some of their rows."""
+    outer = current_scope()
+    assert outer is not None
+    inner = ReplicaScope(outer.get_current_value)
+    ids: dict[int, Any] = {}
+    whole: dict[int, Any] = {}
+    for table, slices in tables.values():
+        for one in (table, *_slots(optimizer, table)):
+            ids[id(one)] = slices.indices
+            whole[id(one)] = one.own_value()
+            # What is past the end is not written back.
+            rows = jnp.take(whole[id(one)], slices.indices, axis=0, mode="clip")
+            inner.set_value(one, rows)
+            inner.row_counts[id(one)] = rows.shape[0]
+    with inner:
+        yield
+    for key, variable in inner.writes.items():
+        value = inner.written_value(variable)
+        if key in whole:
+            value = whole[key].at[ids[key]].set(value, mode="drop", unique_indices=True)
+        outer.add_update((variable, value))
+        if key in inner.unproven:
+            outer.mark_unproven(variable)

@@ -1,0 +1,49 @@
+"""The devices of this process that a strategy is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from stratagem.messages import explain
+from stratagem.topology import Topology, find_devices, local_devices
+
+__all__ = ["local_topology", "parameter_device_of"]
+
+
+def local_topology(devices: Any, *, name: str) -> Topology:
+    """Returns the replicas on devices.
+
+    Args:
+        devices: one device, or a list of them; None for all local ones.
+        name: of the argument, for messages.
+
+    Raises:
+        TypeError: of another type.
+        ValueError: an empty list; an unknown, repeated or remote device.
+    """
+    if isinstance(devices, str | jax.Device):
+        devices = [devices]
+    if devices is not None and not isinstance(devices, Sequence):
+        raise TypeError(
+            explain(
+                f"{name}={devices!r} is of type {type(devices).__name__}.",
+                expected="a list of devices, one a replica, or None for all local ones.",
+                fix=f'write {name}=["gpu:0", "gpu:1"].',
+            )
+        )
+    return Topology(local_devices() if devices is None else find_devices(list(devices)))
+
+
+def parameter_device_of(device: Any) -> jax.Device:
+    """Returns the device of variables of which there is one copy.
+
+    Args:
+        device: the device; None for the host.
+
+    Raises:
+        ValueError: an unknown or remote device.
+    """
+    return jax.local_devices(backend="cpu")[0] if device is None else find_devices([device])[0]

@@ -1,0 +1,103 @@
+"""Which variables of a model are kept where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stratagem.messages import explain
+from stratagem.variables import Keeping, keeping_of
+
+__all__ = ["CENTRAL", "MIRRORED", "SHARDED", "PlacementRules"]
+
+MIRRORED, CENTRAL, SHARDED = "mirrored", "central", "sharded"
+
+
+class PlacementRules:
+    """Keeps variables by the first rule that matches them; see `HybridStrategy`.
+
+    Args:
+        placement: places by rules.
+        places: where variables of each place are kept.
+
+    Raises:
+        TypeError: no mapping, or a rule of another type.
+        ValueError: a place that there is not, or a pattern that is none.
+    """
+
+    def __init__(self, placement: Any, places: Mapping[str, Keeping | None]) -> None:
+        if not isinstance(placement, Mapping):
+            raise TypeError(
+                explain(
+                    f"placement={placement!r} is of type {type(placement).__name__}.",
+                    expected="a mapping from patterns of variable paths, or functions of a "
+                    "variable, to places.",
+                    fix='write placement={"embedding": "sharded"}.',
+                )
+            )
+        self._rules: list[tuple[Any, Callable[[Any], bool], Keeping | None]] = []
+        for rule, place in placement.items():
+            if place not in places:
+                raise ValueError(
+                    explain(
+                        f"placement has the place {place!r} for {rule!r}.",
+                        expected=f"one of {', '.join(map(repr, places))}.",
+                        fix="write one of these.",
+                    )
+                )
+            self._rules.append((rule, _as_function(rule), places[place]))
+        self._unused: Sequence[Any] = [rule for rule, _, _ in self._rules]
+        self._paths: list[str] = []
+
+    def choose(self, variable: Any, slot_of: Any) -> Keeping | None:
+        """Returns where a variable is kept; what an optimizer keeps for it is there, too."""
+        if slot_of is not None:
+            return keeping_of(slot_of)
+        self._paths.append(variable.path)
+        for rule, matches, keeping in self._rules:
+            if matches(variable):
+                self._unused = [one for one in self._unused if one is not rule]
+                return keeping
+        return None
+
+    def check(self) -> None:
+        """Raises where a rule has matched no variable."""
+        if self._unused and self._paths:
+            told = [_told(rule) for rule in self._unused]
+            raise ValueError(
+                explain(
+                    f"placement has rules that match no variable: {', '.join(told)}. The "
+                    f"variables are {self._paths}.",
+                    expected="rules each of which is the first that matches some variable.",
+                    fix="compare the patterns with the paths, and put narrower rules first.",
+                )
+            )
+
+
+def _told(rule: Any) -> str:
+    return repr(rule) if isinstance(rule, str) else getattr(rule, "__qualname__", repr(rule))
+
+
+def _as_function(rule: Any) -> Callable[[Any], bool]:
+    if callable(rule):
+        return lambda variable: bool(rule(variable))
+    if not isinstance(rule, str):
+        raise TypeError(
+            explain(
+                f"placement has the rule {rule!r} of type {type(rule).__name__}.",
+                expected="a pattern of variable paths, or a function of a variable.",
+                fix='write "users/embeddings", or sg.placement.at_least_bytes(2**30).',
+            )
+        )
+    try:
+        pattern = re.compile(rule)
+    except re.error as error:
+        raise ValueError(
+            explain(
+                f"placement has the pattern {rule!r}: {error}.",
+                expected="a regular expression, searched in the path of a variable.",
+                fix="escape what is meant literally, with re.escape.",
+            )
+        ) from None
+    return lambda variable: pattern.search(variable.path) is not None

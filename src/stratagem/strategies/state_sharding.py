@@ -1,0 +1,34 @@
+"""What of a model's state replicas share out among their devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem.messages import explain
+from stratagem.topology import Topology
+from stratagem.variables import KeepingPolicy, OverReplicas, PartedState
+
+__all__ = ["keeping_of_state"]
+
+
+def keeping_of_state(shard_state: Any, topology: Topology) -> KeepingPolicy | None:
+    """Returns where variables are kept.
+
+    Args:
+        shard_state: None, "optimizer" or "all".
+        topology: the devices of the replicas.
+
+    Raises:
+        ValueError: another value.
+    """
+    if shard_state not in (None, "optimizer", "all"):
+        raise ValueError(
+            explain(
+                f"shard_state={shard_state!r} was given.",
+                expected='"optimizer", "all" or None.',
+                fix='pass "optimizer" to part what the optimizer keeps, "all" for weights, too.',
+            )
+        )
+    if shard_state is None or topology.num_replicas == 1:
+        return None
+    return PartedState(OverReplicas(topology), is_all=shard_state == "all")

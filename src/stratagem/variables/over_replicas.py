@@ -1,0 +1,138 @@
+"""Variables of which each replica's device has a part."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.variables.keeping import Keeping
+from stratagem.variables.on_one_device import take_rows
+
+__all__ = ["OverReplicas", "PartedState"]
+
+# Of a smaller variable the exchange takes more time than its copies take memory.
+_MIN_PARTED_SIZE = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class OverReplicas:
+    """Keeps a part of a value on each replica's device.
+
+    It is parted along the first axis whose size the number of replicas divides; where there is none
+    each device has the whole.
+
+    Args:
+        topology: the devices of the replicas, of this process.
+        gives_rows: whether replicas exchange the rows of tables that they look up, and not tables.
+    """
+
+    topology: Topology
+    gives_rows: bool = True
+
+    def parted_axis(self, shape: tuple[int, ...]) -> int | None:
+        """Returns the axis along which a value is parted; None for none.
+
+        Args:
+            shape: of the value.
+        """
+        count = self.topology.num_replicas
+        axes = (axis for axis, size in enumerate(shape) if size and size % count == 0)
+        return next(axes, None)
+
+    def sharding(self, shape: tuple[int, ...]) -> jax.sharding.Sharding:
+        """Returns where each part is."""
+        axis = self.parted_axis(shape)
+        if axis is None:
+            return self.topology.replicated
+        return NamedSharding(self.topology.mesh, PartitionSpec(*[None] * axis, REPLICA_AXIS))
+
+    def kept(self, value: Any) -> jax.Array:
+        """Returns the value in parts."""
+        return jax.device_put(value, self.sharding(np.shape(value)))
+
+    def spread(self, kept: jax.Array, topology: Topology) -> jax.Array:
+        """Returns a copy for each replica."""
+        return topology.replicate(kept)
+
+    def whole(self, kept: jax.Array) -> jax.Array:
+        """Returns the value on the first replica's device."""
+        return jax.device_put(kept, next(iter(self.topology.devices or ())))
+
+    def for_step(self, kept: jax.Array, topology: Topology) -> jax.Array:
+        """Returns the parts: the step itself gathers them, when it needs them."""
+        return kept
+
+    def for_update(self, value: Any) -> jax.Array:
+        """Returns a copy on each device, of which what is needed is taken."""
+        return self.topology.replicate(value)
+
+    def rows(self, kept: jax.Array, ids: Any, topology: Topology) -> jax.Array:
+        """Returns rows for each replica, from whichever devices have them."""
+        if topology.num_replicas > 1 and self.parted_axis(kept.shape) == 0:
+            return _exchanged_rows(topology, kept, ids)
+        sharding = topology.stacked if topology.num_replicas > 1 else topology.replicated
+        return jax.jit(take_rows, out_shardings=sharding)(kept, ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class PartedState:
+    """Keeps what an optimizer keeps in parts, or all of a model's state.
+
+    Args:
+        keeping: in parts.
+        is_all: whether variables of the model are in parts, too.
+    """
+
+    keeping: OverReplicas
+    is_all: bool
+
+    def choose(self, variable: Any, slot_of: Any) -> Keeping | None:
+        """Returns the parts, for what is large enough."""
+        shape = tuple(variable.shape)
+        is_large = math.prod(shape) >= _MIN_PARTED_SIZE
+        is_wanted = self.is_all or slot_of is not None
+        can_part = self.keeping.parted_axis(shape) is not None
+        return self.keeping if is_wanted and is_large and can_part else None
+
+    def check(self) -> None:
+        """Does nothing."""
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _exchanged_rows(topology: Topology, table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Rows of a table that is parted by rows: each device sends those that it has."""
+    num_rows = table.shape[0]
+
+    def exchange(part: jax.Array, ids: jax.Array) -> jax.Array:
+        ids = jnp.where(ids < 0, ids + num_rows, ids)
+        own_ids = jax.lax.all_gather(ids[0], REPLICA_AXIS)
+        own_ids -= (jax.lax.axis_index(REPLICA_AXIS) * len(part)).astype(ids.dtype)
+        has = (own_ids >= 0) & (own_ids < len(part))
+        rows = jnp.take(part, own_ids, axis=0, mode="clip")
+        rows = jnp.where(_over(has, rows), rows, jnp.zeros((), rows.dtype))
+        rows = jax.lax.psum_scatter(rows, REPLICA_AXIS)[None]
+        is_row = _over((ids >= 0) & (ids < num_rows), rows)
+        nothing = jnp.take(rows.reshape(-1)[:1], jnp.array([1]))[0]  # as JAX fills it in
+        return jnp.where(is_row, rows, nothing)
+
+    by_rows, stacked = PartitionSpec(REPLICA_AXIS), PartitionSpec(REPLICA_AXIS)
+    return jax.shard_map(
+        exchange,
+        mesh=topology.mesh,
+        in_specs=(by_rows, stacked),
+        out_specs=stacked,
+        check_vma=False,
+    )(table, ids)
+
+
+def _over(flags: jax.Array, rows: jax.Array) -> jax.Array:
+    """Flags of rows, one for each of their elements."""
+    return flags.reshape(*flags.shape, *[1] * (rows.ndim - flags.ndim))

@@ -1,0 +1,96 @@
+"""Where values are kept: one copy on a device, or a part on each; rows of both."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.topology import Topology, find_devices
+from stratagem.variables import Keeping, OnOneDevice, OverReplicas, PartedState, keeping_of
+
+HOST = jax.devices()[3]
+
+
+def replicas(count: int) -> Topology:
+    return Topology(find_devices([f"cpu:{index}" for index in range(count)]))
+
+
+KEEPINGS = {
+    "one device, 1": (OnOneDevice(HOST), replicas(1)),
+    "one device, 2": (OnOneDevice(HOST), replicas(2)),
+    "replicas, 1": (OverReplicas(replicas(1)), replicas(1)),
+    "replicas, 2": (OverReplicas(replicas(2)), replicas(2)),
+    "replicas, 4": (OverReplicas(replicas(4)), replicas(4)),
+}
+
+
+@pytest.fixture(params=KEEPINGS)
+def kept_and_topology(request) -> tuple[Keeping, Topology]:
+    return KEEPINGS[request.param]
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (3, 4), (5, 7), (12, 5)])
+def test_what_is_kept_comes_back(kept_and_topology, shape) -> None:
+    keeping, topology = kept_and_topology
+    value = np.random.default_rng(0).normal(size=shape).astype("float32")
+    for given in (value, jnp.asarray(value), topology.replicate(value)):
+        kept = keeping.kept(given)
+        assert kept.sharding == keeping.sharding(shape)
+        np.testing.assert_array_equal(kept, value)
+        spread = keeping.spread(kept, topology)
+        assert {shard.device for shard in spread.addressable_shards} == set(topology.devices or ())
+        for shard in spread.addressable_shards:
+            np.testing.assert_array_equal(shard.data, value)
+        whole = keeping.whole(kept)
+        assert len(whole.devices()) == 1
+        np.testing.assert_array_equal(whole, value)
+        np.testing.assert_array_equal(keeping.for_step(kept, topology), value)
+        np.testing.assert_array_equal(keeping.for_update(given), value)
+
+
+@pytest.mark.parametrize("num_rows", [24, 7])
+def test_rows_are_those_of_numpy(kept_and_topology, num_rows) -> None:
+    keeping, topology = kept_and_topology
+    rng = np.random.default_rng(1)
+    table = rng.normal(size=(num_rows, 4)).astype("float32")
+    several = (topology.num_replicas,) if topology.num_replicas > 1 else ()
+    ids = rng.integers(-num_rows, num_rows, (*several, 3, 2), dtype="int32")
+    given = topology.put_stacked(ids) if several else ids
+    rows = keeping.rows(keeping.kept(table), given, topology)
+    np.testing.assert_array_equal(rows, table[ids])
+    if several:
+        assert rows.sharding.is_equivalent_to(topology.stacked, rows.ndim)
+    ids[..., 0, 0] = num_rows
+    ids[..., 1, 1] = -num_rows - 1
+    given = topology.put_stacked(ids) if several else ids
+    rows = np.asarray(keeping.rows(keeping.kept(table), given, topology))
+    np.testing.assert_array_equal(rows, jnp.take(table, ids, axis=0))
+    assert np.isnan(rows[..., 0, 0, :]).all()
+
+
+def test_parts_are_of_the_first_axis_that_can_be_parted() -> None:
+    four = OverReplicas(replicas(4))
+    shapes = {(8, 3): 0, (3, 8): 1, (6, 5): None, (): None, (0, 4): 1}
+    assert {shape: four.parted_axis(shape) for shape in shapes} == shapes
+    parts = four.kept(np.arange(24.0).reshape(3, 8)).addressable_shards
+    assert [part.data.shape for part in parts] == [(3, 2)] * 4
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+def test_state_is_parted_where_it_is_large_and_can_be(is_all) -> None:
+    policy = PartedState(OverReplicas(replicas(2)), is_all=is_all)
+    policy.check()
+    owner = np.zeros((64, 32))
+    assert policy.choose(owner, slot_of=owner) is policy.keeping
+    assert (policy.choose(owner, slot_of=None) is policy.keeping) == is_all
+    for other in (np.zeros((8, 8)), np.zeros((63, 33)), np.zeros(())):
+        assert policy.choose(other, slot_of=other) is None
+
+
+def test_other_variables_are_kept_nowhere() -> None:
+    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        assert keeping_of(sg.Variable(1.0)) is None
+    assert keeping_of(sg.Variable(1.0)) is None
