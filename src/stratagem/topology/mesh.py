@@ -1,4 +1,4 @@
-"""The devices of a strategy as a mesh with one axis, the replica axis.
+"""The devices of a strategy as a mesh with a replica axis, and axes for the devices of a replica.
 
 Where they belong to several processes, each of these holds the parts of its own replicas, and an
 array of all is made of what each process puts on its own devices.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stratagem.messages import explain
+from stratagem.topology.groups import check_groups, prime_factors
 
 __all__ = ["REPLICA_AXIS", "Topology"]
 
@@ -24,10 +26,11 @@ REPLICA_AXIS = "replica"
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The devices that replicas compute on, one device a replica.
+    """The devices that replicas compute on, one device a replica or a group of them.
 
     Args:
-        devices: in replica order; None for whatever JAX's default device is.
+        devices: in replica order, of a group the first; None for whatever JAX's default device is.
+        groups: all devices of each replica; None for one device a replica. See `of_groups`.
 
     Raises:
         TypeError: `devices` is no tuple.
@@ -35,6 +38,25 @@ class Topology:
     """
 
     devices: tuple[jax.Device, ...] | None
+    groups: tuple[tuple[jax.Device, ...], ...] | None = None
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[Sequence[jax.Device]]) -> Topology:
+        """Returns the topology of replicas that have several devices each.
+
+        Args:
+            groups: the devices of each replica, in replica order.
+
+        Returns:
+            A topology; with groups of one device, that of these devices.
+
+        Raises:
+            ValueError: no group, an empty one, groups of unequal size, a repeated device, or one
+                group with devices of several processes.
+        """
+        checked = check_groups(groups)
+        devices = tuple(group[0] for group in checked)
+        return cls(devices, checked) if len(checked[0]) > 1 else cls(devices)
 
     def __post_init__(self) -> None:
         if self.devices is not None and not isinstance(self.devices, tuple):
@@ -81,6 +103,38 @@ class Topology:
             return None
         return tuple(self.devices[index] for index in self.local_replica_ids)
 
+    @property
+    def num_logical_devices(self) -> int:
+        """Number of devices of each replica, at least 1."""
+        return len(self.groups[0]) if self.groups else 1
+
+    @functools.cached_property
+    def logical_axes(self) -> tuple[str, ...]:
+        """Names of the mesh axes that the devices of a replica form: one for each prime factor.
+
+        So they can be divided in every way that whole numbers allow.
+        """
+        count = len(prime_factors(self.num_logical_devices))
+        return ("logical",) if count == 1 else tuple(f"logical_{i}" for i in range(count))
+
+    @functools.cached_property
+    def all_devices(self) -> tuple[jax.Device, ...] | None:
+        """The devices of all replicas, all of each group; None for JAX's default device."""
+        return self.devices if self.groups is None else sum(self.groups, ())
+
+    def devices_of(self, replica_id: int) -> tuple[jax.Device, ...]:
+        """Returns the devices of one replica.
+
+        Args:
+            replica_id: the replica.
+
+        Returns:
+            Its devices; () for JAX's default device.
+        """
+        if self.devices is None:
+            return ()
+        return self.groups[replica_id] if self.groups else (self.devices[replica_id],)
+
     @functools.cached_property
     def spans_processes(self) -> bool:
         """Whether the devices belong to more than one process."""
@@ -93,8 +147,10 @@ class Topology:
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        """Mesh with the one axis `"replica"`."""
-        return Mesh(np.array(self.devices or jax.local_devices()[:1]), (REPLICA_AXIS,))
+        """Mesh with the axis `"replica"`, and behind it those of `logical_axes`."""
+        devices = np.array(self.all_devices or jax.local_devices()[:1])
+        shape = (-1, *prime_factors(self.num_logical_devices))
+        return Mesh(devices.reshape(shape), (REPLICA_AXIS, *self.logical_axes))
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:
@@ -128,7 +184,8 @@ class Topology:
             if value.sharding.is_equivalent_to(self.replicated, value.ndim):
                 return value
             value = value.addressable_data(0)
-        parts = [jax.device_put(value, device) for device in self.local_devices or ()]
+        own = [device for index in self.local_replica_ids for device in self.devices_of(index)]
+        parts = [jax.device_put(value, device) for device in own]
         return jax.make_array_from_single_device_arrays(parts[0].shape, self.replicated, parts)
 
     def put_stacked(self, array: Any, *, axis: int = 0) -> jax.Array:
@@ -148,7 +205,8 @@ class Topology:
         rows = (slice(None),) * axis
         parts = [
             jax.device_put(array[(*rows, slice(index, index + 1))], device)
-            for index, device in enumerate(self.local_devices or ())
+            for index, replica_id in enumerate(self.local_replica_ids)
+            for device in self.devices_of(replica_id)
         ]
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
@@ -159,8 +217,8 @@ class Topology:
             values: arrays of one shape and dtype, in replica order; one a device of this process.
 
         Returns:
-            Array of shape (num_replicas, ...), component i on device i; with the default topology,
-            of any number of components, on JAX's default device.
+            Array of shape (num_replicas, ...), component i on the devices of replica i; with the
+            default topology, of any number of components, on JAX's default device.
 
         Raises:
             ValueError: not as many values as devices.
@@ -180,7 +238,8 @@ class Topology:
                 return jax.numpy.stack([jax.numpy.asarray(v) for v in jax.device_get(values)])
             parts = [
                 jax.device_put(_with_replica_axis(value), device)
-                for value, device in zip(values, self.local_devices or (), strict=True)
+                for value, replica_id in zip(values, self.local_replica_ids, strict=True)
+                for device in self.devices_of(replica_id)
             ]
             shape = (self.num_replicas, *parts[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, self.stacked, parts)

@@ -139,8 +139,11 @@ def _parts(stacked: Any) -> tuple[int, tuple[Any, ...]]:
         The first replica of this process, and the parts of all of its replicas.
     """
     if isinstance(stacked, jax.Array) and not isinstance(stacked, Tracer):
-        shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-        starts = [shard.index[0].start or 0 for shard in shards]
+        first: dict[int, Any] = {}  # of the devices of a replica, each of which has a copy
+        for shard in stacked.addressable_shards:
+            first.setdefault(shard.index[0].start or 0, shard)
+        starts = sorted(first)
+        shards = [first[start] for start in starts]
         if not stacked.is_fully_addressable:
             wait_until_ready(stacked)
             return starts[0], tuple(shard.data[0] for shard in shards)
