@@ -10,6 +10,8 @@ import numpy as np
 
 from stratagem.checkpoint.objects import Part
 from stratagem.topology.lockstep import is_of_several, on_every_process, wait_until_ready
+from stratagem.topology.pieces import on_host
+from stratagem.values import PerReplica
 from stratagem.variables import VariableKind, home_of, stored_components
 
 __all__ = [
@@ -145,6 +147,8 @@ def give(
 
 def _whole(variable: Any) -> Any:
     """The value in the variable's own dtype, also where Keras casts what layers read."""
+    if getattr(variable, "division", None) is not None:
+        return variable.storage
     own = getattr(variable, "own_value", None)
     return variable.value if own is None else own()
 
@@ -154,8 +158,8 @@ def _all_of(storage: Any) -> Any:
 
 
 def _own_components(storage: Any) -> _Array:
-    shards = sorted(storage.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return np.concatenate([np.asarray(shard.data) for shard in shards])
+    components = PerReplica(stacked=storage).components
+    return np.stack([np.asarray(component) for component in components])
 
 
 def _on_host(value: Any) -> _Array:
@@ -163,4 +167,4 @@ def _on_host(value: Any) -> _Array:
         # An object of its own: JAX keeps the host's view with the object that was asked for it,
         # and memory of which there is a view cannot be given away to the next step.
         value = value.addressable_shards[0].data
-    return np.asarray(value)
+    return on_host(value)

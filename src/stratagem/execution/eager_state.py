@@ -13,7 +13,8 @@ from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.trace_errors import disagreement, foreign_variable
 from stratagem.group import current_group
 from stratagem.topology import Topology
-from stratagem.variables import VariableKind, home_of
+from stratagem.topology.pieces import copy_of_replica
+from stratagem.variables import VariableKind, home_of, put_stored, require_layouts_used
 
 __all__ = ["EagerState"]
 
@@ -47,17 +48,12 @@ class EagerState:
                 raise foreign_variable(variable, home.strategy, self._strategy)
             if variable.storage is None:
                 return None
-            if home.kind is VariableKind.PLAIN:
+            if home.kind is VariableKind.PLAIN and self._topology.groups is None:
                 return variable.storage
-            part = self._part(variable.storage, replica_id)
+            part = copy_of_replica(variable.storage, self._topology, replica_id)
             return part[0] if home.kind is VariableKind.ON_READ else part
 
         return read
-
-    def _part(self, storage: Any, replica_id: int) -> Any:
-        device = self._topology.devices[replica_id] if self._topology.devices else None
-        (part,) = [shard.data for shard in storage.addressable_shards if shard.device == device]
-        return part
 
     def keep(self, scopes: list[ReplicaScope]) -> None:
         """Moves what the replicas wrote into the variables, and makes them read anew.
@@ -71,6 +67,7 @@ class EagerState:
         written: dict[int, Any] = {}
         for scope in scopes:
             written.update(scope.writes)
+        require_layouts_used(self._strategy.layouts, written.values())
         for key, variable in written.items():
             home = home_of(variable)
             if home is not None and home.strategy is not self._strategy:
@@ -88,7 +85,7 @@ class EagerState:
         parts = [
             scope.state_mapping[key]
             if key in scope.writes
-            else self._part(variable.storage, index)[0]
+            else copy_of_replica(variable.storage, self._topology, index)[0]
             for index, scope in zip(self._topology.local_replica_ids, scopes, strict=True)
         ]
         variable.storage = self._topology.stack(
@@ -119,6 +116,6 @@ class EagerState:
                 raise disagreement(variable, self._strategy)
         value = jnp.asarray(first, variable.dtype)
         if is_stored:
-            variable.storage = self._topology.replicate(jax.device_get(value))
+            variable.storage = put_stored(variable, jax.device_get(value), self._topology)
         else:
             variable.assign(value)

@@ -25,7 +25,11 @@ from stratagem.messages import explain
 from stratagem.topology.lockstep import run_together
 from stratagem.values import PerReplica
 from stratagem.values.regrouping import is_array
-from stratagem.variables import VariableKind, agree_on_initial_values, home_of
+from stratagem.variables import (
+    agree_on_initial_values,
+    home_of,
+    stored_sharding,
+)
 
 __all__ = ["Call", "FunctionProgram", "KnownVariables", "flatten_call", "trace_function"]
 
@@ -308,10 +312,11 @@ class FunctionProgram:
         self._run = jax.jit(run, donate_argnums=0, out_shardings=self._out_shardings())
 
     def _out_shardings(self) -> Any:
-        if self._topology is None or self._topology.num_replicas == 1:
+        topology = self._topology
+        if topology is None or (topology.num_replicas == 1 and topology.groups is None):
             return None
-        copied, stacked = self._topology.replicated, self._topology.stacked
-        variables = [stacked if _is_stacked(v) else copied for v in self._written]
+        copied, stacked = topology.replicated, topology.stacked
+        variables = [stored_sharding(variable, topology) for variable in self._written]
         results = [stacked if split else copied for split in self._results.is_per_replica]
         return variables, results, copied if self._is_of_several else ()
 
@@ -350,11 +355,6 @@ class FunctionProgram:
             return array
         if not array.committed and not self._is_of_several:
             return array
-        if array.sharding.device_set == set(self._topology.devices or ()):
+        if array.sharding.device_set == set(self._topology.all_devices or ()):
             return array
         return self._topology.replicate(array)
-
-
-def _is_stacked(variable: Any) -> bool:
-    home = home_of(variable)
-    return home is not None and home.kind is VariableKind.ON_READ

@@ -61,6 +61,7 @@ class IdsProgram:
                 mesh=topology.mesh,
                 in_specs=tuple(_spec(source, index, trace) for source, index in self._inputs),
                 out_specs=PartitionSpec(REPLICA_AXIS),
+                axis_names={REPLICA_AXIS},
                 check_vma=False,
             )
         self._run = jax.jit(run)

@@ -22,8 +22,9 @@ from stratagem.goodput import current_events
 from stratagem.messages import explain
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.topology.lockstep import note_flight, run_together
+from stratagem.topology.pieces import own_copy
 from stratagem.values import PerReplica
-from stratagem.variables import VariableKind, home_of
+from stratagem.variables import VariableKind, home_of, stored_sharding
 
 __all__ = ["Program", "value_for_step"]
 
@@ -128,19 +129,16 @@ class Program:
             What `jax.jit(...).lower` returns; the devices of the topology need not be there (see
             `jax.experimental.topologies`).
         """
-        mesh = self._topology.mesh
-        copied = PartitionSpec()
-        stacked = PartitionSpec(REPLICA_AXIS) if self._topology.num_replicas > 1 else copied
+        copied = self._topology.replicated
+        stacked = self._topology.stacked if self._topology.num_replicas > 1 else copied
 
-        def abstract(value: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(
-                value.shape, value.dtype, sharding=NamedSharding(mesh, spec)
-            )
+        def abstract(value: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
 
         leaves = [leaf for leaf in arguments.leaves if leaf.shape is not None]
         return self._compile(many=False).lower(
-            [abstract(place.load(), place.spec) for place in self._written],
-            [abstract(place.load(), place.spec) for place in self._read_only],
+            [abstract(place.load(), place.sharding(self._topology)) for place in self._written],
+            [abstract(place.load(), place.sharding(self._topology)) for place in self._read_only],
             [abstract(leaf, stacked) for leaf in leaves if leaf.split],
             [abstract(leaf, copied) for leaf in leaves if not leaf.split],
             [abstract(jnp.asarray(constant), copied) for constant in self.trace.constants],
@@ -203,7 +201,7 @@ class Program:
             return self._topology.replicate(value)
         if not value.committed:
             return value
-        devices = self._topology.devices
+        devices = self._topology.all_devices
         return (
             value
             if devices is None or value.sharding.device_set == set(devices)
@@ -228,9 +226,19 @@ class Program:
                     stacked,
                 ),
                 out_specs=(written, stacked, copied, copied),
+                axis_names={REPLICA_AXIS},
                 check_vma=False,
             )
-        return jax.jit(function, donate_argnums=0)
+        return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
+
+    def _out_shardings(self) -> Any:
+        """Where results lie; with one device a replica the program tells it by itself."""
+        if self._topology.groups is None:
+            return None
+        copied = self._topology.replicated
+        stacked = self._topology.stacked if self._topology.num_replicas > 1 else copied
+        written = [place.sharding(self._topology) for place in self._written]
+        return written, stacked, copied, copied
 
     def _one_step(
         self,
@@ -302,7 +310,8 @@ class Program:
             elif several:
                 leaves.append(PerReplica(stacked=outputs[value], lengths=lengths))
             else:
-                leaves.append(outputs[value] if lengths is None else outputs[value][: lengths[0]])
+                output = own_copy(outputs[value], self._topology)
+                leaves.append(output if lengths is None else output[: lengths[0]])
         return jax.tree.unflatten(self.trace.result_structure, leaves)
 
 
@@ -326,6 +335,9 @@ class _Place:
         self._is_stored = home is not None
         stacked = home is not None and home.kind is VariableKind.ON_READ
         self.spec = PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
+
+    def sharding(self, topology: Topology) -> NamedSharding:
+        return stored_sharding(self._variable, topology)
 
     def load(self) -> Any:
         return value_for_step(self._variable)

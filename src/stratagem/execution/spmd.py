@@ -17,7 +17,7 @@ from stratagem.execution.trace import Trace
 from stratagem.execution.tracing import trace_replica_function
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compiling
-from stratagem.variables import agree_on_initial_values
+from stratagem.variables import agree_on_initial_values, require_layouts_used
 
 __all__ = ["CompiledExecution"]
 
@@ -79,6 +79,7 @@ class CompiledExecution:
             agree_on_initial_values(self._strategy.variables, topology)
         if trace.written and self._strategy.keeping is not None:
             self._strategy.keeping.check()
+        require_layouts_used(self._strategy.layouts, trace.written)
         program = self._programs[key] = self._made(trace, name_of(fn))
         while len(self._programs) > config.program_cache_size():
             self._programs.popitem(last=False)

@@ -267,6 +267,7 @@ def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -
             mesh=topology.mesh,
             in_specs=(of_state, stacked_spec, copied),
             out_specs=(copied, stacked_spec, stacked_spec),
+            axis_names={REPLICA_AXIS},
             check_vma=False,
         )
     return jax.make_jaxpr(body)(state, split, shared)

@@ -26,6 +26,8 @@ from stratagem.keras import (  # noqa: E402
     served_shipping,
     variable_creation,
 )
+from stratagem.keras.private import in_symbolic_scope  # noqa: E402
+from stratagem.strategies.logical_devices import set_shape_inference  # noqa: E402
 
 __all__ = ["install"]
 
@@ -33,6 +35,7 @@ __all__ = ["install"]
 def install() -> None:
     """Installs every replacement."""
     assert strategies.DefaultStrategy
+    set_shape_inference(in_symbolic_scope)
     layers = (batch_normalization, embedding, pooling)
     for part in (
         variable_creation,

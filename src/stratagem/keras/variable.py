@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -34,12 +33,14 @@ from stratagem.keras.assignment_errors import (
     parts_in_replica,
     parts_without_aggregation,
 )
+from stratagem.keras.divided_copies import DividedCopies
 from stratagem.keras.initial_value import as_initializer
 from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.row_updates import RowUpdates
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.strategies.reduction import of_all
 from stratagem.topology.lockstep import is_of_several
+from stratagem.topology.pieces import own_copy
 from stratagem.values import Mirrored, PerReplica
 from stratagem.variables import (
     Home,
@@ -51,6 +52,7 @@ from stratagem.variables import (
     initial_digest,
     parse_aggregation,
     parse_synchronization,
+    put_stored,
     spread_over_components,
     stored_components,
 )
@@ -58,7 +60,7 @@ from stratagem.variables import (
 __all__ = ["DistributedVariable"]
 
 
-class DistributedVariable(RowUpdates, keras.Variable):
+class DistributedVariable(DividedCopies, RowUpdates, keras.Variable):
     """A Keras variable that was created in a strategy's scope.
 
     Made by `keras.Variable` itself; takes its arguments.
@@ -224,10 +226,10 @@ class DistributedVariable(RowUpdates, keras.Variable):
             if self.asks_all_processes():
                 return self.whole.of(self.storage, self._home.aggregation, self.path)
             value = aggregate_components(self.storage, self._home.aggregation, self.path)
-            return _on_one_device(value)
+            return own_copy(value, self._home.strategy.topology)
         if self.keeping is not None and current_function_trace() is None:
             return self.keeping.whole(self._stored)
-        return _on_one_device(self.storage)
+        return own_copy(self.storage, self._home.strategy.topology)
 
     def asks_all_processes(self) -> bool:
         """Whether reading it here takes a program that all processes run."""
@@ -247,7 +249,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
             spread = spread_over_components(value, self._spreading(), topology.num_replicas)
             self.storage = stored_components(spread, topology)
         elif self.keeping is None or current_function_trace() is not None:
-            self.storage = topology.replicate(value)
+            self.storage = put_stored(self, value, topology)
         else:
             self._stored = self.keeping.kept(value)
 
@@ -265,7 +267,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
         self._choose_keeping()
-        value = self._convert_to_tensor(initializer(self._shape, dtype=self._dtype))
+        value = self.initial_value(initializer, self._dtype)
         self.initial_digest = initial_digest(value, self._home.strategy.topology)
         if self._home.kind is VariableKind.ON_READ:  # each component starts with the whole value
             topology = self._home.strategy.topology
@@ -395,6 +397,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
         """Makes a variable that became one of a strategy's keep its value there."""
         self._home = home
         self.whole = WholeValue()
+        self.find_division()
         home.strategy.variables.add(self, home)
         self._choose_keeping()
         self.initial_digest = initial_digest(value, home.strategy.topology)
@@ -413,10 +416,3 @@ class DistributedVariable(RowUpdates, keras.Variable):
             self.storage = stored_components(stacked, topology)
         else:
             self.assign(value)
-
-
-def _on_one_device(value: Any) -> Any:
-    """One copy of an array; what a worker counts begins as an array of NumPy."""
-    if isinstance(value, Tracer):
-        return value
-    return value.addressable_data(0) if isinstance(value, jax.Array) else jnp.asarray(value)

@@ -13,6 +13,7 @@ from stratagem.collectives import (
     ReplicaAxis,
     packing_for,
 )
+from stratagem.collectives.packing import NO_PACKING
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.strategies.cross_device_ops import BuiltInOps
 from stratagem.topology import Topology
@@ -47,7 +48,13 @@ class AutomaticOps(BuiltInOps):
             self._choice = measured.choice if measured else Choice()
 
     def all_reduce(self, topology: Topology) -> AllReduce:
-        """Returns how a step on some devices combines values."""
+        """Returns how a step on some devices combines values.
+
+        Where a replica has several devices, the compiler's own sums keep apart what is divided over
+        them; arrays that are joined, or cut in pieces, would be brought together first.
+        """
+        if topology.groups is not None:
+            return ChosenAllReduce(ReplicaAxis.of(topology), Choice(), NO_PACKING)
         packing = packing_for(
             topology.platform,
             spans_processes=topology.spans_processes,

@@ -9,6 +9,7 @@ import jax
 
 from stratagem.messages import explain
 from stratagem.topology import Topology, find_devices, local_devices
+from stratagem.topology.groups import find_groups
 
 __all__ = ["local_topology", "parameter_device_of"]
 
@@ -17,12 +18,13 @@ def local_topology(devices: Any, *, name: str) -> Topology:
     """Returns the replicas on devices.
 
     Args:
-        devices: one device, or a list of them; None for all local ones.
+        devices: one device, or a list of them, or of lists of as many for each replica; None for
+            all local ones.
         name: of the argument, for messages.
 
     Raises:
         TypeError: of another type.
-        ValueError: an empty list; an unknown, repeated or remote device.
+        ValueError: an empty list; an unknown, repeated or remote device; lists of unequal length.
     """
     if isinstance(devices, str | jax.Device):
         devices = [devices]
@@ -34,7 +36,11 @@ def local_topology(devices: Any, *, name: str) -> Topology:
                 fix=f'write {name}=["gpu:0", "gpu:1"].',
             )
         )
-    return Topology(local_devices() if devices is None else find_devices(list(devices)))
+    if devices is None:
+        return Topology(local_devices())
+    if any(isinstance(device, list | tuple) for device in devices):
+        return Topology.of_groups(find_groups(devices))
+    return Topology(find_devices(list(devices)))
 
 
 def parameter_device_of(device: Any) -> jax.Device:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
 
-from stratagem import environment
+from stratagem import config, environment
 from stratagem.cluster import ClusterResolver, Processes
 from stratagem.cluster.addresses import split_address
-from stratagem.group import Identity
+from stratagem.group import Identity, Limits
 
-__all__ = ["identity_of", "own_accelerators"]
+__all__ = ["identity_of", "limits_of", "own_accelerators"]
 
 
 def identity_of(resolver: ClusterResolver, processes: Processes) -> Identity:
@@ -57,6 +58,21 @@ def _labels(resolver: ClusterResolver, processes: Processes) -> tuple[str, ...]:
     if len(labels) == processes.num_processes:
         return tuple(labels)
     return tuple(f"process {index}" for index in range(processes.num_processes))
+
+
+def limits_of(timeout_s: float | None) -> Limits:
+    """Returns how long the processes wait for each other.
+
+    Args:
+        timeout_s: for a step, 0 for ever; None takes the configuration's.
+    """
+    stuck_s = config.stuck_timeout_s() if timeout_s is None else timeout_s or math.inf
+    return Limits(
+        join_s=config.join_timeout_s(),
+        peer_s=config.peer_timeout_s(),
+        stuck_s=stuck_s,
+        barrier_s=config.barrier_timeout_s(),
+    )
 
 
 def own_accelerators(processes: Processes) -> list[int] | None:

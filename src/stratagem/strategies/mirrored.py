@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.state_sharding import keeping_of_state
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology.devices import DeviceLike
+from stratagem.variables import VariableLayouts
 
 __all__ = ["MirroredStrategy"]
 
@@ -19,24 +20,34 @@ class MirroredStrategy(Strategy):
     """Trains one model on several devices in lockstep, each with its own copy of the variables.
 
     Each replica computes on its part of a batch; gradients are summed over replicas, so that all
-    copies take the same update.
+    copies take the same update. A replica may have several devices, its logical devices, over which
+    its copy and its computation are divided.
 
     Args:
-        devices: names such as `"gpu:0"`, indices or `jax.Device`s, one a replica; None takes every
-            local accelerator or, where there is none, every local CPU device. CPU devices that do
-            not exist are made, if JAX has not started.
+        devices: names such as `"gpu:0"`, indices or `jax.Device`s, one a replica, or a list of them
+            for each replica; None takes every local accelerator or, where there is none, every
+            local CPU device. CPU devices that do not exist are made, if JAX has not started.
         cross_device_ops: how gradients are combined; None lets the compiler choose.
         shard_state: what the replicas' devices have a part of each, and no copies: "optimizer" for
             what the optimizer keeps, "all" for the weights, too, which a step then gathers; None
             for nothing. The numbers are the same.
+        layout_map: which variables are divided over the devices of a replica, a
+            `keras.distribution.LayoutMap` or a dict from patterns of paths to tuples such as
+            `(None, "logical")`; what an optimizer keeps for a variable is divided as that is.
 
     Raises:
-        ValueError: an empty list; an unknown, repeated or remote device; `NcclAllReduce` on CPUs;
-            another `shard_state`.
-        TypeError: `cross_device_ops` that are none, or devices of another type.
+        ValueError: an empty list; an unknown, repeated or remote device; groups of unequal size;
+            `NcclAllReduce` on CPUs; another `shard_state`, or both that and `layout_map`; a layout
+            that divides by another axis.
+        TypeError: `cross_device_ops` that are none, or devices or layouts of another type.
 
     Example:
         >>> sg.MirroredStrategy(["cpu:0", "cpu:1"]).num_replicas_in_sync
+        2
+        >>> sg.MirroredStrategy(
+        ...     [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]],
+        ...     layout_map={".*/kernel": (None, "logical")},
+        ... ).num_replicas_in_sync
         2
 
     Source: TF 2.21 mirrored_strategy.py, MirroredStrategy.
@@ -44,10 +55,13 @@ class MirroredStrategy(Strategy):
 
     def __init__(
         self,
-        devices: Sequence[DeviceLike] | None = None,
+        devices: Sequence[DeviceLike] | Sequence[Sequence[DeviceLike]] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         *,
         shard_state: str | None = None,
+        layout_map: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(local_topology(devices, name="devices"), cross_device_ops)
-        self.keeping = keeping_of_state(shard_state, self.topology)
+        self.keeping = keeping_of_state(shard_state, self.topology, layout_map)
+        if layout_map is not None:
+            self.layouts = VariableLayouts(layout_map, self.topology)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, NoReturn, final
 
 from stratagem import config, environment
 from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
 from stratagem.collectives import measured_choice
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
-from stratagem.group import Limits, agree_on_random_state
+from stratagem.group import agree_on_random_state
 from stratagem.messages import explain
 from stratagem.strategies.automatic import AutomaticOps
-from stratagem.strategies.membership import identity_of, own_accelerators
+from stratagem.strategies.membership import identity_of, limits_of, own_accelerators
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
+from stratagem.topology.groups import neighbours
 from stratagem.topology.processes import start_processes
+from stratagem.variables import VariableLayouts
 
 __all__ = ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"]
 
@@ -35,10 +36,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: tells the cluster and which task this is; None asks the environment.
         communication_options: how gradients travel between the processes, and how long they may;
             the first strategy of a process decides.
+        devices_per_replica: how many neighbouring devices of a process form a replica.
+        layout_map: as of `MirroredStrategy`.
 
     Raises:
         ValueError: a cluster that cannot be right, a task that does not train, processes that do
-            not fit together. TypeError: an argument of another type.
+            not fit together, a number that does not divide the devices; and as `MirroredStrategy`.
+        TypeError: an argument of another type.
         DeadlineExceededError: not all processes came in time; the message names who is missing.
         RuntimeError: JAX has started already.
 
@@ -54,6 +58,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         self,
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
+        *,
+        devices_per_replica: int = 1,
+        layout_map: Mapping[str, Any] | None = None,
     ) -> None:
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise ValueError(
@@ -80,16 +87,20 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         processes = self._resolver.processes()
         if processes.num_processes == 1:
-            super().__init__(Topology(local_devices()), AutomaticOps(communication_options))
-            return
-        limits = _limits(communication_options.timeout_seconds)
-        identity = identity_of(self._resolver, processes)
-        devices = start_processes(identity, limits, own_accelerators(processes))
-        topology = Topology(devices)
+            devices = local_devices()
+        else:
+            limits = limits_of(communication_options.timeout_seconds)
+            identity = identity_of(self._resolver, processes)
+            devices = start_processes(identity, limits, own_accelerators(processes))
+        topology = Topology.of_groups(neighbours(devices, devices_per_replica))
         is_open = communication_options.implementation is CommunicationImplementation.AUTO
-        measured = measured_choice(topology, config.cache_dir()) if is_open else None
+        may_measure = is_open and topology.spans_processes and topology.groups is None
+        measured = measured_choice(topology, config.cache_dir()) if may_measure else None
         super().__init__(topology, AutomaticOps(communication_options, measured))
-        agree_on_random_state()
+        if layout_map is not None:
+            self.layouts = VariableLayouts(layout_map, topology)
+        if processes.num_processes > 1:
+            agree_on_random_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise ValueError(
@@ -133,13 +144,3 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 CollectiveAllReduceStrategy = MultiWorkerMirroredStrategy
-
-
-def _limits(timeout_s: float | None) -> Limits:
-    stuck_s = config.stuck_timeout_s() if timeout_s is None else timeout_s or math.inf
-    return Limits(
-        join_s=config.join_timeout_s(),
-        peer_s=config.peer_timeout_s(),
-        stuck_s=stuck_s,
-        barrier_s=config.barrier_timeout_s(),
-    )

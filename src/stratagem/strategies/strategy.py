@@ -22,6 +22,7 @@ from stratagem.strategies import datasets, reduction
 from stratagem.strategies.automatic import AutomaticOps
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
+from stratagem.strategies.logical_devices import LogicalDevices
 from stratagem.topology import Topology
 from stratagem.values import PerReplica, regroup
 from stratagem.values.distributed import DistributedValues
@@ -30,7 +31,7 @@ from stratagem.variables import KeepingPolicy, VariableRegistry, agree_on_initia
 __all__ = ["Strategy"]
 
 
-class Strategy:
+class Strategy(LogicalDevices):
     """Decides how training is spread over devices.
 
     A strategy has a topology (which devices), a variable policy, an execution and cross-device ops;
@@ -78,7 +79,8 @@ class Strategy:
         self._extended = StrategyExtended(self)
 
     def __repr__(self) -> str:
-        devices = ", ".join(str(device) for device in self.topology.devices or ())
+        topology = self.topology
+        devices = ", ".join(map(str, topology.groups or topology.devices or ()))
         return f"{type(self).__name__}({devices})"
 
     def __copy__(self) -> Strategy:

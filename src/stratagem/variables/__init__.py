@@ -10,6 +10,13 @@ from stratagem.variables.kind import (
     parse_aggregation,
     parse_synchronization,
 )
+from stratagem.variables.layouts import (
+    Division,
+    VariableLayouts,
+    put_stored,
+    require_layouts_used,
+    stored_sharding,
+)
 from stratagem.variables.on_one_device import OnOneDevice
 from stratagem.variables.over_replicas import OverReplicas, PartedState
 from stratagem.variables.registry import Home, StoredVariable, VariableRegistry, home_of
@@ -18,6 +25,7 @@ from stratagem.variables.row_selection import Rows, as_slice
 from stratagem.variables.sharded_variable import ShardedVariable, shards_of
 
 __all__ = [
+    "Division",
     "Home",
     "KeepAll",
     "Keeping",
@@ -29,6 +37,7 @@ __all__ = [
     "ShardedVariable",
     "StoredVariable",
     "VariableKind",
+    "VariableLayouts",
     "VariableRegistry",
     "WholeValue",
     "aggregate_components",
@@ -42,8 +51,11 @@ __all__ = [
     "keeping_of",
     "parse_aggregation",
     "parse_synchronization",
+    "put_stored",
+    "require_layouts_used",
     "sets_rows",
     "shards_of",
     "spread_over_components",
     "stored_components",
+    "stored_sharding",
 ]

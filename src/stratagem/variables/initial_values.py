@@ -12,6 +12,8 @@ from stratagem.group import current_group
 from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import on_every_process
+from stratagem.topology.pieces import own_copy
+from stratagem.variables.layouts import put_stored
 from stratagem.variables.registry import StoredVariable, VariableRegistry
 
 __all__ = ["agree_on_initial_values", "initial_digest"]
@@ -62,14 +64,14 @@ def initial_digest(value: Any, topology: Topology) -> int:
 
 
 def _take_first(variable: StoredVariable, topology: Topology) -> None:
-    own = variable.storage.addressable_data(0)
-    is_component = own.ndim > len(variable.shape)
-    own = np.asarray(own[0] if is_component else own)
+    is_component = variable.storage.ndim > len(variable.shape)
+    own = np.asarray(own_copy(variable.storage, topology))
+    own = own[0] if is_component else own
     value = on_every_process(topology.stack([own] * topology.num_local_replicas), _first)
     if is_component:
         variable.storage = topology.stack([value] * topology.num_local_replicas)
     else:
-        variable.storage = topology.replicate(value)
+        variable.storage = put_stored(variable, value, topology)
 
 
 def _first(stacked: Any) -> Any:

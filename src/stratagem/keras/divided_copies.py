@@ -1,0 +1,57 @@
+"""Variables whose copies are divided over the devices of their replica, by a strategy's layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from stratagem.topology.pieces import on_host_if
+from stratagem.variables import Division, Home, VariableKind
+
+__all__ = ["DividedCopies"]
+
+
+class DividedCopies:
+    """What a variable of a strategy knows of its layout.
+
+    Keras hands `_layout` of a variable to the slots that an optimizer makes for it.
+    """
+
+    _home: Home
+    _layout: Any
+    _shape: tuple[int, ...]
+    path: str
+    trainable: bool
+
+    @property
+    def division(self) -> Division | None:
+        """How each copy is divided over the devices of its replica; None where it is not."""
+        return self._layout if isinstance(self._layout, Division) else None
+
+    def find_division(self) -> None:
+        """Asks the strategy's layouts, by path; what is not divided keeps what Keras has set."""
+        layouts = self._home.strategy.layouts
+        inherited, division = self.division, None
+        if layouts is not None and self._home.kind is not VariableKind.ON_READ:
+            division = layouts.division(
+                self.path, self._shape, inherited, is_trainable=self.trainable
+            )
+        if division is not None or inherited is not None:
+            self._layout = division
+
+    def initial_value(self, initializer: Any, dtype: Any) -> Any:
+        """Returns the initial value; of divided copies on the host, from where they go in pieces.
+
+        Args:
+            initializer: of Keras.
+            dtype: of the variable.
+        """
+        self.find_division()
+        with on_host_if(self.division is not None):
+            return self._convert_to_tensor(initializer(self._shape, dtype=dtype))
+
+    def _convert_to_tensor(self, value: Any, dtype: Any = None) -> Any:
+        above: Any = super()
+        with on_host_if(self.division is not None and not isinstance(value, jax.Array)):
+            return above._convert_to_tensor(value, dtype=dtype)

@@ -1,0 +1,199 @@
+"""What a replica function says of the devices of its replica: how values are divided over them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from stratagem.context import get_replica_context
+from stratagem.messages import explain
+from stratagem.topology import Topology
+from stratagem.topology.groups import prime_factors
+from stratagem.variables import VariableLayouts
+
+__all__ = ["LogicalDevices", "set_shape_inference"]
+
+
+class _Slot:
+    """How the Keras layer tells that a layer is called for the shapes of its results only."""
+
+    def __init__(self) -> None:
+        self.infers_shapes: Callable[[], bool] = lambda: False
+
+
+_slot = _Slot()
+
+
+def set_shape_inference(infers_shapes: Callable[[], bool]) -> None:
+    """Says how code that is called for shapes only is known.
+
+    Args:
+        infers_shapes: returns whether that is so at this moment.
+    """
+    _slot.infers_shapes = infers_shapes
+
+
+class LogicalDevices:
+    """The methods of a strategy that place a value on the devices of a replica.
+
+    In a compiled step they tell the compiler, which divides the computation around the value
+    likewise; the numbers stay the same. An eager replica computes on its first device.
+    """
+
+    topology: Topology
+    layouts: VariableLayouts | None = None  # of variables whose copies are divided
+
+    def split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
+        """Divides a value over the devices of this replica. Call in replica context.
+
+        Args:
+            tensor: array of this replica.
+            partition_dimensions: into how many parts each of its axes is divided.
+
+        Returns:
+            The same value.
+
+        Raises:
+            ValueError: not one number an axis, their product is not the number of logical devices,
+                or one does not divide its axis.
+            RuntimeError: in cross-replica context.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]])
+            >>> def step():
+            ...     rows = strategy.split_to_logical_devices(jax.numpy.ones((4, 6)), [2, 1])
+            ...     return jax.numpy.sum(rows)
+            >>> strategy.run(step)
+            PerReplica[24.0 | 24.0]
+
+        Source: TF 2.21 tpu_strategy.py, TPUStrategyV2.experimental_split_to_logical_devices.
+        """
+        _require_replica("split_to_logical_devices")
+        count = self.topology.num_logical_devices
+        shape, parts = jnp.shape(tensor), list(partition_dimensions)
+        if len(parts) != len(shape) or math.prod(parts) != count or min(parts, default=1) < 1:
+            raise ValueError(
+                explain(
+                    f"partition_dimensions={parts} for a value of shape {shape} on {count} logical "
+                    "devices.",
+                    expected="a number for each axis, whose product is the number of logical "
+                    "devices.",
+                    fix="write 1 for axes that are not divided.",
+                )
+            )
+        infers = _slot.infers_shapes()
+        uneven = [axis for axis, part in enumerate(parts) if shape[axis] % part]
+        if uneven and not infers:
+            raise ValueError(
+                explain(
+                    f"partition_dimensions={parts} divides axis {uneven[0]} of a value of shape "
+                    f"{shape} into parts of unequal size.",
+                    expected="numbers that divide the sizes.",
+                    fix="choose another axis, or another size.",
+                )
+            )
+        return tensor if infers else self._constrained(tensor, self._spec(parts))
+
+    def replicate_to_logical_devices(self, tensor: Any) -> Any:
+        """Puts a whole copy of a value on each device of this replica. Call in replica context.
+
+        Args:
+            tensor: array of this replica.
+
+        Returns:
+            The same value.
+
+        Raises:
+            RuntimeError: in cross-replica context.
+
+        Source: TF 2.21 tpu_strategy.py, TPUStrategyV2.experimental_replicate_to_logical_devices.
+        """
+        _require_replica("replicate_to_logical_devices")
+        return tensor if _slot.infers_shapes() else self._constrained(tensor, PartitionSpec())
+
+    def assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+        """Puts a value on a device of this replica, and, unlike TensorFlow, on all others too.
+
+        All devices run one program, in which nothing can be computed by one of them alone: each
+        gets a whole copy, as by `replicate_to_logical_devices`, and computes what follows. So the
+        value is where it was asked for and the numbers are the same, but neither memory nor time
+        is saved; a warning says so. Call in replica context.
+
+        Args:
+            tensor: array of this replica.
+            logical_device_id: number of the device in the replica.
+
+        Returns:
+            The same value.
+
+        Raises:
+            ValueError: the replica has no such device.
+            RuntimeError: in cross-replica context.
+
+        Source: TF 2.21 tpu_strategy.py, TPUStrategyV2.experimental_assign_to_logical_device.
+        """
+        _require_replica("assign_to_logical_device")
+        count = self.topology.num_logical_devices
+        if logical_device_id not in range(count):
+            raise ValueError(
+                explain(
+                    f"logical_device_id={logical_device_id!r} in a replica of {count} logical "
+                    "devices.",
+                    expected=f"0 to {count - 1}.",
+                    fix="choose one of these, or make a strategy with larger groups of devices.",
+                )
+            )
+        if count == 1 or _slot.infers_shapes():
+            return tensor
+        warnings.warn(
+            explain(
+                "assign_to_logical_device puts a copy on every device of the replica.",
+                expected="that what follows is computed by each of them.",
+                fix="to divide the work, use split_to_logical_devices or layout_map.",
+            ),
+            stacklevel=2,
+        )
+        return self._constrained(tensor, PartitionSpec())
+
+    experimental_assign_to_logical_device = assign_to_logical_device
+    experimental_replicate_to_logical_devices = replicate_to_logical_devices
+    experimental_split_to_logical_devices = split_to_logical_devices
+
+    def _spec(self, parts: Sequence[int]) -> PartitionSpec:
+        """Gives each axis of a value mesh axes whose sizes are the prime factors of its parts."""
+        sizes = prime_factors(self.topology.num_logical_devices)
+        free = list(zip(sizes, self.topology.logical_axes, strict=True))
+        axes: list[tuple[str, ...]] = []
+        for part in parts:
+            taken: list[tuple[int, str]] = []
+            for factor in prime_factors(part):
+                pair = next(pair for pair in free if pair[0] == factor)
+                free.remove(pair)
+                taken.append(pair)
+            axes.append(tuple(name for _, name in taken))
+        return PartitionSpec(*[names or None for names in axes])
+
+    def _constrained(self, tensor: Any, spec: PartitionSpec) -> Any:
+        settings: Any = jax.config
+        if self.topology.num_logical_devices == 1 or settings.jax_disable_jit:
+            return tensor
+        mesh = jax.sharding.get_abstract_mesh()
+        sharding = NamedSharding(self.topology.mesh if mesh.empty else mesh, spec)
+        return jax.lax.with_sharding_constraint(jnp.asarray(tensor), sharding)
+
+
+def _require_replica(method: str) -> None:
+    if get_replica_context() is None and not _slot.infers_shapes():
+        raise RuntimeError(
+            explain(
+                f"strategy.{method} was called in cross-replica context.",
+                expected="replica context: it says where a value of one replica is.",
+                fix="call it in the function given to strategy.run, or in a layer's call.",
+            )
+        )

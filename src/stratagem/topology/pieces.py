@@ -1,0 +1,112 @@
+"""Arrays whose copies are divided over the devices of a replica: put there in pieces, and read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+
+from stratagem.topology.mesh import Topology
+
+__all__ = ["copy_of_replica", "on_host", "on_host_if", "own_copy", "put_in_pieces"]
+
+
+def put_in_pieces(value: Any, sharding: NamedSharding) -> jax.Array:
+    """Puts an array on devices, on none of them more than its own piece.
+
+    Args:
+        value: array, or anything that NumPy turns into one; the same on all processes.
+        sharding: which piece goes where.
+
+    Returns:
+        One array of all pieces.
+    """
+    if isinstance(value, Tracer):
+        return jax.lax.with_sharding_constraint(value, sharding)
+    if isinstance(value, jax.Array):
+        if value.sharding == sharding:
+            return value
+        value = on_host(value)
+    host = np.asarray(value)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def copy_of_replica(array: jax.Array, topology: Topology, replica_id: int) -> jax.Array:
+    """Returns the copy of one replica, whole, on its first device.
+
+    Args:
+        array: a copy or a component for each replica, or pieces of copies.
+        topology: the devices of the replicas.
+        replica_id: one of this process.
+    """
+    devices = topology.devices_of(replica_id)
+    if array.is_fully_replicated or len(devices) < 2 or _is_whole(array, devices):
+        first = devices[0] if devices else None
+        (part,) = [shard.data for shard in array.addressable_shards if shard.device == first]
+        return part
+    return jax.device_put(_joined(array, set(devices)), devices[0])
+
+
+def own_copy(array: Any, topology: Topology) -> Any:
+    """Returns a copy that this process has, on one device; of pieces, what they make together.
+
+    Args:
+        array: of all replicas, or of one device; a traced one is whole as it is.
+        topology: the devices of the replicas.
+    """
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return jax.numpy.asarray(array)
+    if array.is_fully_replicated:
+        return array.addressable_data(0)
+    return copy_of_replica(array, topology, topology.local_replica_ids[0])
+
+
+def on_host(array: Any) -> np.ndarray[Any, Any]:
+    """Returns what the pieces that this process has make together, without joining them elsewhere.
+
+    Args:
+        array: a copy for each replica, pieces of copies, or what else NumPy turns into an array.
+    """
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return _joined(array, array.sharding.addressable_devices)
+    return np.asarray(array)
+
+
+@contextlib.contextmanager
+def on_host_if(is_large: bool) -> Generator[None]:
+    """Makes arrays on the host, from where they go to devices in pieces.
+
+    Args:
+        is_large: False lets them be made where JAX makes arrays.
+    """
+    try:
+        host = jax.local_devices(backend="cpu")[0] if is_large else None
+    except RuntimeError:  # JAX was told to leave the CPU out
+        host = None
+    if host is None:
+        yield
+    else:
+        with jax.default_device(host):
+            yield
+
+
+def _is_whole(array: jax.Array, devices: tuple[jax.Device, ...]) -> bool:
+    """Whether each device of a replica has all that the others have."""
+    indices = {str(s.index) for s in array.addressable_shards if s.device in devices}
+    return len(indices) == 1
+
+
+def _joined(array: jax.Array, devices: Any) -> np.ndarray[Any, Any]:
+    """What the pieces on some devices make together."""
+    if array.is_fully_replicated:
+        return np.asarray(array.addressable_data(0))
+    whole = np.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        if shard.device in devices:
+            whole[shard.index] = np.asarray(shard.data)
+    return whole

@@ -1,0 +1,125 @@
+"""Rules for which variables are divided over the devices of a replica."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+from jax.sharding import PartitionSpec
+
+import stratagem as sg
+from stratagem.topology import Topology
+from stratagem.topology.groups import find_groups
+from stratagem.variables import Division, VariableLayouts, require_layouts_used
+
+
+@pytest.fixture
+def topology() -> Topology:
+    return Topology.of_groups(find_groups([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]))
+
+
+def keras_map(shape, names, layouts) -> keras.distribution.LayoutMap:
+    mesh = keras.distribution.DeviceMesh(shape, names, [f"cpu:{i}" for i in range(4)])
+    layout_map = keras.distribution.LayoutMap(mesh)
+    for pattern, layout in layouts.items():
+        layout_map[pattern] = layout
+    return layout_map
+
+
+@pytest.mark.parametrize(
+    "layout_map",
+    [
+        {".*/kernel": (None, "logical"), ".*/bias": [None]},
+        {".*/kernel": keras.distribution.TensorLayout((None, "logical")), ".*/bias": ()},
+        keras_map((2, 2), ["batch", "model"], {".*/kernel": (None, "model"), ".*/bias": (None,)}),
+        keras_map((4, 1), ["x", "logical"], {".*/kernel": (None, "logical"), ".*/bias": (None,)}),
+    ],
+)
+def test_rule_divides_the_variables_that_it_matches(topology, layout_map) -> None:
+    layouts = VariableLayouts(layout_map, topology)
+    division = layouts.division("dense/kernel", (3, 4))
+    assert division is not None
+    assert (division.axis, division.rank) == (1, 2)
+    assert division.sharding(topology).spec == PartitionSpec(None, ("logical",))
+    assert layouts.division("dense/bias", (4,)) is None
+    assert layouts.division("dense/kernel_2", (3, 4)) is None
+    layouts.require_matches()
+
+
+def test_path_itself_goes_before_patterns(topology) -> None:
+    layouts = VariableLayouts({"a.b": ("logical",), "a.*": (None,)}, topology)
+    division = layouts.division("a.b", (2,))
+    assert division is not None
+    assert division.axis == 0
+    assert layouts.division("a.c", (2,)) is None
+
+
+def test_slot_is_divided_as_its_variable_where_it_has_the_shape(topology) -> None:
+    layouts = VariableLayouts({"kernel": ("logical", None)}, topology)
+    inherited = layouts.division("kernel", (4, 3))
+    assert layouts.division("adam/kernel_momentum", (4, 3), inherited) is inherited
+    assert layouts.division("adafactor/kernel_row", (4,), inherited) is None
+    assert layouts.division("adam/kernel_odd", (5, 3), inherited) is None
+
+
+def test_one_device_a_replica_divides_nothing() -> None:
+    layouts = VariableLayouts(
+        {"kernel": ("logical",)}, Topology.of_groups(find_groups([["cpu:0"]]))
+    )
+    assert layouts.division("kernel", (3,)) is None
+    layouts.require_matches()
+
+
+def test_several_rules_for_one_variable_are_refused(topology) -> None:
+    layouts = VariableLayouts({"a.*": ("logical",), ".*b": ("logical",)}, topology)
+    with pytest.raises(ValueError, match=r"'ab' matches the patterns \['a\.\*', '\.\*b'\] of"):
+        layouts.division("ab", (2,))
+
+
+@pytest.mark.parametrize(("axes", "shape"), [(("logical",), (3,)), ((None, "logical"), (4,))])
+def test_variable_that_cannot_be_divided_so_is_refused(topology, axes, shape) -> None:
+    layouts = VariableLayouts({"a": axes}, topology)
+    with pytest.raises(ValueError, match=r"of layout_map, which has \d axes and divides"):
+        layouts.division("a", shape)
+    assert layouts.division("a", shape, is_trainable=False) is None
+
+
+@pytest.mark.parametrize(
+    "layout_map",
+    [
+        {"a": ("model",)},
+        {"a": ("logical", "logical")},
+        keras_map((4, 1), ["batch", "model"], {"a": ("model",)}),
+    ],
+)
+def test_layout_by_another_axis_or_twice_is_refused(topology, layout_map) -> None:
+    with pytest.raises(ValueError, match=r"layout_map\['a'\] divides by"):
+        VariableLayouts(layout_map, topology)
+
+
+def test_what_is_no_map_and_no_layout_is_refused(topology) -> None:
+    with pytest.raises(TypeError, match="layout_map=7 is of type int"):
+        VariableLayouts(7, topology)
+    with pytest.raises(TypeError, match=r"layout_map\['a'\] is 'logical', of type str"):
+        VariableLayouts({"a": "logical"}, topology)
+
+
+def test_rule_that_matches_nothing_is_told_when_training_starts(topology) -> None:
+    layouts = VariableLayouts({"a": ("logical",), "b": (None,)}, topology)
+    layouts.division("a", (2,))
+    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        counter, weight = sg.Variable(1.0, trainable=False), sg.Variable(1.0)
+    other = keras.Variable(1.0)
+    require_layouts_used(layouts, [other])
+    require_layouts_used(layouts, [counter])
+    with pytest.raises(ValueError, match=r"patterns \['b'\] of layout_map match no variable"):
+        require_layouts_used(layouts, [counter, weight])
+    layouts.division("b", (2,))
+    require_layouts_used(layouts, [weight])
+    require_layouts_used(None, [weight])
+
+
+def test_division_fits_shapes_that_it_divides(topology) -> None:
+    division = Division(1, 2)
+    assert division.fits((3, 4), topology)
+    assert not division.fits((3, 5), topology)
+    assert not division.fits((4,), topology)
