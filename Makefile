@@ -110,15 +110,6 @@ test: lint types compatibility $(MAIN) ## all that CI runs; pytest's own summary
 test-slow: $(MAIN) ## the tests that take minutes
 	.venv/bin/python -m pytest -m slow
 
-# What variables are kept elsewhere than in copies keeps the contract, and gives one device's numbers.
-KEPT := central hybrid sharded
-
-.PHONY: test-strategies
-test-strategies: $(MAIN) ## the contract and parity suites on every strategy; half an hour
-	.venv/bin/python -m pytest --quiet $(IN_TWO) -m "slow or not slow" tests/contract
-	@set -e; for kind in $(KEPT); do echo "parity: $$kind"; \
-		STRATAGEM_TEST_STRATEGY=$$kind .venv/bin/python -m pytest --quiet $(IN_TWO) tests/parity; done
-
 .PHONY: test-tpu
 test-tpu: $(TPU) ## the training step compiled for eight TPU chips; needs no TPU
 	.venv-tpu/bin/python -m pytest tests/programs/test_tpu.py

@@ -11,6 +11,9 @@ import stratagem as sg
 from tests.contract.rows import ROWS
 
 
+_ABOUT_PLACES = ("test_members", "test_reduce_and_gather")
+
+
 @pytest.fixture(params=ROWS)
 def strategy(request: pytest.FixtureRequest) -> sg.Strategy:
     """Each strategy in turn."""
@@ -53,7 +56,8 @@ def execution(request: pytest.FixtureRequest) -> Iterator[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves what is run op by op on one replica, and on eight, to the slow tests.
 
-    Eight take ten times as long as two; one mirrored replica is as one device.
+    Eight take ten times as long as two; one mirrored replica is as one device. Replicas of several
+    devices run the program of one device each, but for where arrays lie: a few files tell that.
     """
     for item in items:
         parameters = (
@@ -67,4 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         rows = [ROWS.get(name) for name in parameters.values() if isinstance(name, str)]
         if any(row is not None and row.is_slow for row in rows):
+            item.add_marker(pytest.mark.slow)
+        of_groups = {name for name in parameters.values() if str(name).startswith("logical")}
+        is_told = item.path.stem in _ABOUT_PLACES and parameters.get("execution") != "eager"
+        if of_groups and (not is_told or of_groups != {"logical_2x2"}):
             item.add_marker(pytest.mark.slow)

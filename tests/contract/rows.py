@@ -32,7 +32,9 @@ def _mirrored(num_replicas: int) -> Row:
 # processes runs the same tests in the same order.
 _CLUSTER = {
     "workers": Row(
-        sg.MultiWorkerMirroredStrategy,
+        lambda: sg.MultiWorkerMirroredStrategy(
+            devices_per_replica=int(os.environ.get("STRATAGEM_TEST_GROUP_SIZE", "1"))
+        ),
         int(os.environ.get("STRATAGEM_TEST_REPLICAS", "0")),
         is_cluster=True,
     ),
@@ -50,6 +52,14 @@ def _hybrid(num_replicas: int, place: str) -> Row:
     return Row(lambda: sg.HybridStrategy(names, placement={"": place}), num_replicas, is_slow=True)
 
 
+def _logical(num_replicas: int, num_logical: int) -> Row:
+    names = [
+        [f"cpu:{num_logical * replica + index}" for index in range(num_logical)]
+        for replica in range(num_replicas)
+    ]
+    return Row(lambda: sg.MirroredStrategy(names), num_replicas)
+
+
 _LOCAL = {
     "default": Row(sg.get_strategy, 1),
     "one_device": Row(lambda: sg.OneDeviceStrategy("cpu:0"), 1),
@@ -62,5 +72,7 @@ _LOCAL = {
     "hybrid_2": _hybrid(2, "sharded"),
     "hybrid_4": _hybrid(4, "sharded"),
     "hybrid_central_2": _hybrid(2, "central"),
+    "logical_2x2": _logical(2, 2),
+    "logical_2x4": _logical(2, 4),
 }
 ROWS = _CLUSTER if "STRATAGEM_TEST_REPLICAS" in os.environ else _LOCAL

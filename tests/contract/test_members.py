@@ -26,7 +26,7 @@ def test_strategy_is_a_strategy_and_says_its_name_and_devices(strategy) -> None:
     assert isinstance(strategy.extended, sg.StrategyExtended)
     assert strategy.extended is strategy.extended
     assert type(strategy).__name__ in repr(strategy)
-    for device in strategy.topology.devices or ():
+    for device in strategy.topology.all_devices or ():
         assert str(device) in repr(strategy)
 
 

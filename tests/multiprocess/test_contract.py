@@ -10,19 +10,23 @@ _PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/contract
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "num_devices", "choice"),
+    ("num_workers", "num_devices", "group_size", "choice"),
     [
-        (2, 2, "not eager and (aggregation or collectives or input or reduce_and_gather)"),
-        pytest.param(2, 2, "not eager", marks=pytest.mark.slow),
-        pytest.param(2, 2, "eager", marks=pytest.mark.slow),
+        (2, 2, 1, "not eager and (aggregation or collectives or input or reduce_and_gather)"),
+        pytest.param(2, 2, 1, "not eager", marks=pytest.mark.slow),
+        pytest.param(2, 2, 1, "eager", marks=pytest.mark.slow),
+        pytest.param(2, 4, 2, "not eager", marks=pytest.mark.slow),
     ],
 )
-def test_contract_holds_on_a_cluster(num_workers: int, num_devices: int, choice: str) -> None:
+def test_contract_holds_on_a_cluster(
+    num_workers: int, num_devices: int, group_size: int, choice: str
+) -> None:
     every = run_cluster(
         [*_PYTEST, "-k", choice],
         num_workers,
         STRATAGEM_TEST_DEVICES=str(num_devices),
-        STRATAGEM_TEST_REPLICAS=str(num_workers * num_devices),
+        STRATAGEM_TEST_REPLICAS=str(num_workers * num_devices // group_size),
+        STRATAGEM_TEST_GROUP_SIZE=str(group_size),
         STRATAGEM_PEER_TIMEOUT_S="20",
         STRATAGEM_STUCK_TIMEOUT_S="30",
         STRATAGEM_BARRIER_TIMEOUT_S="30",

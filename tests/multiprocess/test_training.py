@@ -41,6 +41,17 @@ def test_workers_train_to_the_weights_of_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("group_size", [2, 4])
+def test_replicas_of_several_devices_train_to_the_weights_of_one_process(
+    of_one_device: dict[str, Any], group_size: int, tmp_path: Path
+) -> None:
+    ended = run_cluster(
+        [_PROGRAM, "4", str(tmp_path)], 2, STRATAGEM_TEST_GROUP_SIZE=str(group_size)
+    )
+    _check(ended, of_one_device, tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and iproute2")
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_hosts_with_addresses_of_their_own_train_to_the_same_weights(

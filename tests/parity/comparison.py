@@ -7,7 +7,6 @@ nothing. It returns what it measured, by name.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,6 +15,7 @@ import keras
 import numpy as np
 
 import stratagem as sg
+from stratagem.variables import Division, VariableLayouts
 from tests.parity.tensorflow.cases import initial_weights
 
 Scope = Callable[[], AbstractContextManager[Any]]
@@ -28,18 +28,48 @@ BATCH_SIZE = 5
 TOLERANCE = 1e-5
 
 
-# What takes the place of mirrored variables, where `make test-strategies` says so.
-_STRATEGIES: Mapping[str, Callable[[list[str]], Any]] = {
+class Kind:
+    """What takes the place of mirrored variables while a test runs (`conftest.py`)."""
+
+    current = "mirrored"
+
+
+class _WhateverDivides(VariableLayouts):
+    """Divides each variable along its last axis that can be divided."""
+
+    def division(
+        self,
+        path: str,
+        shape: Sequence[int],
+        inherited: Division | None = None,
+        *,
+        is_trainable: bool = True,
+    ) -> Division | None:
+        axes = [axis for axis, size in enumerate(shape) if size and size % 2 == 0]
+        return Division(axes[-1], len(shape)) if axes else None
+
+
+def _of_groups(devices: list[str]) -> Any:
+    """Replicas of two devices each, where there are enough."""
+    if 2 * len(devices) > 8:
+        return sg.MirroredStrategy(devices)
+    names = [f"cpu:{index}" for index in range(2 * len(devices))]
+    strategy = sg.MirroredStrategy([*zip(names[::2], names[1::2], strict=True)])
+    strategy.layouts = _WhateverDivides({}, strategy.topology)
+    return strategy
+
+
+KINDS: Mapping[str, Callable[[list[str]], Any]] = {
     "mirrored": sg.MirroredStrategy,
+    "two devices a replica": _of_groups,
     "central": lambda devices: sg.CentralStorageStrategy(devices, "cpu:7"),
     "hybrid": lambda devices: sg.HybridStrategy(devices, placement={"": "sharded"}),
-    "sharded": lambda devices: sg.MirroredStrategy(devices, shard_state="all"),
+    "state shared out": lambda devices: sg.MirroredStrategy(devices, shard_state="all"),
 }
 
 
 def mirrored(num_replicas: int) -> Any:
-    kind = os.environ.get("STRATAGEM_TEST_STRATEGY", "mirrored")
-    return _STRATEGIES[kind]([f"cpu:{index}" for index in range(num_replicas)])
+    return KINDS[Kind.current]([f"cpu:{index}" for index in range(num_replicas)])
 
 
 def carried_out(job: Job, scope: Scope) -> dict[str, np.ndarray]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.parity.comparison import KINDS, Kind
 
 _KERAS_WARNINGS = (
     # Keras's variables take part in NumPy's conversion by an older protocol, as when it saves them.
@@ -12,6 +15,27 @@ _KERAS_WARNINGS = (
     # Metrics that count ask for 64-bit integers, which JAX has only on demand.
     "ignore:Explicitly requested dtype int64 requested in asarray:UserWarning",
 )
+
+
+# What is compared with one device here is compared so for other strategies, too.
+_ALSO_FOR_OTHERS = ("data", "embeddings", "metrics", "one_device", "optimizers", "steps")
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Sets what `comparison.mirrored` makes."""
+    Kind.current = request.param
+    yield
+    Kind.current = "mirrored"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Lets the tests run with all kinds, the others among the slow ones."""
+    if metafunc.module.__name__.removeprefix("tests.parity.test_") in _ALSO_FOR_OTHERS:
+        metafunc.fixturenames.append("kind")
+        first, *others = KINDS
+        kinds = [first, *(pytest.param(kind, marks=pytest.mark.slow) for kind in others)]
+        metafunc.parametrize("kind", kinds, indirect=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

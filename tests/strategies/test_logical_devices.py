@@ -52,7 +52,7 @@ def test_number_of_replicas_is_that_of_groups() -> None:
     strategy = pairs()
     assert strategy.num_replicas_in_sync == 2
     assert strategy.topology.num_logical_devices == 2
-    assert repr(strategy).count("CpuDevice") == 4
+    assert repr(strategy) == "MirroredStrategy([cpu:0, cpu:1], [cpu:2, cpu:3])"
     assert len(strategy.extended.worker_devices) == 2
 
 
@@ -157,6 +157,13 @@ def test_axis_that_does_not_divide_is_refused() -> None:
     strategy = pairs()
     with pytest.raises(ValueError, match="divides axis 1 of a value of shape"):
         strategy.run(lambda: strategy.split_to_logical_devices(jnp.ones((4, 3)), [1, 2]))
+
+
+def test_assignment_under_spmd_partitioning_is_refused() -> None:
+    strategy = pairs()
+    strategy.refuses_assignment = True
+    with pytest.raises(ValueError, match="was called under SPMD partitioning"):
+        strategy.run(lambda: strategy.assign_to_logical_device(jnp.ones(2), 0))
 
 
 @pytest.mark.parametrize("method", ["assign", "split", "replicate"])

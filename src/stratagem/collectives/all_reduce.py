@@ -194,11 +194,14 @@ class ChosenAllReduce(AllReduce):
     def _combine(self, op: ReduceOp, array: jax.Array, add: _Sum) -> jax.Array:
         if array.dtype == bool:
             array = array.astype(jnp.int32)
+        dtype = array.dtype
+        if self.axis.adds_wide and dtype == jnp.bfloat16:
+            array = array.astype(jnp.float32)
         if array.size and add is _compiler_sum:
             array = add(array, self.axis)
         elif array.size:
             array = _stratagem_sum_over_replicas(add, array, self.axis)
-        return mean_of(array, op, self.axis.size)
+        return mean_of(array.astype(dtype), op, self.axis.size)
 
 
 @dataclasses.dataclass(frozen=True)

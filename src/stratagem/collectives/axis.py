@@ -18,11 +18,14 @@ class ReplicaAxis:
         name: of the axis.
         size: number of replicas.
         groups: replicas that are near each other, in groups of one size; () where there are none.
+        adds_wide: whether bfloat16 is added as float32, which XLA:CPU does by itself, but ends the
+            process over it where a replica has several devices (JAX 0.10 to 0.12).
     """
 
     name: str
     size: int
     groups: tuple[tuple[int, ...], ...] = ()
+    adds_wide: bool = False
 
     @staticmethod
     def of(topology: Topology) -> ReplicaAxis:
@@ -41,4 +44,5 @@ class ReplicaAxis:
         if len(groups) == 1 and size >= 4 and size % 2 == 0:
             groups = [tuple(range(size // 2)), tuple(range(size // 2, size))]
         is_nested = 1 < len(groups) < size and len({len(group) for group in groups}) == 1
-        return ReplicaAxis(REPLICA_AXIS, size, tuple(groups) if is_nested else ())
+        adds_wide = topology.groups is not None and topology.platform == "cpu"
+        return ReplicaAxis(REPLICA_AXIS, size, tuple(groups) if is_nested else (), adds_wide)

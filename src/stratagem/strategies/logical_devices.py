@@ -48,6 +48,7 @@ class LogicalDevices:
 
     topology: Topology
     layouts: VariableLayouts | None = None  # of variables whose copies are divided
+    refuses_assignment = False  # whether it was asked to divide everything over logical devices
 
     def split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
         """Divides a value over the devices of this replica. Call in replica context.
@@ -133,12 +134,21 @@ class LogicalDevices:
             The same value.
 
         Raises:
-            ValueError: the replica has no such device.
+            ValueError: the replica has no such device, or the strategy was made with SPMD
+                partitioning.
             RuntimeError: in cross-replica context.
 
         Source: TF 2.21 tpu_strategy.py, TPUStrategyV2.experimental_assign_to_logical_device.
         """
         _require_replica("assign_to_logical_device")
+        if self.refuses_assignment:
+            raise ValueError(
+                explain(
+                    "assign_to_logical_device was called under SPMD partitioning.",
+                    expected="split_to_logical_devices or replicate_to_logical_devices there.",
+                    fix="call one of these, or leave experimental_spmd_xla_partitioning out.",
+                )
+            )
         count = self.topology.num_logical_devices
         if logical_device_id not in range(count):
             raise ValueError(

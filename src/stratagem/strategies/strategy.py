@@ -79,9 +79,7 @@ class Strategy(LogicalDevices):
         self._extended = StrategyExtended(self)
 
     def __repr__(self) -> str:
-        topology = self.topology
-        devices = ", ".join(map(str, topology.groups or topology.devices or ()))
-        return f"{type(self).__name__}({devices})"
+        return f"{type(self).__name__}({self.topology})"
 
     def __copy__(self) -> Strategy:
         raise RuntimeError(

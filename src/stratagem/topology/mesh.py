@@ -76,6 +76,11 @@ class Topology:
                 )
             )
 
+    def __str__(self) -> str:
+        if self.groups is None:
+            return ", ".join(map(str, self.devices or ()))
+        return ", ".join(f"[{', '.join(map(str, group))}]" for group in self.groups)
+
     @property
     def num_replicas(self) -> int:
         """Number of replicas, at least 1."""

@@ -1,7 +1,8 @@
 """Trains the digits CNN by `fit` and by a loop, and writes what came out.
 
 `python training.py DEVICES FOLDER`: with TF_CONFIG on that cluster, with as many devices a worker;
-without it on one device. Each process writes what it saw to FOLDER/process-N.npz.
+without it on one device. With STRATAGEM_TEST_GROUP_SIZE that many devices form a replica, and the
+kernels are divided over them. Each process writes what it saw to FOLDER/process-N.npz.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ import stratagem as sg
 
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 is_cluster = "TF_CONFIG" in os.environ
-strategy = sg.MultiWorkerMirroredStrategy() if is_cluster else sg.OneDeviceStrategy("cpu:0")
+group_size = int(os.environ.get("STRATAGEM_TEST_GROUP_SIZE", "1"))
+kernels = {
+    ".*conv2d.*/kernel": (None, None, None, "logical"),
+    ".*dense.*/kernel": (None, "logical"),
+}
+strategy: sg.Strategy = (
+    sg.MultiWorkerMirroredStrategy(devices_per_replica=group_size, layout_map=kernels)
+    if is_cluster
+    else sg.OneDeviceStrategy("cpu:0")
+)
 if is_cluster:  # the others have drawn something else by now
     np.random.seed(jax.process_index())
 else:
@@ -69,6 +79,9 @@ def by_fit() -> None:
     results["loaded"] = keras.models.load_model(path).predict(x[:77], verbose=0)
     for index, value in enumerate(model.get_weights()):
         results[f"fit weight {index}"] = value
+    for kernel in (model.layers[0].kernel, model.layers[-1].kernel):
+        for shard in kernel.storage.addressable_shards if is_cluster else ():
+            assert shard.data.size * group_size == kernel.size
 
 
 def by_loop() -> None:
