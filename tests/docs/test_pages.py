@@ -75,6 +75,7 @@ def _differences(page: str, name: str) -> list[str]:
         *(path for path in sorted(_FOLDER.glob("*.md")) if path.name != _LIST),
         _FOLDER.parent / "backup.md",
         _FOLDER.parent / "checkpoints.md",
+        _FOLDER.parent / "logical_devices.md",
         _FOLDER.parent / "preemption.md",
     ],
     ids=lambda path: path.stem,

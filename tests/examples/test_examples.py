@@ -79,6 +79,7 @@ def test_examples_each_promise_their_last_line() -> None:
         "04_merge_call.py",
         pytest.param("05_gan.py", marks=pytest.mark.slow),
         "06_new_strategy.py",
+        pytest.param("07_logical_devices.py", marks=pytest.mark.slow),
     ],
 )
 def test_example_ends_with_the_promised_line(name: str) -> None:

@@ -23,7 +23,7 @@ is_cluster = "TF_CONFIG" in os.environ
 group_size = int(os.environ.get("STRATAGEM_TEST_GROUP_SIZE", "1"))
 kernels = {
     ".*conv2d.*/kernel": (None, None, None, "logical"),
-    ".*dense.*/kernel": (None, "logical"),
+    ".*dense.*/kernel": ("logical", None),
 }
 strategy: sg.Strategy = (
     sg.MultiWorkerMirroredStrategy(devices_per_replica=group_size, layout_map=kernels)
@@ -81,7 +81,7 @@ def by_fit() -> None:
         results[f"fit weight {index}"] = value
     for kernel in (model.layers[0].kernel, model.layers[-1].kernel):
         for shard in kernel.storage.addressable_shards if is_cluster else ():
-            assert shard.data.size * group_size == kernel.size
+            assert shard.data.size * group_size == np.prod(kernel.shape)
 
 
 def by_loop() -> None:
