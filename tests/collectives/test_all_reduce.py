@@ -247,6 +247,26 @@ def test_devices_of_one_process_form_two_groups_from_four_on(count, groups) -> N
     assert (axis.name, axis.size, axis.groups) == ("replica", count, groups)
 
 
+def test_bfloat16_is_added_as_float32_where_replicas_have_several_devices() -> None:
+    """Else XLA:CPU ends the process."""
+    topology = Topology.of_groups([jax.devices()[:2], jax.devices()[2:4]])
+    axis = ReplicaAxis.of(topology)
+    assert axis.adds_wide
+    assert not ReplicaAxis.of(Topology(tuple(jax.devices()[:2]))).adds_wide
+    add = jax.shard_map(
+        lambda x: ChosenAllReduce(axis).one(ReduceOp.SUM, x),
+        mesh=topology.mesh,
+        in_specs=PartitionSpec("replica"),
+        out_specs=PartitionSpec(),
+        axis_names={"replica"},
+        check_vma=False,
+    )
+    parts = jnp.array([[1.0], [2.0**-8]], jnp.bfloat16)
+    total = jax.jit(add)(parts)
+    assert total.dtype == jnp.bfloat16
+    assert float(total[0, 0]) == np.float32(1 + 2.0**-8).astype(ml_dtypes.bfloat16)
+
+
 def test_devices_of_a_process_form_a_group() -> None:
     class Device:
         platform = "cpu"

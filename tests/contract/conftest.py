@@ -10,7 +10,7 @@ import pytest
 import stratagem as sg
 from tests.contract.rows import ROWS
 
-_ABOUT_PLACES = ("test_members", "test_reduce_and_gather")
+_ABOUT_PLACES = ("test_members",)
 
 
 @pytest.fixture(params=ROWS)

@@ -80,6 +80,7 @@ def test_neighbouring_devices_of_a_worker_form_groups() -> None:
 # --- what a replica function says
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("prefix", ["", "experimental_"])
 @pytest.mark.parametrize("groups", [PAIRS, FOURS, [["cpu:1", "cpu:2"]]])
 def test_value_is_the_same_wherever_it_is_put(groups, prefix) -> None:
@@ -213,6 +214,7 @@ def test_variable_with_a_layout_is_stored_in_pieces() -> None:
     assert pieces_of(weight) == {(2, 2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor", "muon"])
 def test_step_keeps_pieces_and_divides_what_the_optimizer_keeps(optimizer) -> None:
     strategy = pairs(layout_map=LAYOUTS)
@@ -252,6 +254,7 @@ def test_bytes_of_a_device_are_divided() -> None:
     assert max(live.values()) <= 3 * num_bytes / 2  # views of the same arrays, and nothing beside
 
 
+@pytest.mark.slow
 def test_rule_that_matches_no_variable_is_told_when_training_starts() -> None:
     model = made(pairs(layout_map={".*/kernel": (None, "logical"), "kernels": ("logical",)}))
     model.predict(X[:4], verbose=0)
@@ -273,20 +276,31 @@ def test_variable_that_became_the_strategy_s_is_divided() -> None:
 # --- numbers
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("layouts", [None, LAYOUTS])
-def test_fit_evaluate_and_predict_give_what_one_device_a_replica_gives(layouts, steps) -> None:
+@pytest.mark.compatibility
+@pytest.mark.parametrize(
+    ("layouts", "steps", "count"),
+    [
+        (LAYOUTS, 1, 16),
+        pytest.param(LAYOUTS, 1, 22, marks=pytest.mark.slow),
+        pytest.param(LAYOUTS, 3, 22, marks=pytest.mark.slow),
+        pytest.param(None, 3, 22, marks=pytest.mark.slow),
+    ],
+)
+def test_fit_evaluate_and_predict_give_what_one_device_a_replica_gives(
+    layouts, steps, count
+) -> None:
     """22 rows in batches of 8: the last one is short."""
+    x, y = X[:count], Y[:count]
     models = [
         made(strategy, steps_per_execution=steps)
         for strategy in (sg.MirroredStrategy(["cpu:0", "cpu:1"]), pairs(layout_map=layouts))
     ]
     found = []
     for model in models:
-        history = model.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False).history
+        history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False).history
         found.append({name: np.array(values) for name, values in history.items()})
-        found[-1]["evaluate"] = np.array(model.evaluate(X, Y, batch_size=8, verbose=0))
-        found[-1]["predict"] = model.predict(X, batch_size=8, verbose=0)
+        found[-1]["evaluate"] = np.array(model.evaluate(x, y, batch_size=8, verbose=0))
+        found[-1]["predict"] = model.predict(x, batch_size=8, verbose=0)
         for index, weight in enumerate(model.weights):
             found[-1][f"weight {index}"] = weight.numpy()
     plain, divided = found
@@ -295,6 +309,7 @@ def test_fit_evaluate_and_predict_give_what_one_device_a_replica_gives(layouts, 
         np.testing.assert_allclose(divided[name], value, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_eager_replicas_give_what_compiled_ones_give() -> None:
     models = [made(pairs(layout_map=LAYOUTS), run_eagerly=eager) for eager in (False, True)]
     losses = [
@@ -307,6 +322,7 @@ def test_eager_replicas_give_what_compiled_ones_give() -> None:
         assert pieces_of(eager) == pieces_of(compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_logical", [2, 4])
 def test_one_replica_of_several_devices_is_as_one_device(num_logical) -> None:
     groups = [[f"cpu:{index}" for index in range(num_logical)]]
@@ -359,6 +375,7 @@ def test_loop_of_ones_own_keeps_pieces(as_function) -> None:
 # --- saved state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["checkpoint", "weights"])
 def test_state_goes_to_a_strategy_without_groups_and_back(way, tmp_path) -> None:
     divided = made(pairs(layout_map=LAYOUTS))
