@@ -2,7 +2,8 @@
 """Two replicas of two devices each: a network's matrices are divided over the devices of a replica.
 
 The first layer is divided by its columns and the second by its rows, so that what is between them
-stays where it was computed, and the devices of a replica exchange one sum a step and direction.
+stays where it was computed: the devices of a replica add up what the second layer returns and
+exchange nothing else. Each device sends gradients of its own pieces to the other replica.
 With `--picture PATH` it draws what is where.
 """
 

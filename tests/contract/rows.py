@@ -72,6 +72,7 @@ _LOCAL = {
     "hybrid_2": _hybrid(2, "sharded"),
     "hybrid_4": _hybrid(4, "sharded"),
     "hybrid_central_2": _hybrid(2, "central"),
+    "logical_1x2": _logical(1, 2),
     "logical_2x2": _logical(2, 2),
     "logical_2x4": _logical(2, 4),
 }

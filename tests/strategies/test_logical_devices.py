@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import stratagem as sg
+from stratagem.execution.arguments import flatten_arguments
 
 PAIRS = [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]
 FOURS = [["cpu:0", "cpu:1", "cpu:2", "cpu:3"], ["cpu:4", "cpu:5", "cpu:6", "cpu:7"]]
@@ -252,6 +254,29 @@ def test_bytes_of_a_device_are_divided() -> None:
                 if shard.device in live:
                     live[shard.device] += shard.data.nbytes
     assert max(live.values()) <= 3 * num_bytes / 2  # views of the same arrays, and nothing beside
+
+
+def test_replicas_exchange_gradients_of_pieces() -> None:
+    strategy = pairs(layout_map={"w": (None, "logical")})
+    with strategy.scope():
+        w = sg.Variable(np.ones((6, 4)), name="w", dtype="float32", aggregation="sum")
+
+    def step(x):
+        _, (gradient,) = sg.value_and_grad(lambda: jnp.sum(jnp.tanh(x @ w.value)), [w])
+        w.assign_add(gradient)
+
+    arguments = flatten_arguments((jnp.ones((3, 6)),), {}, num_replicas=2)
+    lowered = strategy.compiled.lower(step, arguments, strategy.topology)
+    lines = [line for line in lowered.compile().as_text().splitlines() if " all-reduce(" in line]
+    assert len(lines) == 1
+    assert "f32[6,2]" in lines[0]
+
+
+def test_deep_copy_divides_as_the_original_does() -> None:
+    strategy = copy.deepcopy(pairs(layout_map={"w": ("logical",)}))
+    with strategy.scope():
+        w = sg.Variable(np.ones(4), name="w", dtype="float32")
+    assert pieces_of(w) == {(2,)}
 
 
 @pytest.mark.slow
