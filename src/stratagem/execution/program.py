@@ -119,27 +119,36 @@ class Program:
         }
         return self._ids.run(pools)
 
-    def lower(self, arguments: Arguments) -> Any:
-        """Returns the program for one step lowered, from shapes alone.
+    def lower(self, arguments: Arguments, num_steps: int = 1) -> Any:
+        """Returns the program for one step or many lowered, from shapes alone.
 
         Args:
             arguments: what it was traced for.
+            num_steps: how many steps a call has.
 
         Returns:
             What `jax.jit(...).lower` returns; the devices of the topology need not be there (see
             `jax.experimental.topologies`).
         """
-        copied = self._topology.replicated
-        stacked = self._topology.stacked if self._topology.num_replicas > 1 else copied
+        topology = self._topology
+        copied, split = topology.replicated, topology.stacked
+        many = num_steps > 1
+        steps = (num_steps,) if many else ()
+        if many:
+            split = topology.stacked_steps
+        if topology.num_replicas == 1:
+            split = copied
 
-        def abstract(value: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+        def abstract(
+            value: Any, sharding: NamedSharding, before: tuple[int, ...] = ()
+        ) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*before, *value.shape), value.dtype, sharding=sharding)
 
         leaves = [leaf for leaf in arguments.leaves if leaf.shape is not None]
-        return self._compile(many=False).lower(
-            [abstract(place.load(), place.sharding(self._topology)) for place in self._written],
-            [abstract(place.load(), place.sharding(self._topology)) for place in self._read_only],
-            [abstract(leaf, stacked) for leaf in leaves if leaf.split],
+        return self._compile(many=many).lower(
+            [abstract(place.load(), place.sharding(topology)) for place in self._written],
+            [abstract(place.load(), place.sharding(topology)) for place in self._read_only],
+            [abstract(leaf, split, steps) for leaf in leaves if leaf.split],
             [abstract(leaf, copied) for leaf in leaves if not leaf.split],
             [abstract(jnp.asarray(constant), copied) for constant in self.trace.constants],
             [],

@@ -92,19 +92,28 @@ class CompiledExecution:
             return PartedProgram(trace, strategy.topology, name)
         return Program(trace, strategy.topology, name, strategy.exchange)
 
-    def lower(self, fn: Callable[..., Any], arguments: Arguments, topology: Topology) -> Any:
+    def lower(
+        self,
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        topology: Topology | None = None,
+        num_steps: int = 1,
+    ) -> Any:
         """Traces a function for other devices and lowers it, without keeping the program.
 
         Args:
             fn: the replica function.
             arguments: what it is called with.
-            topology: as many devices as there are replicas; they need not be there.
+            topology: as many devices as there are replicas; they need not be there. None for those
+                of the strategy.
+            num_steps: how many steps a call has.
 
         Returns:
             What `jax.jit(...).lower` returns.
         """
-        trace = trace_replica_function(self._strategy, fn, arguments, topology)
-        return Program(trace, topology, name_of(fn)).lower(arguments)
+        devices: Topology = topology or self._strategy.topology
+        trace = trace_replica_function(self._strategy, fn, arguments, devices)
+        return Program(trace, devices, name_of(fn)).lower(arguments, num_steps)
 
 
 def _identity(fn: Callable[..., Any]) -> Any:

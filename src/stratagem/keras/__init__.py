@@ -5,6 +5,7 @@ from stratagem.keras.seam import install
 from stratagem.keras.backup_and_restore import BackupAndRestore  # isort: skip
 from stratagem.keras.dataset_creator import DatasetCreator  # isort: skip
 from stratagem.keras.losses import compute_average_loss, scale_regularization_loss  # isort: skip
+from stratagem.keras.lowering import lower_training_step  # isort: skip
 from stratagem.keras.model import compile, strategy_of  # isort: skip
 from stratagem.keras.optimizer import apply_gradients  # isort: skip
 from stratagem.keras.random_state import RandomState  # isort: skip
@@ -25,6 +26,7 @@ __all__ = [
     "apply_gradients",
     "compile",
     "compute_average_loss",
+    "lower_training_step",
     "scale_regularization_loss",
     "strategy_of",
 ]

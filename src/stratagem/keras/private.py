@@ -30,6 +30,7 @@ EpochIterator._enumerate_iterator     the numbers of an epoch's steps, which a r
 EpochIterator._current_iterator       whether the next epoch goes on with the iterator of this one
 EpochIterator._steps_seen             how many batches were taken of that iterator
 CallbackList._async_train             whether batches are told in another thread, beside fit
+trainer._symbolic_build               makes what a training step needs, from shapes alone
 trainer._initial_epoch                where a callback lets fit begin
 PyDatasetAdapter, TFDatasetAdapter    kinds of data that go on after a restart in different ways
 GeneratorDataAdapter                  likewise
@@ -91,6 +92,7 @@ __all__ = [
     "apply_mask",
     "autocasts",
     "batches_taken",
+    "build_for",
     "calls_in_thread",
     "clip_gradients",
     "compute_fans",
@@ -169,6 +171,16 @@ def set_path(variable: Any, path: str) -> None:
 def flatten_layers(model: Any) -> list[Any]:
     """Returns a model and every layer inside it."""
     return list(model._flatten_layers())
+
+
+def build_for(model: Any, batch: Any) -> None:
+    """Makes the variables that a training step needs: of layers, the optimizer and metrics.
+
+    Args:
+        model: a compiled Keras model.
+        batch: what has a shape and a dtype for each array of a batch.
+    """
+    model._symbolic_build(data_batch=batch)
 
 
 def takes_training(model: Any) -> bool:

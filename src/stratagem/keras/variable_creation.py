@@ -17,6 +17,7 @@ from stratagem.execution import current_scope
 from stratagem.keras.annotations import current_annotations
 from stratagem.keras.initial_value import as_initializer
 from stratagem.keras.served_variable import ServedVariable, is_collected
+from stratagem.keras.valueless_variable import ValuelessVariable
 from stratagem.keras.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation, VariableSynchronization
@@ -93,10 +94,14 @@ def install() -> None:
         if cls is not keras.Variable or strategy.topology.devices is None:
             return object.__new__(cls)
         if strategy.exchange is None or _is_collected(args, kwargs):
-            return object.__new__(DistributedVariable)
+            return object.__new__(_class_under(strategy))
         return object.__new__(ServedVariable)
 
     keras.Variable.__new__ = staticmethod(create)
+
+
+def _class_under(strategy: Any) -> type[DistributedVariable]:
+    return DistributedVariable if strategy.has_values else ValuelessVariable
 
 
 def _is_collected(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -126,5 +131,5 @@ def adopt(variable: keras.Variable, strategy: Any) -> None:
         name=moved.path,
     )
     vars(moved).pop("_value", None)
-    moved.__class__ = DistributedVariable
+    moved.__class__ = _class_under(strategy)
     moved.settle(Home(strategy, kind, aggregation), value)

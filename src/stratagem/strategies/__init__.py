@@ -1,6 +1,7 @@
 """The strategies: each names its parts and checks its arguments."""
 
 from stratagem.strategies.central_storage import CentralStorageStrategy
+from stratagem.strategies.compile_only import CompileOnlyStrategy
 from stratagem.strategies.coordinator_options import CoordinatorOptions
 from stratagem.strategies.cross_device_ops import (
     CrossDeviceOps,
@@ -30,6 +31,7 @@ __all__ = [
     "Cluster",
     "ClusterPlan",
     "CollectiveAllReduceStrategy",
+    "CompileOnlyStrategy",
     "CoordinatorOptions",
     "CrossDeviceOps",
     "DefaultStrategy",

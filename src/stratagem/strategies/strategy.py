@@ -50,6 +50,7 @@ class Strategy(LogicalDevices):
 
     exchange: Exchange | None = None  # where the variables are, if they are not in this process
     keeping: KeepingPolicy | None = None  # if replicas' devices have no copies of some variables
+    has_values = True  # whether variables hold values, and not their shapes only
     schedules = False  # whether steps run in other processes, which are told what to do
     first_replica_id = 0  # among those of workers that are not in lockstep
 

@@ -1,0 +1,42 @@
+"""Variables of devices that are not here: a shape and a dtype, and no value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from stratagem.keras.initial_value import as_initializer
+from stratagem.keras.variable import DistributedVariable
+from stratagem.variables import Home, VariableKind
+
+__all__ = ["ValuelessVariable"]
+
+
+class ValuelessVariable(DistributedVariable):
+    """A Keras variable that was created in the scope of a `CompileOnlyStrategy`.
+
+    Read outside of a step it is drawn anew, as it would begin; what is assigned there is dropped.
+    """
+
+    _beginning: Any = None
+
+    def settle(self, home: Home, value: Any) -> None:
+        """Makes a variable that became one of a strategy's forget its value, but for its shape."""
+        self._beginning, _, _ = as_initializer(value, self._dtype)
+        super().settle(home, value)
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        self._beginning = initializer
+        self._direct_assign(None)
+
+    def _direct_assign(self, value: Any) -> None:
+        self._require_own_replica()
+        is_stacked = self._home.kind is VariableKind.ON_READ
+        replicas = (self._home.strategy.num_replicas_in_sync,) if is_stacked else ()
+        dtype = jax.dtypes.canonicalize_dtype(self._dtype)
+        self.storage = jax.ShapeDtypeStruct((*replicas, *self._shape), dtype)
+
+    def _global_value(self) -> Any:
+        self._require_own_replica()
+        return (self._beginning or self._initializer)(self._shape, dtype=self._dtype)

@@ -1,0 +1,63 @@
+"""Devices that are not here: programs for them are compiled, and never run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, final
+
+import jax
+
+from stratagem.messages import explain
+from stratagem.options import RunOptions
+from stratagem.strategies.cross_device_ops import CrossDeviceOps
+from stratagem.strategies.strategy import Strategy
+from stratagem.topology import Topology
+
+__all__ = ["CompileOnlyStrategy"]
+
+
+@final
+class CompileOnlyStrategy(Strategy):
+    """A replica on each of some devices that are not here, such as the 256 chips of a TPU slice.
+
+    Variables that are made in its scope have a shape and no value, so that a model of any size
+    takes no memory. `stratagem.keras.lower_training_step` lowers the step of `fit`.
+
+    Args:
+        devices: in replica order, of `jax.experimental.topologies.get_topology_desc`, for example.
+        cross_device_ops: how gradients are combined; None chooses as on devices that are here.
+
+    Raises:
+        ValueError: no device. TypeError: an argument of another type.
+
+    Source: JAX, ahead-of-time lowering and compilation (jax.experimental.topologies).
+    """
+
+    has_values = False
+
+    def __init__(
+        self, devices: Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None
+    ) -> None:
+        super().__init__(Topology(tuple(devices)), cross_device_ops)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> NoReturn:
+        """Refuses to run.
+
+        Raises:
+            RuntimeError: always.
+        """
+        del fn, args, kwargs, options
+        raise RuntimeError(
+            explain(
+                f"run was called on the {self.num_replicas_in_sync} devices of a "
+                "CompileOnlyStrategy.",
+                expected="programs that are lowered and compiled only: the devices are not here.",
+                fix="lower the step, or use a strategy of devices that are here.",
+            )
+        )
