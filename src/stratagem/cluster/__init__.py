@@ -31,6 +31,7 @@ from stratagem.cluster.roles import (
 )
 from stratagem.cluster.slurm_expressions import expand_hostlist, expand_tasks_per_node
 from stratagem.cluster.spec import ClusterDef, ClusterSpec, JobDef
+from stratagem.cluster.tpu_metadata import TPUSystemMetadata
 
 __all__ = [
     "ClusterDef",
@@ -49,6 +50,7 @@ __all__ = [
     "TASK_TYPES",
     "TFConfigClusterResolver",
     "TPUClusterResolver",
+    "TPUSystemMetadata",
     "UnionResolver",
     "check_cluster",
     "collective_leader",

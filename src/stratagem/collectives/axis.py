@@ -6,6 +6,7 @@ import dataclasses
 
 from stratagem.topology import Topology
 from stratagem.topology.mesh import REPLICA_AXIS
+from stratagem.topology.slices import num_slices, slice_of
 
 __all__ = ["ReplicaAxis"]
 
@@ -32,14 +33,17 @@ class ReplicaAxis:
         """Returns the axis of the replicas of a strategy.
 
         Args:
-            topology: its devices. Those of one process form a group; where all belong to one, the
-                first half and the second, as on a machine with two sockets.
+            topology: its devices. Those of one slice form a group; where all belong to one, those
+                of one process; and where all belong to one of these, too, the first half and the
+                second, as on a machine with two sockets.
         """
         size = topology.num_replicas
         devices = topology.devices or ()
+        in_slices = num_slices(devices) > 1
         members: dict[int, list[int]] = {}
         for replica_id, device in enumerate(devices):
-            members.setdefault(device.process_index, []).append(replica_id)
+            near = slice_of(device) if in_slices else device.process_index
+            members.setdefault(near, []).append(replica_id)
         groups = [tuple(group) for group in members.values()]
         if len(groups) == 1 and size >= 4 and size % 2 == 0:
             groups = [tuple(range(size // 2)), tuple(range(size // 2, size))]

@@ -17,6 +17,7 @@ from stratagem.collectives.packing import NO_PACKING
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.strategies.cross_device_ops import BuiltInOps
 from stratagem.topology import Topology
+from stratagem.topology.slices import num_slices
 
 __all__ = ["AutomaticOps"]
 
@@ -26,6 +27,11 @@ _NAMED: Mapping[CommunicationImplementation, Algorithm] = {
     CommunicationImplementation.NCCL: Algorithm.COMPILER,
 }
 
+# The way between slices is some 10 times as slow as that inside one. What is smaller than this is a
+# matter of the number of messages only, and the compiler makes one of many.
+_SMALL_BYTES = 2**12
+_BETWEEN_SLICES = Choice(Algorithm.HIERARCHICAL, ((_SMALL_BYTES, Algorithm.COMPILER),))
+
 
 class AutomaticOps(BuiltInOps):
     """Combines values as options say, and by a choice where they leave it open.
@@ -33,7 +39,7 @@ class AutomaticOps(BuiltInOps):
     Args:
         options: of the user.
         measured: what the algorithm is chosen by where `options.implementation` is AUTO; None for
-            the compiler's own.
+            the compiler's own; on several slices of TPUs the one in stages.
     """
 
     def __init__(
@@ -60,7 +66,8 @@ class AutomaticOps(BuiltInOps):
             spans_processes=topology.spans_processes,
             bytes_per_pack=self.options.bytes_per_pack,
         )
+        is_open = self.options.implementation is CommunicationImplementation.AUTO
+        has_slices = topology.platform == "tpu" and num_slices(topology.devices) > 1
+        choice = _BETWEEN_SLICES if is_open and has_slices else self._choice
         in_bfloat16 = self.options.reduction_dtype == "bfloat16"
-        return ChosenAllReduce(
-            ReplicaAxis.of(topology), self._choice, packing, in_bfloat16=in_bfloat16
-        )
+        return ChosenAllReduce(ReplicaAxis.of(topology), choice, packing, in_bfloat16=in_bfloat16)

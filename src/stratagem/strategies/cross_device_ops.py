@@ -265,8 +265,8 @@ class RingAllReduce(AlgorithmicOps):
 class HierarchicalCopyAllReduce(AlgorithmicOps):
     """Sums inside groups of replicas, then between the groups, then goes back.
 
-    The replicas of a process are a group; where there is one process only, the first and the second
-    half of its devices, from four devices on.
+    The replicas of a slice of TPUs are a group; where there are no slices, those of a process; and
+    where there is one process only, the first and the second half of its devices, from four on.
 
     Args:
         num_packs: in how many messages gradients travel; 0 for one each.

@@ -216,3 +216,16 @@ def test_machine_that_is_no_host_of_a_named_tpu_does_not_guess(variables) -> Non
     variables(GCE_METADATA_HOST="127.0.0.1:1")
     with pytest.raises(RuntimeError, match="does not say 'instance/attributes/agent-worker-number"):
         _named(_NODE).processes()
+
+
+def test_hosts_and_devices_are_counted_without_jax(variables) -> None:
+    told = _named(_NODE, job_name="tpu_worker").get_tpu_system_metadata()
+    assert (told.num_hosts, told.num_of_cores_per_host, told.num_cores) == (2, 8, 16)
+    assert told.topology is None
+    assert told.devices[9] == "/job:tpu_worker/replica:0/task:1/device:TPU:1"
+    assert TPUClusterResolver("local").get_tpu_system_metadata().num_hosts == 1
+    variables(
+        TPU_WORKER_HOSTNAMES="t0,t1", TPU_CHIPS_PER_HOST_BOUNDS="2,2,1", MEGASCALE_NUM_SLICES="3"
+    )
+    told = TPUClusterResolver().get_tpu_system_metadata()
+    assert (told.num_hosts, told.num_cores, len(told.devices)) == (6, 24, 24)

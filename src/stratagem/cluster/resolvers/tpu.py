@@ -13,6 +13,7 @@ from stratagem.cluster.google_cloud import build_service, metadata
 from stratagem.cluster.processes import Processes, processes_of_task
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
+from stratagem.cluster.tpu_metadata import TPUSystemMetadata, metadata_of
 from stratagem.errors import NotFoundError
 from stratagem.messages import explain
 
@@ -254,6 +255,25 @@ class TPUClusterResolver(ClusterResolver):
         if bounds is None:
             return {"TPU": 0}
         return {"TPU": math.prod(parse_task_index(side) for side in bounds.split(","))}
+
+    def get_tpu_system_metadata(self) -> TPUSystemMetadata:
+        """Returns how many hosts and devices the TPU has, without starting JAX.
+
+        Returns:
+            The numbers, of all slices together; devices are 0 where `num_accelerators` is.
+
+        Raises:
+            NotFoundError: no such TPU, and what else `cluster_spec` raises.
+
+        Source: TF 2.21 tpu_cluster_resolver.py, get_tpu_system_metadata.
+        """
+        job = self.task_type or "worker"
+        if self._hosts:
+            num_hosts = len(self._hosts) * (_number("MEGASCALE_NUM_SLICES") or 1)
+        else:
+            spec = self.cluster_spec()
+            num_hosts = spec.num_tasks(job) if job in spec.jobs else 1
+        return metadata_of(job, num_hosts, self.num_accelerators()["TPU"])
 
     def _coordinator_of_slices(self) -> str | None:
         address = environment.lookup("MEGASCALE_COORDINATOR_ADDRESS")

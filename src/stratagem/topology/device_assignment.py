@@ -1,0 +1,318 @@
+"""Which devices of a TPU compute one replica."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stratagem.messages import explain
+from stratagem.topology.rings import ring_of
+from stratagem.topology.tpu_topology import TPUTopology
+
+__all__ = ["DeviceAssignment", "DeviceOrderMode"]
+
+Integers = npt.NDArray[np.int32]
+
+
+class DeviceOrderMode(enum.IntEnum):
+    """In which order devices are taken: as a ring, as a mesh, or as a ring where that is possible.
+
+    Source: TF 2.21 device_assignment.py, DeviceOrderMode.
+    """
+
+    AUTO = 0
+    RING = 1
+    MESH = 2
+
+
+class DeviceAssignment:
+    """Says which places of a TPU's mesh the cores of each replica have.
+
+    Args:
+        topology: of the TPU.
+        core_assignment: array of shape (replicas, cores of a replica, 4): a place for each core.
+
+    Raises:
+        ValueError: a topology of another type, or an assignment of another form.
+
+    Example:
+        >>> topology = sg.tpu.experimental.Topology(
+        ...     mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]]
+        ... )
+        >>> assignment = sg.tpu.experimental.DeviceAssignment.build(topology, num_replicas=2)
+        >>> assignment.tpu_device(replica=1)
+        '/task:0/device:TPU:1'
+
+    Source: TF 2.21 device_assignment.py, DeviceAssignment.
+    """
+
+    def __init__(self, topology: TPUTopology, core_assignment: Any) -> None:
+        _check_topology(topology)
+        assignment = np.asarray(core_assignment, np.int32)
+        if assignment.ndim != 3 or assignment.shape[2] != topology.mesh_rank:
+            raise ValueError(
+                explain(
+                    f"core_assignment has shape {assignment.shape}.",
+                    expected="shape (replicas, cores of a replica, 4).",
+                    fix="call DeviceAssignment.build(topology, ...).",
+                )
+            )
+        self._topology = topology
+        self._core_assignment = assignment
+        self._replicas: dict[tuple[int, int], list[int]] = {}
+        for replica, core in itertools.product(*map(range, assignment.shape[:2])):
+            task = topology.task_ordinal_at_coordinates(assignment[replica, core])
+            self._replicas.setdefault((task, core), []).append(replica)
+
+    @property
+    def topology(self) -> TPUTopology:
+        """The topology of the TPU."""
+        return self._topology
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas."""
+        return self._core_assignment.shape[0]
+
+    @property
+    def num_cores_per_replica(self) -> int:
+        """How many devices compute one replica."""
+        return self._core_assignment.shape[1]
+
+    @property
+    def core_assignment(self) -> Integers:
+        """A place for each core, of shape (replicas, cores of a replica, 4)."""
+        return self._core_assignment
+
+    def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
+        """Returns the place of a core.
+
+        Args:
+            replica: number of the replica.
+            logical_core: number of the core in it.
+
+        Returns:
+            x, y, z and core.
+        """
+        return tuple(self._core_assignment[replica, logical_core].tolist())
+
+    def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
+        """Returns which replicas have a core on the devices of a task.
+
+        Args:
+            task_id: number of the task.
+            logical_core: which core of theirs.
+
+        Returns:
+            Their numbers in ascending order.
+
+        Raises:
+            ValueError: none has.
+        """
+        replicas = self._replicas.get((task_id, logical_core))
+        if replicas is None:
+            raise ValueError(
+                explain(
+                    f"No replica has its core {logical_core} in task {task_id}.",
+                    expected=f"a task below {self._topology.num_tasks} and a core below "
+                    f"{self.num_cores_per_replica}.",
+                    fix="ask for a core that `core_assignment` has there.",
+                )
+            )
+        return replicas
+
+    def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
+        """Returns the number of a core's device among those of its task.
+
+        Args:
+            replica: number of the replica.
+            logical_core: number of the core in it.
+        """
+        place = self.coordinates(replica, logical_core)
+        return self._topology.tpu_device_ordinal_at_coordinates(place)
+
+    def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
+        """Returns the name of the host of a core's device.
+
+        Args:
+            replica: number of the replica.
+            logical_core: number of the core in it.
+            job: the task type, which the name begins with.
+        """
+        place = self.coordinates(replica, logical_core)
+        return self._topology.cpu_device_name_at_coordinates(place, job)
+
+    def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
+        """Returns the name of a core's device.
+
+        Args:
+            replica: number of the replica.
+            logical_core: number of the core in it.
+            job: the task type, which the name begins with.
+        """
+        place = self.coordinates(replica, logical_core)
+        return self._topology.tpu_device_name_at_coordinates(place, job)
+
+    @classmethod
+    def build(
+        cls,
+        topology: TPUTopology | bytes,
+        computation_shape: Any = None,
+        computation_stride: Any = None,
+        num_replicas: int = 1,
+        device_order_mode: DeviceOrderMode = DeviceOrderMode.AUTO,
+    ) -> DeviceAssignment:
+        """Lays replicas out over a TPU, the cores of each of them near one another.
+
+        Args:
+            topology: of the TPU; or its `serialized()`.
+            computation_shape: of the block of cores of a replica, 4 numbers; None for one core.
+            computation_stride: how far apart its cores are, 4 numbers; None for side by side.
+            num_replicas: how many.
+            device_order_mode: as a ring, as a mesh, or as a ring where that is possible: where
+                all of the TPU is taken, without strides.
+
+        Returns:
+            The assignment.
+
+        Raises:
+            ValueError: arguments of another form, or what does not fit on the TPU.
+
+        Source: TF 2.21 device_assignment.py, device_assignment.
+        """
+        topology = TPUTopology(topology) if isinstance(topology, bytes) else topology
+        _check_topology(topology)
+        shape = _four(computation_shape, "computation_shape")
+        stride = _four(computation_stride, "computation_stride")
+        counts = _counts(topology, shape, stride)
+        if not 0 < num_replicas <= np.prod(counts):
+            raise ValueError(
+                explain(
+                    f"num_replicas={num_replicas} do not fit on the TPU.",
+                    expected=f"1 to {np.prod(counts)} of shape {shape.tolist()} and stride "
+                    f"{stride.tolist()}, on a mesh of {topology.mesh_shape.tolist()}.",
+                    fix="choose fewer or smaller replicas.",
+                )
+            )
+        if topology.missing_devices.size:
+            return cls(topology, _in_order_of_tasks(topology, shape, stride, num_replicas))
+        is_full = num_replicas == np.prod(counts) and np.prod(stride) == 1
+        can_be_ring = is_full and shape[-1] == topology.mesh_shape[-1]
+        if device_order_mode == DeviceOrderMode.RING and not can_be_ring:
+            raise ValueError(
+                explain(
+                    "device_order_mode=RING was asked for.",
+                    expected="replicas that take all of the TPU, without strides, and all cores of "
+                    "a chip.",
+                    fix="leave device_order_mode out.",
+                )
+            )
+        if can_be_ring and device_order_mode != DeviceOrderMode.MESH:
+            return cls(topology, _as_rings(shape, counts))
+        return cls(topology, _as_mesh(shape, stride, _shape_of(num_replicas, counts), num_replicas))
+
+
+def _check_topology(topology: Any) -> None:
+    if not isinstance(topology, TPUTopology):
+        raise ValueError(
+            explain(
+                f"topology={topology!r} is of type {type(topology).__name__}.",
+                expected="an sg.tpu.experimental.Topology.",
+                fix="pass what sg.tpu.experimental.initialize_tpu_system returned.",
+            )
+        )
+
+
+def _four(values: Any, name: str) -> Integers:
+    numbers = np.ones(4, np.int32) if values is None else np.asarray(values, np.int32)
+    if numbers.shape != (4,) or (numbers < 1).any():
+        raise ValueError(
+            explain(
+                f"{name}={values!r} was given.",
+                expected="4 positive numbers: along x, y and z, and of cores of a chip.",
+                fix="pass [1, 1, 1, 2], for example.",
+            )
+        )
+    return numbers
+
+
+def _counts(topology: TPUTopology, shape: Integers, stride: Integers) -> Integers:
+    """How many replicas fit along each axis: the gaps of one hold others."""
+    footprint = shape * stride
+    if (footprint > topology.mesh_shape).any():
+        raise ValueError(
+            explain(
+                f"A replica of shape {shape.tolist()} and stride {stride.tolist()} takes "
+                f"{footprint.tolist()}.",
+                expected=f"no more than the mesh has: {topology.mesh_shape.tolist()}.",
+                fix="choose a smaller computation_shape or computation_stride.",
+            )
+        )
+    return topology.mesh_shape // footprint * stride
+
+
+def _shape_of(num_replicas: int, counts: Integers) -> list[int]:
+    """A box of at least so many replicas, as near to a cube as there is room.
+
+    The shortest axes are filled first; of equal ones cores, then x, y and z, so that neighbours
+    share a chip or a host where they can.
+    """
+    box = [0] * 4
+    remaining, num_axes = num_replicas, 4
+    for axis in sorted(range(4), key=lambda one: (counts[one], (one + 1) % 4)):
+        box[axis] = min(math.ceil(remaining ** (1.0 / num_axes)), int(counts[axis]))
+        remaining = -(-remaining // box[axis])
+        num_axes -= 1
+    return box
+
+
+def _as_rings(shape: Integers, counts: Integers) -> list[list[list[int]]]:
+    """Replicas round a ring, and the chips of each of them round a ring."""
+    block, num_cores = shape[:3], int(shape[3])
+    inner = [np.array(place) for place in ring_of(block.tolist())]
+    return [
+        [
+            [*(np.array(outer) * block + place).tolist(), core]
+            for place in inner
+            for core in range(num_cores)
+        ]
+        for outer in ring_of(counts[:3].tolist())
+    ]
+
+
+def _as_mesh(
+    shape: Integers, stride: Integers, box: list[int], num_replicas: int
+) -> list[list[list[int]]]:
+    """Replicas row by row, the cores of a chip first; those in the gaps of others beside these."""
+    sizes = [range(int(count)) for count in (box[2], box[1], box[0], box[3])]
+    blocks = [range(0, int(n * step), int(step)) for n, step in zip(shape, stride, strict=True)]
+    cores = np.array(list(itertools.product(*blocks)))
+    assignment: list[list[list[int]]] = []
+    for z, y, x, core in itertools.islice(itertools.product(*sizes), num_replicas):
+        number = np.array([x, y, z, core])
+        start = number // stride * (shape * stride) + number % stride
+        assignment.append((cores + start).tolist())
+    return assignment
+
+
+def _in_order_of_tasks(
+    topology: TPUTopology, shape: Integers, stride: Integers, num_replicas: int
+) -> Integers:
+    """Devices one after the other: where chips are missing there may be no mesh."""
+    flat = topology.device_coordinates.reshape(-1, 4)
+    num_cores = int(np.prod(shape))
+    if np.prod(stride) != 1 or num_replicas * num_cores > len(flat):
+        raise ValueError(
+            explain(
+                f"{num_replicas} replicas of {num_cores} cores with stride {stride.tolist()} were "
+                f"asked for on a TPU with {len(topology.missing_devices)} missing devices.",
+                expected=f"no strides, and at most its {len(flat)} devices.",
+                fix="choose fewer or smaller replicas.",
+            )
+        )
+    return flat[: num_replicas * num_cores].reshape(num_replicas, num_cores, 4)

@@ -1,0 +1,64 @@
+"""A way round a box of chips on which each stands beside the next."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+__all__ = ["Place", "ring_of"]
+
+Place = tuple[int, int, int]
+
+
+def ring_of(sizes: Sequence[int]) -> list[Place]:
+    """Returns every place of a box, in an order in which neighbours are one step apart.
+
+    The last is beside the first too, where at least two sides are longer than 1 and all such sides
+    are even. With an odd side there may be no such way, and the places come row by row.
+
+    Args:
+        sizes: of the box, along x, y and z.
+
+    Returns:
+        Places (x, y, z), from (0, 0, 0) on.
+
+    Example:
+        >>> from stratagem.topology.rings import ring_of
+        >>> ring_of((2, 2, 1))
+        [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0)]
+
+    Source: TF 2.21 device_assignment.py, _ring_3d.
+    """
+    long = [axis for axis in range(3) if sizes[axis] > 1]
+    is_odd = any(sizes[axis] % 2 for axis in long)
+    if len(long) < 2 or is_odd:
+        rows = itertools.product(*(range(sizes[axis]) for axis in (2, 1, 0)))
+        return [(x, y, z) for z, y, x in rows]
+    if len(long) == 2:
+        first, second = long
+        return [
+            _placed({first: one, second: other})
+            for one, other in [(0, 0), *_open_ring(sizes[first], sizes[second])]
+        ]
+    # Layer by layer round all but the corner, and back through the corners.
+    ring: list[Place] = [(0, 0, 0)]
+    for z in range(sizes[2]):
+        layer = [(x, y, z) for x, y in _open_ring(sizes[0], sizes[1])]
+        ring += layer if z % 2 == 0 else layer[::-1]
+    return ring + [(0, 0, z) for z in range(sizes[2] - 1, 0, -1)]
+
+
+def _open_ring(width: int, height: int) -> list[tuple[int, int]]:
+    """A way round a rectangle of even sides, without its first corner.
+
+    It goes right and left over all columns but the first, and comes back through that one.
+    """
+    ring: list[tuple[int, int]] = []
+    for row in range(height):
+        columns = range(1, width)
+        ring += [(column, row) for column in (columns if row % 2 == 0 else reversed(columns))]
+    return ring + [(0, row) for row in range(height - 1, 0, -1)]
+
+
+def _placed(along: dict[int, int]) -> Place:
+    return along.get(0, 0), along.get(1, 0), along.get(2, 0)

@@ -1,0 +1,152 @@
+"""A TPU's topology as bytes: TensorFlow's `TopologyProto`, in the wire format of protobuf.
+
+Of that format only what this message has is known: numbers, alone and in packed lists.
+
+Source: TensorFlow, core/protobuf/tpu/topology.proto; protobuf.dev, Encoding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from stratagem.messages import explain
+
+__all__ = ["TopologyMessage"]
+
+_MESH_SHAPE, _NUM_TASKS, _NUM_DEVICES, _COORDINATES = 1, 2, 3, 4
+_NUMBER, _BYTES = 0, 2  # kinds of fields
+
+
+@dataclasses.dataclass(frozen=True)
+class TopologyMessage:
+    """The fields of the message.
+
+    Args:
+        mesh_shape: chips along x, y and z, and cores a chip.
+        num_tasks: hosts.
+        num_devices: devices of a host.
+        flat_coordinates: the places of all devices, one after the other.
+    """
+
+    mesh_shape: list[int]
+    num_tasks: int
+    num_devices: int
+    flat_coordinates: list[int]
+
+    def coordinates(self) -> npt.NDArray[np.int32]:
+        """Returns the places as an array of shape (tasks, devices, axes).
+
+        Raises:
+            ValueError: there are not as many numbers.
+        """
+        shape = (self.num_tasks, self.num_devices, len(self.mesh_shape))
+        if len(self.flat_coordinates) != np.prod(shape):
+            raise ValueError(
+                explain(
+                    f"The serialized topology has {len(self.flat_coordinates)} coordinates.",
+                    expected=f"as many as an array of shape {shape} has.",
+                    fix="pass what Topology.serialized() returned.",
+                )
+            )
+        return np.array(self.flat_coordinates, np.int32).reshape(shape)
+
+    def to_bytes(self) -> bytes:
+        """Returns the message's bytes."""
+        return (
+            _packed(_MESH_SHAPE, self.mesh_shape)
+            + _single(_NUM_TASKS, self.num_tasks)
+            + _single(_NUM_DEVICES, self.num_devices)
+            + _packed(_COORDINATES, self.flat_coordinates)
+        )
+
+    @staticmethod
+    def parse(data: bytes) -> TopologyMessage:
+        """Reads a message.
+
+        Args:
+            data: its bytes.
+
+        Raises:
+            ValueError: they are no such message.
+        """
+        found: dict[int, list[int]] = {}
+        try:
+            for field, values in _fields(data):
+                found.setdefault(field, []).extend(values)
+        except IndexError:
+            raise _unreadable(data, "it ends within a field") from None
+        return TopologyMessage(
+            found.get(_MESH_SHAPE, []),
+            found.get(_NUM_TASKS, [0])[-1],
+            found.get(_NUM_DEVICES, [0])[-1],
+            found.get(_COORDINATES, []),
+        )
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+    parts = bytearray()
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def _single(field: int, number: int) -> bytes:
+    return _varint(field << 3 | _NUMBER) + _varint(number) if number else b""
+
+
+def _packed(field: int, numbers: list[int]) -> bytes:
+    content = b"".join(map(_varint, numbers))
+    return _varint(field << 3 | _BYTES) + _varint(len(content)) + content if numbers else b""
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, list[int]]]:
+    """The fields of a message with their numbers; those of other kinds of content are an error."""
+    place = 0
+    while place < len(data):
+        tag, place = _read_varint(data, place)
+        field, kind = tag >> 3, tag & 7
+        if kind == _NUMBER:
+            number, place = _read_varint(data, place)
+            yield field, [number]
+        elif kind == _BYTES:
+            length, place = _read_varint(data, place)
+            content, place = data[place : place + length], place + length
+            if len(content) < length:
+                raise _unreadable(data, "it ends within a field")
+            if field in (_MESH_SHAPE, _COORDINATES):
+                yield field, list(_varints(content))
+        else:
+            raise _unreadable(data, f"field {field} is of kind {kind}")
+
+
+def _unreadable(data: bytes, why: str) -> ValueError:
+    return ValueError(
+        explain(
+            f"The serialized topology, {len(data)} bytes, is no TopologyProto: {why}.",
+            expected="the bytes of one.",
+            fix="pass what Topology.serialized() returned.",
+        )
+    )
+
+
+def _varints(content: bytes) -> Iterator[int]:
+    place = 0
+    while place < len(content):
+        number, place = _read_varint(content, place)
+        yield number
+
+
+def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+    number, shift = 0, 0
+    while True:
+        byte = data[place]
+        number |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return number, place

@@ -1,0 +1,126 @@
+"""Where the devices of JAX are in a TPU's mesh, and in which order they become replicas.
+
+Devices of other platforms stand for the chips of a TPU: those of a process in two columns, as on a
+host of a TPU v5e, and the processes one below the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.topology.device_assignment import DeviceAssignment
+from stratagem.topology.rings import ring_of
+from stratagem.topology.slices import slice_of
+from stratagem.topology.tpu_topology import TPUTopology
+
+__all__ = ["assigned_devices", "in_ring_order", "tpu_topology_of"]
+
+Place = tuple[int, int, int, int]
+
+
+def tpu_topology_of(devices: Sequence[jax.Device]) -> TPUTopology:
+    """Returns where devices are.
+
+    Slices, which have coordinates of their own each, stand one behind the other along z.
+
+    Args:
+        devices: of all processes, the same number of each.
+    """
+    places = _places(devices)
+    shape = np.max(np.array(list(places.values())), axis=0) + 1
+    coordinates = [[places[device] for device in own] for own in _by_process(devices)]
+    return TPUTopology(mesh_shape=shape, device_coordinates=coordinates)
+
+
+def in_ring_order(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
+    """Orders the devices of each process so that each stands beside the next, where that can be.
+
+    A process keeps its place among the others, because its replicas have to follow one another.
+    `jax.experimental.mesh_utils.create_device_mesh` makes such rings for some TPUs of one host, and
+    rows for the others.
+
+    Args:
+        devices: of all processes.
+
+    Returns:
+        The same devices.
+    """
+    ordered: list[jax.Device] = []
+    for own in _by_process(devices):
+        places = _places(own)
+        lowest = np.min(np.array(list(places.values())), axis=0)
+        at = {tuple((np.array(place) - lowest).tolist()): one for one, place in places.items()}
+        width, depth, height, cores = (max(place[axis] for place in at) + 1 for axis in range(4))
+        ring = itertools.product(ring_of((width, depth, height)), range(cores))
+        found = [at.get((*chip, core)) for chip, core in ring]
+        ordered += own if None in found else [one for one in found if one is not None]
+    return tuple(ordered)
+
+
+def assigned_devices(
+    assignment: DeviceAssignment, devices: Sequence[jax.Device]
+) -> list[tuple[jax.Device, ...]]:
+    """Returns the devices of each replica.
+
+    Args:
+        assignment: of places to replicas.
+        devices: those of all processes.
+
+    Raises:
+        ValueError: the assignment was made for another TPU, or gives a place to two cores.
+    """
+    at: dict[tuple[int, ...], jax.Device] = {
+        place: device for device, place in _places(devices).items()
+    }
+    places: list[list[tuple[int, ...]]] = [
+        [assignment.coordinates(replica, core) for core in range(assignment.num_cores_per_replica)]
+        for replica in range(assignment.num_replicas)
+    ]
+    taken = [place for group in places for place in group]
+    if not all(place in at for place in taken) or len(set(taken)) < len(taken):
+        raise ValueError(
+            explain(
+                f"The device assignment has the places {taken[:4]} and so on, of a TPU of shape "
+                f"{assignment.topology.mesh_shape.tolist()}.",
+                expected=f"places of this TPU, whose shape is "
+                f"{tpu_topology_of(devices).mesh_shape.tolist()}, each at most once.",
+                fix="build it from what sg.tpu.experimental.initialize_tpu_system returned.",
+            )
+        )
+    return [tuple(at[place] for place in group) for group in places]
+
+
+def _by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
+    members: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        members.setdefault(device.process_index, []).append(device)
+    return list(members.values())
+
+
+def _places(devices: Sequence[jax.Device]) -> dict[Any, Place]:
+    """x, y, z and core of each device."""
+    if not all(hasattr(device, "coords") for device in devices):
+        columns = 2 if max(map(len, _by_process(devices))) % 2 == 0 else 1
+        return {
+            device: (index % columns, (index // columns) + number * len(own) // columns, 0, 0)
+            for number, own in enumerate(_by_process(devices))
+            for index, device in enumerate(own)
+        }
+    known: Sequence[Any] = devices  # attributes of a TPU's devices
+    depth = max(device.coords[2] for device in known) + 1
+    slices = sorted({slice_of(device) for device in known})
+    return {
+        device: (
+            device.coords[0],
+            device.coords[1],
+            device.coords[2] + depth * slices.index(slice_of(device)),
+            device.core_on_chip,
+        )
+        for device in known
+    }
