@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stratagem import placement as placement
     from stratagem import preemption as preemption
     from stratagem import remote as remote
+    from stratagem import tpu as tpu
     from stratagem import train as train
     from stratagem.checkpoint import Checkpoint as Checkpoint
     from stratagem.checkpoint import CheckpointManager as CheckpointManager
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from stratagem.strategies import RingAllReduce as RingAllReduce
     from stratagem.strategies import Strategy as Strategy
     from stratagem.strategies import StrategyExtended as StrategyExtended
+    from stratagem.strategies import TPUStrategy as TPUStrategy
     from stratagem.values import DistributedValues as DistributedValues
     from stratagem.values import IndexedSlices as IndexedSlices
     from stratagem.values import Mirrored as Mirrored
@@ -145,6 +147,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "SidecarEvaluatorModelExport": ("stratagem.keras", "SidecarEvaluatorModelExport"),
     "Strategy": ("stratagem.strategies", "Strategy"),
     "StrategyExtended": ("stratagem.strategies", "StrategyExtended"),
+    "TPUStrategy": ("stratagem.strategies", "TPUStrategy"),
     "TerminationConfig": ("stratagem.preemption", "TerminationConfig"),
     "ValueContext": ("stratagem.options", "ValueContext"),
     "Variable": ("stratagem.keras", "Variable"),
@@ -182,6 +185,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
     "select_replica": ("stratagem.values", "select_replica"),
     "set_strategy": ("stratagem.context", "set_strategy"),
+    "tpu": ("stratagem.tpu", None),
     "train": ("stratagem.train", None),
     "value_and_grad": ("stratagem.execution", "value_and_grad"),
 }
@@ -230,6 +234,7 @@ __all__ = [
     "SidecarEvaluatorModelExport",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
     "Variable",
@@ -267,6 +272,7 @@ __all__ = [
     "scale_regularization_loss",
     "select_replica",
     "set_strategy",
+    "tpu",
     "train",
     "value_and_grad",
 ]

@@ -86,6 +86,18 @@ def _parse_seconds(text: str) -> float:
     return value
 
 
+def _parse_tpu_platform(text: str) -> str:
+    if text not in ("tpu", "cpu"):
+        raise ValueError(
+            explain(
+                f"{text!r} is no platform that can stand for TPUs.",
+                expected='"tpu", or "cpu" to try a program for TPUs on this machine.',
+                fix="correct or unset the environment variable.",
+            )
+        )
+    return text
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variable:
     """One environment variable that sets a default.
@@ -181,6 +193,12 @@ VARIABLES = {
         default=30.0,
         parse=_parse_seconds,
         meaning="The pod's `terminationGracePeriodSeconds`: the time from SIGTERM to its end.",
+    ),
+    "tpu_platform": Variable(
+        name="STRATAGEM_TPU_PLATFORM",
+        default="tpu",
+        parse=_parse_tpu_platform,
+        meaning="With `cpu` CPU devices stand for the chips of a TPU, to try a program.",
     ),
 }
 

@@ -32,7 +32,10 @@ def _examples() -> list[doctest.DocTest]:
 
 
 @pytest.mark.parametrize("example", _examples(), ids=lambda example: example.name)
-def test_example_gives_what_it_says(example: doctest.DocTest) -> None:
+def test_example_gives_what_it_says(
+    example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATAGEM_TPU_PLATFORM", "cpu")
     report: list[str] = []
     doctest.DocTestRunner(optionflags=_OPTIONS).run(example, out=report.append)
     assert not report, "".join(report)

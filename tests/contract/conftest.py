@@ -11,6 +11,7 @@ import stratagem as sg
 from tests.contract.rows import ROWS
 
 _ABOUT_PLACES = ("test_members",)
+_ENOUGH_FOR_CHIPS = ("test_members.py", "test_run.py")
 
 
 @pytest.fixture(params=ROWS)
@@ -57,6 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Eight take ten times as long as two; one mirrored replica is as one device. Replicas of several
     devices run the program of one device each, but for where arrays lie: a few files tell that.
+    Chips differ from mirrored replicas in how they are found only.
     """
     for item in items:
         parameters = (
@@ -74,4 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         of_groups = {name for name in parameters.values() if str(name).startswith("logical")}
         is_told = item.path.stem in _ABOUT_PLACES and parameters.get("execution") != "eager"
         if of_groups and (not is_told or of_groups != {"logical_2x2"}):
+            item.add_marker(pytest.mark.slow)
+        is_short = item.path.name in _ENOUGH_FOR_CHIPS and parameters.get("execution") != "eager"
+        if any(name == "tpu_2" for name in parameters.values()) and not is_short:
             item.add_marker(pytest.mark.slow)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from unittest import mock
 
 import stratagem as sg
 
@@ -26,6 +27,14 @@ class Row:
 def _mirrored(num_replicas: int) -> Row:
     names = [f"cpu:{index}" for index in range(num_replicas)]
     return Row(lambda: sg.MirroredStrategy(names), num_replicas)
+
+
+def _tpu(num_replicas: int) -> sg.Strategy:
+    """Chips that CPU devices stand for, of which the first are taken."""
+    with mock.patch.dict(os.environ, STRATAGEM_TPU_PLATFORM="cpu"):
+        topology = sg.tpu.initialize_tpu_system()
+        build = sg.tpu.experimental.DeviceAssignment.build
+        return sg.TPUStrategy(None, build(topology, num_replicas=num_replicas))
 
 
 # In a process of a cluster (tests/multiprocess) the suite runs on that cluster: each of its
@@ -75,5 +84,6 @@ _LOCAL = {
     "logical_1x2": _logical(1, 2),
     "logical_2x2": _logical(2, 2),
     "logical_2x4": _logical(2, 4),
+    "tpu_2": Row(lambda: _tpu(2), 2),
 }
 ROWS = _CLUSTER if "STRATAGEM_TEST_REPLICAS" in os.environ else _LOCAL

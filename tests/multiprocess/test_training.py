@@ -62,6 +62,15 @@ def test_hosts_with_addresses_of_their_own_train_to_the_same_weights(
     _check(ended, of_one_device, tmp_path)
 
 
+@pytest.mark.slow
+def test_hosts_of_a_tpu_train_to_the_weights_of_one_process(
+    of_one_device: dict[str, Any], tmp_path: Path
+) -> None:
+    """CPU devices stand for its chips."""
+    ended = run_cluster([_PROGRAM, "4", str(tmp_path)], 2, STRATAGEM_TPU_PLATFORM="cpu")
+    _check(ended, of_one_device, tmp_path)
+
+
 def _check(every: list[Ended], of_one_device: dict[str, Any], folder: Path) -> None:
     for index, ended in enumerate(every):
         assert ended.code == 0, ended.errors

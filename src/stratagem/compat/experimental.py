@@ -9,8 +9,9 @@ from stratagem.communication import CommunicationImplementation, CommunicationOp
 
 if TYPE_CHECKING:
     from stratagem.cluster import ClusterResolver
+    from stratagem.topology.device_assignment import DeviceAssignment
 
-__all__ = ["MultiWorkerMirroredStrategy"]
+__all__ = ["MultiWorkerMirroredStrategy", "TPUStrategy"]
 
 _SAME = (
     "CentralStorageStrategy",
@@ -57,6 +58,34 @@ def MultiWorkerMirroredStrategy(  # noqa: N802 - stands for a class
     options = communication_options or CommunicationOptions(implementation=communication)
     strategies: Any = importlib.import_module("stratagem").MultiWorkerMirroredStrategy
     return strategies(cluster_resolver, options)
+
+
+def TPUStrategy(  # noqa: N802 - stands for a class
+    tpu_cluster_resolver: ClusterResolver | None = None,
+    device_assignment: DeviceAssignment | None = None,
+    *,
+    steps_per_run: int | None = None,
+) -> Any:
+    """Makes an `sg.TPUStrategy`, with the arguments that it had in TensorFlow 2.2.
+
+    Args:
+        tpu_cluster_resolver: as of `sg.TPUStrategy`.
+        device_assignment: its `experimental_device_assignment`.
+        steps_per_run: likewise.
+
+    Returns:
+        The strategy.
+
+    Raises:
+        NotFoundError: and what else `sg.TPUStrategy` raises.
+
+    Example:
+        >>> sg.experimental.TPUStrategy().steps_per_run  # with STRATAGEM_TPU_PLATFORM=cpu
+
+    Source: TF 2.21 tpu_strategy.py, TPUStrategy; TF 1.15 tpu_strategy.py, TPUStrategyV1.
+    """
+    strategies: Any = importlib.import_module("stratagem").TPUStrategy
+    return strategies(tpu_cluster_resolver, device_assignment, steps_per_run=steps_per_run)
 
 
 def __getattr__(name: str) -> Any:

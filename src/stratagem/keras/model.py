@@ -8,6 +8,7 @@ kin, which hand out ours; `_get_jax_state`, because the state stays in the varia
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from typing import Any
@@ -221,6 +222,7 @@ def _compile_in_scope() -> None:
     # Where it is defined: Keras asks whether a model overrides it by comparing with that class.
     owner = next(cls for cls in JAXTrainer.__mro__ if "compile" in vars(cls))
     original = owner.compile
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -228,9 +230,15 @@ def _compile_in_scope() -> None:
         strategy = next((home.strategy for home in homes if home is not None), None)
         if strategy is None and not homes:
             strategy = scope_of(self)
-        if strategy is None or has_strategy():
+        if has_strategy():
+            strategy = get_strategy()
+        if strategy is None:
             return original(self, *args, **kwargs)
-        with strategy.scope():
+        if strategy.steps_per_run is not None:
+            given = signature.bind_partial(self, *args, **kwargs).arguments
+            if "steps_per_execution" not in given:
+                kwargs["steps_per_execution"] = strategy.steps_per_run
+        with contextlib.nullcontext() if has_strategy() else strategy.scope():
             return original(self, *args, **kwargs)
 
     owner.compile = compiled

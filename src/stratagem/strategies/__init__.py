@@ -25,6 +25,8 @@ from stratagem.strategies.served_strategy import ServedStrategy
 from stratagem.strategies.served_values import Gradient, RowGradient, Scalar, Stored, Unplaced
 from stratagem.strategies.serving import Serving
 from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.tpu import TPUStrategy
+from stratagem.strategies.tpu_system import initialize_tpu_system, shutdown_tpu_system
 
 __all__ = [
     "CentralStorageStrategy",
@@ -52,6 +54,9 @@ __all__ = [
     "Stored",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "Unplaced",
+    "initialize_tpu_system",
     "set_cluster_maker",
+    "shutdown_tpu_system",
 ]

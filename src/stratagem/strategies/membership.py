@@ -5,13 +5,76 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
+from typing import Any
+
+import jax
 
 from stratagem import config, environment
 from stratagem.cluster import ClusterResolver, Processes
 from stratagem.cluster.addresses import split_address
 from stratagem.group import Identity, Limits
+from stratagem.messages import explain
+from stratagem.topology.processes import start_processes
 
-__all__ = ["identity_of", "limits_of", "own_accelerators"]
+__all__ = ["check_resolver", "copy_refused", "identity_of", "join", "own_accelerators"]
+
+
+def check_resolver(resolver: Any, argument: str) -> None:
+    """Raises for what is no resolver.
+
+    Args:
+        resolver: a `ClusterResolver`, or None.
+        argument: what the user calls it.
+
+    Raises:
+        ValueError: another type.
+    """
+    if resolver is not None and not isinstance(resolver, ClusterResolver):
+        raise ValueError(
+            explain(
+                f"{argument}={resolver!r} is of type {type(resolver).__name__}.",
+                expected="a ClusterResolver, or None to ask the environment.",
+                fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
+            )
+        )
+
+
+def join(
+    resolver: ClusterResolver, processes: Processes, timeout_s: float | None = None
+) -> tuple[jax.Device, ...]:
+    """Joins the processes of a cluster and starts JAX for all of them.
+
+    Args:
+        resolver: what told the cluster.
+        processes: what it told; more than one.
+        timeout_s: how long a process may make no progress; 0 for as long as it likes, None for
+            `STRATAGEM_STUCK_TIMEOUT_S`.
+
+    Returns:
+        The devices of all processes, those of each one after the other.
+    """
+    limits = Limits(
+        join_s=config.join_timeout_s(),
+        peer_s=config.peer_timeout_s(),
+        stuck_s=config.stuck_timeout_s() if timeout_s is None else timeout_s or math.inf,
+        barrier_s=config.barrier_timeout_s(),
+    )
+    return start_processes(identity_of(resolver, processes), limits, own_accelerators(processes))
+
+
+def copy_refused(strategy: Any) -> ValueError:
+    """Returns what is raised where a strategy of several processes is copied.
+
+    Args:
+        strategy: the strategy.
+    """
+    return ValueError(
+        explain(
+            f"{strategy} was given to copy.deepcopy.",
+            expected="one strategy for a cluster: its processes belong together once.",
+            fix="use the strategy itself.",
+        )
+    )
 
 
 def identity_of(resolver: ClusterResolver, processes: Processes) -> Identity:
@@ -26,13 +89,16 @@ def identity_of(resolver: ClusterResolver, processes: Processes) -> Identity:
     """
     assert processes.coordinator_address is not None
     host, port = split_address(processes.coordinator_address)
+    labels = _labels(resolver, processes)
+    # Slices of TPUs know their own hosts only, each others.
+    knows_all = labels is not None
     return Identity(
         process_id=processes.process_id,
-        labels=_labels(resolver, processes),
+        labels=labels or tuple(f"process {index}" for index in range(processes.num_processes)),
         host=host,
         port=port,
         same={
-            "the cluster": str(resolver.cluster_spec()),
+            "the cluster": str(resolver.cluster_spec()) if knows_all else f"that of {host}",
             **{f"{name}": _version(name) for name in ("stratagem", "jax", "jaxlib", "keras")},
             "Python": ".".join(platform.python_version_tuple()[:2]),
         },
@@ -46,8 +112,8 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _labels(resolver: ClusterResolver, processes: Processes) -> tuple[str, ...]:
-    """The processes by task and address, where the cluster tells them; else by number."""
+def _labels(resolver: ClusterResolver, processes: Processes) -> tuple[str, ...] | None:
+    """The processes by task and address; None where the cluster does not tell them all."""
     spec = resolver.cluster_spec()
     labels = [
         f"{job if job == 'chief' else f'{job} {index}'} ({spec.task_address(job, index)})"
@@ -55,24 +121,7 @@ def _labels(resolver: ClusterResolver, processes: Processes) -> tuple[str, ...]:
         if job in spec.jobs
         for index in spec.task_indices(job)
     ]
-    if len(labels) == processes.num_processes:
-        return tuple(labels)
-    return tuple(f"process {index}" for index in range(processes.num_processes))
-
-
-def limits_of(timeout_s: float | None) -> Limits:
-    """Returns how long the processes wait for each other.
-
-    Args:
-        timeout_s: for a step, 0 for ever; None takes the configuration's.
-    """
-    stuck_s = config.stuck_timeout_s() if timeout_s is None else timeout_s or math.inf
-    return Limits(
-        join_s=config.join_timeout_s(),
-        peer_s=config.peer_timeout_s(),
-        stuck_s=stuck_s,
-        barrier_s=config.barrier_timeout_s(),
-    )
+    return tuple(labels) if len(labels) == processes.num_processes else None
 
 
 def own_accelerators(processes: Processes) -> list[int] | None:

@@ -14,11 +14,10 @@ from stratagem.communication import CommunicationImplementation, CommunicationOp
 from stratagem.group import agree_on_random_state
 from stratagem.messages import explain
 from stratagem.strategies.automatic import AutomaticOps
-from stratagem.strategies.membership import identity_of, limits_of, own_accelerators
+from stratagem.strategies.membership import check_resolver, copy_refused, join
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
 from stratagem.topology.groups import neighbours
-from stratagem.topology.processes import start_processes
 from stratagem.variables import VariableLayouts
 
 __all__ = ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"]
@@ -62,15 +61,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         devices_per_replica: int = 1,
         layout_map: Mapping[str, Any] | None = None,
     ) -> None:
-        if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
-            raise ValueError(
-                explain(
-                    f"cluster_resolver={cluster_resolver!r} is of type "
-                    f"{type(cluster_resolver).__name__}.",
-                    expected="a ClusterResolver, or None to ask the environment.",
-                    fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
-                )
-            )
+        check_resolver(cluster_resolver, "cluster_resolver")
         if communication_options is None:
             communication_options = CommunicationOptions()
         if not isinstance(communication_options, CommunicationOptions):
@@ -89,9 +80,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if processes.num_processes == 1:
             devices = local_devices()
         else:
-            limits = limits_of(communication_options.timeout_seconds)
-            identity = identity_of(self._resolver, processes)
-            devices = start_processes(identity, limits, own_accelerators(processes))
+            devices = join(self._resolver, processes, communication_options.timeout_seconds)
         topology = Topology.of_groups(neighbours(devices, devices_per_replica))
         is_open = communication_options.implementation is CommunicationImplementation.AUTO
         may_measure = is_open and topology.spans_processes and topology.groups is None
@@ -103,13 +92,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             agree_on_random_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise ValueError(
-            explain(
-                f"{self} was given to copy.deepcopy.",
-                expected="one strategy for a cluster: its processes belong together once.",
-                fix="use the strategy itself.",
-            )
-        )
+        raise copy_refused(self)
 
     @contextlib.contextmanager
     def scope(self) -> Generator[Strategy]:

@@ -52,6 +52,7 @@ class Strategy(LogicalDevices):
     keeping: KeepingPolicy | None = None  # if replicas' devices have no copies of some variables
     has_values = True  # whether variables hold values, and not their shapes only
     schedules = False  # whether steps run in other processes, which are told what to do
+    steps_per_run: int | None = None  # of a call on the devices, where nobody says how many
     first_replica_id = 0  # among those of workers that are not in lockstep
 
     def __init__(self, topology: Topology, cross_device_ops: CrossDeviceOps | None = None) -> None:
@@ -235,7 +236,7 @@ class Strategy(LogicalDevices):
         self,
         fn: Callable[[Any], Any],
         iterator: DistributedIterator,
-        num_steps: int,
+        num_steps: int | None = None,
         *,
         reduce: ReduceOp | str | None = None,
     ) -> Any:
@@ -247,7 +248,8 @@ class Strategy(LogicalDevices):
         Args:
             fn: the replica function of one batch, as in `run(fn, args=(batch,))`.
             iterator: of a dataset that this strategy distributed.
-            num_steps: how many batches at most; fewer where the data ends.
+            num_steps: how many batches at most; fewer where the data ends. None for what a
+                `TPUStrategy` was told as `steps_per_run`.
             reduce: "sum" or "mean" of each result over the replicas, step by step; None leaves the
                 results of replicas apart.
 
@@ -270,7 +272,9 @@ class Strategy(LogicalDevices):
         Source: TF 1.x contrib tpu_strategy.py, steps_per_run.
         """
         stack.require_cross_replica(self, "run_steps", instead="call the function in a lax.scan.")
+        num_steps = self.steps_per_run if num_steps is None else num_steps
         datasets.check_steps(self, fn, iterator, num_steps)
+        assert num_steps is not None
         op = None if reduce is None else ReduceOp.parse(reduce)
         raise_reported()
         opened = contextlib.nullcontext() if stack.current_frame() is not None else self._opened()

@@ -1,8 +1,9 @@
 """Trains the digits CNN by `fit` and by a loop, and writes what came out.
 
-`python training.py DEVICES FOLDER`: with TF_CONFIG on that cluster, with as many devices a worker;
-without it on one device. With STRATAGEM_TEST_GROUP_SIZE that many devices form a replica, and the
-kernels are divided over them. Each process writes what it saw to FOLDER/process-N.npz.
+`python training.py DEVICES FOLDER`: with TF_CONFIG on that cluster, with as many devices a worker,
+as on the hosts of a TPU where STRATAGEM_TPU_PLATFORM is set; without it on one device. With
+STRATAGEM_TEST_GROUP_SIZE that many devices form a replica, and the kernels are divided over them.
+Each process writes what it saw to FOLDER/process-N.npz.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ kernels = {
     ".*conv2d.*/kernel": (None, None, None, "logical"),
     ".*dense.*/kernel": ("logical", None),
 }
-strategy: sg.Strategy = (
-    sg.MultiWorkerMirroredStrategy(devices_per_replica=group_size, layout_map=kernels)
-    if is_cluster
-    else sg.OneDeviceStrategy("cpu:0")
-)
+strategy: sg.Strategy
+if not is_cluster:
+    strategy = sg.OneDeviceStrategy("cpu:0")
+elif "STRATAGEM_TPU_PLATFORM" in os.environ:
+    assert sg.tpu.initialize_tpu_system().num_tpus_per_task == int(sys.argv[1])
+    strategy = sg.TPUStrategy()
+else:
+    strategy = sg.MultiWorkerMirroredStrategy(devices_per_replica=group_size, layout_map=kernels)
 if is_cluster:  # the others have drawn something else by now
     np.random.seed(jax.process_index())
 else:

@@ -1,0 +1,135 @@
+"""Synchronous training on the chips of a TPU, a replica on each."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from stratagem.cluster import ClusterResolver
+from stratagem.group import agree_on_random_state
+from stratagem.messages import explain
+from stratagem.strategies.automatic import AutomaticOps
+from stratagem.strategies.membership import check_resolver, copy_refused
+from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.tpu_system import find_resolver, tpu_devices
+from stratagem.topology import Topology
+from stratagem.topology.device_assignment import DeviceAssignment
+from stratagem.topology.tpu_places import assigned_devices, in_ring_order
+
+__all__ = ["TPUStrategy"]
+
+
+@final
+class TPUStrategy(Strategy):
+    """Trains one model on the chips of one or more slices of TPUs, each with its own copy.
+
+    Every host runs the same program. With `STRATAGEM_TPU_PLATFORM=cpu` it takes CPU devices, so
+    that a program can be tried without a TPU. Make it before JAX is used for anything else.
+
+    Args:
+        tpu_cluster_resolver: names the TPU's hosts; None asks the environment, and without an
+            answer takes the TPU of this machine.
+        experimental_device_assignment: which devices compute which replica; None for a replica on
+            each, those of a host in a ring in which each stands beside the next.
+        experimental_spmd_xla_partitioning: accepted; with one device a replica it says nothing.
+        steps_per_run: how many steps a call on the devices has, where `Model.compile` is not told
+            `steps_per_execution` and `run_steps` no number.
+
+    Raises:
+        NotFoundError: no TPU.
+        ValueError: an argument that cannot be; a TPU with more hosts than the resolver names.
+        DeadlineExceededError: not all hosts came in time; the message names who is missing.
+        RuntimeError: JAX has started already, and the TPU has several hosts.
+
+    Example:
+        >>> strategy = sg.TPUStrategy(steps_per_run=8)  # with STRATAGEM_TPU_PLATFORM=cpu
+        >>> strategy.num_replicas_in_sync == jax.device_count()
+        True
+
+    Source: TF 2.21 tpu_strategy.py, TPUStrategyV2; TF 1.x tpu_strategy.py, steps_per_run.
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: ClusterResolver | None = None,
+        experimental_device_assignment: DeviceAssignment | None = None,
+        experimental_spmd_xla_partitioning: bool = False,
+        *,
+        steps_per_run: int | None = None,
+    ) -> None:
+        check_resolver(tpu_cluster_resolver, "tpu_cluster_resolver")
+        _check_assignment(experimental_device_assignment)
+        _check_steps(steps_per_run)
+        if not isinstance(experimental_spmd_xla_partitioning, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                explain(
+                    "experimental_spmd_xla_partitioning="
+                    f"{experimental_spmd_xla_partitioning!r} is no bool.",
+                    expected="True or False.",
+                    fix="leave it out.",
+                )
+            )
+        self._resolver = find_resolver(tpu_cluster_resolver)
+        devices = tpu_devices(self._resolver)
+        if experimental_device_assignment is None:
+            devices = in_ring_order(devices)
+        else:
+            groups = assigned_devices(experimental_device_assignment, devices)
+            devices = tuple(device for (device,) in groups)
+        super().__init__(Topology(devices), AutomaticOps())
+        self.steps_per_run = steps_per_run
+        self.device_assignment = experimental_device_assignment
+        if self.topology.spans_processes:
+            agree_on_random_state()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        if self.topology.spans_processes:
+            raise copy_refused(self)
+        return super().__deepcopy__(memo)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """What names the TPU's hosts."""
+        return self._resolver
+
+
+def _check_assignment(assignment: Any) -> None:
+    if isinstance(assignment, int):
+        raise ValueError(
+            explain(
+                f"experimental_device_assignment={assignment} is a number.",
+                expected="an sg.tpu.experimental.DeviceAssignment; TensorFlow 1 had the steps of "
+                "a call in its place.",
+                fix=f"write steps_per_run={assignment}.",
+            )
+        )
+    if assignment is None:
+        return
+    if not isinstance(assignment, DeviceAssignment):
+        raise ValueError(
+            explain(
+                f"experimental_device_assignment={assignment!r} is of type "
+                f"{type(assignment).__name__}.",
+                expected="an sg.tpu.experimental.DeviceAssignment, or None.",
+                fix="make one with DeviceAssignment.build(topology, num_replicas=...).",
+            )
+        )
+    if assignment.num_cores_per_replica > 1:
+        raise ValueError(
+            explain(
+                f"The device assignment has {assignment.num_cores_per_replica} cores a replica.",
+                expected="one core a replica.",
+                fix="leave computation_shape out.",
+            )
+        )
+
+
+def _check_steps(steps_per_run: Any) -> None:
+    is_count = isinstance(steps_per_run, int) and not isinstance(steps_per_run, bool)
+    if steps_per_run is not None and not (is_count and steps_per_run > 0):
+        raise ValueError(
+            explain(
+                f"steps_per_run={steps_per_run!r} is no number of steps.",
+                expected="a whole number of at least 1, or None.",
+                fix="pass 8, for example, or leave it out.",
+            )
+        )

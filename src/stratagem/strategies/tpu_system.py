@@ -1,0 +1,125 @@
+"""The TPU that a program runs on: found, started on all its hosts, and looked at."""
+
+from __future__ import annotations
+
+import gc
+
+import jax
+
+from stratagem import environment
+from stratagem.cluster import ClusterResolver, TPUClusterResolver, detect
+from stratagem.errors import NotFoundError
+from stratagem.messages import explain
+from stratagem.strategies.membership import check_resolver, join
+from stratagem.topology import local_devices
+from stratagem.topology.tpu_places import tpu_topology_of
+from stratagem.topology.tpu_topology import TPUTopology
+
+__all__ = ["find_resolver", "initialize_tpu_system", "shutdown_tpu_system", "tpu_devices"]
+
+
+def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> TPUTopology:
+    """Finds the TPU, starts JAX on all its hosts, and tells where its devices are.
+
+    `TPUStrategy` does the same by itself. Call it on every host, before JAX is used for anything
+    else; again at any time, for JAX starts a TPU once and nothing is lost.
+
+    Args:
+        cluster_resolver: names the TPU's hosts; None asks the environment.
+
+    Returns:
+        The topology. With several slices these stand one behind the other along z.
+
+    Raises:
+        NotFoundError: no TPU.
+        ValueError: a resolver of another type, or one that does not name all hosts.
+
+    Example:
+        >>> sg.tpu.experimental.initialize_tpu_system().num_tasks  # with STRATAGEM_TPU_PLATFORM=cpu
+        1
+
+    Source: TF 2.21 tpu_strategy_util.py, initialize_tpu_system.
+    """
+    check_resolver(cluster_resolver, "cluster_resolver")
+    return tpu_topology_of(tpu_devices(find_resolver(cluster_resolver)))
+
+
+def shutdown_tpu_system(cluster_resolver: ClusterResolver | None = None) -> None:
+    """Forgets all compiled programs, so that their memory on the devices is free again.
+
+    The devices are JAX's until the process ends, and arrays and variables stay.
+
+    Args:
+        cluster_resolver: names the TPU's hosts; None asks the environment.
+
+    Raises:
+        NotFoundError: no TPU. ValueError: a resolver of another type.
+
+    Source: TF 2.21 tpu_strategy_util.py, shutdown_tpu_system.
+    """
+    check_resolver(cluster_resolver, "cluster_resolver")
+    tpu_devices(find_resolver(cluster_resolver))
+    jax.clear_caches()
+    gc.collect()
+
+
+def find_resolver(cluster_resolver: ClusterResolver | None) -> ClusterResolver:
+    """Returns the resolver that was given, or what the environment tells.
+
+    Args:
+        cluster_resolver: None to ask the environment; where it says nothing, the TPU is in this
+            machine alone.
+    """
+    return cluster_resolver or detect() or TPUClusterResolver("local")
+
+
+def tpu_devices(resolver: ClusterResolver) -> tuple[jax.Device, ...]:
+    """Returns the devices of the TPU, after joining the processes of its other hosts.
+
+    Args:
+        resolver: names the hosts.
+
+    Returns:
+        Devices of all processes, those of each one after the other; CPU devices where
+        `STRATAGEM_TPU_PLATFORM` is "cpu".
+
+    Raises:
+        NotFoundError: there is no TPU.
+        ValueError: the TPU has more hosts than the resolver names.
+    """
+    platform = environment.read("tpu_platform")
+    processes = resolver.processes()
+    try:
+        if processes.num_processes > 1:
+            devices = join(resolver, processes)
+        else:
+            local_devices()
+            devices = tuple(jax.devices(platform))
+    except RuntimeError as error:
+        if "backend" not in str(error):  # JAX says so of a platform that is not there
+            raise
+        raise _not_found(platform, str(error)) from error
+    if devices[0].platform != platform:
+        raise _not_found(platform, f"JAX uses the platform {devices[0].platform!r}.")
+    num_hosts = len({device.process_index for device in devices})
+    if num_hosts != processes.num_processes:
+        raise ValueError(
+            explain(
+                f"The TPU has {num_hosts} hosts, and the resolver tells of "
+                f"{processes.num_processes}.",
+                expected="a resolver that names all of them: no environment variable does.",
+                fix='pass sg.cluster_resolver.TPUClusterResolver("the TPU\'s name").',
+            )
+        )
+    return devices
+
+
+def _not_found(platform: str, why: str) -> NotFoundError:
+    return NotFoundError(
+        explain(
+            f"This machine has no {platform.upper()} that JAX can use: {why}",
+            expected="a TPU host with jax[tpu] installed, on which no other program uses the TPU.",
+            fix="see docs/tpu.md; to try the program without a TPU, set STRATAGEM_TPU_PLATFORM=cpu "
+            "and JAX_NUM_CPU_DEVICES=8.",
+        )
+    )
