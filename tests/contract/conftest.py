@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import jax
@@ -78,5 +79,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if of_groups and (not is_told or of_groups != {"logical_2x2"}):
             item.add_marker(pytest.mark.slow)
         is_short = item.path.name in _ENOUGH_FOR_CHIPS and parameters.get("execution") != "eager"
-        if any(name == "tpu_2" for name in parameters.values()) and not is_short:
+        if "tpu_2" in re.split(r"[\[\]-]", item.name) and not is_short:
             item.add_marker(pytest.mark.slow)
