@@ -76,6 +76,8 @@ def choose_strategy(name, devices):
         return sg.get_strategy()
     if name == "multi_worker":
         return sg.MultiWorkerMirroredStrategy()  # the cluster is in TF_CONFIG
+    if name == "tpu":
+        return sg.TPUStrategy()  # STRATAGEM_TPU_PLATFORM=cpu tries it without one
     if not devices:
         # Where there is no accelerator the CPU counts as two devices; ignored where there is one.
         jax.config.update("jax_num_cpu_devices", 2)
@@ -223,7 +225,7 @@ def draw_learning_curve(history, title):
 def parse_options():
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
-    strategies = ["mirrored", "multi_worker", "one_device", "default"]
+    strategies = ["mirrored", "multi_worker", "tpu", "one_device", "default"]
     add("--strategy", choices=strategies, default="mirrored")
     add("--devices", type=lambda names: names.split(","), help='such as "gpu:0,gpu:1"')
     add("--dataset", choices=["digits", "mnist"], default="digits", help="mnist is downloaded")
@@ -234,7 +236,7 @@ def parse_options():
     add("--seed", type=int, default=0)
     add("--output", type=Path, help="folder of the results; runs/train/STRATEGY if not given")
     options = parser.parse_args()
-    if options.devices and options.strategy in ("default", "multi_worker"):
+    if options.devices and options.strategy in ("default", "multi_worker", "tpu"):
         parser.error(f"--strategy {options.strategy} takes the devices of JAX: leave --devices out")
     return options
 

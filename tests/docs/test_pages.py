@@ -1,4 +1,4 @@
-"""Pages that are programs print what they show: those for authors of libraries, and two more."""
+"""Pages that are programs print what they show: those for authors of libraries, and some more."""
 
 from __future__ import annotations
 
@@ -77,10 +77,12 @@ def _differences(page: str, name: str) -> list[str]:
         _FOLDER.parent / "checkpoints.md",
         _FOLDER.parent / "logical_devices.md",
         _FOLDER.parent / "preemption.md",
+        _FOLDER.parent / "tpu.md",
     ],
     ids=lambda path: path.stem,
 )
-def test_page_prints_what_it_shows(path: Path) -> None:
+def test_page_prints_what_it_shows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATAGEM_TPU_PLATFORM", "cpu")
     page = path.read_text(encoding="utf-8")
     assert _blocks(page), f"{path.name} has no ```python block"
     found = _differences(page, str(path))

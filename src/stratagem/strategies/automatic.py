@@ -27,7 +27,7 @@ _NAMED: Mapping[CommunicationImplementation, Algorithm] = {
     CommunicationImplementation.NCCL: Algorithm.COMPILER,
 }
 
-# The way between slices is some 10 times as slow as that inside one. What is smaller than this is a
+# The way between slices is slower than that inside one. What is no larger than this is a
 # matter of the number of messages only, and the compiler makes one of many.
 _SMALL_BYTES = 2**12
 _BETWEEN_SLICES = Choice(Algorithm.HIERARCHICAL, ((_SMALL_BYTES, Algorithm.COMPILER),))
