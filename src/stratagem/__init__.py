@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stratagem import nn as nn
     from stratagem import partitioners as partitioners
     from stratagem import placement as placement
+    from stratagem import planning as planning
     from stratagem import preemption as preemption
     from stratagem import remote as remote
     from stratagem import tpu as tpu
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from stratagem.options import ValueContext as ValueContext
     from stratagem.options import VariableAggregation as VariableAggregation
     from stratagem.options import VariableSynchronization as VariableSynchronization
+    from stratagem.planning import plan as plan
     from stratagem.preemption import PreemptionWatcher as PreemptionWatcher
     from stratagem.preemption import TerminationConfig as TerminationConfig
     from stratagem.remote import Server as Server
@@ -177,6 +179,8 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "nn": ("stratagem.nn", None),
     "partitioners": ("stratagem.partitioners", None),
     "placement": ("stratagem.placement", None),
+    "plan": ("stratagem.planning", "plan"),
+    "planning": ("stratagem.planning", None),
     "preemption": ("stratagem.preemption", None),
     "regroup": ("stratagem.values", "regroup"),
     "remote": ("stratagem.remote", None),
@@ -264,6 +268,8 @@ __all__ = [
     "nn",
     "partitioners",
     "placement",
+    "plan",
+    "planning",
     "preemption",
     "regroup",
     "remote",

@@ -21,6 +21,7 @@ from stratagem.execution.trace import Trace
 from stratagem.goodput import current_events
 from stratagem.messages import explain
 from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology.absent import placeholder
 from stratagem.topology.lockstep import note_flight, run_together
 from stratagem.topology.pieces import own_copy
 from stratagem.values import PerReplica
@@ -130,6 +131,19 @@ class Program:
             What `jax.jit(...).lower` returns; the devices of the topology need not be there (see
             `jax.experimental.topologies`).
         """
+        function, shapes = self.with_shapes(arguments, num_steps)
+        return function.lower(*shapes)
+
+    def with_shapes(self, arguments: Arguments, num_steps: int = 1) -> tuple[Any, tuple[Any, ...]]:
+        """Returns the jitted function of one step or many, and what to lower it with.
+
+        Args:
+            arguments: what it was traced for.
+            num_steps: how many steps a call has.
+
+        Returns:
+            The function, and for each of its arguments shapes with their shardings.
+        """
         topology = self._topology
         copied, split = topology.replicated, topology.stacked
         many = num_steps > 1
@@ -145,7 +159,7 @@ class Program:
             return jax.ShapeDtypeStruct((*before, *value.shape), value.dtype, sharding=sharding)
 
         leaves = [leaf for leaf in arguments.leaves if leaf.shape is not None]
-        return self._compile(many=many).lower(
+        return self._compile(many=many), (
             [abstract(place.load(), place.sharding(topology)) for place in self._written],
             [abstract(place.load(), place.sharding(topology)) for place in self._read_only],
             [abstract(leaf, split, steps) for leaf in leaves if leaf.split],
@@ -161,6 +175,8 @@ class Program:
         shared: list[Any],
         rows: Sequence[Any] = (),
     ) -> list[Any]:
+        if self._topology.is_absent:
+            return self._zeros()
         written = [place.load() for place in self._written]
         read_only = [place.load() for place in self._read_only]
         shared = [self._everywhere(value) for value in shared]
@@ -201,6 +217,17 @@ class Program:
             handed: arrays that are the same on every replica.
             shared: the arguments that are.
         """
+
+    def _zeros(self) -> list[Any]:
+        """Stands for results on devices that are not here; no variable changes."""
+        several = self._topology.num_replicas > 1
+        return [
+            placeholder(
+                (self._topology.num_replicas, *aval.shape[1:]) if several else aval.shape,
+                aval.dtype,
+            )
+            for aval in self.trace.jaxpr.out_avals[len(self._written) :]
+        ]
 
     def _everywhere(self, value: Any) -> Any:
         """Moves an array that was put on other devices; all others the compiled call moves."""

@@ -13,6 +13,7 @@ from stratagem.execution.agreement import name_of
 from stratagem.execution.arguments import Arguments, Static, flatten_arguments
 from stratagem.execution.parted_program import PartedProgram, is_parted
 from stratagem.execution.program import Program
+from stratagem.execution.step_capture import offer_step
 from stratagem.execution.trace import Trace
 from stratagem.execution.tracing import trace_replica_function
 from stratagem.topology import Topology
@@ -66,6 +67,7 @@ class CompiledExecution:
         Returns:
             The program.
         """
+        offer_step(self._strategy, fn, arguments, self._trace)
         is_inside = current_function_trace() is not None
         key = (_identity(fn), arguments.structure, arguments.leaves, is_inside)
         program = self._programs.get(key)
@@ -114,6 +116,9 @@ class CompiledExecution:
         devices: Topology = topology or self._strategy.topology
         trace = trace_replica_function(self._strategy, fn, arguments, devices)
         return Program(trace, devices, name_of(fn)).lower(arguments, num_steps)
+
+    def _trace(self, fn: Callable[..., Any], arguments: Arguments) -> Trace:
+        return trace_replica_function(self._strategy, fn, arguments)
 
 
 def _identity(fn: Callable[..., Any]) -> Any:

@@ -20,6 +20,7 @@ from stratagem.context import get_replica_context, get_strategy, has_strategy
 from stratagem.goodput import current_events
 from stratagem.keras.dataset_adapter import adapted, is_dataset
 from stratagem.keras.made_in_scope import scope_of
+from stratagem.keras.planned_models import strategy_for_plan
 from stratagem.keras.private import (
     AGGREGATE_ADDITIONAL_LOSS,
     GET_ITERATOR,
@@ -131,7 +132,7 @@ def _wrap_entry_point(name: str) -> None:
 
     @functools.wraps(original)
     def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = strategy_of(self)
+        strategy = strategy_of(self) or strategy_for_plan(self)
         if any(is_dataset(value) for value in (*args, *kwargs.values())):
             bound = signature.bind_partial(self, *args, **kwargs)
             bound.arguments.update(adapted(strategy or get_strategy(), name, bound.arguments))

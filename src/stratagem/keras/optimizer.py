@@ -21,6 +21,7 @@ from stratagem.context import (
     stack,
 )
 from stratagem.execution import ReplicaScope, current_scope
+from stratagem.execution.step_capture import note_optimizer
 from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.keras.served_optimizer import note_built, send_gradients
 from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
@@ -58,6 +59,7 @@ def _wrap_apply(cls: Any) -> None:
         if context is None or scope is None:
             grads = _check_outside_replica(grads, trainable_variables)
             return original(self, grads, trainable_variables)
+        note_optimizer(self)
         variables = None if trainable_variables is None else list(trainable_variables)
         _check_owners(variables or [], context.strategy)
         if not self.built and variables is not None:
@@ -138,6 +140,7 @@ def _wrap_stateless_apply(cls: Any) -> None:
         context = get_replica_context()
         if context is None or current_scope() is None:
             return original(self, optimizer_variables, grads, trainable_variables)
+        note_optimizer(self)
         summed = sum_gradients(list(grads))
         with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
             return original(self, optimizer_variables, summed, trainable_variables)

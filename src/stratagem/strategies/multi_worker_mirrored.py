@@ -17,6 +17,7 @@ from stratagem.strategies.automatic import AutomaticOps
 from stratagem.strategies.membership import check_resolver, copy_refused, join
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
+from stratagem.topology.absent import planned_devices
 from stratagem.topology.groups import neighbours
 from stratagem.variables import VariableLayouts
 
@@ -77,10 +78,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._tf_config = environment.lookup("TF_CONFIG")
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         processes = self._resolver.processes()
-        if processes.num_processes == 1:
-            devices = local_devices()
-        else:
+        is_cluster = processes.num_processes > 1 and planned_devices() is None
+        if is_cluster:
             devices = join(self._resolver, processes, communication_options.timeout_seconds)
+        else:
+            devices = local_devices()
         topology = Topology.of_groups(neighbours(devices, devices_per_replica))
         is_open = communication_options.implementation is CommunicationImplementation.AUTO
         may_measure = is_open and topology.spans_processes and topology.groups is None
@@ -88,7 +90,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         super().__init__(topology, AutomaticOps(communication_options, measured))
         if layout_map is not None:
             self.layouts = VariableLayouts(layout_map, topology)
-        if processes.num_processes > 1:
+        if is_cluster:
             agree_on_random_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:

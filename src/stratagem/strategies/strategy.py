@@ -24,6 +24,7 @@ from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
 from stratagem.strategies.logical_devices import LogicalDevices
 from stratagem.topology import Topology
+from stratagem.topology.absent import planned_topology
 from stratagem.values import PerReplica, regroup
 from stratagem.values.distributed import DistributedValues
 from stratagem.variables import KeepingPolicy, VariableRegistry, agree_on_initial_values
@@ -73,7 +74,9 @@ class Strategy(LogicalDevices):
                     fix="leave cross_device_ops out, or pass sg.RingAllReduce(), for example.",
                 )
             )
-        self.topology = topology
+        self.topology = topology = planned_topology(topology)
+        if topology.is_absent:
+            self.has_values = False
         self.cross_device_ops = cross_device_ops or AutomaticOps()
         self.cross_device_ops.all_reduce(topology)  # raises where they do not fit the devices
         self.variables = VariableRegistry()

@@ -10,6 +10,7 @@ import jax
 
 from stratagem import environment
 from stratagem.messages import explain
+from stratagem.topology.absent import planned_devices
 
 __all__ = ["DeviceLike", "find_devices", "local_devices"]
 
@@ -29,6 +30,8 @@ def local_devices() -> tuple[jax.Device, ...]:
         Devices of this process, in JAX's order.
     """
     environment.require_what_was_read()
+    if (planned := planned_devices()) is not None:
+        return planned
     _size_thread_pool()
     return tuple(jax.local_devices())
 
@@ -78,6 +81,8 @@ def find_devices(specs: Sequence[DeviceLike]) -> tuple[jax.Device, ...]:
             )
         )
     parsed = [_parse(spec) for spec in specs]
+    if (planned := planned_devices(len(parsed))) is not None:
+        return planned
     cpu_indices = [place[1] for place in parsed if isinstance(place, tuple) and place[0] == "cpu"]
     if cpu_indices:
         _make_virtual_cpu_devices(max(cpu_indices) + 1)

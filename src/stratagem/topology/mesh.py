@@ -146,6 +146,11 @@ class Topology:
         return len({device.process_index for device in self.devices or ()}) > 1
 
     @property
+    def is_absent(self) -> bool:
+        """Whether the devices are not here and only planned for."""
+        return False
+
+    @property
     def platform(self) -> str:
         """What JAX calls the kind of the devices: "cpu", "gpu", "tpu"."""
         return str((self.devices or jax.local_devices()[:1])[0].platform)

@@ -116,6 +116,16 @@ class VariableRegistry:
         self._references[key] = self._unsettled[key] = reference
         _homes[key] = (reference, home)
 
+    def release(self, variable: Any) -> None:
+        """Forgets a variable, which belongs to no strategy then.
+
+        Args:
+            variable: one that was added.
+        """
+        self._references.pop(id(variable), None)
+        self._unsettled.pop(id(variable), None)
+        _homes.pop(id(variable), None)
+
     def live(self) -> list[StoredVariable]:
         """Returns the variables that exist and have a value, oldest first."""
         variables = [reference() for reference in list(self._references.values())]

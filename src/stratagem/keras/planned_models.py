@@ -1,0 +1,140 @@
+"""Models that are planned for devices that are not here, and not trained.
+
+Their variables are moved to a strategy of such devices, which keeps shapes only, and back again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import keras
+
+from stratagem.execution.step_capture import CapturedStep, StepCaptured, capturing
+from stratagem.keras.private import build_for
+from stratagem.keras.variable_creation import adopt
+from stratagem.messages import explain
+from stratagem.strategies import MirroredStrategy
+from stratagem.topology.absent import planned_devices
+from stratagem.variables import home_of
+
+__all__ = ["as_planned", "is_model", "strategy_for_plan", "training_step"]
+
+
+def is_model(value: Any) -> bool:
+    """Tells whether a value is a Keras model."""
+    return isinstance(value, keras.Model)
+
+
+def strategy_for_plan(model: Any) -> Any:
+    """Moves a model of no strategy to one of the devices that are planned for.
+
+    Args:
+        model: a Keras model of no strategy.
+
+    Returns:
+        The strategy; None where nothing is planned.
+    """
+    if planned_devices() is None:
+        return None
+    strategy = MirroredStrategy()
+    for variable in _variables(model):
+        adopt(variable, strategy)
+    return strategy
+
+
+@contextlib.contextmanager
+def training_step(model: Any, batch: tuple[Any, ...], strategy: Any) -> Generator[CapturedStep]:
+    """Gives the training step of `fit`, as it would be under another strategy.
+
+    The model's variables belong to that strategy until the end.
+
+    Args:
+        model: a compiled Keras model, of any strategy or none; it is the same afterwards, and
+            built.
+        batch: `(x, y)` or `(x, y, sample_weight)`, arrays.
+        strategy: of the devices that are planned for.
+
+    Yields:
+        The step.
+
+    Raises:
+        ValueError: the model is not compiled, trains nothing, or belongs to parameter servers.
+    """
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError(
+            explain(
+                f"Model {model.name!r} is not compiled with an optimizer.",
+                expected="a model that can be trained.",
+                fix="call model.compile first.",
+            )
+        )
+    own = model.distribute_strategy
+    if own.schedules:
+        raise ValueError(
+            explain(
+                f"Model {model.name!r} belongs to {own}.",
+                expected="a model of a strategy whose replicas are in lockstep.",
+                fix="make the model under MirroredStrategy to plan it.",
+            )
+        )
+    if own is not strategy:
+        scope = contextlib.nullcontext() if own.topology.devices is None else own.scope()
+        with scope:
+            build_for(model, (*batch, None, None)[:3])
+    with as_planned(_variables(model), strategy):
+        yield _take_step(model, batch)
+
+
+def _take_step(model: Any, batch: tuple[Any, ...]) -> CapturedStep:
+    function = model.train_function
+    try:
+        with capturing():
+            model.train_function = None
+            model.train_on_batch(*batch)
+    except StepCaptured as captured:
+        return captured.step
+    finally:
+        model.train_function = function
+    raise ValueError(
+        explain(
+            f"The step of model {model.name!r} trains no variable.",
+            expected="a model with trainable variables, compiled, and not to run eagerly.",
+            fix="set trainable=True where it is not, and leave run_eagerly out.",
+        )
+    )
+
+
+@contextlib.contextmanager
+def as_planned(variables: Sequence[Any], strategy: Any) -> Generator[None]:
+    """Lets variables be those of another strategy for a while.
+
+    Args:
+        variables: of any strategy or none.
+        strategy: of devices that are not here; what already belongs to it stays.
+    """
+    moved: list[tuple[Any, type, dict[str, Any], Any]] = []
+    try:
+        for variable in variables:
+            home = home_of(variable)
+            if home is None or home.strategy is not strategy:
+                moved.append((variable, type(variable), dict(vars(variable)), home))
+                adopt(variable, strategy)
+        yield
+    finally:
+        for variable, kind, contents, home in moved:
+            strategy.variables.release(variable)
+            variable.__class__ = kind
+            vars(variable).clear()
+            vars(variable).update(contents)
+            if home is not None:
+                home.strategy.variables.add(variable, home)
+
+
+def _variables(model: Any) -> list[Any]:
+    optimizer = getattr(model, "optimizer", None)
+    found = [*model.variables, *model.metrics_variables]
+    if optimizer is not None:
+        found += optimizer.variables
+    return list({id(variable): variable for variable in found}.values())

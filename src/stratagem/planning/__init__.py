@@ -1,0 +1,29 @@
+"""What a training step takes on a machine that is not here: `sg.plan` and `stratagem plan`."""
+
+from stratagem.planning.accelerators import ACCELERATORS, Accelerator
+from stratagem.planning.memory import CompilerMemory, MemoryPlan
+from stratagem.planning.planner import plan, plan_step, with_global_batch
+from stratagem.planning.reductions import Reduction, Schedule, share_behind
+from stratagem.planning.result import Plan
+from stratagem.planning.scripts import capture_script
+from stratagem.planning.step_time import Assumptions, StepTime
+from stratagem.planning.targets import Target, parse_target
+
+__all__ = [
+    "ACCELERATORS",
+    "Accelerator",
+    "Assumptions",
+    "CompilerMemory",
+    "MemoryPlan",
+    "Plan",
+    "Reduction",
+    "Schedule",
+    "StepTime",
+    "Target",
+    "capture_script",
+    "parse_target",
+    "plan",
+    "plan_step",
+    "share_behind",
+    "with_global_batch",
+]

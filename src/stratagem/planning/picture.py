@@ -1,0 +1,131 @@
+"""A plan as a picture: what fills a device, and how a step scales."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stratagem.optional_libraries import load
+from stratagem.planning.report import count_text, size_text, time_text, verdict
+from stratagem.planning.result import Plan
+
+__all__ = ["draw", "figure_of"]
+
+_COLORS = {
+    "parameters": "#2a78b8",
+    "optimizer": "#8a5bb8",
+    "other state": "#e3c53b",
+    "batch": "#3a9a5b",
+    "next batch": "#9fd0ae",
+    "activations and gradients": "#e8862e",
+    "program": "#7f7f7f",
+}
+_WIDTH_IN = 10
+_HEIGHT_IN = 5.2
+# Narrower parts have no room for their name.
+_LEAST_NAMED_SHARE = 0.012
+
+
+def draw(plan: Plan, path: str | Path) -> None:
+    """Writes a picture.
+
+    Args:
+        plan: the plan.
+        path: of the picture; its ending names the format.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: matplotlib knows no such format.
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    figure = figure_of(plan)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def figure_of(plan: Plan) -> Any:
+    """Draws the memory of a device against its limits, and below it steps by number of devices.
+
+    Args:
+        plan: the plan.
+
+    Returns:
+        A figure of matplotlib.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure_module = load(
+        "matplotlib.figure", needed_by="The picture of a plan", install="'stratagem[plots]'"
+    )
+    figure = figure_module.Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
+    memory, steps = figure.subplots(2, 1, height_ratios=(1, 1.7))
+    _draw_memory(memory, plan)
+    _draw_steps(steps, plan)
+    figure.suptitle(
+        f"{plan.title} on {plan.target.name}: {count_text(plan.num_parameters)} parameters, "
+        f"batch {plan.per_device_batch} a device, compiled for {plan.compiler.upper()}\n"
+        f"{verdict(plan)}",
+        fontsize=11,
+    )
+    return figure
+
+
+def _draw_memory(axes: Any, plan: Plan) -> None:
+    memory = plan.memory
+    gib = 2**30
+    whole = max(memory.total_bytes, memory.device_bytes) / gib
+    left = 0.0
+    for name, size in memory.parts():
+        width = size / gib
+        if size:
+            label = f"{name} {size_text(size)}"
+            shown = label if width >= _LEAST_NAMED_SHARE * whole else None
+            axes.barh(0, width, left=left, height=0.6, color=_COLORS[name], label=shown)
+        left += width
+    limits = (("JAX's pool", memory.pool_bytes), ("device", memory.device_bytes))
+    for name, size in limits:
+        axes.axvline(size / gib, color="#c8372d", linewidth=1.5, linestyle="--")
+        axes.text(size / gib, 0.42, f" {name}", color="#c8372d", fontsize=9, va="bottom")
+    axes.set_xlim(0, 1.1 * whole)
+    axes.set_ylim(-0.45, 0.75)
+    axes.set_yticks([])
+    axes.set_xlabel("memory of a device at the peak of a step, GiB")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.legend(ncols=3, fontsize=9, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0))
+
+
+def _draw_steps(axes: Any, plan: Plan) -> None:
+    times = plan.scaling
+    places = range(len(times))
+    unit_s, unit = (1.0, "s") if plan.step.step_s >= 1 else (1e-3, "ms")
+    compute = [time.compute_s / unit_s for time in times]
+    exposed = [(time.reduction_s - time.hidden_s) / unit_s for time in times]
+    axes.bar(places, compute, width=0.6, color="#3a9a5b", label="computing")
+    axes.bar(
+        places, exposed, bottom=compute, width=0.6, color="#c8372d", label="sending, not hidden"
+    )
+    highest = max(time.step_s for time in times) / unit_s
+    axes.plot(
+        places,
+        [time.shortest_s / unit_s for time in times],
+        "_",
+        color="black",
+        markersize=26,
+        markeredgewidth=1.5,
+        label="at best: all that can be is hidden",
+    )
+    for place, time in enumerate(times):
+        text = f"{time_text(time.step_s)}\n{time.efficiency:.0%}"
+        axes.text(
+            place, time.step_s / unit_s + 0.03 * highest, text, ha="center", va="bottom", fontsize=9
+        )
+    axes.set_xticks(places, [str(time.num_devices) for time in times])
+    axes.set_ylim(0, 1.45 * highest)
+    axes.set_xlabel("devices, each with the same batch; percent: efficiency")
+    axes.set_ylabel(f"predicted step, {unit}")
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(ncols=3, fontsize=9, frameon=False, loc="upper left")

@@ -1,0 +1,278 @@
+"""`sg.plan`: a model or a step, and a machine; and what both make of one another."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Generator
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.context import ReplicaBatch, get_strategy, has_strategy
+from stratagem.execution.arguments import Arguments, Leaf
+from stratagem.execution.step_capture import CapturedStep, StepCaptured, capturing
+from stratagem.input.batches import place, take_batch
+from stratagem.keras.planned_models import as_planned, is_model, training_step
+from stratagem.messages import explain
+from stratagem.planning.compilers import compile_step
+from stratagem.planning.memory import plan_memory
+from stratagem.planning.reductions import Schedule
+from stratagem.planning.result import Plan
+from stratagem.planning.step_time import Assumptions, compute_s, predict_scaling
+from stratagem.planning.targets import Target, parse_target
+from stratagem.planning.work import product_flops
+from stratagem.strategies import MirroredStrategy
+from stratagem.strategies.strategy import Strategy
+from stratagem.topology.absent import placeholder, planning_for
+
+__all__ = ["plan", "plan_step", "with_global_batch"]
+
+
+def plan(
+    model_or_step: Any,
+    batch: Any,
+    target: str,
+    *,
+    strategy: Strategy | None = None,
+    assumptions: Assumptions | None = None,
+) -> Plan:
+    """Says what a training step takes on a machine that is not here. Call outside every scope.
+
+    Nothing runs: the step is traced for the machine's number of replicas and compiled by the
+    compiler for its devices where that is installed, else by the one for CPUs.
+
+    Args:
+        model_or_step: a compiled Keras model; or a function without parameters that returns one,
+            called in the scope of a strategy of the machine, whose variables take no memory; or a
+            replica function, called with the parts of the batch as in `strategy.run(fn, batch)`.
+        batch: one global batch: a pytree of arrays, or of `jax.ShapeDtypeStruct`; for a model
+            `(x, y)` or `(x, y, sample_weight)`, for a step a tuple of its arguments.
+        target: the machine, such as "8xH100", "64xH100", "v5e:4x4" or "2xv5e:4x4".
+        strategy: whose variables a step uses, and whose cross-device ops are planned with; None
+            for the current strategy, or the model's.
+        assumptions: what the prediction of times takes for given.
+
+    Returns:
+        The plan.
+
+    Raises:
+        TypeError: neither a model nor a function, or a batch that is no tuple.
+        ValueError: an unknown target; a model that is not compiled; a batch without arrays; a step
+            that no strategy is known for.
+        RuntimeError: no compiler can compile the step.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        >>> model.compile("adam", "mse")
+        >>> plan = sg.plan(model, (np.ones((16, 8)), np.ones((16, 2))), "2xH100")
+        >>> plan.fits, plan.memory.parameters_bytes, plan.memory.optimizer_bytes
+        (True, 72, 152)
+    """
+    machine = parse_target(target)
+    if not isinstance(batch, tuple):
+        raise TypeError(
+            explain(
+                f"batch={batch!r} is of type {type(batch).__name__}.",
+                expected="a tuple: (x, y) for a model, the arguments of a step.",
+                fix="write batch=(images, labels).",
+            )
+        )
+    arrays = jax.tree.map(_array, batch)
+    name = getattr(model_or_step, "name", None) or getattr(model_or_step, "__name__", "step")
+    with _step_of(model_or_step, arrays, machine, strategy) as step:
+        return plan_step(step, machine, title=str(name), assumptions=assumptions)
+
+
+def _step_of(
+    model_or_step: Any, batch: Any, machine: Target, strategy: Strategy | None
+) -> contextlib.AbstractContextManager[CapturedStep]:
+    if is_model(model_or_step):
+        own = model_or_step.distribute_strategy
+        if strategy is None and own.topology.devices is not None:
+            strategy = own
+        return training_step(model_or_step, batch, _planned(machine, strategy))
+    if not callable(model_or_step):
+        raise TypeError(
+            explain(
+                f"plan received {model_or_step!r} of type {type(model_or_step).__name__}.",
+                expected="a compiled Keras model, a function that makes one, or a replica "
+                "function.",
+                fix="pass one of these.",
+            )
+        )
+    if inspect.signature(model_or_step).parameters:
+        return _step_of_function(model_or_step, batch, machine, strategy)
+    planned = _planned(machine, strategy)
+    with planning_for(machine.topology), planned.scope():
+        model = model_or_step()
+    if not is_model(model):
+        raise TypeError(
+            explain(
+                f"The function that plan was given returned a {type(model).__name__}.",
+                expected="a compiled Keras model.",
+                fix="return it, or let the function have parameters if it is a step.",
+            )
+        )
+    return training_step(model, batch, planned)
+
+
+@contextlib.contextmanager
+def _step_of_function(
+    fn: Callable[..., Any], batch: Any, machine: Target, strategy: Strategy | None
+) -> Generator[CapturedStep]:
+    if strategy is None:
+        strategy = get_strategy() if has_strategy() else None
+    if strategy is None:
+        raise ValueError(
+            explain(
+                "plan was given a step, and no strategy.",
+                expected="the strategy whose variables the step uses.",
+                fix="pass strategy=, that in whose scope they were made.",
+            )
+        )
+    planned = _planned(machine, strategy)
+    taken = take_batch(batch, planned.num_replicas_in_sync)
+    args = place([taken], planned.topology).value()
+    with as_planned(strategy.variables.live(), planned):
+        try:
+            with capturing(takes_all=True):
+                planned.run(fn, args=args)
+        except StepCaptured as captured:
+            step = captured.step
+        else:
+            raise ValueError(
+                explain(
+                    f"plan was given {fn!r}, and replica functions run eagerly.",
+                    expected="a function that is compiled.",
+                    fix="call sg.config.run_eagerly(False) first.",
+                )
+            )
+        yield step
+
+
+def plan_step(
+    step: CapturedStep,
+    target: Target,
+    *,
+    title: str,
+    notes: tuple[str, ...] = (),
+    assumptions: Assumptions | None = None,
+) -> Plan:
+    """Compiles a step that was taken out of a program, and predicts.
+
+    Args:
+        step: traced for as many replicas as the target has devices, or for one.
+        target: the machine.
+        title: whose step it is.
+        notes: what else one has to know.
+        assumptions: what the prediction of times takes for given.
+
+    Returns:
+        The plan.
+
+    Raises:
+        RuntimeError: no compiler can compile the step.
+    """
+    if step.strategy.num_replicas_in_sync != target.num_devices:
+        target = target.of_size(step.strategy.num_replicas_in_sync)
+        notes = (*notes, f"The strategy uses {target.num_devices} device: so does the plan.")
+    assumed = assumptions or Assumptions()
+    compiled = compile_step(step, target)
+    schedule = Schedule(compiled.text)
+    reductions = [one for one in schedule.reductions() if target.num_devices > 1]
+    if compiled.compiler == "cpu":  # one thread runs it in order: that says nothing of others
+        reductions = [dataclasses.replace(one, behind=()) for one in reductions]
+    flops = product_flops(step.trace.jaxpr)
+    products_s, memory_s = compute_s(flops, compiled.accessed_bytes, target, assumed)
+    # Of a program for CPUs the bytes are those of another, which fuses less.
+    computing_s = products_s if compiled.compiler == "cpu" else max(products_s, memory_s)
+    trainable = [variable for variable in step.trace.written if variable.trainable]
+    return Plan(
+        target=target,
+        title=title,
+        compiler=compiled.compiler,
+        is_refused=compiled.is_refused,
+        num_parameters=sum(math.prod(variable.shape) for variable in trainable),
+        global_batch=_num_examples(step),
+        memory=plan_memory(step, compiled.memory, target.accelerator),
+        reductions=tuple(reductions),
+        is_scheduled=schedule.is_scheduled and compiled.compiler != "cpu",
+        flops=flops,
+        accessed_bytes=compiled.accessed_bytes,
+        products_s=products_s,
+        memory_s=memory_s,
+        scaling=tuple(predict_scaling(target, reductions, computing_s, assumed)),
+        assumptions=assumed,
+        notes=(*notes, *compiled.notes),
+    )
+
+
+def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
+    """Returns a step as it would be with another global batch.
+
+    Args:
+        step: the step.
+        global_batch: examples of all replicas together, a multiple of their number.
+
+    Returns:
+        The step, traced anew.
+
+    Raises:
+        ValueError: another number, or a step without a batch.
+    """
+    replicas = step.strategy.num_replicas_in_sync
+    old = step.arguments.batch.size
+    if global_batch < 1 or global_batch % replicas:
+        raise ValueError(
+            explain(
+                f"A global batch of {global_batch} was asked for on {replicas} devices.",
+                expected="a multiple of the number of devices.",
+                fix=f"ask for {max(replicas, global_batch - global_batch % replicas)}.",
+            )
+        )
+    if old is None:
+        raise ValueError(
+            explain(
+                "Another global batch was asked for, and the step takes none.",
+                expected="a step with batched arguments.",
+                fix="leave the global batch out.",
+            )
+        )
+    size = global_batch // replicas
+    several = replicas > 1
+    leaves = tuple(_resized(leaf, old, size, several=several) for leaf in step.arguments.leaves)
+    split = [placeholder(leaf.shape, leaf.dtype) for leaf in leaves if leaf.split and leaf.shape]
+    arguments = Arguments(
+        step.arguments.structure, leaves, split, step.arguments.shared, ReplicaBatch(size=size)
+    )
+    return dataclasses.replace(step, arguments=arguments, trace=step.retrace(arguments))
+
+
+def _resized(leaf: Leaf, old: int, new: int, *, several: bool) -> Leaf:
+    axis = 1 if several else 0
+    if not leaf.split or leaf.shape is None or leaf.shape[axis : axis + 1] != (old,):
+        return leaf
+    shape = (*leaf.shape[:axis], new, *leaf.shape[axis + 1 :])
+    return leaf._replace(shape=shape, lengths=None)
+
+
+def _num_examples(step: CapturedStep) -> int:
+    batch = step.arguments.batch
+    if batch.lengths is not None:
+        return sum(batch.lengths)
+    return (batch.size or 0) * step.strategy.num_replicas_in_sync
+
+
+def _planned(machine: Target, strategy: Strategy | None) -> Strategy:
+    with planning_for(machine.topology):
+        return MirroredStrategy(cross_device_ops=strategy and strategy.cross_device_ops)
+
+
+def _array(leaf: Any) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return placeholder(leaf.shape, leaf.dtype)
+    return np.asarray(leaf)

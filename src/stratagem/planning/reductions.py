@@ -1,0 +1,195 @@
+"""Reads from a compiled program what it sends between devices, and what runs behind it.
+
+XLA prints a scheduled program in the order in which it runs. A message in flight is a pair of
+instructions, a start and a done; on TPU both are fusions, and so is the one between them that moves
+data and computes at once ("async collective fusion").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+__all__ = ["Instruction", "Reduction", "Schedule", "share_behind"]
+
+# Of an operation that JAX's transposition of a derivative made.
+_BACKWARD = "transpose(jvp("
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^ +(?:ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\(")
+_CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.-]+)")
+_ARRAY = re.compile(r"\b(pred|bf16|[a-z]\d+)(?:e\dm\d\w*)?\[([\d,]*)\]")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_LISTED_GROUPS = re.compile(r"replica_groups=\{(\{[\d,{} ]*\})\}")
+_COUNTED_GROUPS = re.compile(
+    r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"  # as XLA writes an iota
+)
+_PRODUCTS = ("dot", "convolution")
+_KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a program: what it is called, the type of its result, what it does."""
+
+    name: str
+    type: str
+    operation: str
+    line: str
+
+    @property
+    def array_bytes(self) -> list[int]:
+        """Sizes of the arrays of its result."""
+        return [
+            math.prod(int(size) for size in shape.split(",") if size) * _num_bits(dtype) // 8
+            for dtype, shape in _ARRAY.findall(self.type)
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its result."""
+        return sum(self.array_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """One message between devices, and the products of the backward pass that run meanwhile.
+
+    Args:
+        name: of the instruction.
+        num_bytes: of the whole array on one device: what is summed, scattered or gathered.
+        behind: products of the backward pass that run while it travels.
+        kind: "all-reduce", "reduce-scatter", "all-gather", "all-to-all" or "collective-permute".
+        groups: the devices that exchange with one another; empty for all of them.
+        times: how often it is sent in a step.
+    """
+
+    name: str
+    num_bytes: int
+    behind: tuple[str, ...]
+    kind: str = "all-reduce"
+    groups: tuple[tuple[int, ...], ...] = ()
+    times: int = 1
+
+
+class Schedule:
+    """A compiled program, as `compiled.as_text()` gives it.
+
+    Args:
+        text: the program.
+
+    `is_scheduled` tells whether its order is that in which it runs.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.is_scheduled = "is_scheduled=true" in text
+        self._computations: dict[str, list[Instruction]] = {}
+        self._entry: list[Instruction] = []
+        current: list[Instruction] = []
+        for line in text.splitlines():
+            if begin := _COMPUTATION.match(line):
+                current = self._computations.setdefault(begin[1], [])
+                self._entry = current if line.startswith("ENTRY") else self._entry
+            elif found := _INSTRUCTION.match(line):
+                current.append(Instruction(found[1], found[2], found[3], line))
+
+    def reductions(self) -> list[Reduction]:
+        """Returns all messages in the order in which they begin; those in a loop after its own."""
+        return list(self._reductions(self._entry, 1))
+
+    def _reductions(self, body: Sequence[Instruction], times: int) -> Iterable[Reduction]:
+        for index, instruction in enumerate(body):
+            collective = self._collective(instruction)
+            if collective is not None:
+                behind = self._behind(body, index)
+                yield _reduction(instruction.name, collective, behind, times)
+            elif instruction.operation in ("while", "call", "conditional"):
+                trips = _TRIPS.search(instruction.line)
+                for name in _CALLED.findall(instruction.line):
+                    inner = self._computations.get(name, [])
+                    yield from self._reductions(inner, times * int(trips[1] if trips else 1))
+
+    def _collective(self, instruction: Instruction) -> Instruction | None:
+        """The collective that an instruction is or starts; None for any other."""
+        if instruction.operation.removesuffix("-start") in _KINDS:
+            return instruction
+        is_start = instruction.operation == "async-start"
+        if is_start or instruction.name.startswith("async-collective-start"):
+            inner = [one for one in self._inside(instruction) if one.operation in _KINDS]
+            return inner[0] if inner else None
+        return None
+
+    def _behind(self, body: Sequence[Instruction], index: int) -> tuple[str, ...]:
+        """Products of the backward pass between a start and its done."""
+        start = body[index]
+        if start.operation in _KINDS:
+            return ()
+        reached, between = {start.name}, list[str]()
+        for instruction in body[index + 1 :]:
+            if reached & set(re.findall(r"%([\w.-]+)", instruction.line.split(" = ", 1)[1])):
+                reached.add(instruction.name)
+                if "-done" in instruction.name:
+                    return tuple(between)
+            between += [
+                product.name
+                for product in (instruction, *self._inside(instruction))
+                if product.operation in _PRODUCTS and _BACKWARD in product.line
+            ]
+        return ()  # nothing ends it here: what runs meanwhile is not known
+
+    def _inside(self, instruction: Instruction) -> list[Instruction]:
+        """What an instruction computes in the computations that it calls, at any depth."""
+        inner = [
+            one
+            for name in _CALLED.findall(instruction.line)
+            for one in self._computations.get(name, [])
+        ]
+        return inner + [deeper for one in inner for deeper in self._inside(one)]
+
+
+def share_behind(reductions: Sequence[Reduction]) -> float:
+    """Returns the share of the bytes that travel while the backward pass multiplies matrices.
+
+    Args:
+        reductions: of a program; 0 for none.
+    """
+    whole = sum(one.num_bytes * one.times for one in reductions)
+    hidden = sum(one.num_bytes * one.times for one in reductions if one.behind)
+    return hidden / whole if whole else 0.0
+
+
+def _reduction(
+    name: str, collective: Instruction, behind: tuple[str, ...], times: int
+) -> Reduction:
+    kind = collective.operation.removesuffix("-start")
+    groups = _groups(collective.line)
+    sizes = collective.array_bytes
+    if collective.operation == "all-gather-start":  # its type holds what goes in, too
+        sizes = sizes[len(sizes) // 2 :]
+    num_bytes = sum(sizes)
+    if kind == "collective-permute" and collective.operation.endswith("-start"):
+        num_bytes = sizes[0] if sizes else 0
+    if kind == "reduce-scatter":
+        num_bytes *= len(groups[0]) if groups else 1
+    return Reduction(name, num_bytes, behind, kind, groups, times)
+
+
+def _groups(line: str) -> tuple[tuple[int, ...], ...]:
+    if listed := _LISTED_GROUPS.search(line):
+        members = re.findall(r"\{([\d, ]*)\}", listed[1])
+        return tuple(tuple(int(one) for one in group.split(",") if one) for group in members)
+    if counted := _COUNTED_GROUPS.search(line):
+        dims = [int(size) for size in counted[3].split(",")]
+        ids = np.arange(math.prod(dims)).reshape(dims)
+        if counted[4]:
+            ids = ids.transpose([int(axis) for axis in counted[4].split(",")])
+        rows = ids.reshape(int(counted[1]), int(counted[2])).tolist()
+        return tuple(tuple(row) for row in rows)
+    return ()
+
+
+def _num_bits(dtype: str) -> int:
+    return {"pred": 8, "bf16": 16}.get(dtype) or int(dtype[1:])

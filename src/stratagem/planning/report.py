@@ -1,0 +1,202 @@
+"""A plan as tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stratagem.planning.result import Plan
+
+__all__ = ["count_text", "show", "size_text", "time_text", "verdict"]
+
+_BYTES_PER_GIB = 2**30
+_BYTES_PER_MIB = 2**20
+
+
+def size_text(num_bytes: float) -> str:
+    """Writes a size with as many digits as one wants to read.
+
+    Args:
+        num_bytes: at least 0.
+
+    Returns:
+        Such as "3.82 GiB", "12.5 MiB" or "740 B".
+
+    Example:
+        >>> [size_text(size) for size in (740, 13_107_200, 4 * 2**30)]
+        ['740 B', '12.5 MiB', '4.00 GiB']
+    """
+    if num_bytes >= _BYTES_PER_GIB / 10:
+        return f"{num_bytes / _BYTES_PER_GIB:.2f} GiB"
+    if num_bytes >= _BYTES_PER_MIB / 10:
+        return f"{num_bytes / _BYTES_PER_MIB:.1f} MiB"
+    return f"{num_bytes / 1024:.1f} KiB" if num_bytes >= 1000 else f"{num_bytes:.0f} B"
+
+
+def time_text(seconds: float) -> str:
+    """Writes a short time.
+
+    Args:
+        seconds: at least 0.
+
+    Returns:
+        Such as "1.25 s", "3.4 ms" or "12 us".
+
+    Example:
+        >>> [time_text(seconds) for seconds in (1.25, 0.0034, 1.2e-5)]
+        ['1.25 s', '3.4 ms', '12 us']
+    """
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
+
+
+def count_text(number: float) -> str:
+    """Writes a large number.
+
+    Args:
+        number: at least 0.
+
+    Example:
+        >>> [count_text(number) for number in (12, 25_600_000, 1_090_000_000)]
+        ['12', '25.6 M', '1.09 G']
+    """
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:g}"
+
+
+def verdict(plan: Plan) -> str:
+    """Says in one line whether a step fits.
+
+    Args:
+        plan: the plan.
+    """
+    memory, device = plan.memory, plan.target.accelerator
+    total = size_text(memory.total_bytes)
+    if plan.is_refused:
+        return f"Does not fit: the compiler refuses it for {size_text(memory.device_bytes)}."
+    if memory.fits:
+        return f"Fits: {total} of the {size_text(memory.pool_bytes)} that JAX gives a program."
+    if memory.total_bytes <= 0.95 * memory.device_bytes and device.platform == "gpu":
+        return (
+            f"Fits with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 only: {total} of "
+            f"{size_text(memory.device_bytes)}."
+        )
+    return f"Does not fit: {total}, and a device has {size_text(memory.device_bytes)}."
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Prints a plan.
+
+    Args:
+        plan: the plan.
+        console: where to.
+    """
+    console.print(
+        Text(
+            f"{plan.title} on {plan.target.name}: {count_text(plan.num_parameters)} parameters, "
+            f"batch {plan.global_batch}, {plan.per_device_batch} a device"
+        ),
+        style="bold",
+    )
+    console.print(Text(verdict(plan)), style="green" if plan.fits else "red")
+    console.print(_memory_table(plan))
+    console.print(_reduction_table(plan))
+    console.print(_time_table(plan))
+    for line in _assumption_lines(plan):
+        console.print(Text(f"- {line}"), style="dim")
+
+
+def _memory_table(plan: Plan) -> Table:
+    table = Table(title="Memory of a device", title_justify="left")
+    table.add_column("what")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    total = plan.memory.total_bytes
+    for name, size in plan.memory.parts():
+        if size:
+            table.add_row(name, size_text(size), f"{size / total:.1%}")
+            if name == "activations and gradients":
+                gradients = size_text(plan.memory.gradients_bytes)
+                table.add_row("  all gradients at once would be", f"({gradients})", "")
+    table.add_section()
+    table.add_row("all", size_text(total), "100.0%")
+    table.add_row("JAX gives a program", size_text(plan.memory.pool_bytes), "")
+    table.add_row("the device has", size_text(plan.memory.device_bytes), "")
+    return table
+
+
+def _reduction_table(plan: Plan) -> Table:
+    table = Table(title="Sent between devices in a step", title_justify="left")
+    table.add_column("what")
+    for name in ("messages", "bytes", "behind products"):
+        table.add_column(name, justify="right", no_wrap=True)
+    messages: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    behind: Counter[str] = Counter()
+    for one in plan.reductions:
+        kind = f"{one.kind}{_among(plan, one.groups)}"
+        messages[kind] += one.times
+        sizes[kind] += one.times * one.num_bytes
+        behind[kind] += one.times * one.num_bytes if one.behind else 0
+    for kind, count in messages.items():
+        share = f"{behind[kind] / sizes[kind]:.0%}" if sizes[kind] else "-"
+        shown = share if plan.is_scheduled else "not known"
+        table.add_row(kind, str(count), size_text(sizes[kind]), shown)
+    if not messages:
+        table.add_row("nothing", "0", "0 B", "-")
+    return table
+
+
+def _among(plan: Plan, groups: tuple[tuple[int, ...], ...]) -> str:
+    if len(groups) < 2:
+        return ""
+    return f" in {len(groups)} groups of {len(groups[0])}"
+
+
+def _time_table(plan: Plan) -> Table:
+    table = Table(title="Predicted, not measured: one step", title_justify="left")
+    for name in ("devices", "computing", "sending", "hidden", "step", "at best", "efficiency"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for time in plan.scaling:
+        table.add_row(
+            str(time.num_devices),
+            time_text(time.compute_s),
+            time_text(time.reduction_s),
+            time_text(time.hidden_s),
+            time_text(time.step_s),
+            time_text(time.shortest_s),
+            f"{time.efficiency:.2f}",
+        )
+    return table
+
+
+def _assumption_lines(plan: Plan) -> list[str]:
+    kind = plan.target.accelerator
+    rates = ", ".join(
+        f"{count_text(count)}FLOP in {dtype} at {count_text(kind.peak_flops_per_s(dtype))}FLOP/s"
+        for dtype, count in plan.flops.items()
+    )
+    bound = "products" if plan.products_s >= plan.memory_s else "memory"
+    by_memory = (
+        f"; {size_text(plan.accessed_bytes)} accessed would take {time_text(plan.memory_s)}, so "
+        f"that {bound} bound it"
+        if plan.compiler != "cpu"
+        else "; the bytes that a step accesses are known of the compiler for the devices only"
+    )
+    return [
+        f"Compiled for {plan.compiler.upper()}. Products of a device: {rates}{by_memory}.",
+        f"{kind.name}: memory {count_text(kind.memory_bytes_per_s)}B/s, links "
+        f"{count_text(kind.link_bytes_per_s)}B/s, network {count_text(kind.network_bytes_per_s)}"
+        "B/s, each of one device in one direction.",
+        "Assumed: " + "; ".join(plan.assumptions.lines()) + ".",
+        "The batch of a device is the same on any number. 'hidden' is what the compiler's schedule "
+        "sends behind products, 'at best' what could be. Input, kernel starts, stragglers, the "
+        "memory of CUDA and of communication libraries, and fragmentation are left out.",
+        *plan.notes,
+    ]
