@@ -117,8 +117,8 @@ class CompiledExecution:
         trace = trace_replica_function(self._strategy, fn, arguments, devices)
         return Program(trace, devices, name_of(fn)).lower(arguments, num_steps)
 
-    def _trace(self, fn: Callable[..., Any], arguments: Arguments) -> Trace:
-        return trace_replica_function(self._strategy, fn, arguments)
+    def _trace(self, fn: Callable[..., Any], arguments: Arguments, topology: Topology) -> Trace:
+        return trace_replica_function(self._strategy, fn, arguments, topology)
 
 
 def _identity(fn: Callable[..., Any]) -> Any:

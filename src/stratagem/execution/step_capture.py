@@ -14,6 +14,7 @@ from typing import Any
 
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.trace import Trace
+from stratagem.topology import Topology
 
 __all__ = ["CapturedStep", "StepCaptured", "capturing", "note_optimizer", "offer_step"]
 
@@ -28,7 +29,7 @@ class CapturedStep:
         arguments: what it was called with.
         trace: of it.
         optimizers: that it applies.
-        retrace: traces the function with other arguments.
+        retrace: traces the function with other arguments, for the devices of a topology.
     """
 
     strategy: Any
@@ -36,7 +37,7 @@ class CapturedStep:
     arguments: Arguments
     trace: Trace
     optimizers: tuple[Any, ...]
-    retrace: Callable[[Arguments], Trace]
+    retrace: Callable[[Arguments, Topology], Trace]
 
 
 class StepCaptured(BaseException):
@@ -90,7 +91,7 @@ def offer_step(
     strategy: Any,
     fn: Callable[..., Any],
     arguments: Arguments,
-    trace: Callable[[Callable[..., Any], Arguments], Trace],
+    trace: Callable[[Callable[..., Any], Arguments, Topology], Trace],
 ) -> None:
     """Ends the program if this is the step that is wanted; does nothing where none is.
 
@@ -107,7 +108,7 @@ def offer_step(
         return
     before, _seen.optimizers = _seen.optimizers, {}
     try:
-        traced = trace(fn, arguments)
+        traced = trace(fn, arguments, strategy.topology)
         optimizers = tuple(_seen.optimizers.values())
     finally:
         _seen.optimizers = before
@@ -120,6 +121,6 @@ def offer_step(
                 arguments,
                 traced,
                 optimizers,
-                lambda other: trace(fn, other),
+                lambda other, topology: trace(fn, other, topology),
             )
         )

@@ -20,6 +20,7 @@ from stratagem.execution import Program
 from stratagem.execution.step_capture import CapturedStep
 from stratagem.messages import explain
 from stratagem.planning.memory import CompilerMemory
+from stratagem.planning.reductions import Schedule
 from stratagem.planning.targets import Target
 from stratagem.topology import Topology
 from stratagem.topology.absent import AbsentTopology
@@ -131,14 +132,19 @@ def compile_step(step: CapturedStep, target: Target) -> CompiledStep:
 
 
 def _compile_for(step: CapturedStep, target: Target) -> CompiledStep:
-    lowered = Program(step.trace, Topology(_devices(target)), "step").lower(step.arguments)
-    compiled = lowered.compile()
+    return _compile_on(step, _devices(target), target.accelerator.platform)
+
+
+def _compile_on(step: CapturedStep, devices: tuple[Any, ...], compiler: str) -> CompiledStep:
+    topology = Topology(devices)
+    trace = step.retrace(step.arguments, topology)  # which names the kind of its devices
+    compiled = Program(trace, topology, "step").lower(step.arguments).compile()
     costs: Any = compiled.cost_analysis() or {}
+    text = compiled.as_text()
+    # The compiler for GPUs does not tell.
+    accessed_bytes = costs.get("bytes accessed") or Schedule(text).accessed_bytes()
     return CompiledStep(
-        compiler=target.accelerator.platform,
-        memory=CompilerMemory.of(compiled.memory_analysis()),
-        accessed_bytes=float(costs.get("bytes accessed", 0.0)),
-        text=compiled.as_text(),
+        compiler, CompilerMemory.of(compiled.memory_analysis()), float(accessed_bytes), text
     )
 
 
@@ -176,33 +182,40 @@ def _too_large(step: CapturedStep, target: Target, said: str) -> CompiledStep:
 
 
 def _compile_for_cpus(step: CapturedStep, target: Target, note: str) -> CompiledStep:
+    here = jax.local_devices(backend="cpu")
+    if len(here) >= target.num_devices:
+        compiled = _compile_on(step, tuple(here[: target.num_devices]), "cpu")
+        return dataclasses.replace(compiled, notes=(note,))
+    with tempfile.TemporaryDirectory(prefix="stratagem-plan-") as folder:
+        told = _ask_another_process(step, target, Path(folder))
+    text, accessed_bytes = told.pop("text"), told.pop("accessed_bytes")
+    return CompiledStep("cpu", CompilerMemory(**told), accessed_bytes, text, (note,))
+
+
+def _ask_another_process(step: CapturedStep, target: Target, folder: Path) -> dict[str, Any]:
+    """This process has as many CPU devices as it had when JAX started, and too few."""
     topology = AbsentTopology(target.topology.devices)
     function, shapes = Program(step.trace, topology, "step").with_shapes(step.arguments)
     exported = jax.export.export(function, platforms=("cpu",))(*shapes)
-    with tempfile.TemporaryDirectory(prefix="stratagem-plan-") as folder:
-        source, result = Path(folder, "step"), Path(folder, "told.json")
-        # What else serialises it needs a library that nothing else here does.
-        source.write_bytes(pickle.dumps(dataclasses.replace(exported, _get_vjp=None)))
-        script = Path(__file__).with_name("cpu_compiler.py")
-        arguments = [str(source), str(result), str(target.num_devices), "1"]
-        ended = subprocess.run(
-            [sys.executable, "-P", str(script), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT_S,
-            env=environment.snapshot() | {"JAX_PLATFORMS": "cpu"},
-        )
-        if ended.returncode:
-            last = ended.stderr.strip().splitlines()[-3:]
-            raise RuntimeError(
-                explain(
-                    f"The compiler for CPUs ended with exit code {ended.returncode}: "
-                    f"{' '.join(last)[:500]}",
-                    expected="a step that it can compile for so many devices.",
-                    fix="see what it says; a smaller target may do.",
-                )
+    source, result = folder / "step", folder / "told.json"
+    # What else serialises it needs a library that nothing else here does.
+    source.write_bytes(pickle.dumps(dataclasses.replace(exported, _get_vjp=None)))
+    script = Path(__file__).with_name("cpu_compiler.py")
+    ended = subprocess.run(
+        [sys.executable, "-P", script, source, result, str(target.num_devices), "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+        env=environment.snapshot() | {"JAX_PLATFORMS": "cpu"},
+    )
+    if ended.returncode:
+        last = " ".join(ended.stderr.strip().splitlines()[-3:])
+        raise RuntimeError(
+            explain(
+                f"The compiler for CPUs ended with exit code {ended.returncode}: {last[:500]}",
+                expected="a step that it can compile for so many devices.",
+                fix="see what it says; a smaller target may do.",
             )
-        told = json.loads(result.read_text())
-    text, accessed_bytes = told.pop("text"), told.pop("accessed_bytes")
-    return CompiledStep("cpu", CompilerMemory(**told), accessed_bytes, text, (note,))
+        )
+    return json.loads(result.read_text())

@@ -10,6 +10,7 @@ import json
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,7 +39,8 @@ def main(source: str, result: str, num_devices: int, donated: int) -> None:
     )
     function = jax.jit(exported.call, donate_argnums=tuple(range(donated)))
     compiled = function.lower(*args, **kwargs).compile()
-    memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
+    memory: Any = compiled.memory_analysis()
+    costs: Any = compiled.cost_analysis()
     told = {
         "argument_bytes": memory.argument_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,

@@ -93,7 +93,8 @@ def _draw_memory(axes: Any, plan: Plan) -> None:
     axes.set_yticks([])
     axes.set_xlabel("memory of a device at the peak of a step, GiB")
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.legend(ncols=3, fontsize=9, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0))
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(ncols=3, fontsize=9, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0))
 
 
 def _draw_steps(axes: Any, plan: Plan) -> None:

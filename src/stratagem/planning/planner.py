@@ -46,7 +46,7 @@ def plan(
     compiler for its devices where that is installed, else by the one for CPUs.
 
     Args:
-        model_or_step: a compiled Keras model; or a function without parameters that returns one,
+        model_or_step: a compiled Keras model; or a function without arguments that returns one,
             called in the scope of a strategy of the machine, whose variables take no memory; or a
             replica function, called with the parts of the batch as in `strategy.run(fn, batch)`.
         batch: one global batch: a pytree of arrays, or of `jax.ShapeDtypeStruct`; for a model
@@ -104,7 +104,7 @@ def _step_of(
                 fix="pass one of these.",
             )
         )
-    if inspect.signature(model_or_step).parameters:
+    if _needs_arguments(model_or_step):
         return _step_of_function(model_or_step, batch, machine, strategy)
     planned = _planned(machine, strategy)
     with planning_for(machine.topology), planned.scope():
@@ -249,7 +249,9 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
     arguments = Arguments(
         step.arguments.structure, leaves, split, step.arguments.shared, ReplicaBatch(size=size)
     )
-    return dataclasses.replace(step, arguments=arguments, trace=step.retrace(arguments))
+    return dataclasses.replace(
+        step, arguments=arguments, trace=step.retrace(arguments, step.strategy.topology)
+    )
 
 
 def _resized(leaf: Leaf, old: int, new: int, *, several: bool) -> Leaf:
@@ -270,6 +272,13 @@ def _num_examples(step: CapturedStep) -> int:
 def _planned(machine: Target, strategy: Strategy | None) -> Strategy:
     with planning_for(machine.topology):
         return MirroredStrategy(cross_device_ops=strategy and strategy.cross_device_ops)
+
+
+def _needs_arguments(function: Callable[..., Any]) -> bool:
+    return any(
+        parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        for parameter in inspect.signature(function).parameters.values()
+    )
 
 
 def _array(leaf: Any) -> Any:

@@ -28,6 +28,10 @@ _COUNTED_GROUPS = re.compile(
     r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"  # as XLA writes an iota
 )
 _PRODUCTS = ("dot", "convolution")
+# What a TPU sends to other slices goes by way of its host.
+_BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+# What moves nothing by itself: names for what is there, and ends of what was counted as it began.
+_FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota")
 _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 
 
@@ -65,6 +69,7 @@ class Reduction:
         kind: "all-reduce", "reduce-scatter", "all-gather", "all-to-all" or "collective-permute".
         groups: the devices that exchange with one another; empty for all of them.
         times: how often it is sent in a step.
+        leaves_slice: whether it goes from each device to those of its place in the other slices.
     """
 
     name: str
@@ -73,6 +78,7 @@ class Reduction:
     kind: str = "all-reduce"
     groups: tuple[tuple[int, ...], ...] = ()
     times: int = 1
+    leaves_slice: bool = False
 
 
 class Schedule:
@@ -106,15 +112,43 @@ class Schedule:
             if collective is not None:
                 behind = self._behind(body, index)
                 yield _reduction(instruction.name, collective, behind, times)
-            elif instruction.operation in ("while", "call", "conditional"):
-                trips = _TRIPS.search(instruction.line)
-                for name in _CALLED.findall(instruction.line):
-                    inner = self._computations.get(name, [])
-                    yield from self._reductions(inner, times * int(trips[1] if trips else 1))
+            for inner, trips in self._bodies(instruction):
+                yield from self._reductions(inner, times * trips)
+
+    def _bodies(self, instruction: Instruction) -> list[tuple[list[Instruction], int]]:
+        """What a loop, a call or a branch runs, and how often, as far as that is known."""
+        if instruction.operation not in ("while", "call", "conditional"):
+            return []
+        trips = _TRIPS.search(instruction.line)
+        times = int(trips[1]) if trips else 1
+        names = _CALLED.findall(instruction.line)
+        return [(self._computations.get(name, []), times) for name in names]
+
+    def accessed_bytes(self) -> int:
+        """Returns what the program reads and writes, if every operation takes all it is given.
+
+        What a fusion reads of an array in part counts whole, so that this is rather too much.
+        """
+        return self._accessed(self._entry)
+
+    def _accessed(self, body: Sequence[Instruction]) -> int:
+        sizes = {one.name: one.num_bytes for one in body}
+        total = 0
+        for one in body:
+            inner = self._bodies(one)
+            total += sum(times * self._accessed(inside) for inside, times in inner)
+            if inner or one.operation in _FREE or one.operation.endswith("-done"):
+                continue
+            operands = one.line.split(f" {one.operation}(", 1)[1].split(")", 1)[0]
+            total += one.num_bytes
+            total += sum(sizes.get(name, 0) for name in re.findall(r"%([\w.-]+)", operands))
+        return total
 
     def _collective(self, instruction: Instruction) -> Instruction | None:
         """The collective that an instruction is or starts; None for any other."""
         if instruction.operation.removesuffix("-start") in _KINDS:
+            return instruction
+        if instruction.operation == "send" and _BETWEEN_SLICES.search(instruction.line):
             return instruction
         is_start = instruction.operation == "async-start"
         if is_start or instruction.name.startswith("async-collective-start"):
@@ -164,6 +198,12 @@ def share_behind(reductions: Sequence[Reduction]) -> float:
 def _reduction(
     name: str, collective: Instruction, behind: tuple[str, ...], times: int
 ) -> Reduction:
+    if collective.operation == "send":
+        transfer = _BETWEEN_SLICES.search(collective.line)
+        kind = transfer[1].lower().replace("_", "-") if transfer else ""
+        kind = kind if kind in _KINDS else "collective-permute"
+        size = collective.array_bytes[0]
+        return Reduction(name, size, behind, kind, times=times, leaves_slice=True)
     kind = collective.operation.removesuffix("-start")
     groups = _groups(collective.line)
     sizes = collective.array_bytes

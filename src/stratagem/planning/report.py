@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stratagem.planning.reductions import Reduction
 from stratagem.planning.result import Plan
 
 __all__ = ["count_text", "show", "size_text", "time_text", "verdict"]
@@ -140,7 +141,7 @@ def _reduction_table(plan: Plan) -> Table:
     sizes: Counter[str] = Counter()
     behind: Counter[str] = Counter()
     for one in plan.reductions:
-        kind = f"{one.kind}{_among(plan, one.groups)}"
+        kind = f"{one.kind}{_among(plan, one)}"
         messages[kind] += one.times
         sizes[kind] += one.times * one.num_bytes
         behind[kind] += one.times * one.num_bytes if one.behind else 0
@@ -153,10 +154,17 @@ def _reduction_table(plan: Plan) -> Table:
     return table
 
 
-def _among(plan: Plan, groups: tuple[tuple[int, ...], ...]) -> str:
-    if len(groups) < 2:
+def _among(plan: Plan, one: Reduction) -> str:
+    target = plan.target
+    whole = len(one.groups[0]) == target.num_devices if one.groups else not one.leaves_slice
+    if target.num_groups == 1 and whole:
         return ""
-    return f" in {len(groups)} groups of {len(groups[0])}"
+    if whole:
+        return ", all devices"
+    group = one.groups[0] if one.groups else ()
+    leaves = one.leaves_slice or len({place // target.devices_per_group for place in group}) > 1
+    places = "slices" if target.shape else "hosts"
+    return f", between {places}" if leaves else f", within {places}"
 
 
 def _time_table(plan: Plan) -> Table:
@@ -182,6 +190,7 @@ def _assumption_lines(plan: Plan) -> list[str]:
         f"{count_text(count)}FLOP in {dtype} at {count_text(kind.peak_flops_per_s(dtype))}FLOP/s"
         for dtype, count in plan.flops.items()
     )
+    rates = rates or "none"
     bound = "products" if plan.products_s >= plan.memory_s else "memory"
     by_memory = (
         f"; {size_text(plan.accessed_bytes)} accessed would take {time_text(plan.memory_s)}, so "

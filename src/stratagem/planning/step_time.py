@@ -2,14 +2,17 @@
 
 Computing takes the longer of its operations at the reached rate and its bytes at the reached rate
 of the memory (the roofline of Williams, Waterman and Patterson, 2009). An all-reduce in a ring of n
-sends 2 (n - 1) / n of its bytes over each link, a reduce-scatter and an all-gather half of that
-(Thakur, Rabenseifner and Gropp, 2005); over several hosts or slices it runs inside each, then
-between them on the part that each device has, then inside again.
+sends 2 (n - 1) / n of its bytes over each link, a reduce-scatter and an all-gather half of that;
+over several hosts or slices it runs inside each, then between them on the part that each device
+has, by recursive halving and doubling, then inside again (Thakur, Rabenseifner and Gropp, 2005).
+Each hop of a ring, and each round between hosts, takes a latency; the rings of a TPU run along the
+axes of its slice.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from stratagem.planning.reductions import Reduction
@@ -41,8 +44,8 @@ class Assumptions:
     compute_share: float = _assumed(0.5, "of the peak rate is reached by matrix products")
     memory_share: float = _assumed(0.8, "of the memory's rate is reached")
     link_share: float = _assumed(0.8, "of the rate of links and network is reached")
-    link_latency_s: float = _assumed(2e-6, "seconds a message takes at least, a hop inside")
-    network_latency_s: float = _assumed(15e-6, "seconds a message takes at least, a hop between")
+    link_latency_s: float = _assumed(2e-6, "seconds a hop inside a host or slice takes at least")
+    network_latency_s: float = _assumed(15e-6, "seconds a round between them takes at least")
 
     def lines(self) -> list[str]:
         """Returns a line for each, as a report prints them."""
@@ -129,25 +132,17 @@ def message_s(reduction: Reduction, target: Target, assumed: Assumptions) -> flo
         )
         return latency_s + reduction.num_bytes / (rate * assumed.link_share)
     sent = _SENT[reduction.kind]
-    return _ring_s(
-        reduction.num_bytes * sent,
-        inside,
-        kind.link_bytes_per_s * assumed.link_share,
-        assumed.link_latency_s * sent,
-    ) + _ring_s(
-        reduction.num_bytes * sent / inside,
-        between,
-        kind.network_bytes_per_s * assumed.link_share,
-        assumed.network_latency_s * sent,
-    )
-
-
-def _ring_s(num_bytes: float, members: int, bytes_per_s: float, hop_s: float) -> float:
-    return (members - 1) * (num_bytes / members / bytes_per_s + hop_s)
+    hops = target.of_size(inside).num_hops
+    inside_s = (inside - 1) / inside * reduction.num_bytes / kind.link_bytes_per_s
+    between_s = (between - 1) / between * reduction.num_bytes / inside / kind.network_bytes_per_s
+    latency_s = hops * assumed.link_latency_s + math.log2(between) * assumed.network_latency_s
+    return sent * ((inside_s + between_s) / assumed.link_share + latency_s)
 
 
 def _members(reduction: Reduction, target: Target) -> tuple[int, int]:
     """How many devices of a host or slice exchange, and of how many hosts or slices."""
+    if reduction.leaves_slice:
+        return 1, target.num_groups
     group = reduction.groups[0] if reduction.groups else ()
     if not group or len(group) == target.num_devices or max(group) >= target.num_devices:
         return target.devices_per_group, target.num_groups

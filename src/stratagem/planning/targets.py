@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from typing import Any
 
 from stratagem.messages import explain
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
@@ -47,21 +48,28 @@ class Target:
         return slice_name if self.num_groups == 1 else f"{self.num_groups}x{slice_name}"
 
     @property
+    def num_hops(self) -> int:
+        """From one device of a host or slice to all others, one after the other in rings."""
+        if self.accelerator.platform == "gpu":
+            return self.devices_per_group - 1
+        shape = self.shape or (math.isqrt(self.devices_per_group - 1) + 1,) * 2
+        return min(sum(size - 1 for size in shape), self.devices_per_group - 1)
+
+    @property
     def topology(self) -> AbsentTopology:
         """What a strategy has there."""
         kind, per_host = self.accelerator, self.accelerator.devices_per_host
-        return AbsentTopology(
-            tuple(
-                AbsentDevice(
-                    id=index,
-                    platform=kind.platform,
-                    device_kind=kind.device_kind,
-                    process_index=index // per_host,
-                    slice_index=index // self.devices_per_group,
-                )
-                for index in range(self.num_devices)
+        devices: Any = tuple(
+            AbsentDevice(
+                id=index,
+                platform=kind.platform,
+                device_kind=kind.device_kind,
+                process_index=index // per_host,
+                slice_index=index // self.devices_per_group,
             )
+            for index in range(self.num_devices)
         )
+        return AbsentTopology(devices)
 
     def of_size(self, num_devices: int) -> Target:
         """Returns a smaller or larger machine of the same kind, to see how a step scales.

@@ -7,7 +7,6 @@ counts the body of a loop once. Elementwise operations are not counted: memory b
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
@@ -32,26 +31,30 @@ def product_flops(jaxpr: ClosedJaxpr | Jaxpr) -> dict[str, float]:
         >>> product_flops(jax.make_jaxpr(lambda x: x @ x.T)(x))
         {'float32': 24.0}
     """
-    return dict(_count(getattr(jaxpr, "jaxpr", jaxpr)))
+    return _count(getattr(jaxpr, "jaxpr", jaxpr))
 
 
-def _count(jaxpr: Any) -> Counter[str]:
-    total: Counter[str] = Counter()
+def _count(jaxpr: Any) -> dict[str, float]:
+    total: dict[str, float] = {}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name == "dot_general":
-            total[_dtype(eqn)] += _dot_flops(eqn)
+            _add(total, {_dtype(eqn): _dot_flops(eqn)})
         elif name == "conv_general_dilated":
-            total[_dtype(eqn)] += _conv_flops(eqn)
+            _add(total, {_dtype(eqn): _conv_flops(eqn)})
         elif name == "cond":
             branches = [_count(branch.jaxpr) for branch in eqn.params["branches"]]
-            total += max(branches, key=lambda counted: sum(counted.values()))
+            _add(total, max(branches, key=lambda counted: sum(counted.values())))
         else:
             times = eqn.params["length"] if name == "scan" else 1
             for inner in _inner(eqn.params):
-                for dtype, flops in _count(inner).items():
-                    total[dtype] += flops * times
+                _add(total, _count(inner), times)
     return total
+
+
+def _add(total: dict[str, float], counted: dict[str, float], times: int = 1) -> None:
+    for dtype, flops in counted.items():
+        total[dtype] = total.get(dtype, 0.0) + times * flops
 
 
 def _dtype(eqn: Any) -> str:

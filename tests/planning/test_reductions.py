@@ -1,0 +1,137 @@
+"""What is read from a schedule, on ones written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from stratagem.planning import Reduction, Schedule, share_behind
+
+_PROGRAM = """
+HloModule jit_step, is_scheduled=true
+
+%product (p: f32[4,8]) -> f32[4,8] {{
+  %p = f32[4,8]{{1,0}} parameter(0)
+  ROOT %dot.1 = f32[4,8]{{1,0}} dot(%p, %p), metadata={{op_name="jit(step)/{place}/dot_general"}}
+}}
+
+ENTRY %main (x: f32[4,8]) -> f32[4,8] {{
+  %x = f32[4,8]{{1,0}} parameter(0)
+  %all-reduce-start.2 = f32[4,8]{{1,0}} all-reduce-start(%x), to_apply=%add
+  {between}
+  %all-reduce-done = f32[4,8]{{1,0}} all-reduce-done(%all-reduce-start.2)
+  {after}
+  ROOT %all-reduce.3 = (bf16[16]{{0}}, f32[]) all-reduce(%x, %x), to_apply=%add
+}}
+"""
+_FUSION = "%fusion.1 = f32[4,8]{1,0} fusion(%x), kind=kCustom, calls=%product"
+
+
+@pytest.mark.parametrize(
+    ("place", "where", "behind"),
+    [
+        ("transpose(jvp(dense))", "between", ("dot.1",)),
+        ("jvp(dense)", "between", ()),
+        ("transpose(jvp(dense))", "after", ()),
+    ],
+)
+def test_only_products_of_the_backward_pass_while_a_sum_travels_count(place, where, behind) -> None:
+    texts = {"between": "", "after": "", where: _FUSION}
+    schedule = Schedule(_PROGRAM.format(place=place, **texts))
+    reductions = schedule.reductions()
+    assert schedule.is_scheduled
+    assert reductions == [
+        Reduction("all-reduce-start.2", 128, behind),
+        Reduction("all-reduce.3", 36, ()),
+    ]
+    assert share_behind(reductions) == pytest.approx(128 / 164 if behind else 0)
+
+
+def _of(line: str) -> Reduction:
+    text = f"ENTRY %main (x: f32[8]) -> f32[8] {{\n  {line}\n}}\n"
+    (found,) = Schedule(text).reductions()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "num_bytes", "groups"),
+    [
+        # Of a scattered array the whole counts, of which each of the four devices keeps a part.
+        (
+            "%rs = f32[2]{0} reduce-scatter(%x), replica_groups={{0,1,2,3},{4,5,6,7}}",
+            "reduce-scatter",
+            32,
+            ((0, 1, 2, 3), (4, 5, 6, 7)),
+        ),
+        (
+            "%ag = f32[8]{0} all-gather(%x), replica_groups=[2,4]<=[8], dimensions={0}",
+            "all-gather",
+            32,
+            ((0, 1, 2, 3), (4, 5, 6, 7)),
+        ),
+        # The type of what starts a gathering holds what goes in, too.
+        (
+            "%s = (f32[2]{0}, f32[8]{0}) all-gather-start(%x), replica_groups=[1,4]<=[4]",
+            "all-gather",
+            32,
+            ((0, 1, 2, 3),),
+        ),
+        (
+            "%ar = s8[5]{0:T(128)} all-reduce(%x), replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%a",
+            "all-reduce",
+            5,
+            ((0, 4), (1, 5), (2, 6), (3, 7)),
+        ),
+        (
+            "%cp = bf16[6]{0} collective-permute(%x), source_target_pairs={{0,1},{1,0}}",
+            "collective-permute",
+            12,
+            (),
+        ),
+    ],
+)
+def test_kinds_of_messages(line, kind, num_bytes, groups) -> None:
+    found = _of(line)
+    assert (found.kind, found.num_bytes, found.groups) == (kind, num_bytes, groups)
+    assert (found.times, found.behind) == (1, ())
+
+
+def test_a_message_in_a_loop_counts_as_often_as_the_loop_runs() -> None:
+    text = """
+%body (x: f32[8]) -> f32[8] {
+  %all-reduce.1 = f32[8]{0} all-reduce(%x), to_apply=%add
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %w = f32[8]{0} while(%x), body=%body, backend_config={"known_trip_count":{"n":"12"}}
+}
+"""
+    (found,) = Schedule(text).reductions()
+    assert (found.times, found.num_bytes) == (12, 32)
+
+
+def test_what_a_tpu_sends_to_other_slices() -> None:
+    found = _of(
+        "%send = (f32[64,8]{1,0:T(8,128)}, u32[], token[]) send(%x, %after), is_host_transfer=true,"
+        ' frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}'
+    )
+    assert (found.kind, found.num_bytes, found.leaves_slice) == ("all-reduce", 2048, True)
+
+
+def test_bytes_of_operations_and_of_all_they_are_given() -> None:
+    text = """
+ENTRY %main (x: f32[8], y: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %y = f32[8]{0} parameter(1)
+  %sum = f32[8]{0} add(%x, %y)
+  %half = bf16[8]{0} fusion(%sum), kind=kLoop, calls=%f
+  ROOT %t = (f32[8]{0}, bf16[8]{0}) tuple(%sum, %half)
+}
+"""
+    assert Schedule(text).accessed_bytes() == 3 * 32 + (32 + 16)
+
+
+def test_program_without_messages() -> None:
+    schedule = Schedule("ENTRY %main (x: f32[8]) -> f32[8] {\n}\n")
+    assert schedule.reductions() == []
+    assert not schedule.is_scheduled
+    assert share_behind([]) == 0

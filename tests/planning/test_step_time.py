@@ -1,0 +1,119 @@
+"""Predicted times, compared with the formulas written out for one case each."""
+
+from __future__ import annotations
+
+import pytest
+
+from stratagem.planning import Assumptions, Reduction, parse_target
+from stratagem.planning.step_time import compute_s, message_s, predict_scaling, predict_step
+
+# Everything at its peak, and messages for nothing but their bytes.
+_IDEAL = Assumptions(
+    compute_share=1, memory_share=1, link_share=1, link_latency_s=0, network_latency_s=0
+)
+
+
+def _sum(num_bytes: int, behind: tuple[str, ...] = (), **fields) -> Reduction:
+    return Reduction("all-reduce.1", num_bytes, behind, **fields)
+
+
+def test_ring_on_one_host() -> None:
+    """A gigabyte over 450 GB/s: each device sends 2 x 7/8 of it."""
+    time_s = message_s(_sum(10**9), parse_target("8xH100"), _IDEAL)
+    assert time_s == pytest.approx(2 * 7 / 8 * 1e9 / 450e9)
+
+
+def test_two_hosts_send_an_eighth_each_over_the_network() -> None:
+    time_s = message_s(_sum(10**9), parse_target("16xH100"), _IDEAL)
+    assert time_s == pytest.approx(2 * 7 / 8 * 1e9 / 450e9 + 2 * 1 / 2 * (1e9 / 8) / 50e9)
+
+
+@pytest.mark.parametrize("kind", ["reduce-scatter", "all-gather", "all-to-all"])
+def test_half_an_all_reduce(kind) -> None:
+    time_s = message_s(_sum(10**9, kind=kind), parse_target("v5e:4x4"), _IDEAL)
+    assert time_s == pytest.approx(15 / 16 * 1e9 / 200e9)
+
+
+def test_groups_say_whether_a_message_leaves_its_slice() -> None:
+    target = parse_target("2xv5e:2x2")
+    inside = _sum(10**9, groups=((0, 1, 2, 3), (4, 5, 6, 7)))
+    between = _sum(10**9, groups=((0, 4), (1, 5), (2, 6), (3, 7)))
+    assert message_s(inside, target, _IDEAL) == pytest.approx(2 * 3 / 4 * 1e9 / 200e9)
+    assert message_s(between, target, _IDEAL) == pytest.approx(2 * 1 / 2 * 1e9 / 3.125e9)
+
+
+def test_slices_exchange_a_part_of_each_chip() -> None:
+    """A TPU sends to other slices what a chip has of the whole: a quarter of it here."""
+    part = _sum(10**9 // 4, leaves_slice=True)
+    time_s = message_s(part, parse_target("2xv5e:2x2"), _IDEAL)
+    assert time_s == pytest.approx(2 * 1 / 2 * (1e9 / 4) / 3.125e9)
+    assert message_s(part, parse_target("v5e:2x2"), _IDEAL) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "hops"), [("8xH100", 7), ("v5e:16x16", 30), ("v5p:2x2x1", 2), ("1xL4", 0)]
+)
+def test_hops_of_a_small_message(text, hops) -> None:
+    """A ring of GPUs, and one along each axis of a slice."""
+    assumed = Assumptions(link_latency_s=1)
+    target = parse_target(text)
+    assert target.num_hops == hops
+    assert message_s(_sum(0), target, assumed) == 2 * hops
+
+
+def test_permutation_is_one_hop() -> None:
+    one = _sum(10**9, kind="collective-permute")
+    assert message_s(one, parse_target("8xH100"), _IDEAL) == pytest.approx(1e9 / 450e9)
+    assert message_s(one, parse_target("16xH100"), _IDEAL) == pytest.approx(1e9 / 50e9)
+
+
+def test_small_message_takes_its_latency() -> None:
+    assumed = Assumptions()
+    time_s = message_s(_sum(4), parse_target("8xH100"), assumed)
+    assert time_s == pytest.approx(2 * 7 * assumed.link_latency_s, rel=0.01)
+
+
+def test_computing_takes_products_and_bytes() -> None:
+    """A petaFLOP in bfloat16 at half of 989.4 TFLOP/s, and 3.3523 TB at 0.8 of the rate."""
+    times = compute_s(
+        {"bfloat16": 1e15, "float32": 1e12}, 3352.3e9, parse_target("1xH100"), Assumptions()
+    )
+    assert times == pytest.approx((2 / 0.9894 + 2e-3 / 0.4947, 1 / 0.8), rel=1e-6)
+
+
+def test_what_travels_behind_products_is_hidden_as_far_as_they_last() -> None:
+    target = parse_target("8xH100")
+    reductions = [_sum(45 * 10**9, ("dot.1",)), _sum(45 * 10**9)]
+    each_s = 2 * 7 / 8 * 45 / 450
+    long = predict_step(target, reductions, 3.0, _IDEAL)
+    assert long.reduction_s == pytest.approx(2 * each_s)
+    assert long.hidden_s == pytest.approx(each_s)
+    assert long.step_s == pytest.approx(3 + each_s)
+    assert long.shortest_s == pytest.approx(3)
+    assert long.efficiency == pytest.approx(3 / (3 + each_s))
+    short = predict_step(target, reductions, 0.03, _IDEAL)  # two thirds of it are the backward pass
+    assert short.hidden_s == pytest.approx(0.02)
+    assert short.most_hidden_s == pytest.approx(0.02)
+
+
+def test_a_message_that_is_sent_twelve_times() -> None:
+    target = parse_target("8xH100")
+    once = predict_step(target, [_sum(10**9)], 1.0, _IDEAL).reduction_s
+    often = predict_step(target, [_sum(10**9, times=12)], 1.0, _IDEAL).reduction_s
+    assert often == pytest.approx(12 * once)
+
+
+def test_scaling_from_one_device_to_all() -> None:
+    times = predict_scaling(parse_target("16xH100"), [_sum(10**9)], 0.1, Assumptions())
+    assert [time.num_devices for time in times] == [1, 2, 4, 8, 16]
+    assert times[0].step_s == 0.1
+    assert times[0].efficiency == 1
+    efficiencies = [time.efficiency for time in times]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+    # Two bytes over the link take half as long in a ring of 2 as in an endless one.
+    assert times[1].reduction_s == pytest.approx(1e9 / (450e9 * 0.8) + 2 * 2e-6)
+
+
+def test_assumptions_are_printed_with_their_figures() -> None:
+    assert Assumptions(compute_share=0.4).lines()[0].startswith("0.4 of the peak rate")
+    assert len(Assumptions().lines()) == 5

@@ -1,0 +1,97 @@
+"""Devices that are not here: what strategies and arrays are there."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.planning import parse_target
+from stratagem.topology import Topology, find_devices, local_devices
+from stratagem.topology.absent import (
+    AbsentDevice,
+    AbsentTopology,
+    placeholder,
+    planned_devices,
+    planned_topology,
+    planning_for,
+)
+
+_EIGHT = parse_target("8xH100").topology
+
+
+def test_large_array_takes_no_memory() -> None:
+    large = placeholder((10**6, 10**6), "float64")
+    assert (large.shape, large.dtype) == ((10**6, 10**6), np.float32)  # as JAX would have it
+    assert large.base is not None
+    assert large.strides == (0, 0)
+
+
+def test_small_arrays_keep_their_values_and_large_ones_their_shapes() -> None:
+    small = _EIGHT.replicate(jnp.arange(3))
+    np.testing.assert_array_equal(small, [0, 1, 2])
+    large = _EIGHT.put_stacked(np.ones((8, 4096, 16), "float64"))
+    assert (large.shape, large.dtype) == ((8, 4096, 16), np.float32)
+    assert not large.any()
+    stacked = _EIGHT.stack([jnp.full(2, index) for index in range(8)])
+    np.testing.assert_array_equal(stacked[:, 0], range(8))
+    assert _EIGHT.stack([placeholder((4096, 16), "float32")] * 8).shape == (8, 4096, 16)
+
+
+def test_an_absent_topology_is_one_process() -> None:
+    pod = parse_target("2xv5e:16x16").topology
+    assert pod.num_replicas == pod.num_local_replicas == 512
+    assert not pod.spans_processes
+    assert (pod.platform, pod.is_absent) == ("tpu", True)
+    assert pod.mesh.shape == {"replica": 512}
+    assert not Topology(tuple(jax.devices()[:2])).is_absent
+
+
+def test_strategies_have_the_devices_that_are_planned_for() -> None:
+    with planning_for(_EIGHT):
+        assert local_devices() == _EIGHT.devices
+        assert sg.MirroredStrategy().num_replicas_in_sync == 8
+        assert sg.MirroredStrategy(["gpu:0", "gpu:1"]).num_replicas_in_sync == 8
+        assert sg.MultiWorkerMirroredStrategy().num_replicas_in_sync == 8
+        assert sg.OneDeviceStrategy("gpu:0").num_replicas_in_sync == 1
+        strategy = sg.MirroredStrategy()
+        assert isinstance(strategy.topology, AbsentTopology)
+        assert not strategy.has_values
+    assert planned_devices() is None
+    here = Topology(find_devices(["cpu:0", "cpu:1"]))
+    assert planned_topology(here) is here
+    assert sg.MirroredStrategy(["cpu:0", "cpu:1"]).has_values
+
+
+def test_names_are_checked_for_absent_devices_too() -> None:
+    with planning_for(_EIGHT), pytest.raises(ValueError, match="is not a device name"):
+        find_devices(["disk:0"])
+
+
+def test_variables_of_absent_devices_take_no_memory() -> None:
+    with planning_for(_EIGHT):
+        strategy = sg.MirroredStrategy()
+    before = sum(array.nbytes for array in jax.live_arrays())
+    with strategy.scope():
+        layer = keras.layers.Embedding(10**8, 64)
+        layer.build((None,))
+    after = sum(array.nbytes for array in jax.live_arrays())
+    assert layer.count_params() == 64 * 10**8
+    assert after - before < 10**6
+
+
+def test_results_on_absent_devices_are_zeros() -> None:
+    with planning_for(_EIGHT):
+        strategy = sg.MirroredStrategy()
+    parts = strategy.run(lambda x: (x + 1, x.sum()), args=(np.ones(3, "float32"),))
+    assert [part.stacked.shape for part in parts] == [(8, 3), (8,)]
+    assert not parts[0].stacked.any()
+
+
+def test_device_says_what_it_is() -> None:
+    device = AbsentDevice(3, "tpu", "TPU v4")
+    assert str(device) == "tpu:3"
+    assert (device.process_index, device.slice_index) == (0, 0)
