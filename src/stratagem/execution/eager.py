@@ -55,8 +55,17 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
     Raises:
         RuntimeError: replicas make different numbers or kinds of calls to one another, or the
             variables are in other processes: what goes there would be lost.
-        ValueError: their results differ in structure, or an assignment differs between replicas.
+        ValueError: their results differ in structure, or an assignment differs between replicas; or
+            the devices are not here.
     """
+    if strategy.topology.is_absent:
+        raise ValueError(
+            explain(
+                f"A step was to run op by op on {strategy}, whose devices are not here.",
+                expected="compiled steps, which can be planned without them.",
+                fix="leave run_eagerly out, or call sg.config.run_eagerly(False).",
+            )
+        )
     if strategy.exchange is not None:
         raise RuntimeError(
             explain(

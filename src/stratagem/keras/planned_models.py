@@ -88,22 +88,24 @@ def training_step(model: Any, batch: tuple[Any, ...], strategy: Any) -> Generato
 
 
 def _take_step(model: Any, batch: tuple[Any, ...]) -> CapturedStep:
+    if not model.trainable_variables:
+        raise ValueError(
+            explain(
+                f"Model {model.name!r} has no trainable variable.",
+                expected="a model that can be trained.",
+                fix="set trainable=True where it is not.",
+            )
+        )
     function = model.train_function
+    model.train_function = None
     try:
         with capturing():
-            model.train_function = None
             model.train_on_batch(*batch)
     except StepCaptured as captured:
         return captured.step
     finally:
         model.train_function = function
-    raise ValueError(
-        explain(
-            f"The step of model {model.name!r} trains no variable.",
-            expected="a model with trainable variables, compiled, and not to run eagerly.",
-            fix="set trainable=True where it is not, and leave run_eagerly out.",
-        )
-    )
+    raise AssertionError("a step that trains was not taken")
 
 
 @contextlib.contextmanager

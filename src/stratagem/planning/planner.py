@@ -138,19 +138,7 @@ def _step_of_function(
     taken = take_batch(batch, planned.num_replicas_in_sync)
     args = place([taken], planned.topology).value()
     with as_planned(strategy.variables.live(), planned):
-        try:
-            with capturing(takes_all=True):
-                planned.run(fn, args=args)
-        except StepCaptured as captured:
-            step = captured.step
-        else:
-            raise ValueError(
-                explain(
-                    f"plan was given {fn!r}, and replica functions run eagerly.",
-                    expected="a function that is compiled.",
-                    fix="call sg.config.run_eagerly(False) first.",
-                )
-            )
+        step = _taken(lambda: planned.run(fn, args=args))
         yield step
 
 
@@ -267,6 +255,15 @@ def _num_examples(step: CapturedStep) -> int:
     if batch.lengths is not None:
         return sum(batch.lengths)
     return (batch.size or 0) * step.strategy.num_replicas_in_sync
+
+
+def _taken(run: Callable[[], Any]) -> CapturedStep:
+    try:
+        with capturing(takes_all=True):
+            run()
+    except StepCaptured as captured:
+        return captured.step
+    raise AssertionError("a step was not taken")
 
 
 def _planned(machine: Target, strategy: Strategy | None) -> Strategy:

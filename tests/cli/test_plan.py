@@ -1,0 +1,81 @@
+"""`stratagem plan`: what is printed, written and drawn, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stratagem import environment
+from stratagem.cli import main
+
+_LOOP = Path(__file__).parents[1] / "planning" / "programs" / "loop.py"
+_DIGITS = Path(__file__).parents[2] / "examples" / "01_train_digits.py"
+
+
+def _call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["plan", *map(str, arguments)])
+
+
+def test_tables_json_and_picture(tmp_path) -> None:
+    json_file, picture = tmp_path / "a" / "plan.json", tmp_path / "b" / "plan.png"
+    result = _call(_LOOP, "--target", "4xH100", "--json", json_file, "--picture", picture)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("loop.py on 4xH100: 32 parameters, batch 24, 6 a device")
+    for title in ("Memory of a device", "Sent between devices", "Predicted, not measured"):
+        assert title in result.stdout
+    assert "replicas 4" in result.stderr  # the script's own
+    told = json.loads(json_file.read_text())
+    assert (told["target"], told["memory"]["parameters_bytes"]) == ("4xH100", 128)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_another_global_batch() -> None:
+    result = _call("--target", "2xH100", "--global-batch", 64, _LOOP)
+    assert result.exit_code == 0, result.output
+    assert "batch 64, 32 a device" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([_LOOP, "--target", "8xH101"], "is not known"),
+        ([_LOOP, "--target", "2xH100", "--never"], "before it trained"),
+        ([_LOOP, "--target", "2xH100", "--global-batch", "3"], "was asked for on 2 devices"),
+        (["nowhere.py", "--target", "2xH100"], "There is no script"),
+    ],
+)
+def test_mistakes_end_with_exit_code_1(arguments, message) -> None:
+    result = _call(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert message in result.stderr
+
+
+def test_target_is_required() -> None:
+    result = _call(_LOOP)
+    assert result.exit_code == 2
+    assert "--target" in result.stderr
+
+
+@pytest.mark.slow
+def test_example_in_a_process_of_its_own(tmp_path) -> None:
+    """It asks JAX for two CPU devices, which only a fresh process can have."""
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-c", "from stratagem.cli import main; main()", "plan", _DIGITS),
+            *("--strategy", "mirrored", "--target", "8xH100", "--json", tmp_path / "plan.json"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+        env=environment.snapshot(),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "01_train_digits.py on 8xH100: 66 k parameters, batch 128" in ended.stdout
+    told = json.loads((tmp_path / "plan.json").read_text())
+    assert told["memory"]["parameters_bytes"] == 4 * 65_994

@@ -1,0 +1,78 @@
+"""Which compiler is asked, and what is made of its refusals."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import jax
+import pytest
+
+from stratagem.execution.step_capture import CapturedStep
+from stratagem.planning import capture_script, compilers, parse_target
+from stratagem.planning.compilers import compile_step, missing_compiler
+from stratagem.planning.memory import CompilerMemory
+
+_TARGET = parse_target("2xH100")
+
+
+@pytest.fixture(scope="module")
+def step() -> CapturedStep:
+    return capture_script(Path(__file__).parent / "programs" / "loop.py", [], _TARGET)
+
+
+@pytest.fixture
+def has_plugin(monkeypatch) -> None:
+    monkeypatch.setattr(compilers, "missing_compiler", lambda platform: None)
+
+
+def test_plugin_that_is_not_installed_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: None)
+    assert missing_compiler("gpu") == "pip install jax-cuda12-pjrt"
+    assert missing_compiler("tpu") == "pip install libtpu"
+
+
+def test_step_that_the_compiler_refuses(step, has_plugin, monkeypatch) -> None:
+    def refuse(step, target):
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: out of memory in memory space hbm.\n"
+            "Used 19.45G of 15.75G hbm. Exceeded hbm capacity by 3.70G.\n"
+        )
+
+    monkeypatch.setattr(compilers, "_compile_for", refuse)
+    compiled = compile_step(step, _TARGET)
+    assert (compiled.is_refused, compiled.compiler) == (True, "cpu")
+    assert "Used 19.45G of 15.75G hbm" in compiled.notes[0]
+    assert compiled.memory.argument_bytes > 0
+
+
+def test_step_that_the_compiler_cannot_do(step, has_plugin, monkeypatch) -> None:
+    def fail(step, target):
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: no library for it\nmore")
+
+    monkeypatch.setattr(compilers, "_compile_for", fail)
+    compiled = compile_step(step, _TARGET)
+    assert not compiled.is_refused
+    assert compiled.notes == (
+        "Compiled for CPU: the compiler for GPU cannot do it here (UNIMPLEMENTED: no library for "
+        "it).",
+    )
+
+
+def test_other_process_that_fails_is_told(step, monkeypatch) -> None:
+    def run(command, **options):
+        assert options["timeout"]
+        return subprocess.CompletedProcess(command, 3, "", "first\nlast words\n")
+
+    monkeypatch.setattr(compilers.jax, "local_devices", lambda backend: [])
+    monkeypatch.setattr(compilers.subprocess, "run", run)
+    with pytest.raises(RuntimeError, match="The compiler for CPUs ended with exit code 3") as told:
+        compile_step(step, _TARGET)
+    assert "last words" in str(told.value)
+
+
+def test_peak_counts_results_that_take_no_arguments_place() -> None:
+    memory = CompilerMemory(
+        argument_bytes=100, output_bytes=60, alias_bytes=50, temp_bytes=7, code_bytes=2
+    )
+    assert memory.peak_bytes == 100 + 10 + 7 + 2

@@ -1,0 +1,118 @@
+"""A plan as tables and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import keras
+import numpy as np
+import pytest
+from rich.console import Console
+
+import stratagem as sg
+from stratagem import optional_libraries
+from stratagem.planning import Plan, Reduction, parse_target
+from stratagem.planning.picture import draw, figure_of
+from stratagem.planning.report import count_text, show, size_text, time_text, verdict
+
+_GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    def build():
+        model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256)])
+        model.compile("adam", "mse")
+        return model
+
+    return sg.plan(build, (np.ones((8, 256)), np.ones((8, 256))), "2xH100")
+
+
+def _with_temporaries(plan: Plan, num_bytes: int, **fields) -> Plan:
+    memory = dataclasses.replace(plan.memory, temporary_bytes=num_bytes)
+    return dataclasses.replace(plan, memory=memory, **fields)
+
+
+def _shown(plan: Plan) -> str:
+    text = io.StringIO()
+    show(plan, Console(width=160, file=text))
+    return text.getvalue()
+
+
+def test_tables_have_the_figures_of_the_plan(plan) -> None:
+    text = _shown(plan)
+    assert f"{plan.title} on 2xH100: 65.8 k parameters, batch 8, 4 a device" in text
+    assert size_text(plan.memory.total_bytes) in text
+    assert "all-reduce" in text
+    assert "not known" in text
+    assert "0.5 of the peak rate is reached by matrix products" in text
+    assert "pip install jax-cuda12-pjrt" in text
+
+
+def test_messages_are_told_apart_by_where_they_go(plan) -> None:
+    reductions = (
+        Reduction("a", 4000, (), "reduce-scatter", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        Reduction("b", 1000, ("dot.1",), leaves_slice=True),
+        Reduction("c", 8, (), groups=((0, 1, 2, 3, 4, 5, 6, 7),)),
+    )
+    two_slices = dataclasses.replace(
+        plan, target=parse_target("2xv5e:2x2"), reductions=reductions, is_scheduled=True
+    )
+    lines = _shown(two_slices).splitlines()
+    (within,) = [line for line in lines if "reduce-scatter, within slices" in line]
+    (between,) = [line for line in lines if "all-reduce, between slices" in line]
+    assert "3.9 KiB" in within
+    assert "100%" in between
+    assert any("all-reduce, all devices" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("temporary_bytes", "fields", "text"),
+    [
+        (0, {}, "Fits: "),
+        (70 * _GIB, {}, "Fits with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 only"),
+        (90 * _GIB, {}, "Does not fit: 90.00 GiB"),
+        (0, {"is_refused": True}, "Does not fit: the compiler refuses it"),
+    ],
+)
+def test_verdict(plan, temporary_bytes, fields, text) -> None:
+    changed = _with_temporaries(plan, temporary_bytes, **fields)
+    assert verdict(changed).startswith(text)
+    assert changed.fits == text.startswith("Fits: ")
+
+
+def test_sizes_times_and_counts() -> None:
+    assert [size_text(size) for size in (5, 2000, 2**20, _GIB)] == [
+        "5 B",
+        "2.0 KiB",
+        "1.0 MiB",
+        "1.00 GiB",
+    ]
+    assert [time_text(seconds) for seconds in (0, 2e-6, 0.01, 2)] == [
+        "0 us",
+        "2 us",
+        "10.0 ms",
+        "2.00 s",
+    ]
+    assert [count_text(number) for number in (7, 1200, 2.5e15)] == ["7", "1.2 k", "2.5 P"]
+
+
+def test_picture_shows_all_parts_and_steps(plan, tmp_path) -> None:
+    figure = figure_of(_with_temporaries(plan, 30 * _GIB))
+    memory, steps = figure.axes
+    labels = memory.get_legend_handles_labels()[1]
+    assert labels == ["activations and gradients 30.00 GiB"]  # what else there is is too narrow
+    assert len(memory.patches) == sum(size > 0 for _, size in plan.memory.parts())
+    assert [tick.get_text() for tick in steps.get_xticklabels()] == ["1", "2"]
+    draw(plan, tmp_path / "new" / "plan.png")
+    assert (tmp_path / "new" / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_picture_without_matplotlib(plan, monkeypatch, tmp_path) -> None:
+    def missing(name: str):
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(optional_libraries.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match="The picture of a plan needs matplotlib"):
+        draw(plan, tmp_path / "plan.png")

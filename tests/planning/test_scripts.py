@@ -1,0 +1,97 @@
+"""Training steps taken out of scripts, which run unmodified until there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from stratagem.planning import capture_script, parse_target, plan_step, with_global_batch
+
+_PROGRAMS = Path(__file__).parent / "programs"
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_first_step_that_trains_is_taken(capsys) -> None:
+    """The evaluation before it gives zeros, and nothing behind it runs."""
+    step = capture_script(_PROGRAMS / "loop.py", [], parse_target("4xH100"))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == ["replicas 4", "evaluated 0.0", "ended"]
+    assert step.fn.__name__ == "train"
+    assert step.strategy.num_replicas_in_sync == 4
+    # A script that takes so many examples for each replica does so for those of the target.
+    assert step.arguments.batch.size == 6
+    assert [variable.shape for variable in step.trace.written if variable.trainable] == [(8, 4)]
+    assert len(step.optimizers) == 1
+
+
+def test_another_global_batch() -> None:
+    step = capture_script(_PROGRAMS / "loop.py", [], parse_target("4xH100"))
+    plan = plan_step(with_global_batch(step, 64), parse_target("4xH100"), title="loop.py")
+    assert (plan.global_batch, plan.per_device_batch) == (64, 16)
+    assert plan.memory.batch_bytes == 16 * 8 * 4
+    # By the weights only: nothing stands before this layer.
+    assert plan.flops == {"float32": 2 * 2 * 16 * 8 * 4}
+    for wrong in (0, 30):
+        with pytest.raises(ValueError, match=r"was asked for on 4 devices"):
+            with_global_batch(step, wrong)
+
+
+def test_script_that_exits_before_it_trains() -> None:
+    argv, search = list(sys.argv), list(sys.path)
+    with pytest.raises(RuntimeError, match="exited with 'no training asked for' before it trained"):
+        capture_script(_PROGRAMS / "loop.py", ["--never"], parse_target("2xH100"))
+    assert (sys.argv, sys.path) == (argv, search)
+
+
+def test_script_without_a_strategy_is_planned_as_mirrored() -> None:
+    target = parse_target("4xH100")
+    step = capture_script(_PROGRAMS / "plain.py", [], target)
+    assert step.strategy.num_replicas_in_sync == 4
+    assert step.arguments.batch.size == 4
+    assert sum(variable.trainable for variable in step.trace.written) == 4
+
+
+def test_script_that_is_not_there() -> None:
+    with pytest.raises(FileNotFoundError, match=r"There is no script 'nowhere.py'"):
+        capture_script("nowhere.py", [], parse_target("2xH100"))
+
+
+def test_error_of_a_script_is_its_own(tmp_path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text("import sys\nassert sys.argv[1:] == ['a']\n{}['missing']\n")
+    with pytest.raises(KeyError, match="missing"):
+        capture_script(script, ["a"], parse_target("2xH100"))
+
+
+def test_step_without_a_batch_takes_no_other(tmp_path) -> None:
+    script = tmp_path / "counts.py"
+    script.write_text(
+        "import stratagem as sg\n"
+        "strategy = sg.MirroredStrategy()\n"
+        "with strategy.scope():\n"
+        "    total = sg.Variable(0.0, aggregation=sg.VariableAggregation.SUM)\n"
+        "strategy.run(lambda: total.assign_add(1.0 * total.value))\n"
+    )
+    step = capture_script(script, [], parse_target("2xH100"))
+    with pytest.raises(ValueError, match="and the step takes none"):
+        with_global_batch(step, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "batch", "num_parameters"),
+    [
+        ("01_train_digits.py", ["--devices", "cpu:0,cpu:1"], 128, 320 + 18_496 + 36_928 + 10_250),
+        ("02_custom_loop.py", [], 64, 160 + 9_280 + 650),
+    ],
+)
+def test_examples_are_planned(name, arguments, batch, num_parameters) -> None:
+    target = parse_target("8xH100")
+    step = capture_script(_EXAMPLES / name, arguments, target)
+    plan = plan_step(step, target, title=name)
+    assert (plan.global_batch, plan.num_parameters) == (batch, num_parameters)
+    assert plan.reduced_bytes >= 4 * num_parameters
+    # Adam's moments, and its counter with the learning rate: of a schedule there is no variable.
+    assert plan.memory.optimizer_bytes - 8 * num_parameters == (4 if name.startswith("01") else 8)
