@@ -112,11 +112,11 @@ test-slow: $(MAIN) ## the tests that take minutes
 
 .PHONY: test-tpu
 test-tpu: $(TPU) ## the training step compiled for eight TPU chips; needs no TPU
-	.venv-tpu/bin/python -m pytest tests/programs/test_tpu.py
+	.venv-tpu/bin/python -m pytest tests/programs/test_tpu.py tests/planning/test_tpu.py
 
 .PHONY: test-gpu
 test-gpu: $(GPU) ## the training step compiled for eight H100; needs no GPU
-	.venv-gpu/bin/python -m pytest tests/programs/test_gpu.py
+	.venv-gpu/bin/python -m pytest tests/programs/test_gpu.py tests/planning/test_gpu.py
 
 .PHONY: test-peers
 test-peers: $(PEERS) ## the tests of datasets of TensorFlow, PyTorch and Hugging Face
@@ -173,7 +173,7 @@ clicks-compare: $(MAIN) ## the same AUC on one device, by one worker, and by fou
 	.venv/bin/python -m examples.clicks.compare $(ARGS)
 
 .PHONY: bench
-bench: $(MAIN) $(if $(filter-out allreduce checkpoint fit_peers loop parameter_server recovery scaling,$(BENCH)),,$(PEERS)) ## benchmarks; tables here, results and plots in runs/bench
+bench: $(MAIN) $(if $(filter-out allreduce checkpoint fit_peers loop parameter_server plan recovery scaling,$(BENCH)),,$(PEERS)) ## benchmarks; tables here, results and plots in runs/bench
 	.venv/bin/python -m benchmarks $(BENCH)
 
 .PHONY: peers

@@ -19,6 +19,7 @@ from benchmarks.checkpoint import run_checkpoint
 from benchmarks.machine import describe_machine, load_warning
 from benchmarks.parameter_server import run_parameter_server
 from benchmarks.parameter_server_failures import run_parameter_server_failures
+from benchmarks.plan import run_plan
 from benchmarks.plot import draw_ratios
 from benchmarks.recovery import run_recovery
 from benchmarks.report import Form, make_rows, make_table, versions_by_environment, write_json
@@ -49,6 +50,7 @@ _WHOLE = {
     "checkpoint": run_checkpoint,
     "parameter_server": run_parameter_server,
     "parameter_server_failures": run_parameter_server_failures,
+    "plan": run_plan,
     "recovery": run_recovery,
     "transport": run_transport,
 }
@@ -106,7 +108,7 @@ def main(
     """Measures how fast Stratagem is.
 
     Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input, scaling, allreduce,
-    checkpoint, parameter_server, parameter_server_failures, recovery, transport.
+    checkpoint, parameter_server, parameter_server_failures, plan, recovery, transport.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:

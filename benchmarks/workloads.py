@@ -140,6 +140,17 @@ WORKLOADS = {
             gpu_steps_per_call=10,
         ),
         Workload(
+            name="billion_transformer",
+            title="Transformer 1.1G bf16",
+            batch_size=8,
+            steps_per_epoch=4,
+            input_shape=(512,),
+            input_dtype="int32",
+            num_tokens=32000,
+            cpu_steps_per_call=1,
+            gpu_steps_per_call=1,
+        ),
+        Workload(
             name="encoded_images",
             title="Encoded images",
             batch_size=16,

@@ -25,6 +25,9 @@ _SMALL_TRANSFORMER = _TransformerSizes(64, 4, 128, 2)
 # Those of BERT-base: Devlin et al. 2019, section 3.
 _LARGE_TRANSFORMER = _TransformerSizes(768, 12, 3072, 12)
 
+# About those of GPT-2's successors with a billion parameters: 21 blocks of 50 million.
+_BILLION_TRANSFORMER = _TransformerSizes(2048, 16, 8192, 21)
+
 
 def build_model(name: str) -> keras.Model:
     """Returns the model of a workload, with the same weights in every process."""
@@ -36,6 +39,7 @@ def build_model(name: str) -> keras.Model:
         "cnn": _cnn,
         "transformer": _small_transformer,
         "large_transformer": _large_transformer,
+        "billion_transformer": _billion_transformer,
         "resnet50": _resnet50,
     }
     return make[name](workload)
@@ -96,6 +100,11 @@ def _small_transformer(workload: Workload) -> keras.Model:
 def _large_transformer(workload: Workload) -> keras.Model:
     keras.config.set_dtype_policy("mixed_bfloat16")
     return _transformer(workload, _LARGE_TRANSFORMER)
+
+
+def _billion_transformer(workload: Workload) -> keras.Model:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    return _transformer(workload, _BILLION_TRANSFORMER)
 
 
 def _transformer(workload: Workload, sizes: _TransformerSizes) -> keras.Model:

@@ -164,7 +164,12 @@ def _devices(target: Target) -> tuple[Any, ...]:
             kind.name, platform="cuda", topology=shape, target_config=config
         )
         return tuple(description.devices)
-    environment.set_defaults({"TPU_SKIP_MDS_QUERY": "1"})  # nobody to ask which TPU this is
+    environment.set_defaults(
+        {
+            "TPU_SKIP_MDS_QUERY": "1",  # nobody to ask which TPU this is
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # others may compile at the same time
+        }
+    )
     shape = "x".join(map(str, target.shape))
     several: dict[str, Any] = {"num_slices": target.num_groups} if target.num_groups > 1 else {}
     description = topologies.get_topology_desc(f"{kind.name}:{shape}", platform="tpu", **several)

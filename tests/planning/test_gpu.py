@@ -1,0 +1,56 @@
+"""Plans by the compiler for GPUs: need JAX's plugin for CUDA, and no GPU (`make test-gpu`)."""
+
+from __future__ import annotations
+
+import jax
+import keras
+import pytest
+
+import stratagem as sg
+from stratagem.planning import Plan
+
+pytest.importorskip(
+    "jax_plugins.xla_cuda12", reason="JAX's CUDA plugin is not installed: `make test-gpu` has it"
+)
+
+_NUM_PARAMETERS = 4 * (2048 * 2048 + 2048) + 2048 * 10 + 10
+
+
+def _deep() -> keras.Model:
+    layers = [keras.layers.Dense(2048, activation="relu") for _ in range(4)]
+    model = keras.Sequential([keras.Input((2048,)), *layers, keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model
+
+
+def _planned(target: str, global_batch: int) -> Plan:
+    shapes = (
+        jax.ShapeDtypeStruct((global_batch, 2048), "float32"),
+        jax.ShapeDtypeStruct((global_batch,), "int32"),
+    )
+    return sg.plan(_deep, shapes, target)
+
+
+def test_h100_hides_most_sums_and_holds_what_arithmetic_says() -> None:
+    plan = _planned("8xH100", 2048)
+    memory = plan.memory
+    assert plan.compiler == "gpu"
+    assert plan.is_scheduled
+    assert memory.parameters_bytes == 4 * _NUM_PARAMETERS
+    assert memory.optimizer_bytes == 8 * _NUM_PARAMETERS + 8
+    # All gradients are there at once before Adam takes the first; activations are a tenth of them.
+    assert 0.9 * memory.gradients_bytes < memory.temporary_bytes < 2.2 * memory.gradients_bytes
+    assert plan.reduced_bytes == pytest.approx(4 * _NUM_PARAMETERS, rel=0.01)
+    assert plan.hidden_share > 0.5
+    assert 0 < plan.step.hidden_s <= plan.step.most_hidden_s
+    # Each device reads parameters and slots at least, and writes them.
+    assert plan.accessed_bytes > 2 * (memory.parameters_bytes + memory.optimizer_bytes)
+
+
+@pytest.mark.parametrize("target", ["16xA100", "2xB200", "2xH200", "2xL4"])
+def test_other_gpus(target) -> None:
+    plan = _planned(target, 512)
+    assert plan.compiler == "gpu", plan.notes
+    assert plan.memory.parameters_bytes == 4 * _NUM_PARAMETERS
+    assert plan.reduced_bytes >= 4 * _NUM_PARAMETERS

@@ -1,0 +1,60 @@
+"""Plans by the compiler for TPUs: need libtpu, and no TPU (`make test-tpu`)."""
+
+from __future__ import annotations
+
+import jax
+import keras
+import pytest
+
+import stratagem as sg
+from stratagem.planning import Plan
+
+pytest.importorskip("libtpu", reason="libtpu is not installed: `make test-tpu` has it")
+
+_NUM_PARAMETERS = 1024 * 4096 + 4096 + 4096 * 1024 + 1024
+
+
+def _dense(width: int = 4096) -> keras.Model:
+    model = keras.Sequential(
+        [keras.Input((1024,)), keras.layers.Dense(width, "relu"), keras.layers.Dense(1024)]
+    )
+    model.compile("adam", "mse")
+    return model
+
+
+def _planned(target: str, width: int = 4096) -> Plan:
+    shapes = (jax.ShapeDtypeStruct((256, 1024), "float32"),) * 2
+    return sg.plan(lambda: _dense(width), shapes, target)
+
+
+def test_one_slice() -> None:
+    plan = _planned("v5e:2x4")
+    assert plan.compiler == "tpu", plan.notes
+    memory = plan.memory
+    assert memory.parameters_bytes == 4 * _NUM_PARAMETERS
+    assert memory.optimizer_bytes == 8 * _NUM_PARAMETERS + 8
+    # Some gradients are in the chip's fast memory, which is none of these 16 GiB.
+    assert memory.temporary_bytes > 0.4 * memory.gradients_bytes
+    assert plan.reduced_bytes == pytest.approx(4 * _NUM_PARAMETERS, rel=0.01)
+    assert plan.accessed_bytes > 2 * (memory.parameters_bytes + memory.optimizer_bytes)
+    assert plan.step.num_devices == 8
+
+
+def test_two_slices_exchange_a_part_of_each_chip() -> None:
+    """The compiler scatters within a slice, sums between slices and gathers within."""
+    plan = _planned("2xv5e:2x4")
+    assert plan.compiler == "tpu", plan.notes
+    between = sum(one.num_bytes for one in plan.reductions if one.leaves_slice)
+    within = sum(one.num_bytes for one in plan.reductions if one.kind == "reduce-scatter")
+    assert within == pytest.approx(4 * _NUM_PARAMETERS, rel=0.01)
+    assert between == pytest.approx(within / 8, rel=0.02)
+    assert plan.scaling[-1].reduction_s > plan.scaling[-2].reduction_s
+
+
+def test_what_does_not_fit_is_refused_by_the_compiler() -> None:
+    """Parameters, moments and gradients of 1.6 G elements are 26 GB; a v5e has 16 GiB."""
+    plan = _planned("v5e:2x2", width=800_000)
+    assert plan.is_refused
+    assert not plan.fits
+    assert plan.compiler == "cpu"
+    assert any("refuses the step because it does not fit" in note for note in plan.notes)
