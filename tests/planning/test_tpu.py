@@ -14,6 +14,11 @@ pytest.importorskip("libtpu", reason="libtpu is not installed: `make test-tpu` h
 _NUM_PARAMETERS = 1024 * 4096 + 4096 + 4096 * 1024 + 1024
 
 
+@pytest.fixture(autouse=True)
+def _others_may_compile_too(monkeypatch) -> None:
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+
 def _dense(width: int = 4096) -> keras.Model:
     model = keras.Sequential(
         [keras.Input((1024,)), keras.layers.Dense(width, "relu"), keras.layers.Dense(1024)]

@@ -1,22 +1,21 @@
 """Takes the training step out of a program, in place of running it: for who plans and not trains.
 
-While `capturing` is on, the first replica function that trains ends the program with a
+While `capture` runs a program, the first replica function that trains ends the program with a
 `StepCaptured`, which carries it. Others before it, such as an evaluation, give zeros.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.trace import Trace
 from stratagem.topology import Topology
 
-__all__ = ["CapturedStep", "StepCaptured", "capturing", "note_optimizer", "offer_step"]
+__all__ = ["CapturedStep", "StepCaptured", "capture", "note_optimizer", "offer_step"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +65,25 @@ class _Seen(threading.local):
 _capture, _seen = _Capture(), _Seen()
 
 
-@contextlib.contextmanager
-def capturing(*, takes_all: bool = False) -> Generator[None]:
-    """Lets the first training step raise `StepCaptured` in place of being compiled.
+def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep | None:
+    """Runs a program until its first training step, which is not compiled and not run.
 
     Args:
+        run: the program.
         takes_all: take the first replica function, whether it trains or not.
+
+    Returns:
+        The step; None if the program ended without one.
     """
     before = (_capture.is_on, _capture.takes_all)
     _capture.is_on, _capture.takes_all = True, takes_all
     try:
-        yield
+        run()
+    except StepCaptured as captured:
+        return captured.step
     finally:
         _capture.is_on, _capture.takes_all = before
+    return None
 
 
 def note_optimizer(optimizer: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from stratagem.execution.step_capture import CapturedStep, StepCaptured, capturing
+from stratagem.execution.step_capture import CapturedStep, capture
 from stratagem.keras.private import build_for
 from stratagem.keras.variable_creation import adopt
 from stratagem.messages import explain
@@ -99,13 +99,11 @@ def _take_step(model: Any, batch: tuple[Any, ...]) -> CapturedStep:
     function = model.train_function
     model.train_function = None
     try:
-        with capturing():
-            model.train_on_batch(*batch)
-    except StepCaptured as captured:
-        return captured.step
+        step = capture(lambda: model.train_on_batch(*batch))
     finally:
         model.train_function = function
-    raise AssertionError("a step that trains was not taken")
+    assert step is not None
+    return step
 
 
 @contextlib.contextmanager

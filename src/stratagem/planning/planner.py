@@ -14,7 +14,7 @@ import numpy as np
 
 from stratagem.context import ReplicaBatch, get_strategy, has_strategy
 from stratagem.execution.arguments import Arguments, Leaf
-from stratagem.execution.step_capture import CapturedStep, StepCaptured, capturing
+from stratagem.execution.step_capture import CapturedStep, capture
 from stratagem.input.batches import place, take_batch
 from stratagem.keras.planned_models import as_planned, is_model, training_step
 from stratagem.messages import explain
@@ -138,7 +138,8 @@ def _step_of_function(
     taken = take_batch(batch, planned.num_replicas_in_sync)
     args = place([taken], planned.topology).value()
     with as_planned(strategy.variables.live(), planned):
-        step = _taken(lambda: planned.run(fn, args=args))
+        step = capture(lambda: planned.run(fn, args=args), takes_all=True)
+        assert step is not None
         yield step
 
 
@@ -255,15 +256,6 @@ def _num_examples(step: CapturedStep) -> int:
     if batch.lengths is not None:
         return sum(batch.lengths)
     return (batch.size or 0) * step.strategy.num_replicas_in_sync
-
-
-def _taken(run: Callable[[], Any]) -> CapturedStep:
-    try:
-        with capturing(takes_all=True):
-            run()
-    except StepCaptured as captured:
-        return captured.step
-    raise AssertionError("a step was not taken")
 
 
 def _planned(machine: Target, strategy: Strategy | None) -> Strategy:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from stratagem.execution.step_capture import CapturedStep, StepCaptured, capturing
+from stratagem.execution.step_capture import CapturedStep, capture
 from stratagem.messages import explain
 from stratagem.planning.targets import Target
 from stratagem.topology.absent import planning_for
@@ -51,11 +51,11 @@ def capture_script(
             )
         )
     how = "ended"
-    with _as_main_program(path, arguments), planning_for(target.topology), capturing():
+    with _as_main_program(path, arguments), planning_for(target.topology):
         try:
-            runpy.run_path(str(path), run_name="__main__")
-        except StepCaptured as captured:
-            return captured.step
+            step = capture(lambda: runpy.run_path(str(path), run_name="__main__"))
+            if step is not None:
+                return step
         except SystemExit as end:
             how = f"exited with {end.code!r}"
     raise RuntimeError(
