@@ -46,11 +46,15 @@ def test_one_slice() -> None:
 
 
 def test_two_slices_exchange_a_part_of_each_chip() -> None:
-    """The compiler scatters within a slice, sums between slices and gathers within."""
+    """Summed within a slice, the parts between slices, and gathered within."""
     plan = _planned("2xv5e:2x4")
     assert plan.compiler == "tpu", plan.notes
     between = sum(one.num_bytes for one in plan.reductions if one.leaves_slice)
-    within = sum(one.num_bytes for one in plan.reductions if one.kind == "reduce-scatter")
+    inside = [one for one in plan.reductions if not one.leaves_slice]
+    within = sum(one.num_bytes for one in inside if one.kind != "all-gather")
+    assert within == pytest.approx(
+        sum(one.num_bytes for one in inside if one.kind == "all-gather"), rel=0.01
+    )
     assert within == pytest.approx(4 * _NUM_PARAMETERS, rel=0.01)
     assert between == pytest.approx(within / 8, rel=0.02)
     assert plan.scaling[-1].reduction_s > plan.scaling[-2].reduction_s

@@ -60,6 +60,8 @@ def test_strategies_have_the_devices_that_are_planned_for() -> None:
         strategy = sg.MirroredStrategy()
         assert isinstance(strategy.topology, AbsentTopology)
         assert not strategy.has_values
+    with planning_for(parse_target("2xv5e:4x4").topology):
+        assert sg.TPUStrategy().num_replicas_in_sync == 32
     assert planned_devices() is None
     here = Topology(find_devices(["cpu:0", "cpu:1"]))
     assert planned_topology(here) is here

@@ -12,6 +12,7 @@ from stratagem.errors import NotFoundError
 from stratagem.messages import explain
 from stratagem.strategies.membership import check_resolver, join
 from stratagem.topology import local_devices
+from stratagem.topology.absent import planned_devices
 from stratagem.topology.tpu_places import tpu_topology_of
 from stratagem.topology.tpu_topology import TPUTopology
 
@@ -87,6 +88,8 @@ def tpu_devices(resolver: ClusterResolver) -> tuple[jax.Device, ...]:
         NotFoundError: there is no TPU.
         ValueError: the TPU has more hosts than the resolver names.
     """
+    if (planned := planned_devices()) is not None:
+        return planned
     platform = environment.read("tpu_platform")
     processes = resolver.processes()
     try:
