@@ -46,6 +46,19 @@ def test_only_products_of_the_backward_pass_while_a_sum_travels_count(place, whe
     assert share_behind(reductions) == pytest.approx(128 / 164 if behind else 0)
 
 
+@pytest.mark.parametrize(
+    ("target", "behind"),
+    [("__cudnn$convBackwardFilter", ("conv.1",)), ("__cublas$gemm", ("conv.1",)), ("Sharding", ())],
+)
+def test_products_of_libraries_count(target, behind) -> None:
+    call = (
+        f'%conv.1 = (f32[8]{{0}}, u8[0]{{0}}) custom-call(%x), custom_call_target="{target}",'
+        ' metadata={op_name="jit(step)/transpose(jvp(conv))/conv_general_dilated"}'
+    )
+    program = _PROGRAM.format(place="", between=call, after="")
+    assert Schedule(program).reductions()[0].behind == behind
+
+
 def _of(line: str) -> Reduction:
     text = f"ENTRY %main (x: f32[8]) -> f32[8] {{\n  {line}\n}}\n"
     (found,) = Schedule(text).reductions()

@@ -28,6 +28,8 @@ _COUNTED_GROUPS = re.compile(
     r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"  # as XLA writes an iota
 )
 _PRODUCTS = ("dot", "convolution")
+# Products that the compiler for GPUs hands to a library.
+_LIBRARIES = ('custom_call_target="__cudnn$conv', 'custom_call_target="__cublas$')
 # What a TPU sends to other slices goes by way of its host.
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 # What moves nothing by itself: names for what is there, and ends of what was counted as it began.
@@ -170,7 +172,7 @@ class Schedule:
             between += [
                 product.name
                 for product in (instruction, *self._inside(instruction))
-                if product.operation in _PRODUCTS and _BACKWARD in product.line
+                if _is_product(product) and _BACKWARD in product.line
             ]
         return ()  # nothing ends it here: what runs meanwhile is not known
 
@@ -193,6 +195,12 @@ def share_behind(reductions: Sequence[Reduction]) -> float:
     whole = sum(one.num_bytes * one.times for one in reductions)
     hidden = sum(one.num_bytes * one.times for one in reductions if one.behind)
     return hidden / whole if whole else 0.0
+
+
+def _is_product(instruction: Instruction) -> bool:
+    if instruction.operation == "custom-call":
+        return any(library in instruction.line for library in _LIBRARIES)
+    return instruction.operation in _PRODUCTS
 
 
 def _reduction(
