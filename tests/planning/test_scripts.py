@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
+import jax
+import keras
 import pytest
 
 from stratagem.planning import capture_script, parse_target, plan_step, with_global_batch
@@ -78,6 +81,26 @@ def test_step_without_a_batch_takes_no_other(tmp_path) -> None:
     step = capture_script(script, [], parse_target("2xH100"))
     with pytest.raises(ValueError, match="and the step takes none"):
         with_global_batch(step, 8)
+
+
+@pytest.mark.slow
+def test_a_billion_parameters_take_no_memory_here() -> None:
+    """With Adam's moments they would be 13.7 GB."""
+    before = sum(array.nbytes for array in jax.live_arrays())
+    script = _EXAMPLES / "plan" / "train_transformer.py"
+    policy = keras.config.dtype_policy()
+    try:
+        with jax.numpy_dtype_promotion("standard"):  # which Keras's attention needs
+            step = capture_script(script, [], parse_target("8xH100"))
+    finally:
+        keras.config.set_dtype_policy(policy)
+    trained = [variable for variable in step.trace.written if variable.trainable]
+    width, tokens = 2048, 32_000
+    # A block: attention and a layer of four times its width, with their biases and norms.
+    block = 4 * (width + 1) * width + (width + 1) * 4 * width + (4 * width + 1) * width + 4 * width
+    whole = tokens * width + 20 * block + 2 * width + (width + 1) * tokens
+    assert sum(math.prod(variable.shape) for variable in trained) == whole
+    assert sum(array.nbytes for array in jax.live_arrays()) - before < 10**8
 
 
 @pytest.mark.parametrize(
