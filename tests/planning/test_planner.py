@@ -198,6 +198,15 @@ def test_what_cannot_be_planned(what, batch, error, message) -> None:
         sg.plan(what, batch, "2xH100")
 
 
+def test_model_of_parameter_servers() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        model = _model()
+    strategy.schedules = True  # as theirs do
+    with pytest.raises(ValueError, match="a model of a strategy whose replicas are in lockstep"):
+        sg.plan(model, _BATCH, "2xH100")
+
+
 def test_model_that_trains_nothing() -> None:
     model = _model()
     model.trainable = False

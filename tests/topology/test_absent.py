@@ -59,13 +59,17 @@ def test_strategies_have_the_devices_that_are_planned_for() -> None:
         assert sg.OneDeviceStrategy("gpu:0").num_replicas_in_sync == 1
         strategy = sg.MirroredStrategy()
         assert isinstance(strategy.topology, AbsentTopology)
-        assert not strategy.has_values
     with planning_for(parse_target("2xv5e:4x4").topology):
         assert sg.TPUStrategy().num_replicas_in_sync == 32
     assert planned_devices() is None
     here = Topology(find_devices(["cpu:0", "cpu:1"]))
     assert planned_topology(here) is here
-    assert sg.MirroredStrategy(["cpu:0", "cpu:1"]).has_values
+    assert not sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology.is_absent
+
+
+def test_parameter_servers_are_not_planned() -> None:
+    with planning_for(_EIGHT), pytest.raises(ValueError, match="while a step is planned"):
+        sg.ParameterServerStrategy(num_workers=1, num_servers=1)
 
 
 def test_names_are_checked_for_absent_devices_too() -> None:

@@ -101,7 +101,8 @@ def install() -> None:
 
 
 def _class_under(strategy: Any) -> type[DistributedVariable]:
-    return DistributedVariable if strategy.has_values else ValuelessVariable
+    has_values = strategy.has_values and not strategy.topology.is_absent
+    return DistributedVariable if has_values else ValuelessVariable
 
 
 def _is_collected(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

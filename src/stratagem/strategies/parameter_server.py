@@ -13,6 +13,7 @@ from stratagem.strategies.coordinator_options import CoordinatorOptions, checked
 from stratagem.strategies.served_cluster import ClusterPlan, make_cluster, update_mode
 from stratagem.strategies.served_strategy import ServedStrategy
 from stratagem.strategies.served_worker import begin_independent
+from stratagem.topology.absent import refuse_to_plan
 
 __all__ = ["ParameterServerStrategy"]
 
@@ -84,6 +85,7 @@ class ParameterServerStrategy(ServedStrategy):
                     fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
                 )
             )
+        refuse_to_plan("A ParameterServerStrategy")
         resolver = cluster_resolver or TFConfigClusterResolver()
         spec = resolver.cluster_spec()
         if independent:

@@ -23,8 +23,7 @@ from stratagem.strategies.automatic import AutomaticOps
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
 from stratagem.strategies.logical_devices import LogicalDevices
-from stratagem.topology import Topology
-from stratagem.topology.absent import planned_topology
+from stratagem.topology import Topology, planned_topology
 from stratagem.values import PerReplica, regroup
 from stratagem.values.distributed import DistributedValues
 from stratagem.variables import KeepingPolicy, VariableRegistry, agree_on_initial_values
@@ -74,11 +73,9 @@ class Strategy(LogicalDevices):
                     fix="leave cross_device_ops out, or pass sg.RingAllReduce(), for example.",
                 )
             )
-        self.topology = topology = planned_topology(topology)
-        if topology.is_absent:
-            self.has_values = False
+        self.topology = planned_topology(topology)
         self.cross_device_ops = cross_device_ops or AutomaticOps()
-        self.cross_device_ops.all_reduce(topology)  # raises where they do not fit the devices
+        self.cross_device_ops.all_reduce(self.topology)  # raises where they do not fit the devices
         self.variables = VariableRegistry()
         self.compiled = CompiledExecution(self)
         self._extended = StrategyExtended(self)

@@ -1,6 +1,7 @@
 """Which devices form a replica, and how they are laid out."""
 
+from stratagem.topology.absent import planned_topology
 from stratagem.topology.devices import find_devices, local_devices
 from stratagem.topology.mesh import REPLICA_AXIS, Topology
 
-__all__ = ["REPLICA_AXIS", "Topology", "find_devices", "local_devices"]
+__all__ = ["REPLICA_AXIS", "Topology", "find_devices", "local_devices", "planned_topology"]

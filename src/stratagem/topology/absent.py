@@ -19,6 +19,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh
 
+from stratagem.messages import explain
 from stratagem.topology.mesh import REPLICA_AXIS, Topology
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "planned_devices",
     "planned_topology",
     "planning_for",
+    "refuse_to_plan",
 ]
 
 # An array up to this size is kept as it is.
@@ -157,6 +159,25 @@ def planned_devices(num_named: int | None = None) -> tuple[Any, ...] | None:
     devices = _planned.topology.devices
     assert devices is not None
     return devices[:1] if num_named == 1 else devices
+
+
+def refuse_to_plan(what: str) -> None:
+    """Raises while a step is planned.
+
+    Args:
+        what: cannot be.
+
+    Raises:
+        ValueError: one is.
+    """
+    if _planned.topology is not None:
+        raise ValueError(
+            explain(
+                f"{what} was made while a step is planned.",
+                expected="a strategy whose replicas are in lockstep.",
+                fix="make the model under MirroredStrategy to plan it.",
+            )
+        )
 
 
 def planned_topology(topology: Topology) -> Topology:
