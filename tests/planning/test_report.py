@@ -102,7 +102,7 @@ def test_picture_shows_all_parts_and_steps(plan, tmp_path) -> None:
     figure = figure_of(_with_temporaries(plan, 30 * _GIB))
     memory, steps = figure.axes
     labels = memory.get_legend_handles_labels()[1]
-    assert labels == ["activations and gradients 30.00 GiB"]  # what else there is is too narrow
+    assert labels == ["activations and gradients 30.00 GiB"]  # what else there is is too small
     assert len(memory.patches) == sum(size > 0 for _, size in plan.memory.parts())
     assert [tick.get_text() for tick in steps.get_xticklabels()] == ["1", "2"]
     draw(plan, tmp_path / "new" / "plan.png")

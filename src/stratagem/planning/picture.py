@@ -22,8 +22,8 @@ _COLORS = {
 }
 _WIDTH_IN = 10
 _HEIGHT_IN = 5.2
-# Narrower parts have no room for their name.
-_LEAST_NAMED_SHARE = 0.012
+# Smaller parts of the whole would only lengthen the legend.
+_LEAST_NAMED_SHARE = 0.01
 
 
 def draw(plan: Plan, path: str | Path) -> None:
@@ -81,7 +81,7 @@ def _draw_memory(axes: Any, plan: Plan) -> None:
         width = size / gib
         if size:
             label = f"{name} {size_text(size)}"
-            shown = label if width >= _LEAST_NAMED_SHARE * whole else None
+            shown = label if size >= _LEAST_NAMED_SHARE * memory.total_bytes else None
             axes.barh(0, width, left=left, height=0.6, color=_COLORS[name], label=shown)
         left += width
     limits = (("JAX's pool", memory.pool_bytes), ("device", memory.device_bytes))
