@@ -20,6 +20,8 @@ from stratagem.topology.absent import (
     planning_for,
 )
 
+pytestmark = pytest.mark.compatibility
+
 _EIGHT = parse_target("8xH100").topology
 
 

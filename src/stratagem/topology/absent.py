@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 from stratagem.messages import explain
 from stratagem.topology.mesh import REPLICA_AXIS, Topology
@@ -80,7 +80,8 @@ class AbsentTopology(Topology):
     @cached_property
     def mesh(self) -> Any:
         """A mesh without devices, which is enough to trace and to lower a program."""
-        return AbstractMesh((self.num_replicas,), (REPLICA_AXIS,))
+        axis_types = (AxisType.Auto,)  # as `jax.sharding.Mesh` has them; newer JAX chooses others
+        return AbstractMesh((self.num_replicas,), (REPLICA_AXIS,), axis_types=axis_types)
 
     def replicate(self, value: Any) -> Any:
         """Returns what stands for a copy of a value on every device."""
