@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.topology.groups import check_groups, find_groups, neighbours, prime_factors
+from stratagem.topology.devices import find_groups
+from stratagem.topology.groups import check_groups, neighbours, prime_factors
 from stratagem.values import PerReplica
 
 

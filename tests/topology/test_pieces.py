@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.topology import Topology
-from stratagem.topology.groups import find_groups
+from stratagem.topology.devices import find_groups
 from stratagem.topology.pieces import (
     copy_of_replica,
     on_host,

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 import stratagem as sg
 from stratagem.topology import Topology
-from stratagem.topology.groups import find_groups
+from stratagem.topology.devices import find_groups
 from stratagem.variables import Division, VariableLayouts, require_layouts_used
 
 

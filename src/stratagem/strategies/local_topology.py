@@ -9,7 +9,7 @@ import jax
 
 from stratagem.messages import explain
 from stratagem.topology import Topology, find_devices, local_devices
-from stratagem.topology.groups import find_groups
+from stratagem.topology.devices import find_groups
 
 __all__ = ["local_topology", "parameter_device_of"]
 

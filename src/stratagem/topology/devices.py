@@ -11,8 +11,9 @@ import jax
 from stratagem import environment
 from stratagem.messages import explain
 from stratagem.topology.absent import planned_devices
+from stratagem.topology.groups import check_groups
 
-__all__ = ["DeviceLike", "find_devices", "local_devices"]
+__all__ = ["DeviceLike", "find_devices", "find_groups", "local_devices"]
 
 DeviceLike: TypeAlias = str | int | jax.Device
 
@@ -90,6 +91,38 @@ def find_devices(specs: Sequence[DeviceLike]) -> tuple[jax.Device, ...]:
     _check_distinct(devices)
     _check_local(devices)
     return devices
+
+
+def find_groups(
+    specs: Sequence[Sequence[DeviceLike]],
+) -> tuple[tuple[jax.Device, ...], ...]:
+    """Returns the devices that groups of names, indices or `jax.Device` objects stand for.
+
+    Args:
+        specs: a list of devices for each replica.
+
+    Returns:
+        The devices of each replica.
+
+    Raises:
+        ValueError: no device; an unknown, repeated or remote one; groups of unequal size.
+        TypeError: groups beside single devices.
+
+    Example:
+        >>> find_groups([["cpu:0", "cpu:1"]])
+        ((CpuDevice(id=0), CpuDevice(id=1)),)
+    """
+    for spec in specs:
+        if not isinstance(spec, list | tuple):
+            raise TypeError(
+                explain(
+                    f"devices={list(specs)!r} has groups and, beside them, {spec!r}.",
+                    expected="devices, one a replica, or a list of devices for each replica.",
+                    fix='write devices=[["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]].',
+                )
+            )
+    found = iter(find_devices([device for group in specs for device in group]))
+    return check_groups([[next(found) for _ in group] for group in specs])
 
 
 def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
