@@ -5,7 +5,7 @@
 #   PYTHON=...   interpreter of the main environment (3.11 to 3.13)
 #   ARGS=...     arguments of `make train` and its like, for example ARGS="--strategy one_device"
 #   BENCH=...    one benchmark by name; without it, all
-#   TESTS=...    what the pytest of `make test` gets, for example TESTS="tests/context -x"
+#   TESTS=...    what the pytest of `make test` and `make test-tpu` gets, for example TESTS="tests/context -x"
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
@@ -111,8 +111,8 @@ test-slow: $(MAIN) ## the tests that take minutes
 	.venv/bin/python -m pytest -m slow
 
 .PHONY: test-tpu
-test-tpu: $(TPU) ## the training step compiled for eight TPU chips; needs no TPU
-	.venv-tpu/bin/python -m pytest tests/programs/test_tpu.py tests/planning/test_tpu.py
+test-tpu: $(TPU) ## training steps compiled for TPUs of 8 to 256 chips; needs no TPU
+	.venv-tpu/bin/python -m pytest tests/programs tests/planning/test_tpu.py --ignore tests/programs/test_gpu.py $(TESTS)
 
 .PHONY: test-gpu
 test-gpu: $(GPU) ## the training step compiled for eight H100; needs no GPU

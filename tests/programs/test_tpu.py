@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from stratagem.topology import Topology
+from tests.programs.absent_chips import chips_of
 from tests.programs.schedule import Schedule, share_behind
 from tests.programs.training_steps import dense_step
 
@@ -30,12 +31,7 @@ _OVERLAP = {
 
 @pytest.fixture(scope="module")
 def chips() -> Topology:
-    from jax.experimental import topologies
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TPU_SKIP_MDS_QUERY", "1")  # nobody to ask which TPU this is
-        description = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4")
-    return Topology(tuple(description.devices))
+    return Topology(tuple(chips_of("v5e:2x4")))
 
 
 @pytest.fixture(scope="module")
