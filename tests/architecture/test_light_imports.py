@@ -45,6 +45,7 @@ LIGHT_STATEMENTS = [
     "from stratagem.cli import main; main(['launch', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['goodput', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['server', '--help'], standalone_mode=False)",
+    "from stratagem.cli import main; main(['plan', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['kubernetes', 'render', '-h'], standalone_mode=False)",
 ]
 

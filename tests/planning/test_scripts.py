@@ -69,6 +69,17 @@ def test_error_of_a_script_is_its_own(tmp_path) -> None:
         capture_script(script, ["a"], parse_target("2xH100"))
 
 
+def test_script_that_names_one_device_uses_one(tmp_path) -> None:
+    script = tmp_path / "one.py"
+    source = (_PROGRAMS / "loop.py").read_text()
+    mirrored, one = 'sg.MirroredStrategy(["cpu:0", "cpu:1"])', 'sg.OneDeviceStrategy("gpu:0")'
+    script.write_text(source.replace(mirrored, one))
+    target = parse_target("8xH100")
+    plan = plan_step(capture_script(script, [], target), target, title="one.py")
+    assert (plan.target.name, plan.global_batch, plan.reductions) == ("1xH100", 6, ())
+    assert "The strategy uses 1 device: so does the plan." in plan.notes
+
+
 def test_step_without_a_batch_takes_no_other(tmp_path) -> None:
     script = tmp_path / "counts.py"
     script.write_text(

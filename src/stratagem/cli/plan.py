@@ -38,7 +38,7 @@ def command(
     json_file: Path | None,
     picture: Path | None,
 ) -> None:
-    """Say what a training step of SCRIPT takes on a machine that is not here.
+    """Plan a training step of SCRIPT for a machine that is not here.
 
     The script runs unmodified until its first training step, with as many replicas as the machine
     has devices. Nothing is trained, and its variables take no memory. Options that are not those
@@ -66,6 +66,8 @@ def _planned(
     planning = importlib.import_module("stratagem.planning")
     machine = planning.parse_target(target)
     step = planning.capture_script(script, arguments, machine)
+    note = "The batch is that of the script's first step, divided by the devices."
     if global_batch is not None:
         step = planning.with_global_batch(step, global_batch)
-    return planning.plan_step(step, machine, title=script.name)
+        note = "The batch is another than the script's, divided by the devices."
+    return planning.plan_step(step, machine, title=script.name, notes=(note,))
