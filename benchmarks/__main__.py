@@ -19,6 +19,7 @@ from benchmarks.checkpoint import run_checkpoint
 from benchmarks.machine import describe_machine, load_warning
 from benchmarks.parameter_server import run_parameter_server
 from benchmarks.parameter_server_failures import run_parameter_server_failures
+from benchmarks.placement import run_placement
 from benchmarks.plan import run_plan
 from benchmarks.plot import draw_ratios
 from benchmarks.recovery import run_recovery
@@ -51,6 +52,7 @@ _WHOLE = {
     "parameter_server": run_parameter_server,
     "parameter_server_failures": run_parameter_server_failures,
     "plan": run_plan,
+    "placement": run_placement,
     "recovery": run_recovery,
     "transport": run_transport,
 }
@@ -108,7 +110,7 @@ def main(
     """Measures how fast Stratagem is.
 
     Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input, scaling, allreduce,
-    checkpoint, parameter_server, parameter_server_failures, plan, recovery, transport.
+    checkpoint, parameter_server, parameter_server_failures, plan, placement, recovery, transport.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Reduction", "StepProgram", "reductions_in"]
+from benchmarks.collectives import collectives_in
 
-# The type stands between "=" and the operation: one array, or a tuple of those of one message.
-_COLLECTIVE = re.compile(
-    r"= (?P<type>\([^()]*(?:\([^()]*\)[^()]*)*\)|\S+) "
-    r"(?P<name>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    r"|collective-broadcast)(?:-start)?\("
-)
-_ARRAY = re.compile(r"\b(?P<dtype>pred|bf16|[a-z]\d+)\[(?P<sizes>[\d,]*)\]")
+__all__ = ["Reduction", "StepProgram", "reductions_in"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,22 +66,11 @@ def reductions_in(program: str) -> list[Reduction]:
         ValueError: another collective, which the prediction knows nothing of.
     """
     found: list[Reduction] = []
-    for line in program.splitlines():
-        collective = _COLLECTIVE.search(line)
-        if collective is None:
-            continue
-        if collective["name"] != "all-reduce":
+    for collective in collectives_in(program):
+        if collective.kind != "all-reduce":
             raise ValueError(
-                f"The program has a {collective['name']}: {line.strip()[:200]}. Expected: "
+                f"The program has a {collective.kind}: {collective.line}. Expected: "
                 "all-reduces only. Teach the prediction what it costs."
             )
-        found += [
-            Reduction(_num_bytes(array["dtype"], array["sizes"]), array["dtype"])
-            for array in _ARRAY.finditer(collective["type"])
-        ]
+        found += [Reduction(array.num_bytes, array.dtype) for array in collective.arrays]
     return found
-
-
-def _num_bytes(dtype: str, sizes: str) -> int:
-    bits = {"pred": 8, "bf16": 16}.get(dtype) or int(dtype[1:])
-    return math.prod(int(size) for size in sizes.split(",") if size) * bits // 8
