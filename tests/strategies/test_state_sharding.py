@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.strategies.state_sharding import keeping_of_state
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 8192, (22, 3), dtype="int32")
@@ -148,4 +149,17 @@ def test_run_op_by_op_gives_the_same() -> None:
 def test_other_wishes_are_refused() -> None:
     with pytest.raises(ValueError, match="shard_state='weights' was given"):
         sharing(2, "weights")
+    with pytest.raises(ValueError, match="shard_state='all' and a layout_map were given"):
+        sg.MirroredStrategy(
+            [["cpu:0", "cpu:1"]], shard_state="all", layout_map={"kernel": (None, "logical")}
+        )
     assert sharing(1, "all").keeping is None
+
+
+def test_devices_of_several_processes_share_nothing_out() -> None:
+    class OfSeveral:
+        spans_processes = True
+        num_replicas = 2
+
+    with pytest.raises(ValueError, match="for devices of several processes"):
+        keeping_of_state("optimizer", OfSeveral())  # pyright: ignore[reportArgumentType]

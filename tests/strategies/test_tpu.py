@@ -177,10 +177,22 @@ def test_arguments_that_cannot_be_are_refused(arguments, error, message) -> None
         sg.TPUStrategy(**arguments)
 
 
-def test_several_cores_a_replica_are_refused() -> None:
+def test_several_cores_a_replica_are_its_logical_devices() -> None:
     assignment = assigned(4, computation_shape=[2, 1, 1, 1])
-    with pytest.raises(ValueError, match="The device assignment has 2 cores a replica"):
-        sg.TPUStrategy(None, assignment)
+    strategy = sg.TPUStrategy(None, assignment, layout_map={"kernel": (None, "logical")})
+    assert strategy.num_replicas_in_sync == 4
+    with strategy.scope():
+        kernel = sg.Variable(np.ones((2, 6), "float32"), name="kernel")
+    shards = kernel.storage.addressable_shards
+    assert sorted(shard.device.id for shard in shards) == list(range(8))
+    assert {shard.data.shape for shard in shards} == {(2, 3)}
+
+
+def test_state_may_be_shared_out() -> None:
+    strategy = sg.TPUStrategy(shard_state="all")
+    with strategy.scope():
+        kernel = sg.Variable(np.ones((64, 32), "float32"))
+    assert {shard.data.shape for shard in kernel.kept.addressable_shards} == {(8, 32)}
 
 
 def test_machine_without_a_tpu_is_told_what_to_do(monkeypatch) -> None:

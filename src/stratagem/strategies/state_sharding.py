@@ -22,7 +22,7 @@ def keeping_of_state(
         layout_map: which variables the devices of each replica divide; None for none.
 
     Raises:
-        ValueError: another value, or both.
+        ValueError: another value, both, or devices of several processes.
     """
     if shard_state not in (None, "optimizer", "all"):
         raise ValueError(
@@ -38,6 +38,14 @@ def keeping_of_state(
                 f"shard_state={shard_state!r} and a layout_map were given.",
                 expected="one of the two: each says where the parts of a variable are.",
                 fix="leave one of them out.",
+            )
+        )
+    if shard_state is not None and topology.spans_processes:
+        raise ValueError(
+            explain(
+                f"shard_state={shard_state!r} was given for devices of several processes.",
+                expected="None there: state is shared out among the devices of one process.",
+                fix="leave it out.",
             )
         )
     if shard_state is None or topology.num_replicas == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, final
 
 from stratagem.cluster import ClusterResolver
@@ -9,11 +10,13 @@ from stratagem.group import agree_on_random_state
 from stratagem.messages import explain
 from stratagem.strategies.automatic import AutomaticOps
 from stratagem.strategies.membership import check_resolver, copy_refused
+from stratagem.strategies.state_sharding import keeping_of_state
 from stratagem.strategies.strategy import Strategy
 from stratagem.strategies.tpu_system import find_resolver, tpu_devices
 from stratagem.topology import Topology
 from stratagem.topology.device_assignment import DeviceAssignment
 from stratagem.topology.tpu_places import assigned_devices, in_ring_order
+from stratagem.variables import VariableLayouts
 
 __all__ = ["TPUStrategy"]
 
@@ -28,11 +31,14 @@ class TPUStrategy(Strategy):
     Args:
         tpu_cluster_resolver: names the TPU's hosts; None asks the environment, and without an
             answer takes the TPU of this machine.
-        experimental_device_assignment: which devices compute which replica; None for a replica on
-            each, those of a host in a ring in which each stands beside the next.
-        experimental_spmd_xla_partitioning: accepted; with one device a replica it says nothing.
+        experimental_device_assignment: which devices compute which replica, one or several, its
+            logical devices; None for a replica on each, those of a host in a ring in which each
+            stands beside the next.
+        experimental_spmd_xla_partitioning: accepted; a computation is divided in no other way.
         steps_per_run: how many steps a call on the devices has, where `Model.compile` is not told
             `steps_per_execution` and `run_steps` no number.
+        shard_state: as of `MirroredStrategy`, on a TPU of one host.
+        layout_map: as of `MirroredStrategy`.
 
     Raises:
         NotFoundError: no TPU.
@@ -55,6 +61,8 @@ class TPUStrategy(Strategy):
         experimental_spmd_xla_partitioning: bool = False,
         *,
         steps_per_run: int | None = None,
+        shard_state: str | None = None,
+        layout_map: Mapping[str, Any] | None = None,
     ) -> None:
         check_resolver(tpu_cluster_resolver, "tpu_cluster_resolver")
         _check_assignment(experimental_device_assignment)
@@ -71,11 +79,14 @@ class TPUStrategy(Strategy):
         self._resolver = find_resolver(tpu_cluster_resolver)
         devices = tpu_devices(self._resolver)
         if experimental_device_assignment is None:
-            devices = in_ring_order(devices)
+            topology = Topology(in_ring_order(devices))
         else:
             groups = assigned_devices(experimental_device_assignment, devices)
-            devices = tuple(device for (device,) in groups)
-        super().__init__(Topology(devices), AutomaticOps())
+            topology = Topology.of_groups(groups)
+        super().__init__(topology, AutomaticOps())
+        self.keeping = keeping_of_state(shard_state, topology, layout_map)
+        if layout_map is not None:
+            self.layouts = VariableLayouts(layout_map, topology)
         self.steps_per_run = steps_per_run
         self.device_assignment = experimental_device_assignment
         if self.topology.spans_processes:
@@ -111,14 +122,6 @@ def _check_assignment(assignment: Any) -> None:
                 f"{type(assignment).__name__}.",
                 expected="an sg.tpu.experimental.DeviceAssignment, or None.",
                 fix="make one with DeviceAssignment.build(topology, num_replicas=...).",
-            )
-        )
-    if assignment.num_cores_per_replica > 1:
-        raise ValueError(
-            explain(
-                f"The device assignment has {assignment.num_cores_per_replica} cores a replica.",
-                expected="one core a replica.",
-                fix="leave computation_shape out.",
             )
         )
 
