@@ -74,9 +74,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         rows = [ROWS.get(name) for name in parameters.values() if isinstance(name, str)]
         if any(row is not None and row.is_slow for row in rows):
             item.add_marker(pytest.mark.slow)
-        of_groups = {name for name in parameters.values() if str(name).startswith("logical")}
-        is_told = item.path.stem in _ABOUT_PLACES and parameters.get("execution") != "eager"
-        if of_groups and (not is_told or of_groups != {"logical_2x2"}):
+        told = "-".join(str(one) for one in parameters.values())
+        is_fast = item.path.stem in _ABOUT_PLACES and "logical_2x2" in told and "eager" not in told
+        if "logical" in told and not is_fast:
             item.add_marker(pytest.mark.slow)
         is_short = item.path.name in _ENOUGH_FOR_CHIPS and parameters.get("execution") != "eager"
         if "tpu_2" in re.split(r"[\[\]-]", item.name) and not is_short:
