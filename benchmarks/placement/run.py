@@ -46,9 +46,7 @@ def run_placement(
         Whether all went well.
     """
     load_before = os.getloadavg()[0]
-    cases: list[Case] = [case for case in CASES if only in case.name]
-    if is_quick:
-        cases = [case.quick() for case in cases]
+    cases: list[Case] = [case.quick() if is_quick else case for case in CASES if only in case.name]
     accelerator: str | None = None
     if only in _GPU_NAME and not is_quick:
         memory = _ask_memory(environments, effort)
@@ -73,26 +71,35 @@ def run_placement(
         results[case.name] = figures
         rows += as_json(case, figures)
         console.print(make_table(case, figures))
-        console.print(
-            f"Weights after an epoch: at most {max(one.difference for one in figures):.1g} from "
-            f"those of {figures[0].name}."
-        )
+        console.print(_agreement(figures))
     machine = {**describe_machine(accelerator), "load_before": load_before}
-    told = {"versions": {"ours": versions}, "machine": machine, "rounds": effort.num_rounds}
-    write_json(
-        output / "placement.json",
-        {"benchmark": "placement", **told, "rows": rows, "failures": failures},
-    )
+    told = {"benchmark": "placement", "versions": {"ours": versions}, "machine": machine}
+    told |= {"rounds": effort.num_rounds, "rows": rows, "failures": failures}
+    write_json(output / "placement.json", told)
     if results:
         console.print(MEANING, markup=False)
-        measured_on = f"{machine['cpu']}, {machine['cores']} cores"
-        draw(
-            output / "placement.png",
-            results,
-            f"{measured_on}, {accelerator}" if accelerator else measured_on,
-        )
+        _draw(output, results, machine, accelerator)
     console.print(f"Results and picture: {output / 'placement'}.json, .png", soft_wrap=True)
     return not failures
+
+
+def _agreement(figures: list[Figures]) -> str:
+    difference = max(one.difference for one in figures)
+    return f"Weights after an epoch: at most {difference:.1g} from those of {figures[0].name}."
+
+
+def _draw(
+    output: Path,
+    results: dict[str, list[Figures]],
+    machine: dict[str, Any],
+    accelerator: str | None,
+) -> None:
+    measured_on = f"{machine['cpu']}, {machine['cores']} cores"
+    draw(
+        output / "placement.png",
+        results,
+        f"{measured_on}, {accelerator}" if accelerator else measured_on,
+    )
 
 
 def choose_gpu_case(memory: dict[str, Any]) -> Case | str:

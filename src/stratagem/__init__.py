@@ -105,9 +105,9 @@ __version__ = "0.1.0"
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
     "BackupAndRestore": ("stratagem.keras", "BackupAndRestore"),
+    "CentralStorageStrategy": ("stratagem.strategies", "CentralStorageStrategy"),
     "Checkpoint": ("stratagem.checkpoint", "Checkpoint"),
     "CheckpointManager": ("stratagem.checkpoint", "CheckpointManager"),
-    "CentralStorageStrategy": ("stratagem.strategies", "CentralStorageStrategy"),
     "ClusterSpec": ("stratagem.cluster", "ClusterSpec"),
     "CollectiveAllReduceStrategy": ("stratagem.strategies", "CollectiveAllReduceStrategy"),
     "CollectiveCommunication": ("stratagem.communication", "CollectiveCommunication"),
@@ -197,9 +197,9 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
 __all__ = [
     "AutoShardPolicy",
     "BackupAndRestore",
+    "CentralStorageStrategy",
     "Checkpoint",
     "CheckpointManager",
-    "CentralStorageStrategy",
     "ClusterSpec",
     "CollectiveAllReduceStrategy",
     "CollectiveCommunication",

@@ -58,6 +58,8 @@ def _evaluated(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
     name, params = eqn.primitive.name, eqn.params
     if name in _CALLS and _CALLS[name] in params:
         return retrace(params[_CALLS[name]], inputs)
+    if name == "reshard":  # to the type that it has in that mesh
+        return inputs
     if name == "cond":
         index, *operands = inputs
         branches = [_as_function(branch) for branch in params["branches"]]

@@ -97,18 +97,16 @@ def part_step(
                 handed[id(atom)] = atom
     number = {key: index for index, key in enumerate(handed)}
     is_moved = {id(eqn) for eqn in moved}
-    stays = [atom for atom, updated in zip(jaxpr.outvars, is_updated, strict=True) if not updated]
+    outputs = list(zip(jaxpr.outvars, is_updated, strict=True))
     return StepParts(
         replica=jaxpr.replace(
             eqns=[eqn for eqn in jaxpr.eqns if id(eqn) not in is_moved],
-            outvars=[*stays, *handed.values()],
+            outvars=[*(atom for atom, updated in outputs if not updated), *handed.values()],
         ),
         update=jaxpr.replace(
             eqns=moved,
             invars=list(needed.values()),
-            outvars=[
-                atom for atom, updated in zip(jaxpr.outvars, is_updated, strict=True) if updated
-            ],
+            outvars=[atom for atom, updated in outputs if updated],
         ),
         update_inputs=[
             ("input", places[key]) if key in places else ("handed", number[key]) for key in needed

@@ -20,7 +20,7 @@ from stratagem.context import (
     stack,
 )
 from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import current_scope, is_worth_rows
+from stratagem.execution import current_scope
 from stratagem.execution.trace_errors import foreign_variable
 from stratagem.keras.annotations import (
     current_annotations,
@@ -37,6 +37,7 @@ from stratagem.keras.divided_copies import DividedCopies
 from stratagem.keras.initial_value import as_initializer
 from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.row_updates import RowUpdates
+from stratagem.keras.stored_value import StoredValue
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.strategies.reduction import of_all
 from stratagem.topology.lockstep import is_of_several
@@ -44,7 +45,6 @@ from stratagem.topology.pieces import own_copy
 from stratagem.values import Mirrored, PerReplica
 from stratagem.variables import (
     Home,
-    Keeping,
     VariableKind,
     WholeValue,
     aggregate_components,
@@ -60,7 +60,7 @@ from stratagem.variables import (
 __all__ = ["DistributedVariable"]
 
 
-class DistributedVariable(DividedCopies, RowUpdates, keras.Variable):
+class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable):
     """A Keras variable that was created in a strategy's scope.
 
     Made by `keras.Variable` itself; takes its arguments.
@@ -69,15 +69,7 @@ class DistributedVariable(DividedCopies, RowUpdates, keras.Variable):
         ValueError: annotations that make no sense with several replicas.
     """
 
-    _stored: Any = None
-    _is_table = False
-    # The variable that an optimizer has made it for.
-    slot_of: Any = None
     initial_digest: int = 0
-    # Where the one value of all replicas is kept; None for a copy on each device.
-    keeping: Keeping | None = None
-    # Whether it is a table of which replicas get the rows that they look up.
-    has_rows: bool = False
     _home: Home
 
     def __init__(
@@ -122,47 +114,6 @@ class DistributedVariable(DividedCopies, RowUpdates, keras.Variable):
             **kwargs,
         )
         strategy.variables.add(self, self._home)
-
-    @property
-    def storage(self) -> Any:
-        """The whole array, as its kind stores it; None until it is initialised."""
-        trace = current_function_trace()
-        if trace is not None:
-            return trace.load(self, self._stored)
-        if self.keeping is None or self._stored is None:
-            return self._stored
-        return self.keeping.spread(self._stored, self._home.strategy.topology)
-
-    @storage.setter
-    def storage(self, value: Any) -> None:
-        trace = current_function_trace()
-        if trace is not None:
-            trace.store(self, value)
-        elif self.keeping is None or value is None:
-            self._stored = value
-        else:
-            self._stored = self.keeping.kept(value)
-
-    @property
-    def for_step(self) -> Any:
-        """What a compiled step of its strategy gets of it."""
-        if self.keeping is None or current_function_trace() is not None:
-            return self.storage
-        return self.keeping.for_step(self._stored, self._home.strategy.topology)
-
-    @property
-    def kept(self) -> Any:
-        """The value where it is kept between steps; outside every trace."""
-        return self._stored
-
-    @kept.setter
-    def kept(self, value: Any) -> None:
-        self._stored = value
-
-    @property
-    def has_value(self) -> bool:
-        """Whether it is initialised."""
-        return self._stored is not None
 
     @property
     def _value(self) -> Any:
@@ -257,16 +208,8 @@ class DistributedVariable(DividedCopies, RowUpdates, keras.Variable):
         """How a whole value becomes components; in update context each of them takes it."""
         return VariableAggregation.NONE if in_update_context() else self._home.aggregation
 
-    def _choose_keeping(self) -> None:
-        policy = self._home.strategy.keeping
-        if policy is None or self._home.kind is VariableKind.ON_READ:
-            return
-        self.keeping = policy.choose(self, self.slot_of)
-        gives_rows = self.keeping is not None and self.keeping.gives_rows
-        self.has_rows = gives_rows and self._is_table and is_worth_rows(self.shape)
-
     def _initialize_with_initializer(self, initializer: Any) -> None:
-        self._choose_keeping()
+        self.choose_keeping()
         value = self.initial_value(initializer, self._dtype)
         self.initial_digest = initial_digest(value, self._home.strategy.topology)
         if self._home.kind is VariableKind.ON_READ:  # each component starts with the whole value
@@ -293,7 +236,7 @@ class DistributedVariable(DividedCopies, RowUpdates, keras.Variable):
 
     def assign_own(self, value: Any) -> Any:
         """Sets the value without aggregation: replicas must agree on it, which is to be shown."""
-        if (rows := self._as_rows(value)) is not None:
+        if (rows := self.assigned_as_rows(value)) is not None:
             return rows
         result = super().assign(value)
         is_own = self._home.aggregation is VariableAggregation.NONE
@@ -301,16 +244,6 @@ class DistributedVariable(DividedCopies, RowUpdates, keras.Variable):
         if scope is not None and id(self) in scope.writes:
             scope.mark_unproven(self)
         return result
-
-    def _as_rows(self, value: Any) -> Any:
-        """Sets the rows for which this stands now; None where it stands for all."""
-        scope = current_scope()
-        if scope is None or id(self) not in scope.row_counts:
-            return None
-        value = self._convert_to_tensor(value, dtype=self._dtype)
-        assert value.shape == (scope.row_counts[id(self)], *self.shape[1:])
-        scope.add_update((self, value))
-        return value
 
     def assign_add(self, value: Any) -> Any:
         """Adds a value; in a replica function the replicas' values are aggregated first."""
@@ -399,7 +332,7 @@ class DistributedVariable(DividedCopies, RowUpdates, keras.Variable):
         self.whole = WholeValue()
         self.find_division()
         home.strategy.variables.add(self, home)
-        self._choose_keeping()
+        self.choose_keeping()
         self.initial_digest = initial_digest(value, home.strategy.topology)
         self._direct_assign(value)
 

@@ -9,7 +9,7 @@ from typing import Any
 from stratagem.messages import explain
 from stratagem.variables import Keeping, keeping_of
 
-__all__ = ["CENTRAL", "MIRRORED", "SHARDED", "PlacementRules"]
+__all__ = ["CENTRAL", "MIRRORED", "PlacementRules", "SHARDED"]
 
 MIRRORED, CENTRAL, SHARDED = "mirrored", "central", "sharded"
 

@@ -89,8 +89,7 @@ class Strategy(LogicalDevices):
                 f"{self} was given to copy.copy.",
                 expected="copy.deepcopy: a shallow copy would share its variables with the "
                 "original.",
-                fix="use copy.deepcopy for a new strategy on the same devices, or the strategy "
-                "itself.",
+                fix="use copy.deepcopy for a new strategy on the same devices, or itself.",
             )
         )
 

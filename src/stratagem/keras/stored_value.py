@@ -1,0 +1,97 @@
+"""Where the value of a variable of a strategy is between steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution import current_scope, is_worth_rows
+from stratagem.variables import Home, Keeping, VariableKind
+
+__all__ = ["StoredValue"]
+
+
+class StoredValue:
+    """The value of a variable: a copy on each device, or kept elsewhere by its strategy's policy.
+
+    `keeping` is where it is kept; None for a copy on each replica's device. `has_rows` tells
+    whether it is a table of which replicas get the rows that they look up. `slot_of` is the
+    variable that an optimizer has made it for.
+    """
+
+    keeping: Keeping | None = None
+    has_rows: bool = False
+    slot_of: Any = None
+    _is_table = False
+    _stored: Any = None
+    _home: Home
+    _dtype: Any
+
+    @property
+    def storage(self) -> Any:
+        """The whole array, as its kind stores it; None until it is initialised."""
+        trace = current_function_trace()
+        if trace is not None:
+            return trace.load(self, self._stored)
+        if self.keeping is None or self._stored is None:
+            return self._stored
+        return self.keeping.spread(self._stored, self._home.strategy.topology)
+
+    @storage.setter
+    def storage(self, value: Any) -> None:
+        trace = current_function_trace()
+        if trace is not None:
+            trace.store(self, value)
+        elif self.keeping is None or value is None:
+            self._stored = value
+        else:
+            self._stored = self.keeping.kept(value)
+
+    @property
+    def for_step(self) -> Any:
+        """What a compiled step of its strategy gets of it."""
+        if self.keeping is None or current_function_trace() is not None:
+            return self.storage
+        return self.keeping.for_step(self._stored, self._home.strategy.topology)
+
+    @property
+    def kept(self) -> Any:
+        """The value where it is kept between steps; outside every trace."""
+        return self._stored
+
+    @kept.setter
+    def kept(self, value: Any) -> None:
+        self._stored = value
+
+    @property
+    def has_value(self) -> bool:
+        """Whether it is initialised."""
+        return self._stored is not None
+
+    def choose_keeping(self) -> None:
+        """Asks the strategy where the value is to be kept, before there is one."""
+        policy = self._home.strategy.keeping
+        if policy is None or self._home.kind is VariableKind.ON_READ:
+            return
+        self.keeping = policy.choose(self, self.slot_of)
+        gives_rows = self.keeping is not None and self.keeping.gives_rows
+        variable: Any = self
+        self.has_rows = gives_rows and self._is_table and is_worth_rows(variable.shape)
+
+    def assigned_as_rows(self, value: Any) -> Any:
+        """Sets the rows for which this stands now, in the update of a table's rows.
+
+        Args:
+            value: of these rows.
+
+        Returns:
+            The value; None where this stands for all of its rows, and nothing is set.
+        """
+        variable: Any = self
+        scope = current_scope()
+        if scope is None or id(self) not in scope.row_counts:
+            return None
+        value = variable._convert_to_tensor(value, dtype=self._dtype)
+        assert value.shape == (scope.row_counts[id(self)], *variable.shape[1:])
+        scope.add_update((self, value))
+        return value
