@@ -76,7 +76,7 @@ class Case:
 
 _SIDES = {
     "Mirrored": "mirrored",
-    "Mirrored, shard_state": "state in parts",
+    "shard_state=all": "state in parts",
     "Hybrid, sharded": "hybrid, sharded",
     "Hybrid, central": "hybrid, central",
     "CentralStorage": "central",
@@ -124,15 +124,13 @@ def case_on_gpu(table_bytes: int, gpu_bytes: int, compute: str = "gpu:0") -> Cas
     )
     on_host = dataclasses.replace(options, parameter_device="cpu:0")
     sides = [
-        Placed("all on the GPU, rows", options),
-        Placed("CentralStorage on the host", on_host),
-        Placed(
-            "Hybrid, table on the host", dataclasses.replace(on_host, placement="hybrid, central")
-        ),
+        Placed("all on the GPU", options),
+        Placed("CentralStorage", on_host),
+        Placed("Hybrid, central", dataclasses.replace(on_host, placement="hybrid, central")),
     ]
     if _TABLES_OF_WHOLE * table_bytes <= gpu_bytes:
         whole = dataclasses.replace(options, placement="mirrored")
-        sides.append(Placed("all on the GPU, Mirrored", whole))
+        sides.append(Placed("Mirrored", whole))
     return Case(
         f"one GPU, a table of {table_bytes / 1e9:.3g} GB",
         sides=tuple(sides),

@@ -123,10 +123,10 @@ def make_table(case: Case, results: Sequence[Figures]) -> Table:
         table.add_row(
             one.name,
             f"{one.median_steps_per_s:,.2f}",
-            f"[bold {color}]{statistics.median(ratios):.3f}[/]",
-            f"{min(ratios):.3f}",
-            f"{max(ratios):.3f}",
-            *(f"{size / 1e6:,.2f}" for size in sizes),
+            f"[bold {color}]{statistics.median(ratios):.2f}[/]",
+            f"{min(ratios):.2f}",
+            f"{max(ratios):.2f}",
+            *(f"{size / 1e6:,.{0 if size >= 1e9 else 2}f}" for size in sizes),
         )
     return table
 

@@ -46,16 +46,7 @@ def run_placement(
         Whether all went well.
     """
     load_before = os.getloadavg()[0]
-    cases: list[Case] = [case.quick() if is_quick else case for case in CASES if only in case.name]
-    accelerator: str | None = None
-    if only in _GPU_NAME and not is_quick:
-        memory = _ask_memory(environments, effort)
-        accelerator = memory["device_kind"] or None
-        chosen = choose_gpu_case(memory)
-        if isinstance(chosen, Case):
-            cases.append(chosen)
-        else:
-            console.print(f"Skipped: {_GPU_NAME}: {chosen}.")
+    cases, accelerator = _choose_cases(environments, effort, console, only, is_quick=is_quick)
     results: dict[str, list[Figures]] = {}
     rows: list[dict[str, Any]] = []
     versions: dict[str, str] = {}
@@ -71,35 +62,40 @@ def run_placement(
         results[case.name] = figures
         rows += as_json(case, figures)
         console.print(make_table(case, figures))
-        console.print(_agreement(figures))
+        console.print(
+            f"Weights after an epoch: at most {max(one.difference for one in figures):.1g} from "
+            f"those of {figures[0].name}."
+        )
     machine = {**describe_machine(accelerator), "load_before": load_before}
-    told = {"benchmark": "placement", "versions": {"ours": versions}, "machine": machine}
-    told |= {"rounds": effort.num_rounds, "rows": rows, "failures": failures}
-    write_json(output / "placement.json", told)
+    told = {"versions": {"ours": versions}, "machine": machine, "rounds": effort.num_rounds}
+    write_json(
+        output / "placement.json",
+        {"benchmark": "placement", **told, "rows": rows, "failures": failures},
+    )
     if results:
         console.print(MEANING, markup=False)
-        _draw(output, results, machine, accelerator)
+        measured_on = f"{machine['cpu']}, {machine['cores']} cores"
+        measured_on += f", {accelerator}" if accelerator else ""
+        draw(output / "placement.png", results, measured_on)
     console.print(f"Results and picture: {output / 'placement'}.json, .png", soft_wrap=True)
     return not failures
 
 
-def _agreement(figures: list[Figures]) -> str:
-    difference = max(one.difference for one in figures)
-    return f"Weights after an epoch: at most {difference:.1g} from those of {figures[0].name}."
-
-
-def _draw(
-    output: Path,
-    results: dict[str, list[Figures]],
-    machine: dict[str, Any],
-    accelerator: str | None,
-) -> None:
-    measured_on = f"{machine['cpu']}, {machine['cores']} cores"
-    draw(
-        output / "placement.png",
-        results,
-        f"{measured_on}, {accelerator}" if accelerator else measured_on,
-    )
+def _choose_cases(
+    environments: Environments, effort: Effort, console: Console, only: str, *, is_quick: bool
+) -> tuple[list[Case], str | None]:
+    """Returns what is to be measured here, and on which GPU; says what is not."""
+    cases = [case for case in CASES if only in case.name]
+    if is_quick:
+        return [case.quick() for case in cases], None
+    if only not in _GPU_NAME:
+        return cases, None
+    memory = _ask_memory(environments, effort)
+    chosen = choose_gpu_case(memory)
+    if isinstance(chosen, Case):
+        return [*cases, chosen], memory["device_kind"]
+    console.print(f"Skipped: {_GPU_NAME}: {chosen}.")
+    return cases, memory["device_kind"] or None
 
 
 def choose_gpu_case(memory: dict[str, Any]) -> Case | str:

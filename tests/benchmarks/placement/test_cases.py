@@ -54,8 +54,8 @@ def test_table_on_the_host_is_beside_all_on_the_gpu() -> None:
     case = choose_gpu_case(H200)
     assert isinstance(case, Case)
     names = [one.name for one in case.sides]
-    assert names[0] == "all on the GPU, rows"
-    assert names[-1] == "all on the GPU, Mirrored"
+    assert names[0] == "all on the GPU"
+    assert names[-1] == "Mirrored"
     assert [one.options.parameter_device for one in case.sides[:3]] == ["gpu:0", "cpu:0", "cpu:0"]
     assert {one.options.table_bytes for one in case.sides} == {20 * GIGABYTE}
     # Six times the table is what a step takes that makes gradients of all of it.

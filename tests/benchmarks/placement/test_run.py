@@ -85,7 +85,7 @@ def test_large_sides_are_not_there_at_once(fake: type[FakeWorker]) -> None:
 
 
 def test_other_weights_are_refused(fake: type[FakeWorker]) -> None:
-    fake.trained["Mirrored, shard_state"] = 1.0001
+    fake.trained["shard_state=all"] = 1.0001
     with pytest.raises(WorkerError, match="trains to other weights than Mirrored"):
         measure(CASE, Environments(), EFFORT)
     assert len(fake.ended) == 2
@@ -114,7 +114,7 @@ def test_sides_train_the_same_and_tell(tmp_path: Path) -> None:
     dense = 4 * (512 * 128 + 128 + 128 * 64 + 64 + 64 + 1)
     state = 2 * (4 * 4_000 * 64 + dense)
     assert mirrored["held_bytes"] == pytest.approx(state, abs=64)
-    assert rows["Mirrored, shard_state"]["held_bytes"] == pytest.approx(state / 2, rel=0.01)
+    assert rows["shard_state=all"]["held_bytes"] == pytest.approx(state / 2, rel=0.01)
     assert rows["Hybrid, sharded"]["held_bytes"] == pytest.approx(state / 2 + dense, rel=0.01)
     assert rows["Hybrid, central"]["held_bytes"] == pytest.approx(2 * dense, abs=64)
     assert central["held_bytes"] < 64
