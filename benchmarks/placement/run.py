@@ -63,8 +63,8 @@ def run_placement(
         rows += as_json(case, figures)
         console.print(make_table(case, figures))
         console.print(
-            f"Weights after an epoch: at most {max(one.difference for one in figures):.1g} from "
-            f"those of {figures[0].name}."
+            f"Weights after an epoch differ from those of {figures[0].name} by at most "
+            f"{max(one.difference for one in figures):.1g}."
         )
     machine = {**describe_machine(accelerator), "load_before": load_before}
     told = {"versions": {"ours": versions}, "machine": machine, "rounds": effort.num_rounds}

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from benchmarks.workers.placement_work import NUM_FIELDS, PlacementOptions, training_data
-from benchmarks.workers.profiled_programs import exchanged_bytes, profiled
+from benchmarks.workers.profiled_programs import dumped_programs, exchanged_bytes, profiled
 from benchmarks.workers.protocol import serve_questions
 from benchmarks.workers.transfers import counted_transfers, name_of
 
@@ -113,12 +113,13 @@ class PlacedTraining:
             self.train(1)
         exchanged: dict[str, int] = {}
         if self._options.dump:
+            programs = dumped_programs(Path(self._options.dump), runs.programs)
             if runs.num_copies != transfers.num_copies:
                 raise RuntimeError(
                     f"XLA copied {runs.num_copies} arrays from device to device, and "
                     f"{transfers.num_copies} were counted: some were sent by another way."
                 )
-            exchanged = exchanged_bytes(runs, _dumped(self._options.dump, runs.names))
+            exchanged = exchanged_bytes(runs, programs)
         return {
             "exchanged": exchanged,
             "sent": transfers.between,
@@ -164,14 +165,6 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
         "held": lambda question: training.held(),
     }
     return lambda question: answers[question["kind"]](question)
-
-
-def _dumped(folder: str, programs: dict[int, str]) -> dict[int, str]:
-    texts: dict[int, str] = {}
-    for program, name in programs.items():
-        (path,) = Path(folder).glob(f"module_{program:04d}.{name}.*after_optimizations.txt")
-        texts[program] = path.read_text(encoding="utf-8")
-    return texts
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +12,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.workers.profiled_programs import ProgramRuns, exchanged_bytes, profiled
+from benchmarks.workers.profiled_programs import (
+    Program,
+    ProgramRuns,
+    dumped_programs,
+    exchanged_bytes,
+    profiled,
+)
 from benchmarks.workers.stratagem_placement import held_bytes
 from benchmarks.workers.transfers import counted_transfers, name_of
 
@@ -72,8 +79,8 @@ def test_programs_tell_what_they_exchanged(devices: list[jax.Device]) -> None:
         for _ in range(3):
             jax.block_until_ready(compiled(rows))
         jax.block_until_ready(jax.device_put(elsewhere, over(devices[:2])))
-    ((program, name),) = runs.names.items()
-    assert name == "jit_known"
+    (program,) = runs.programs
+    assert program.name == "jit_known"
     # A device has 64 of the 128 bytes.
     assert exchanged_bytes(runs, {program: compiled.as_text()}) == {
         "jit_known: all-gather": 3 * 128,
@@ -84,15 +91,37 @@ def test_programs_tell_what_they_exchanged(devices: list[jax.Device]) -> None:
 
 
 def test_incomplete_profile_is_refused() -> None:
-    runs = ProgramRuns(names={7: "jit_step"})
+    program = Program("jit_step", 7)
+    runs = ProgramRuns()
+    runs.operations[program, "dot"] = Counter({0: 2, 1: 2})
     text = "%ar = f32[8]{0} all-reduce(%x), to_apply=%sum"
     with pytest.raises(RuntimeError, match="ar of jit_step was seen"):
-        exchanged_bytes(runs, {7: text})
-    runs.operations[7, "ar"] = Counter({0: 2, 1: 3})
+        exchanged_bytes(runs, {program: text})
+    runs.operations[program, "ar"] = Counter({0: 2, 1: 3})
     with pytest.raises(RuntimeError, match="The profile is incomplete"):
-        exchanged_bytes(runs, {7: text})
-    runs.operations[7, "ar"] = Counter({0: 2, 1: 2})
-    assert exchanged_bytes(runs, {7: text}) == {"jit_step: all-reduce": 2 * 2 * 32}
+        exchanged_bytes(runs, {program: text})
+    runs.operations[program, "ar"] = Counter({0: 2, 1: 2})
+    assert exchanged_bytes(runs, {program: text}) == {"jit_step: all-reduce": 2 * 2 * 32}
+
+
+def test_dumped_program_is_found_by_its_number_or_its_name(tmp_path: Path) -> None:
+    exchange = "%ar = f32[8]{0} all-reduce(%x), to_apply=%sum"
+
+    def dump(number: int, name: str, text: str) -> None:
+        (tmp_path / f"module_{number:04d}.{name}.cpu_after_optimizations.txt").write_text(text)
+        (tmp_path / f"module_{number:04d}.{name}.before_optimizations.txt").write_text("no")
+
+    dump(3, "jit_step", "%c = f32[8]{0} copy(%x)")
+    dump(12, "jit_step", exchange)
+    third, twelfth, any_one = (Program("jit_step", number) for number in (3, 12, 0))
+    texts = dumped_programs(tmp_path, [third, twelfth, any_one])
+    assert "copy" in texts[third]
+    assert texts[twelfth] == texts[any_one] == exchange
+    dump(13, "jit_step", exchange)
+    with pytest.raises(RuntimeError, match="2 of 3 programs in"):
+        dumped_programs(tmp_path, [any_one])
+    with pytest.raises(RuntimeError, match="0 of 0 programs in"):
+        dumped_programs(tmp_path, [Program("jit_other", 0)])
 
 
 def test_arrays_that_live_are_held_where_they_are(devices: list[jax.Device]) -> None:
