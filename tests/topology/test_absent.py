@@ -69,9 +69,22 @@ def test_strategies_have_the_devices_that_are_planned_for() -> None:
     assert not sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology.is_absent
 
 
-def test_parameter_servers_are_not_planned() -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(
+            lambda: sg.ParameterServerStrategy(num_workers=1, num_servers=1), id="servers"
+        ),
+        pytest.param(sg.CentralStorageStrategy, id="central"),
+        pytest.param(lambda: sg.HybridStrategy(placement={}), id="hybrid"),
+        pytest.param(lambda: sg.MirroredStrategy(shard_state="all"), id="state shared out"),
+        pytest.param(lambda: sg.MirroredStrategy([["gpu:0", "gpu:1"]]), id="groups"),
+        pytest.param(lambda: sg.MultiWorkerMirroredStrategy(devices_per_replica=2), id="workers"),
+    ],
+)
+def test_parameter_servers_are_not_planned(make) -> None:
     with planning_for(_EIGHT), pytest.raises(ValueError, match="while a step is planned"):
-        sg.ParameterServerStrategy(num_workers=1, num_servers=1)
+        make()
 
 
 def test_names_are_checked_for_absent_devices_too() -> None:

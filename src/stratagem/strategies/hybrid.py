@@ -9,6 +9,7 @@ from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.local_topology import local_topology, parameter_device_of
 from stratagem.strategies.placement_rules import CENTRAL, MIRRORED, SHARDED, PlacementRules
 from stratagem.strategies.strategy import Strategy
+from stratagem.topology.absent import refuse_to_plan
 from stratagem.topology.devices import DeviceLike
 from stratagem.variables import OnOneDevice, OverReplicas
 
@@ -54,6 +55,7 @@ class HybridStrategy(Strategy):
         placement: Mapping[str | Callable[[Any], bool], str],
         parameter_device: DeviceLike | None = None,
     ) -> None:
+        refuse_to_plan("A HybridStrategy")
         topology = local_topology(devices, name="devices")
         super().__init__(topology, cross_device_ops)
         places = {

@@ -17,7 +17,7 @@ from stratagem.strategies.automatic import AutomaticOps
 from stratagem.strategies.membership import check_resolver, copy_refused, join
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
-from stratagem.topology.absent import planned_devices
+from stratagem.topology.absent import planned_devices, refuse_to_plan
 from stratagem.topology.groups import neighbours
 from stratagem.variables import VariableLayouts
 
@@ -83,6 +83,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices = join(self._resolver, processes, communication_options.timeout_seconds)
         else:
             devices = local_devices()
+        if devices_per_replica != 1:
+            refuse_to_plan("A strategy with several devices a replica")
         topology = Topology.of_groups(neighbours(devices, devices_per_replica))
         is_open = communication_options.implementation is CommunicationImplementation.AUTO
         may_measure = is_open and topology.spans_processes and topology.groups is None

@@ -6,6 +6,7 @@ from typing import Any
 
 from stratagem.messages import explain
 from stratagem.topology import Topology
+from stratagem.topology.absent import refuse_to_plan
 from stratagem.variables import KeepingPolicy, OverReplicas, PartedState
 
 __all__ = ["keeping_of_state"]
@@ -40,6 +41,8 @@ def keeping_of_state(
                 fix="leave one of them out.",
             )
         )
+    if shard_state is not None:
+        refuse_to_plan("A strategy with shard_state")
     if shard_state is not None and topology.spans_processes:
         raise ValueError(
             explain(

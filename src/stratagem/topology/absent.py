@@ -175,7 +175,7 @@ def refuse_to_plan(what: str) -> None:
         raise ValueError(
             explain(
                 f"{what} was made while a step is planned.",
-                expected="a strategy whose replicas are in lockstep.",
+                expected="replicas of one device each, with copies of the variables.",
                 fix="make the model under MirroredStrategy to plan it.",
             )
         )
