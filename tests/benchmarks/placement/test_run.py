@@ -145,4 +145,4 @@ def test_table_on_the_host_trains_beside_all_on_one_device() -> None:
     # The rows, and for all but the hybrid the dense layers.
     assert hybrid.to_replicas_bytes == pytest.approx(4096 * 8 * 256, abs=64)
     assert central.to_replicas_bytes > hybrid.to_replicas_bytes
-    assert rows.to_replicas_bytes == 0
+    assert rows.to_replicas_bytes < 64
