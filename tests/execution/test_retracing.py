@@ -35,11 +35,16 @@ def derivatives(x: jax.Array) -> jax.Array:
     return jax.nn.relu(x) + jax.checkpoint(jnp.sin)(x) + jax.nn.silu(x) + jax.nn.softmax(x)
 
 
+def distinct(x: jax.Array) -> jax.Array:
+    values, places = jnp.unique(x, return_inverse=True, size=6, fill_value=9)
+    return values + places.sum().astype(x.dtype) + jax.ops.segment_sum(x, places, num_segments=6)
+
+
 def repeats(x: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, 3, lambda index, v: v @ v.T / (index + 1), jnp.outer(x, x))
 
 
-@pytest.mark.parametrize("function", [conditions, loops, scans, derivatives, repeats])
+@pytest.mark.parametrize("function", [conditions, loops, scans, derivatives, distinct, repeats])
 def test_gives_what_the_function_gives(function) -> None:
     x = jnp.array([0.5, 2.0, -1.0, 3.0])
     traced = jax.make_jaxpr(jax.jit(function))(x)
@@ -48,11 +53,13 @@ def test_gives_what_the_function_gives(function) -> None:
         np.testing.assert_allclose(got, function(given), rtol=1e-6)
 
 
+@pytest.mark.compatibility
 def test_what_was_traced_for_replicas_goes_with_arrays_of_a_mesh() -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("replica",))
 
     def function(x):
-        return jnp.where(x > 0, jnp.clip(x, 0, 2), jax.nn.softplus(x))
+        order = jnp.unique(x, size=4)
+        return jnp.where(x > 0, jnp.clip(x, 0, 2), jax.nn.softplus(x)) + order
 
     whole = jax.make_jaxpr(
         jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)

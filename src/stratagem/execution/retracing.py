@@ -6,7 +6,7 @@ results; evaluated outside of it they would not go together with arrays of other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -58,27 +58,30 @@ def _evaluated(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
     name, params = eqn.primitive.name, eqn.params
     if name in _CALLS and _CALLS[name] in params:
         return retrace(params[_CALLS[name]], inputs)
+    if name in _CONTROL:
+        return _CONTROL[name](eqn, inputs)
     if name == "reshard":  # to the type that it has in that mesh
         return inputs
-    if name == "cond":
-        index, *operands = inputs
-        branches = [_as_function(branch) for branch in params["branches"]]
-        return jax.lax.switch(index, branches, *operands)
-    if name == "while":
-        return _loop(params, inputs)
-    if name == "scan":
-        return _scan(eqn, inputs)
+    if name == "call_hi_primitive":  # from JAX 0.12 on: it is made of others
+        return jax.tree.leaves(params["_prim"].expand(*inputs))
     if name != "sharding_constraint":  # others have it of the mesh that they were traced in
         params = {key: None if key in _TYPED else value for key, value in params.items()}
     results = eqn.primitive.bind(*inputs, **params)
     return results if eqn.primitive.multiple_results else [results]
 
 
+def _choice(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+    index, *operands = inputs
+    branches = [_as_function(branch) for branch in eqn.params["branches"]]
+    return jax.lax.switch(index, branches, *operands)
+
+
 def _as_function(jaxpr: ClosedJaxpr) -> Any:
     return lambda *inputs: retrace(jaxpr, inputs)
 
 
-def _loop(params: dict[str, Any], inputs: list[Any]) -> Sequence[Any]:
+def _loop(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+    params = eqn.params
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     of_cond, of_body = inputs[:num_cond], inputs[num_cond : num_cond + num_body]
     return jax.lax.while_loop(
@@ -113,3 +116,10 @@ def _scan(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
 
 def _has_rank_of(atom: Any, aval: Any) -> bool:
     return atom.aval.ndim == aval.ndim
+
+
+_CONTROL: Mapping[str, Callable[[Any, list[Any]], Sequence[Any]]] = {
+    "cond": _choice,
+    "scan": _scan,
+    "while": _loop,
+}

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from stratagem.topology.pieces import on_host_if
-from stratagem.variables import Division, Home, VariableKind
+from stratagem.variables import Division, Home, Keeping, VariableKind
 
 __all__ = ["DividedCopies"]
 
@@ -18,6 +18,7 @@ class DividedCopies:
     Keras hands `_layout` of a variable to the slots that an optimizer makes for it.
     """
 
+    keeping: Keeping | None
     _home: Home
     _layout: Any
     _shape: tuple[int, ...]
@@ -41,14 +42,14 @@ class DividedCopies:
             self._layout = division
 
     def initial_value(self, initializer: Any, dtype: Any) -> Any:
-        """Returns the initial value; of divided copies on the host, from where they go in pieces.
+        """Returns the initial value; on the host where no device needs have room for the whole.
 
         Args:
             initializer: of Keras.
             dtype: of the variable.
         """
         self.find_division()
-        with on_host_if(self.division is not None):
+        with on_host_if(self.division is not None or self.keeping is not None):
             return self._convert_to_tensor(initializer(self._shape, dtype=dtype))
 
     def _convert_to_tensor(self, value: Any, dtype: Any = None) -> Any:
