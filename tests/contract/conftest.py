@@ -11,9 +11,6 @@ import pytest
 import stratagem as sg
 from tests.contract.rows import ROWS
 
-_ABOUT_PLACES = ("test_members",)
-_ENOUGH_FOR_CHIPS = ("test_members.py", "test_run.py")
-
 
 @pytest.fixture(params=ROWS)
 def strategy(request: pytest.FixtureRequest) -> sg.Strategy:
@@ -55,29 +52,9 @@ def execution(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Moves what is run op by op on one replica, and on eight, to the slow tests.
-
-    Eight take ten times as long as two; one mirrored replica is as one device. Replicas of several
-    devices run the program of one device each, but for where arrays lie: a few files tell that.
-    Chips differ from mirrored replicas in how they are found only.
-    """
+    """Moves to the slow tests what tells of a row only what is told of another one already."""
     for item in items:
-        parameters = (
-            item.callspec.params
-            if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-            else {}
-        )
-        names = {parameters.get("strategy"), parameters.get("distributing")}
-        is_eager = parameters.get("execution") == "eager"
-        if is_eager and names & {"mirrored_1", "mirrored_8", "central_2"}:
-            item.add_marker(pytest.mark.slow)
-        rows = [ROWS.get(name) for name in parameters.values() if isinstance(name, str)]
-        if any(row is not None and row.is_slow for row in rows):
-            item.add_marker(pytest.mark.slow)
-        told = "-".join(str(one) for one in parameters.values())
-        is_fast = item.path.stem in _ABOUT_PLACES and "logical_2x2" in told and "eager" not in told
-        if "logical" in told and not is_fast:
-            item.add_marker(pytest.mark.slow)
-        is_short = item.path.name in _ENOUGH_FOR_CHIPS and parameters.get("execution") != "eager"
-        if "tpu_2" in re.split(r"[\[\]-]", item.name) and not is_short:
-            item.add_marker(pytest.mark.slow)
+        words = re.split(r"[\[\]-]", item.name)
+        for row in (ROWS[word] for word in words if word in ROWS):
+            if row.told_by is not None and (item.path.stem not in row.told_by or "eager" in words):
+                item.add_marker(pytest.mark.slow)

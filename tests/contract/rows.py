@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from unittest import mock
@@ -14,19 +15,24 @@ import stratagem as sg
 class Row:
     """One strategy under contract.
 
-    `make` returns a new one, except that of the default strategy there is only one. `is_slow` tells
-    that another row is so like it that only the slow tests run it.
+    `make` returns a new one, except that of the default strategy there is only one. `told_by` are
+    the files of this suite, compiled, that tell how it differs from the other rows; all others are
+    for the slow tests. None for every file, both ways.
     """
 
     make: Callable[[], sg.Strategy]
     num_replicas: int
     is_cluster: bool = False
-    is_slow: bool = False
+    told_by: tuple[str, ...] | None = None
 
 
-def _mirrored(num_replicas: int) -> Row:
-    names = [f"cpu:{index}" for index in range(num_replicas)]
-    return Row(lambda: sg.MirroredStrategy(names), num_replicas)
+def _names(num_replicas: int) -> list[str]:
+    return [f"cpu:{index}" for index in range(num_replicas)]
+
+
+def _mirrored(num_replicas: int, told_by: tuple[str, ...] | None = None) -> Row:
+    make = functools.partial(sg.MirroredStrategy, _names(num_replicas))
+    return Row(make, num_replicas, told_by=told_by)
 
 
 def _tpu(num_replicas: int) -> sg.Strategy:
@@ -50,40 +56,40 @@ _CLUSTER = {
 }
 
 
-def _central(num_replicas: int, *, is_slow: bool = False) -> Row:
-    names = [f"cpu:{index}" for index in range(num_replicas)]
-    return Row(lambda: sg.CentralStorageStrategy(names, "cpu:0"), num_replicas, is_slow=is_slow)
+def _central(num_replicas: int, *told_by: str) -> Row:
+    make = functools.partial(sg.CentralStorageStrategy, _names(num_replicas), "cpu:0")
+    return Row(make, num_replicas, told_by=told_by)
 
 
-def _hybrid(num_replicas: int, place: str) -> Row:
+def _hybrid(num_replicas: int, place: str, *told_by: str) -> Row:
     """All variables in one place, those too that are too small for it to be of use."""
-    names = [f"cpu:{index}" for index in range(num_replicas)]
-    return Row(lambda: sg.HybridStrategy(names, placement={"": place}), num_replicas, is_slow=True)
+    make = functools.partial(sg.HybridStrategy, _names(num_replicas), placement={"": place})
+    return Row(make, num_replicas, told_by=told_by)
 
 
-def _logical(num_replicas: int, num_logical: int) -> Row:
+def _logical(num_replicas: int, num_logical: int, *told_by: str) -> Row:
     names = [
         [f"cpu:{num_logical * replica + index}" for index in range(num_logical)]
         for replica in range(num_replicas)
     ]
-    return Row(lambda: sg.MirroredStrategy(names), num_replicas)
+    return Row(functools.partial(sg.MirroredStrategy, names), num_replicas, told_by=told_by)
 
 
 _LOCAL = {
     "default": Row(sg.get_strategy, 1),
     "one_device": Row(lambda: sg.OneDeviceStrategy("cpu:0"), 1),
-    "mirrored_1": _mirrored(1),
+    "mirrored_1": _mirrored(1, ("test_members", "test_run")),
     "mirrored_2": _mirrored(2),
-    "mirrored_8": _mirrored(8),
-    "central_1": _central(1, is_slow=True),
-    "central_2": _central(2),
-    "central_4": _central(4, is_slow=True),
-    "hybrid_2": _hybrid(2, "sharded"),
+    "mirrored_8": _mirrored(8, ("test_members", "test_run", "test_collectives")),
+    "central_1": _central(1),
+    "central_2": _central(2, "test_members", "test_run", "test_variables", "test_aggregation"),
+    "central_4": _central(4),
+    "hybrid_2": _hybrid(2, "sharded", "test_members", "test_aggregation"),
     "hybrid_4": _hybrid(4, "sharded"),
     "hybrid_central_2": _hybrid(2, "central"),
     "logical_1x2": _logical(1, 2),
-    "logical_2x2": _logical(2, 2),
+    "logical_2x2": _logical(2, 2, "test_members"),
     "logical_2x4": _logical(2, 4),
-    "tpu_2": Row(lambda: _tpu(2), 2),
+    "tpu_2": Row(lambda: _tpu(2), 2, told_by=("test_members",)),
 }
 ROWS = _CLUSTER if "STRATAGEM_TEST_REPLICAS" in os.environ else _LOCAL

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.execution.exchange import without_unused
 from stratagem.execution.parted_program import PartedProgram
+from stratagem.keras import table_rows
 
-NUM_ROWS, WIDTH = 8192, 8
-IDS = np.array([[[1, 5], [5, 8191]], [[2, 5], [-3, 1]]], "int32")
+TWO = ["cpu:0", "cpu:1"]
+NUM_ROWS, WIDTH = 9000, 8
+IDS = np.array([[[1, 5], [5, 8999]], [[2, 5], [-3, 1]]], "int32")
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -69,37 +72,54 @@ def trained(strategy: sg.Strategy, make: Any, constraint: Any = None) -> tuple[A
     return table, list(strategy.compiled.programs)
 
 
-def whole_tables_made(program: Any) -> int:
+def whole_tables_made(jaxpr: Any) -> int:
     """How many operations make an array of the size of the table, other than by changing rows."""
-    (update,) = program.updates
+    jaxpr, _ = without_unused(jaxpr, [True] * len(jaxpr.invars))
     return sum(
         variable.aval.shape == (NUM_ROWS, WIDTH) and eqn.primitive.name != "scatter"
-        for eqn in update.jaxpr.eqns
+        for eqn in jaxpr.eqns
         for variable in eqn.outvars
     )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_numbers_are_those_of_copies(name) -> None:
+def test_numbers_are_those_of_whole_updates(name, monkeypatch) -> None:
     make, takes_rows = OPTIMIZERS[name]
-    copies, _ = trained(sg.MirroredStrategy(["cpu:0", "cpu:1"]), make)
-    central, programs = trained(sg.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2"), make)
-    np.testing.assert_allclose(
-        central.embeddings.value, copies.embeddings.value, rtol=1e-5, atol=1e-6
-    )
-    (program,) = programs
+    central, (program,) = trained(sg.CentralStorageStrategy(TWO, "cpu:2"), make)
+    mirrored, _ = trained(sg.MirroredStrategy(TWO), make)
+    monkeypatch.setattr(table_rows, "_may_take_rows", lambda *_: False)
+    whole, _ = trained(sg.MirroredStrategy(TWO), make)
+    for table in (central, mirrored):
+        np.testing.assert_allclose(
+            table.embeddings.value, whole.embeddings.value, rtol=1e-5, atol=1e-6
+        )
     assert isinstance(program, PartedProgram)
-    assert (whole_tables_made(program) == 0) == takes_rows
+    (update,) = program.updates
+    assert (whole_tables_made(update.jaxpr) == 0) == takes_rows
+
+
+def test_copies_are_updated_by_rows() -> None:
+    for name, takes_rows in {"adagrad": True, "adam": False}.items():
+        _, (program,) = trained(sg.MirroredStrategy(TWO), OPTIMIZERS[name][0])
+        assert (whole_tables_made(program.trace.jaxpr.jaxpr) == 0) == takes_rows
+
+
+def test_weight_decay_may_leave_a_table_out() -> None:
+    def make() -> keras.optimizers.Optimizer:
+        optimizer = keras.optimizers.SGD(0.5, weight_decay=0.1)
+        optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+        return optimizer
+
+    _, (program,) = trained(sg.MirroredStrategy(TWO), make)
+    assert whole_tables_made(program.trace.jaxpr.jaxpr) == 0
 
 
 def test_table_with_a_constraint_is_updated_whole() -> None:
     make, _ = OPTIMIZERS["sgd"]
-    copies, _ = trained(sg.MirroredStrategy(["cpu:0", "cpu:1"]), make, "unit_norm")
-    central, programs = trained(
-        sg.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2"), make, "unit_norm"
-    )
+    copies, _ = trained(sg.MirroredStrategy(TWO), make, "unit_norm")
+    central, (program,) = trained(sg.CentralStorageStrategy(TWO, "cpu:2"), make, "unit_norm")
     np.testing.assert_allclose(central.embeddings.value, copies.embeddings.value, rtol=1e-5)
-    assert whole_tables_made(programs[0])
+    assert whole_tables_made(program.updates[0].jaxpr)
 
 
 @pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]])

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.execution import ReplicaScope, current_scope
+from stratagem.execution import ReplicaScope, current_scope, is_worth_rows
 from stratagem.keras.private import trainable_variables
+from stratagem.keras.variable import DistributedVariable
 from stratagem.values import IndexedSlices, is_indexed_slices
 
 __all__ = ["apply_with_rows"]
 
-_leaves_rows: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_leaves_rows: weakref.WeakKeyDictionary[Any, dict[int, bool]] = weakref.WeakKeyDictionary()
 _Apply = Callable[[Any, list[Any], Any], Any]
 
 
@@ -63,11 +64,13 @@ def apply_with_rows(
 
 
 def _may_take_rows(apply: _Apply, optimizer: Any, variable: Any) -> bool:
-    if not getattr(variable, "has_rows", False) or variable.constraint is not None:
+    is_ours = isinstance(variable, DistributedVariable) and variable.division is None
+    if not is_ours or variable.constraint is not None or not is_worth_rows(variable.shape):
         return False
-    if optimizer not in _leaves_rows:
-        _leaves_rows[optimizer] = _leaves_rows_alone(apply, optimizer, variable)
-    return _leaves_rows[optimizer]
+    known = _leaves_rows.setdefault(optimizer, {})  # weight decay may leave one of its tables out
+    if id(variable) not in known:
+        known[id(variable)] = _leaves_rows_alone(apply, optimizer, variable)
+    return known[id(variable)]
 
 
 def _leaves_rows_alone(apply: _Apply, optimizer: Any, table: Any) -> bool:
