@@ -86,6 +86,7 @@ def test_example_ends_with_the_promised_line(name: str) -> None:
     _assert_same(_run(name), _promised(name))
 
 
+@pytest.mark.slow
 def test_train_digits_short_run_writes_model_history_and_picture(tmp_path: Path) -> None:
     line, results = _train(tmp_path / "new", "--epochs", "2")
 

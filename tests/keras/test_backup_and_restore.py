@@ -447,8 +447,8 @@ def test_notice_leads_to_one_backup_and_the_next_program_goes_on(
 @pytest.mark.parametrize(
     ("name", "freq", "at_begin"),
     [
-        ("none", 1, [NUM_BATCHES, NUM_BATCHES + 2]),
-        ("two", 1, [NUM_BATCHES, NUM_BATCHES + 2]),
+        pytest.param("none", 1, [NUM_BATCHES, NUM_BATCHES + 2], marks=pytest.mark.slow),
+        pytest.param("two", 1, [NUM_BATCHES, NUM_BATCHES + 2], marks=pytest.mark.slow),
         ("two", 2, [NUM_BATCHES - 1, NUM_BATCHES]),
     ],
 )

@@ -79,6 +79,7 @@ def test_state_that_would_drift_apart_is_refused() -> None:
     assert values_of([layer.mean]) == [0.0]
 
 
+@pytest.mark.slow
 def test_spectral_normalisation_is_that_of_one_device() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression()
@@ -92,6 +93,7 @@ def test_spectral_normalisation_is_that_of_one_device() -> None:
     assert differences(plain_keras(lambda _: job(mirrored(2).scope)), expected) == []
 
 
+@pytest.mark.slow
 def test_adapted_normalisation_is_that_of_one_device() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression()

@@ -87,6 +87,7 @@ def _flat(measured: dict[str, Any]) -> dict[str, Any]:
     return measured | {f"predict {key}": value for key, value in predicted.items()}
 
 
+@pytest.mark.slow
 def test_steps_that_add_to_those_of_keras_with_a_short_batch() -> None:
     # The short batch has three rows: a mean of inputs is the user's own and counts padding.
     job = _job(_AddsToLogs, num_examples=11, metrics=_METRICS)
@@ -110,6 +111,7 @@ class _OwnLosses(keras.Model):
         return keras.ops.sum(per_example * mask) / count
 
 
+@pytest.mark.slow
 def test_loss_of_ones_own_is_averaged_by_true_examples() -> None:
     expected = _assert_like_one_device(_job(_OwnLosses, num_examples=11))
     job = _job(_OwnLosses, num_examples=11, steps_per_execution=3)
@@ -143,6 +145,7 @@ def test_metrics_of_ones_own_count_true_examples() -> None:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.slow
 def test_entries_made_of_metrics_are_reported(steps_per_execution: int) -> None:
     job = _job(_DerivedMetrics, metrics=_METRICS, steps_per_execution=steps_per_execution)
     measured = _assert_like_one_device(job)

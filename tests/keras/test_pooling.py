@@ -97,6 +97,7 @@ def test_outside_a_strategy_pooling_is_keras_own() -> None:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.slow
 def test_convolutional_model_with_pooling_trains_as_one_device_does(
     steps_per_execution: int,
 ) -> None:

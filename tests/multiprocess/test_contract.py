@@ -12,7 +12,7 @@ _PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/contract
 @pytest.mark.parametrize(
     ("num_workers", "num_devices", "group_size", "choice"),
     [
-        (2, 2, 1, "not eager and (aggregation or collectives or input or reduce_and_gather)"),
+        (2, 2, 1, "not eager and (collectives or reduce_and_gather)"),
         pytest.param(2, 2, 1, "not eager", marks=pytest.mark.slow),
         pytest.param(2, 2, 1, "eager", marks=pytest.mark.slow),
         pytest.param(2, 4, 2, "not eager", marks=pytest.mark.slow),

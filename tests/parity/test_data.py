@@ -42,6 +42,7 @@ def _compiled_regressor(scope: Scope) -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_class_weight() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         model, (x, y) = _compiled_classifier(scope), classification()
@@ -59,6 +60,7 @@ def test_validation_split_with_sample_weight() -> None:
     assert "fit val_weighted_accuracy" in assert_like_plain_keras(job)
 
 
+@pytest.mark.slow
 def test_validation_data_with_weights_and_a_batch_size_of_its_own() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         model, (x, y) = _compiled_classifier(scope), classification()
@@ -76,6 +78,7 @@ def test_validation_data_with_weights_and_a_batch_size_of_its_own() -> None:
     assert len(assert_like_plain_keras(job)["fit val_loss"]) == 1
 
 
+@pytest.mark.slow
 def test_shuffled_training_from_one_seed() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         model, (x, y) = _compiled_regressor(scope), regression(15)
@@ -86,6 +89,7 @@ def test_shuffled_training_from_one_seed() -> None:
 
 
 @pytest.mark.parametrize("num_examples", [1, 2])
+@pytest.mark.slow
 def test_fewer_examples_than_replicas(num_examples: int) -> None:
     def job(scope: Scope) -> dict[str, Any]:
         model, (x, y) = _compiled_regressor(scope), regression(num_examples)
@@ -107,6 +111,7 @@ class _Slices(keras.utils.PyDataset):
         return x[rows], y[rows], example_weights(len(x))[rows]
 
 
+@pytest.mark.slow
 def test_py_dataset_with_batches_of_many_sizes() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         model, data = _compiled_regressor(scope), _Slices()
@@ -122,6 +127,7 @@ def _endless() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield x[4:], y[4:]
 
 
+@pytest.mark.slow
 def test_generator_with_steps() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         model = _compiled_regressor(scope)
@@ -140,6 +146,7 @@ def test_evaluate_and_predict_stop_after_the_steps_asked_for() -> None:
     assert len(assert_like_plain_keras(job, replicas=(2,))["predict"]) == 6
 
 
+@pytest.mark.slow
 def test_methods_of_one_batch() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         model, (x, y) = _compiled_classifier(scope), classification()

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 from tests.parity.comparison import (
     Scope,
@@ -46,6 +47,7 @@ def _true_rate(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
 
 
+@pytest.mark.slow
 def test_metrics_of_classes() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, labels = classification()
@@ -74,6 +76,7 @@ def test_metrics_of_classes() -> None:
     assert_like_plain_keras(job)
 
 
+@pytest.mark.slow
 def test_mean_iou_of_labels() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, labels = classification()

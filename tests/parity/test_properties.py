@@ -89,6 +89,7 @@ def test_plain_keras_computes_what_numpy_does(optimizer: str) -> None:
 @example(num_examples=1, batch_size=17, num_replicas=8, optimizer="adam", is_weighted=False)
 @example(num_examples=33, batch_size=16, num_replicas=2, optimizer="momentum", is_weighted=True)
 @example(num_examples=12, batch_size=4, num_replicas=3, optimizer="adam", is_weighted=True)
+@pytest.mark.slow
 def test_any_split_gives_the_numbers_of_one_device(
     num_examples: int, batch_size: int, num_replicas: int, optimizer: str, is_weighted: bool
 ) -> None:

@@ -99,6 +99,7 @@ def test_program_that_fails_leaves_nothing(tmp_path) -> None:
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_program_that_is_killed_leaves_nothing_that_works(tmp_path) -> None:
     program = Program(tmp_path)
     started = set(program.told["started"])
