@@ -188,6 +188,17 @@ def test_several_cores_a_replica_are_its_logical_devices() -> None:
     assert {shard.data.shape for shard in shards} == {(2, 3)}
 
 
+def test_one_logical_device_cannot_be_chosen_under_spmd_partitioning() -> None:
+    assignment = assigned(4, computation_shape=[2, 1, 1, 1])
+    strategy = sg.TPUStrategy(None, assignment, experimental_spmd_xla_partitioning=True)
+
+    def step() -> object:
+        return strategy.experimental_assign_to_logical_device(np.ones(2, "float32"), 0)
+
+    with pytest.raises(ValueError, match="under SPMD partitioning"):
+        strategy.run(step)
+
+
 def test_state_may_be_shared_out() -> None:
     strategy = sg.TPUStrategy(shard_state="all")
     with strategy.scope():

@@ -34,7 +34,8 @@ class TPUStrategy(Strategy):
         experimental_device_assignment: which devices compute which replica, one or several, its
             logical devices; None for a replica on each, those of a host in a ring in which each
             stands beside the next.
-        experimental_spmd_xla_partitioning: accepted; a computation is divided in no other way.
+        experimental_spmd_xla_partitioning: a computation is divided in no other way; with it
+            `assign_to_logical_device` is refused, as TensorFlow does.
         steps_per_run: how many steps a call on the devices has, where `Model.compile` is not told
             `steps_per_execution` and `run_steps` no number.
         shard_state: as of `MirroredStrategy`, on a TPU of one host.
@@ -87,6 +88,7 @@ class TPUStrategy(Strategy):
         self.keeping = keeping_of_state(shard_state, topology, layout_map)
         if layout_map is not None:
             self.layouts = VariableLayouts(layout_map, topology)
+        self.refuses_assignment = experimental_spmd_xla_partitioning
         self.steps_per_run = steps_per_run
         self.device_assignment = experimental_device_assignment
         if self.topology.spans_processes:
