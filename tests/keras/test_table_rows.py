@@ -76,7 +76,9 @@ def whole_tables_made(jaxpr: Any) -> int:
     """How many operations make an array of the size of the table, other than by changing rows."""
     jaxpr, _ = without_unused(jaxpr, [True] * len(jaxpr.invars))
     return sum(
-        variable.aval.shape == (NUM_ROWS, WIDTH) and eqn.primitive.name != "scatter"
+        variable.aval.shape == (NUM_ROWS, WIDTH)
+        and eqn.primitive.name != "scatter"
+        and eqn.params.get("name") != "_stratagem_with_updated_rows"
         for eqn in jaxpr.eqns
         for variable in eqn.outvars
     )

@@ -8,6 +8,7 @@ from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.execution.gradient import value_and_grad
 from stratagem.execution.lookups import embedding_lookup, is_recorded, is_worth_rows, note_table
 from stratagem.execution.multistep import run_steps
+from stratagem.execution.own_rows import rows_to_update, with_updated_rows
 from stratagem.execution.program import Program
 from stratagem.execution.spmd import CompiledExecution
 from stratagem.execution.trace import Trace
@@ -27,7 +28,9 @@ __all__ = [
     "is_recorded",
     "is_worth_rows",
     "note_table",
+    "rows_to_update",
     "run_eagerly",
     "run_steps",
     "value_and_grad",
+    "with_updated_rows",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from stratagem.messages import explain
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.variables import VariableKind, home_of
 
-__all__ = ["IdsProgram"]
+__all__ = ["IdsProgram", "spec_of_input"]
 
 
 class IdsProgram:
@@ -59,7 +60,9 @@ class IdsProgram:
             run = jax.shard_map(
                 run,
                 mesh=topology.mesh,
-                in_specs=tuple(_spec(source, index, trace) for source, index in self._inputs),
+                in_specs=tuple(
+                    spec_of_input(source, index, trace) for source, index in self._inputs
+                ),
                 out_specs=PartitionSpec(REPLICA_AXIS),
                 axis_names={REPLICA_AXIS},
                 check_vma=False,
@@ -67,7 +70,7 @@ class IdsProgram:
         self._run = jax.jit(run)
         self._num_lookups = len(trace.lookups)
 
-    def run(self, pools: dict[str, list[Any]]) -> list[Any]:
+    def run(self, pools: Mapping[str, Sequence[Any]]) -> list[Any]:
         """Returns the ids of each lookup; None where nobody needs its rows.
 
         Args:
@@ -81,9 +84,16 @@ class IdsProgram:
         return ids
 
 
-def _spec(source: str, index: int, trace: Trace) -> PartitionSpec:
+def spec_of_input(source: str, index: int, trace: Trace) -> PartitionSpec:
+    """Returns how an input of a step is spread over the replicas.
+
+    Args:
+        source: of the input.
+        index: of it in its source.
+        trace: of the step.
+    """
     variables = {"read_only": trace.read_only, "written": trace.written}.get(source)
     home = None if variables is None else home_of(variables[index])
     is_on_read = home is not None and home.kind is VariableKind.ON_READ
-    is_split = source == "split" or is_on_read
+    is_split = source in ("split", "rows") or is_on_read
     return PartitionSpec(REPLICA_AXIS) if is_split else PartitionSpec()

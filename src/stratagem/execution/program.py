@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.agreement import agree_on_program
@@ -154,14 +154,14 @@ class Program:
             split = copied
 
         def abstract(
-            value: Any, sharding: NamedSharding, before: tuple[int, ...] = ()
+            value: Any, sharding: Sharding, before: tuple[int, ...] = ()
         ) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((*before, *value.shape), value.dtype, sharding=sharding)
 
         leaves = [leaf for leaf in arguments.leaves if leaf.shape is not None]
         return self._compile(many=many), (
-            [abstract(place.load(), place.sharding(topology)) for place in self._written],
-            [abstract(place.load(), place.sharding(topology)) for place in self._read_only],
+            [abstract(value_for_step(one), self._sharding(one)) for one in self.trace.written],
+            [abstract(value_for_step(one), self._sharding(one)) for one in self.trace.read_only],
             [abstract(leaf, split, steps) for leaf in leaves if leaf.split],
             [abstract(leaf, copied) for leaf in leaves if not leaf.split],
             [abstract(jnp.asarray(constant), copied) for constant in self.trace.constants],
@@ -273,8 +273,12 @@ class Program:
             return None
         copied = self._topology.replicated
         stacked = self._topology.stacked if self._topology.num_replicas > 1 else copied
-        written = [place.sharding(self._topology) for place in self._written]
+        written = [self._sharding(variable) for variable in self.trace.written]
         return written, stacked, copied, copied
+
+    def _sharding(self, variable: Any) -> Sharding:
+        """How the value of a variable that it reads or writes lies on the devices."""
+        return stored_sharding(variable, self._topology)
 
     def _one_step(
         self,
@@ -285,10 +289,7 @@ class Program:
         constants: list[Any],
         rows: list[Any],
     ) -> tuple[list[Any], list[Any], Any, list[Any]]:
-        """The third result is one that no later program takes over, where somebody waits for it.
-
-        The fourth is what the replicas hand over.
-        """
+        """The third result is a token, the fourth what the replicas hand over."""
         pools = {
             "written": written,
             "read_only": read_only,
@@ -299,11 +300,14 @@ class Program:
         }
         inputs = [pools[source][index] for source, index in self.trace.inputs]
         outputs = jaxpr_as_fun(self.trace.jaxpr)(*inputs)
-        is_awaited = self._topology.spans_processes or current_events() is not None
-        token = jnp.zeros((), bool) if is_awaited else ()
         values, results = outputs[: len(written)], outputs[len(written) :]
         end = len(results) - self._num_handed
-        return list(values), list(results[:end]), token, list(results[end:])
+        return list(values), list(results[:end]), self._token(), list(results[end:])
+
+    def _token(self) -> Any:
+        """A result that no later program takes over, where somebody waits for it."""
+        is_awaited = self._topology.spans_processes or current_events() is not None
+        return jnp.zeros((), bool) if is_awaited else ()
 
     def _many_steps(
         self,
@@ -371,9 +375,6 @@ class _Place:
         self._is_stored = home is not None
         stacked = home is not None and home.kind is VariableKind.ON_READ
         self.spec = PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
-
-    def sharding(self, topology: Topology) -> NamedSharding:
-        return stored_sharding(self._variable, topology)
 
     def load(self) -> Any:
         return value_for_step(self._variable)

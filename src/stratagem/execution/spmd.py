@@ -11,6 +11,7 @@ from stratagem import config
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.agreement import name_of
 from stratagem.execution.arguments import Arguments, Static, flatten_arguments
+from stratagem.execution.joined_program import JoinedProgram, is_joined
 from stratagem.execution.parted_program import PartedProgram, is_parted
 from stratagem.execution.program import Program
 from stratagem.execution.step_capture import offer_step
@@ -90,9 +91,11 @@ class CompiledExecution:
     def _made(self, trace: Trace, name: str) -> Program:
         strategy = self._strategy
         # A function that holds the step has one program for all parts.
-        if current_function_trace() is None and is_parted(trace):
-            return PartedProgram(trace, strategy.topology, name)
-        return Program(trace, strategy.topology, name, strategy.exchange)
+        if current_function_trace() is not None or not is_parted(trace):
+            return Program(trace, strategy.topology, name, strategy.exchange)
+        if strategy.exchange is None and is_joined(trace, strategy.topology):
+            return JoinedProgram(trace, strategy.topology, name)
+        return PartedProgram(trace, strategy.topology, name)
 
     def lower(
         self,

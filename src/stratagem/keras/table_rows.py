@@ -15,7 +15,13 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.execution import ReplicaScope, current_scope, is_worth_rows
+from stratagem.execution import (
+    ReplicaScope,
+    current_scope,
+    is_worth_rows,
+    rows_to_update,
+    with_updated_rows,
+)
 from stratagem.keras.private import trainable_variables
 from stratagem.keras.variable import DistributedVariable
 from stratagem.values import IndexedSlices, is_indexed_slices
@@ -121,7 +127,7 @@ def _as_rows(optimizer: Any, tables: dict[int, tuple[Any, IndexedSlices]]) -> Ge
             ids[id(one)] = slices.indices
             whole[id(one)] = one.own_value()
             # What is past the end is not written back.
-            rows = jnp.take(whole[id(one)], slices.indices, axis=0, mode="clip")
+            rows = rows_to_update(whole[id(one)], slices.indices)
             inner.set_value(one, rows)
             inner.row_counts[id(one)] = rows.shape[0]
     with inner:
@@ -129,7 +135,7 @@ def _as_rows(optimizer: Any, tables: dict[int, tuple[Any, IndexedSlices]]) -> Ge
     for key, variable in inner.writes.items():
         value = inner.written_value(variable)
         if key in whole:
-            value = whole[key].at[ids[key]].set(value, mode="drop", unique_indices=True)
+            value = with_updated_rows(whole[key], ids[key], value)
         outer.add_update((variable, value))
         if key in inner.unproven:
             outer.mark_unproven(variable)

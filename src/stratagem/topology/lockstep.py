@@ -21,6 +21,7 @@ from stratagem.group import Group, Kind, current_group
 __all__ = [
     "Flight",
     "compiling",
+    "copied_to_all",
     "is_of_several",
     "last_flight",
     "note_flight",
@@ -197,7 +198,26 @@ def on_every_process(arrays: Any, function: Callable[[Any], Any] | None = None) 
     Raises:
         UnavailableError: a process was lost; and what else `run_together` raises.
     """
-    function = function or _read_all
+    result = _computed_together(arrays, function or _read_all)
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
+
+
+def copied_to_all(arrays: Any) -> Any:
+    """Returns arrays of several processes with a copy on each device; each has to call it.
+
+    Args:
+        arrays: pytree of such arrays, on the same devices.
+
+    Returns:
+        The same values.
+
+    Raises:
+        UnavailableError: a process was lost; and what else `run_together` raises.
+    """
+    return _computed_together(arrays, _read_all)
+
+
+def _computed_together(arrays: Any, function: Callable[[Any], Any]) -> Any:
     first = jax.tree.leaves(arrays)[0]
     sharding: Any = first.sharding  # one with a mesh, as all of several processes have
     copied = NamedSharding(sharding.mesh, PartitionSpec())
@@ -211,7 +231,7 @@ def on_every_process(arrays: Any, function: Callable[[Any], Any] | None = None) 
     result = run_together(function.__name__.strip("_"), start, platform=platform)
     wait_until_ready(result)
     _last.token = None  # it is ready, and may be given away
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
+    return result
 
 
 @functools.lru_cache(maxsize=64)

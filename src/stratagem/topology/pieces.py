@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import Sharding
 
 from stratagem.topology.mesh import Topology
 
 __all__ = ["copy_of_replica", "on_host", "on_host_if", "own_copy", "put_in_pieces"]
 
 
-def put_in_pieces(value: Any, sharding: NamedSharding) -> jax.Array:
+def put_in_pieces(value: Any, sharding: Sharding) -> jax.Array:
     """Puts an array on devices, on none of them more than its own piece.
 
     Args:

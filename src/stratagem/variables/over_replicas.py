@@ -13,6 +13,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology.lockstep import copied_to_all, is_of_several, on_every_process
+from stratagem.topology.pieces import put_in_pieces
 from stratagem.variables.keeping import Keeping
 from stratagem.variables.on_one_device import take_rows
 
@@ -30,7 +32,8 @@ class OverReplicas:
     each device has the whole.
 
     Args:
-        topology: the devices of the replicas, of this process.
+        topology: the devices of the replicas. Where they are of several processes, all of these
+            have to ask for the whole of a value.
         gives_rows: whether replicas exchange the rows of tables that they look up, and not tables.
     """
 
@@ -56,15 +59,47 @@ class OverReplicas:
 
     def kept(self, value: Any) -> jax.Array:
         """Returns the value in parts."""
-        return jax.device_put(value, self.sharding(np.shape(value)))
+        sharding = self.sharding(np.shape(value))
+        if isinstance(value, jax.Array) and value.sharding == sharding:
+            return value
+        if self.topology.spans_processes:
+            return put_in_pieces(value, sharding)
+        return jax.device_put(value, sharding)
 
     def spread(self, kept: jax.Array, topology: Topology) -> jax.Array:
         """Returns a copy for each replica."""
-        return topology.replicate(kept)
+        return copied_to_all(kept) if is_of_several(kept) else topology.replicate(kept)
 
     def whole(self, kept: jax.Array) -> jax.Array:
-        """Returns the value on the first replica's device."""
+        """Returns the value on the first replica's device, of this process."""
+        if is_of_several(kept):
+            return kept.addressable_data(0) if kept.is_fully_replicated else on_every_process(kept)
         return jax.device_put(kept, next(iter(self.topology.devices or ())))
+
+    def own_parts(self, kept: jax.Array) -> np.ndarray[Any, Any]:
+        """Returns the parts that this process has, on the host.
+
+        Args:
+            kept: what `kept` returned.
+
+        Returns:
+            Array of shape (num_local_replicas, ...).
+        """
+        axis = self.parted_axis(kept.shape) or 0
+        parts = sorted(kept.addressable_shards, key=lambda part: part.index[axis].start or 0)
+        return np.stack([np.asarray(part.data) for part in parts])
+
+    def of_own_parts(self, parts: np.ndarray[Any, Any], shape: tuple[int, ...]) -> jax.Array:
+        """Returns the value of which each process gives the parts that it has.
+
+        Args:
+            parts: what `own_parts` returned.
+            shape: of the whole value.
+        """
+        devices = self.topology.local_devices or ()
+        placed = [jax.device_put(part, one) for part, one in zip(parts, devices, strict=True)]
+        sharding = self.sharding(shape)
+        return jax.make_array_from_single_device_arrays(shape, sharding, placed)
 
     def for_step(self, kept: jax.Array, topology: Topology) -> jax.Array:
         """Returns the parts: the step itself gathers them, when it needs them."""

@@ -1,0 +1,238 @@
+"""A step, as one program, whose variables are kept in parts on the replicas' own devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import PartitionSpec, Sharding
+
+from stratagem.execution.ids_program import IdsProgram, spec_of_input
+from stratagem.execution.own_rows import OwnRows
+from stratagem.execution.program import Program
+from stratagem.execution.sums_in_parts import hand_over_addends
+from stratagem.execution.trace import Trace
+from stratagem.execution.update_part import StepParts, part_step
+from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.variables import OverReplicas, keeping_of, stored_sharding
+
+__all__ = ["JoinedProgram", "is_joined"]
+
+_Pools = Mapping[str, Sequence[Any]]
+
+
+def is_joined(trace: Trace, topology: Topology) -> bool:
+    """Tells whether all variables of a step that are kept elsewhere are in parts on its devices.
+
+    Args:
+        trace: of a step that has such variables.
+        topology: the devices of the replicas.
+    """
+    return topology.num_replicas > 1 and all(
+        isinstance(keeping, OverReplicas) and keeping.topology == topology
+        for keeping in _keepings(trace)
+    )
+
+
+class JoinedProgram(Program):
+    """What replicas compute, and behind it the update, of which each device makes its own part.
+
+    Of a sum that only this update reads each device gets its part. The rows of tables are exchanged
+    within the program, too.
+
+    Args:
+        trace: of the whole step.
+        topology: the devices of the replicas.
+        name: of the function, for messages.
+
+    `parts` are what replicas compute, and the update; `update` is that, by rows where it can be.
+    """
+
+    def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
+        self._keeping: OverReplicas = _keepings(trace)[0]
+        trace = _with_tables(trace)
+        self._exchanged = _ExchangedRows(trace, topology, name) if trace.lookups else None
+        self.parts, self._sum_axes = _parts_of(trace, self._keeping)
+        self.update = _update_of(trace, self.parts, topology)
+        self._specs = _specs_of_outputs(trace, self.parts, self._sum_axes, topology)
+        super().__init__(trace, topology, name)
+
+    def _compile(self, *, many: bool) -> Any:
+        function = self._many_steps if many else self._one_step
+        return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
+
+    def _out_shardings(self) -> Any:
+        topology = self._topology
+        written = [self._sharding(variable) for variable in self.trace.written]
+        return written, topology.stacked, topology.replicated, topology.replicated
+
+    def _sharding(self, variable: Any) -> Sharding:
+        keeping = keeping_of(variable)
+        return super()._sharding(variable) if keeping is None else keeping.sharding(variable.shape)
+
+    def _one_step(
+        self,
+        written: list[Any],
+        read_only: list[Any],
+        split: list[Any],
+        shared: list[Any],
+        constants: list[Any],
+        rows: list[Any],
+    ) -> tuple[list[Any], list[Any], Any, list[Any]]:
+        """Here arrays are those of all replicas."""
+        pools: dict[str, Sequence[Any]] = {
+            "written": written,
+            "read_only": read_only,
+            "split": split,
+            "shared": shared,
+            "constant": constants,
+        }
+        if self._exchanged is not None:
+            pools["rows"] = self._exchanged.rows(pools)
+        inputs = [pools[source][index] for source, index in self.trace.inputs]
+        outputs = self._computed_by_replicas(inputs)
+        end = len(outputs) - self.parts.num_handed
+        of_update = {"input": inputs, "handed": outputs[end:]}
+        update_inputs = [of_update[pool][place] for pool, place in self.parts.update_inputs]
+        updated = iter(self.update.values(update_inputs))
+        others = iter(outputs[:end])
+        values = [
+            self._placed(variable, next(updated)) if is_updated else next(others)
+            for variable, is_updated in zip(self.trace.written, self.parts.is_updated, strict=False)
+        ]
+        return values, list(others), self._token(), []
+
+    def _computed_by_replicas(self, inputs: Sequence[Any]) -> list[Any]:
+        jaxpr = self.parts.replica
+        read = {id(atom) for eqn in jaxpr.eqns for atom in eqn.invars}
+        read |= {id(atom) for atom in jaxpr.outvars}
+        # What they do not read is not gathered for them.
+        places = [place for place, invar in enumerate(jaxpr.invars) if id(invar) in read]
+        own_part = ClosedJaxpr(jaxpr.replace(invars=[jaxpr.invars[place] for place in places]), [])
+        first = len(jaxpr.outvars) - self.parts.num_handed
+
+        def of_one(*values: Any) -> list[Any]:
+            outputs = list(jaxpr_as_fun(own_part)(*values))
+            for place, axis in enumerate(self._sum_axes, first):
+                if axis is not None:
+                    outputs[place] = jax.lax.psum_scatter(
+                        outputs[place], REPLICA_AXIS, scatter_dimension=axis, tiled=True
+                    )
+            return outputs
+
+        specs = [spec_of_input(*self.trace.inputs[place], self.trace) for place in places]
+        run = jax.shard_map(
+            of_one,
+            mesh=self._topology.mesh,
+            in_specs=tuple(specs),
+            out_specs=self._specs,
+            axis_names={REPLICA_AXIS},
+            check_vma=False,
+        )
+        return run(*[inputs[place] for place in places])
+
+    def _placed(self, variable: Any, value: Any) -> Any:
+        """A new value where it is kept, which each device computes its part of."""
+        parted = self._keeping.sharding(tuple(variable.shape))
+        value = jax.lax.with_sharding_constraint(value, parted)
+        return jax.lax.with_sharding_constraint(value, self._sharding(variable))
+
+
+class _ExchangedRows:
+    """The rows that replicas look up in tables which are inputs of the program.
+
+    Args:
+        trace: of the step; each table is among its variables.
+        topology: the devices of the replicas.
+        name: of the function, for messages.
+    """
+
+    def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
+        self._lookups = trace.lookups
+        self._topology = topology
+        self._ids = IdsProgram(trace, topology, name)
+        self._places = {
+            id(variable): (pool, index)
+            for pool, variables in (("written", trace.written), ("read_only", trace.read_only))
+            for index, variable in enumerate(variables)
+        }
+
+    def rows(self, pools: _Pools) -> list[Any]:
+        """Returns the rows of each lookup for all replicas.
+
+        Args:
+            pools: the inputs of the step by their source.
+        """
+        count = self._topology.num_replicas
+        rows: list[Any] = []
+        for lookup, ids in zip(self._lookups, self._ids.run(pools), strict=True):
+            if ids is None:  # a lookup that nothing depends on
+                rows.append(jnp.zeros((count, *lookup.shape), lookup.dtype))
+                continue
+            pool, index = self._places[id(lookup.table)]
+            rows.append(lookup.table.keeping.rows(pools[pool][index], ids, self._topology))
+        return rows
+
+
+def _keepings(trace: Trace) -> list[Any]:
+    variables = (*trace.written, *trace.read_only, *(one.table for one in trace.lookups))
+    return [keeping for one in variables if (keeping := keeping_of(one)) is not None]
+
+
+def _with_tables(trace: Trace) -> Trace:
+    """The trace with those tables, too, of which it reads nothing but rows."""
+    known = {id(variable) for variable in (*trace.written, *trace.read_only)}
+    tables = {id(one.table): one.table for one in trace.lookups if id(one.table) not in known}
+    return dataclasses.replace(trace, read_only=[*trace.read_only, *tables.values()])
+
+
+def _parts_of(trace: Trace, keeping: OverReplicas) -> tuple[StepParts, list[int | None]]:
+    """What replicas compute and the update, and which sums are wanted in parts."""
+    jaxpr = trace.jaxpr.jaxpr
+    outvars = jaxpr.outvars[: len(trace.written) + trace.num_outputs]  # the ids are known before
+    # From what an optimizer keeps in parts follow weights of which each device may have a copy.
+    owners = {id(getattr(one, "slot_of", None)) for one in trace.written if keeping_of(one)}
+    may_update = [keeping_of(one) is not None or id(one) in owners for one in trace.written]
+    may_update += [False] * trace.num_outputs
+    parts = part_step(jaxpr.replace(outvars=outvars), trace.differing_inputs, may_update)
+    shapes = {
+        tuple(variable.shape)
+        for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
+        if is_updated and keeping_of(variable) is not None
+    }
+    return hand_over_addends(
+        parts, lambda shape: keeping.parted_axis(shape) if shape in shapes else None
+    )
+
+
+def _update_of(trace: Trace, parts: StepParts, topology: Topology) -> OwnRows:
+    def is_by_rows(pool: str, place: int) -> bool:
+        source, index = trace.inputs[place] if pool == "input" else (pool, place)
+        variables = {"written": trace.written, "read_only": trace.read_only}.get(source)
+        keeping = None if variables is None else keeping_of(variables[index])
+        if variables is None or not isinstance(keeping, OverReplicas):
+            return False
+        return keeping.parted_axis(tuple(variables[index].shape)) == 0
+
+    are_parts = [is_by_rows(pool, place) for pool, place in parts.update_inputs]
+    return OwnRows.of(parts.update, are_parts, topology)
+
+
+def _specs_of_outputs(
+    trace: Trace, parts: StepParts, sum_axes: Sequence[int | None], topology: Topology
+) -> list[PartitionSpec]:
+    written = [
+        stored_sharding(variable, topology).spec
+        for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
+        if not is_updated
+    ]
+    results = [PartitionSpec(REPLICA_AXIS)] * trace.num_outputs
+    handed = [
+        PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, REPLICA_AXIS)
+        for axis in sum_axes
+    ]
+    return [*written, *results, *handed]
