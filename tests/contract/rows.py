@@ -9,6 +9,7 @@ from collections.abc import Callable
 from unittest import mock
 
 import stratagem as sg
+from stratagem.variables import KeepAll, OverReplicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +44,20 @@ def _tpu(num_replicas: int) -> sg.Strategy:
         return sg.TPUStrategy(None, build(topology, num_replicas=num_replicas))
 
 
+def _workers() -> sg.Strategy:
+    group_size = int(os.environ.get("STRATAGEM_TEST_GROUP_SIZE", "1"))
+    if "STRATAGEM_TEST_IN_PARTS" not in os.environ:
+        return sg.MultiWorkerMirroredStrategy(devices_per_replica=group_size)
+    strategy = sg.MultiWorkerMirroredStrategy(shard_state="all")
+    # Those variables, too, that are too small for it to be of use.
+    strategy.keeping = KeepAll(OverReplicas(strategy.topology))
+    return strategy
+
+
 # In a process of a cluster (tests/multiprocess) the suite runs on that cluster: each of its
 # processes runs the same tests in the same order.
 _CLUSTER = {
-    "workers": Row(
-        lambda: sg.MultiWorkerMirroredStrategy(
-            devices_per_replica=int(os.environ.get("STRATAGEM_TEST_GROUP_SIZE", "1"))
-        ),
-        int(os.environ.get("STRATAGEM_TEST_REPLICAS", "0")),
-        is_cluster=True,
-    ),
+    "workers": Row(_workers, int(os.environ.get("STRATAGEM_TEST_REPLICAS", "0")), is_cluster=True),
 }
 
 

@@ -7,19 +7,22 @@ import pytest
 from tests.multiprocess.cluster import run_cluster
 
 _PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/contract"]
+_IN_PARTS = {"STRATAGEM_TEST_IN_PARTS": "1"}
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "num_devices", "group_size", "choice"),
+    ("num_workers", "num_devices", "group_size", "choice", "variables"),
     [
-        (2, 2, 1, "not eager and (collectives or reduce_and_gather)"),
-        pytest.param(2, 2, 1, "not eager", marks=pytest.mark.slow),
-        pytest.param(2, 2, 1, "eager", marks=pytest.mark.slow),
-        pytest.param(2, 4, 2, "not eager", marks=pytest.mark.slow),
+        (2, 2, 1, "not eager and (collectives or reduce_and_gather)", {}),
+        pytest.param(2, 2, 1, "not eager", {}, marks=pytest.mark.slow),
+        pytest.param(2, 2, 1, "eager", {}, marks=pytest.mark.slow),
+        pytest.param(2, 4, 2, "not eager", {}, marks=pytest.mark.slow),
+        pytest.param(2, 1, 1, "not eager", _IN_PARTS, marks=pytest.mark.slow),
+        pytest.param(2, 1, 1, "eager", _IN_PARTS, marks=pytest.mark.slow),
     ],
 )
 def test_contract_holds_on_a_cluster(
-    num_workers: int, num_devices: int, group_size: int, choice: str
+    num_workers: int, num_devices: int, group_size: int, choice: str, variables: dict[str, str]
 ) -> None:
     every = run_cluster(
         [*_PYTEST, "-k", choice],
@@ -30,6 +33,7 @@ def test_contract_holds_on_a_cluster(
         STRATAGEM_PEER_TIMEOUT_S="20",
         STRATAGEM_STUCK_TIMEOUT_S="30",
         STRATAGEM_BARRIER_TIMEOUT_S="30",
+        **variables,
     )
     for ended in every:
         assert ended.code == 0, ended.output[-4000:]

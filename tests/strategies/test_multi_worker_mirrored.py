@@ -6,6 +6,7 @@ import json
 import re
 
 import jax
+import numpy as np
 import pytest
 
 import stratagem as sg
@@ -48,11 +49,24 @@ def test_alias_and_options_are_kept() -> None:
     [
         ({"cluster_resolver": "localhost:1"}, "cluster_resolver='localhost:1' is of type str"),
         ({"communication_options": 4}, "communication_options=4 is of type int"),
+        (
+            {"shard_state": "all", "devices_per_replica": 2},
+            "shard_state='all' and devices_per_replica=2 were given",
+        ),
     ],
 )
 def test_arguments_of_another_type_are_refused(arguments, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         sg.MultiWorkerMirroredStrategy(**arguments)
+
+
+def test_without_a_cluster_local_devices_share_state_out() -> None:
+    strategy = sg.MultiWorkerMirroredStrategy(shard_state="all")
+    with strategy.scope():
+        kernel = sg.Variable(np.zeros((64, 64), "float32"))
+    parts = kernel.kept.addressable_shards
+    assert [part.data.shape for part in parts] == [(64 // len(parts), 64)] * len(parts)
+    assert len(parts) == jax.local_device_count()
 
 
 def test_parameter_servers_do_not_train() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.strategies.state_sharding import keeping_of_state
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 8192, (22, 3), dtype="int32")
@@ -154,12 +153,3 @@ def test_other_wishes_are_refused() -> None:
             [["cpu:0", "cpu:1"]], shard_state="all", layout_map={"kernel": (None, "logical")}
         )
     assert sharing(1, "all").keeping is None
-
-
-def test_devices_of_several_processes_share_nothing_out() -> None:
-    class OfSeveral:
-        spans_processes = True
-        num_replicas = 2
-
-    with pytest.raises(ValueError, match="for devices of several processes"):
-        keeping_of_state("optimizer", OfSeveral())  # pyright: ignore[reportArgumentType]

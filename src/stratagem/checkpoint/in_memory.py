@@ -14,6 +14,7 @@ from stratagem.checkpoint.told_saves import step_of_run, tell_restored, telling_
 from stratagem.checkpoint.values import (
     give_own,
     has_components,
+    lies_in_parts,
     own_arrays_of,
     own_values_of,
 )
@@ -82,7 +83,7 @@ class MemoryBackup:
                 "states": {
                     name: one.source.get_state() for name, one in parts.items() if one.source
                 },
-                "components": {name: _paths_of_components(part) for name, part in parts.items()},
+                "components": {name: _shapes_of_divided(part) for name, part in parts.items()},
                 "num_processes": _num_processes(),
                 **step_of_run(),
             }
@@ -139,8 +140,13 @@ def _num_processes() -> int:
     return 1 if group is None else group.num_processes
 
 
-def _paths_of_components(part: Part) -> list[str]:
-    return [path for path, variable in part.variables.items() if has_components(variable)]
+def _shapes_of_divided(part: Part) -> dict[str, list[int]]:
+    """Of what each process has components or parts of the shape of the value."""
+    return {
+        path: list(variable.shape)
+        for path, variable in part.variables.items()
+        if has_components(variable) or lies_in_parts(variable)
+    }
 
 
 def _matched(snapshot: Snapshot, parts: Mapping[str, Part]) -> dict[str, dict[str, str]] | None:
@@ -154,9 +160,9 @@ def _matched(snapshot: Snapshot, parts: Mapping[str, Part]) -> dict[str, dict[st
         return None
     found: dict[str, dict[str, str]] = {}
     for name, part in parts.items():
-        arrays, stacked = snapshot.items[name], set(snapshot.notes["components"][name])
+        arrays, shapes = snapshot.items[name], snapshot.notes["components"][name]
         entries = [
-            {"path": path, "shape": array.shape[1:] if path in stacked else array.shape}
+            {"path": path, "shape": tuple(shapes.get(path, array.shape))}
             for path, array in arrays.items()
         ]
         try:

@@ -12,13 +12,14 @@ from stratagem.checkpoint.objects import Part
 from stratagem.topology.lockstep import is_of_several, on_every_process, wait_until_ready
 from stratagem.topology.pieces import on_host
 from stratagem.values import PerReplica
-from stratagem.variables import VariableKind, home_of, stored_components
+from stratagem.variables import VariableKind, home_of, keeping_of, stored_components
 
 __all__ = [
     "components_of",
     "give",
     "give_own",
     "has_components",
+    "lies_in_parts",
     "own_arrays_of",
     "own_values_of",
     "values_of",
@@ -37,7 +38,11 @@ def values_of(part: Part) -> dict[str, _Array]:
         Values by path. They may be the variables' own memory: to be let go of before the next step,
         which takes new memory otherwise.
     """
-    values = {path: _whole(variable) for path, variable in part.variables.items()}
+    values = {
+        # What lies in parts may be too large, with others, for the device that it is joined on.
+        path: _on_host(_whole(variable)) if lies_in_parts(variable) else _whole(variable)
+        for path, variable in part.variables.items()
+    }
     wait_until_ready(list(values.values()))
     return {path: _on_host(value) for path, value in values.items()}
 
@@ -68,12 +73,9 @@ def own_arrays_of(part: Part) -> dict[str, Any]:
         part: the object.
 
     Returns:
-        By path its value, or the components of all replicas.
+        By path its value; of what has components, or lies in parts, those of all replicas.
     """
-    arrays = {
-        path: variable.storage if has_components(variable) else _whole(variable)
-        for path, variable in part.variables.items()
-    }
+    arrays = {path: _own(variable) for path, variable in part.variables.items()}
     wait_until_ready(list(arrays.values()))
     return jax.block_until_ready(arrays)
 
@@ -86,13 +88,10 @@ def own_values_of(part: Part, arrays: Mapping[str, Any]) -> dict[str, _Array]:
         arrays: what `own_arrays_of` returned.
 
     Returns:
-        By path its value, or the components of this process's replicas, of shape
+        By path its value, or the components or parts of this process's replicas, of shape
         (num_local_replicas, ...). They may be the variables' own memory, as with `values_of`.
     """
-    return {
-        path: _own_components(value) if has_components(part.variables[path]) else _on_host(value)
-        for path, value in arrays.items()
-    }
+    return {path: _own_on_host(part.variables[path], value) for path, value in arrays.items()}
 
 
 def has_components(variable: Any) -> bool:
@@ -103,6 +102,17 @@ def has_components(variable: Any) -> bool:
     """
     home = home_of(variable)
     return home is not None and home.kind is VariableKind.ON_READ
+
+
+def lies_in_parts(variable: Any) -> bool:
+    """Tells whether several processes have a part each of the value of a variable.
+
+    Args:
+        variable: any.
+    """
+    if keeping_of(variable) is None:
+        return False
+    return is_of_several(variable.kept) and not variable.kept.is_fully_replicated
 
 
 def give_own(part: Part, paths: Mapping[str, str], values: Mapping[str, _Array]) -> None:
@@ -118,6 +128,8 @@ def give_own(part: Part, paths: Mapping[str, str], values: Mapping[str, _Array])
         home = home_of(variable)
         if home is not None and has_components(variable):
             variable.storage = home.strategy.topology.put_stacked(values[kept_path])
+        elif lies_in_parts(variable):
+            variable.kept = variable.keeping.of_own_parts(values[kept_path], variable.shape)
         else:
             variable.assign(values[kept_path])
 
@@ -151,6 +163,18 @@ def _whole(variable: Any) -> Any:
         return variable.storage
     own = getattr(variable, "own_value", None)
     return variable.value if own is None else own()
+
+
+def _own(variable: Any) -> Any:
+    if lies_in_parts(variable):
+        return variable.kept
+    return variable.storage if has_components(variable) else _whole(variable)
+
+
+def _own_on_host(variable: Any, value: Any) -> _Array:
+    if lies_in_parts(variable):
+        return variable.keeping.own_parts(value)
+    return _own_components(value) if has_components(variable) else _on_host(value)
 
 
 def _all_of(storage: Any) -> Any:

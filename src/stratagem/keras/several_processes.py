@@ -17,7 +17,7 @@ import keras
 from stratagem.group import agree_on_random_state, current_group
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
-from stratagem.variables import VariableKind, home_of
+from stratagem.variables import VariableKind, WholeValue, home_of, keeping_of
 
 __all__ = ["SAVERS", "saved_once", "settle_call"]
 
@@ -78,7 +78,7 @@ def saved_once(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         group = current_group()
         if group is None or strategy is None or not strategy.topology.spans_processes:
             return original(self, *args, **kwargs)
-        _bring_together(strategy)
+        _bring_together(strategy, is_reader=group.process_id == 0)
         error: Exception | None = None
         result = None
         if group.process_id == 0:
@@ -86,6 +86,7 @@ def saved_once(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
                 result = original(self, *args, **kwargs)
             except Exception as raised:  # noqa: BLE001 - raised again when the others know
                 error = raised
+            _let_go(strategy)
         told = group.exchange(f"model.{name}", None if error is None else repr(error))[0]
         if error is not None:
             raise error
@@ -102,10 +103,19 @@ def saved_once(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def _bring_together(strategy: Any) -> None:
-    """Reads what has a component on each replica, so that the chief can read it alone after."""
+def _bring_together(strategy: Any, *, is_reader: bool) -> None:
+    """Reads what replicas have a component or a part of, so that the chief can read it alone."""
     for variable in strategy.variables.live():
         home = home_of(variable)
         assert home is not None
         if home.kind is VariableKind.ON_READ and home.aggregation is not VariableAggregation.NONE:
             _ = variable.value
+        elif keeping_of(variable) is not None:
+            variable.hold_whole(is_reader=is_reader)
+
+
+def _let_go(strategy: Any) -> None:
+    """Frees the memory of values that are in parts else."""
+    for variable in strategy.variables.live():
+        if keeping_of(variable) is not None:
+            variable.whole = WholeValue()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope, is_worth_rows
-from stratagem.variables import Home, Keeping, VariableKind
+from stratagem.topology.lockstep import is_of_several
+from stratagem.variables import Home, Keeping, VariableKind, WholeValue
 
 __all__ = ["StoredValue"]
 
@@ -22,6 +27,8 @@ class StoredValue:
     keeping: Keeping | None = None
     has_rows: bool = False
     slot_of: Any = None
+    whole: WholeValue
+    _initial: tuple[Any, Any] | None = None
     _is_table = False
     _stored: Any = None
     _home: Home
@@ -62,6 +69,52 @@ class StoredValue:
     @kept.setter
     def kept(self, value: Any) -> None:
         self._stored = value
+
+    def whole_of_kept(self) -> Any:
+        """The value, on one device; of what several processes have parts of all have to ask."""
+        assert self.keeping is not None
+        if not is_of_several(self._stored):
+            return self.keeping.whole(self._stored)
+        if isinstance(jnp.zeros(()), Tracer):  # while Keras infers shapes
+            return self._stored
+        if self.whole.storage is self._stored:
+            return jnp.asarray(self.whole.gathered)
+        return self.keeping.whole(self._stored)
+
+    def hold_initial(self, value: Any) -> None:
+        """Keeps an initial value of which this process has parts, until all agree on process 0's.
+
+        Args:
+            value: the whole, on this process.
+        """
+        if self.keeping is None or not is_of_several(self._stored):
+            return
+        array = np.asarray(value)
+        # What an optimizer keeps begins as one number; nobody asks other processes for theirs.
+        is_first = self._home.strategy.topology.local_replica_ids[0] == 0
+        number = np.zeros((), array.dtype) if not is_first or not array.size else array.flat[0]
+        if not is_first or np.all(array == number):
+            array = np.broadcast_to(number, array.shape)
+        self._initial = (self._stored, array)
+
+    def take_initial(self) -> np.ndarray[Any, Any] | None:
+        """Returns what `hold_initial` has kept, and lets it go; None where it was assigned since.
+
+        Only process 0 has the numbers, others have the shape.
+        """
+        stored, array = self._initial or (None, None)
+        self._initial = None
+        return array if stored is self._stored else None
+
+    def hold_whole(self, *, is_reader: bool) -> None:
+        """Reads it with all processes, so that one of them may read it again alone.
+
+        Args:
+            is_reader: whether this process is the one.
+        """
+        value = self.whole_of_kept()
+        if is_reader:
+            self.whole.storage, self.whole.gathered = self._stored, np.asarray(value)
 
     @property
     def has_value(self) -> bool:

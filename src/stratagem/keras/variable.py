@@ -171,6 +171,9 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
 
     def _global_value(self) -> Any:
         self._require_own_replica()
+        is_kept = self.keeping is not None and current_function_trace() is None
+        if is_kept and self.has_value:  # its storage would be a copy on each device
+            return self.whole_of_kept()
         if self.storage is None:
             return self._initializer(self._shape, dtype=self._dtype)
         if self._home.kind is VariableKind.ON_READ:
@@ -178,8 +181,6 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
                 return self.whole.of(self.storage, self._home.aggregation, self.path)
             value = aggregate_components(self.storage, self._home.aggregation, self.path)
             return own_copy(value, self._home.strategy.topology)
-        if self.keeping is not None and current_function_trace() is None:
-            return self.keeping.whole(self._stored)
         return own_copy(self.storage, self._home.strategy.topology)
 
     def asks_all_processes(self) -> bool:
@@ -218,6 +219,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
             self.storage = stored_components(stacked, topology)
         else:
             self._direct_assign(value)
+            self.hold_initial(value)
 
     def assign(self, value: Any) -> Any:
         """Sets the value, by the variable's aggregation in a replica function."""
@@ -335,6 +337,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         self.choose_keeping()
         self.initial_digest = initial_digest(value, home.strategy.topology)
         self._direct_assign(value)
+        self.hold_initial(value)
 
     def initialize(self) -> None:
         """Gives a variable that was created in a step its initial value."""

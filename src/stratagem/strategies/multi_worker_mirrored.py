@@ -15,6 +15,7 @@ from stratagem.group import agree_on_random_state
 from stratagem.messages import explain
 from stratagem.strategies.automatic import AutomaticOps
 from stratagem.strategies.membership import check_resolver, copy_refused, join
+from stratagem.strategies.state_sharding import keeping_of_state
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
 from stratagem.topology.absent import planned_devices, refuse_to_plan
@@ -37,11 +38,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: how gradients travel between the processes, and how long they may;
             the first strategy of a process decides.
         devices_per_replica: how many neighbouring devices of a process form a replica.
+        shard_state: as of `MirroredStrategy`, over the replicas of all processes; for replicas of
+            one device.
         layout_map: as of `MirroredStrategy`.
 
     Raises:
         ValueError: a cluster that cannot be right, a task that does not train, processes that do
-            not fit together, a number that does not divide the devices; and as `MirroredStrategy`.
+            not fit together, a number that does not divide the devices, both `shard_state` and
+            `devices_per_replica`; and as `MirroredStrategy`.
         TypeError: an argument of another type.
         DeadlineExceededError: not all processes came in time; the message names who is missing.
         RuntimeError: JAX has started already.
@@ -60,9 +64,19 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         *,
         devices_per_replica: int = 1,
+        shard_state: str | None = None,
         layout_map: Mapping[str, Any] | None = None,
     ) -> None:
         check_resolver(cluster_resolver, "cluster_resolver")
+        if shard_state is not None and devices_per_replica != 1:
+            raise ValueError(
+                explain(
+                    f"shard_state={shard_state!r} and devices_per_replica={devices_per_replica} "
+                    "were given.",
+                    expected="one of the two: each says where the parts of a variable are.",
+                    fix="leave one of them out.",
+                )
+            )
         if communication_options is None:
             communication_options = CommunicationOptions()
         if not isinstance(communication_options, CommunicationOptions):
@@ -90,6 +104,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         may_measure = is_open and topology.spans_processes and topology.groups is None
         measured = measured_choice(topology, config.cache_dir()) if may_measure else None
         super().__init__(topology, AutomaticOps(communication_options, measured))
+        self.keeping = keeping_of_state(shard_state, topology, layout_map)
         if layout_map is not None:
             self.layouts = VariableLayouts(layout_map, topology)
         if is_cluster:

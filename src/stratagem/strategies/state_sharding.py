@@ -23,7 +23,7 @@ def keeping_of_state(
         layout_map: which variables the devices of each replica divide; None for none.
 
     Raises:
-        ValueError: another value, both, or devices of several processes.
+        ValueError: another value, or both.
     """
     if shard_state not in (None, "optimizer", "all"):
         raise ValueError(
@@ -43,14 +43,6 @@ def keeping_of_state(
         )
     if shard_state is not None:
         refuse_to_plan("A strategy with shard_state")
-    if shard_state is not None and topology.spans_processes:
-        raise ValueError(
-            explain(
-                f"shard_state={shard_state!r} was given for devices of several processes.",
-                expected="None there: state is shared out among the devices of one process.",
-                fix="leave it out.",
-            )
-        )
     if shard_state is None or topology.num_replicas == 1:
         return None
     return PartedState(OverReplicas(topology), is_all=shard_state == "all")

@@ -38,7 +38,7 @@ class TPUStrategy(Strategy):
             `assign_to_logical_device` is refused, as TensorFlow does.
         steps_per_run: how many steps a call on the devices has, where `Model.compile` is not told
             `steps_per_execution` and `run_steps` no number.
-        shard_state: as of `MirroredStrategy`, on a TPU of one host.
+        shard_state: as of `MirroredStrategy`.
         layout_map: as of `MirroredStrategy`.
 
     Raises:

@@ -13,8 +13,9 @@ from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import on_every_process
 from stratagem.topology.pieces import own_copy
+from stratagem.variables.keeping import keeping_of
 from stratagem.variables.layouts import put_stored
-from stratagem.variables.registry import StoredVariable, VariableRegistry
+from stratagem.variables.registry import VariableRegistry
 
 __all__ = ["agree_on_initial_values", "initial_digest"]
 
@@ -33,7 +34,7 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
     """
     if not topology.spans_processes:
         return
-    variables = registry.take_unsettled()
+    variables: list[Any] = registry.take_unsettled()
     group = current_group()
     if not variables or group is None:
         return
@@ -44,8 +45,9 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
             if mine[1:3] != theirs[1:3]:
                 raise _different(label, theirs, group.identity.label, mine)
     for index, variable in enumerate(variables):
+        held = variable.take_initial() if keeping_of(variable) is not None else None
         if len({others[index][3] for others in told}) > 1:
-            _take_first(variable, topology)
+            _take_first(variable, held, topology)
 
 
 def initial_digest(value: Any, topology: Topology) -> int:
@@ -63,10 +65,14 @@ def initial_digest(value: Any, topology: Topology) -> int:
     return zlib.crc32(np.ascontiguousarray(np.asarray(value)).tobytes())
 
 
-def _take_first(variable: StoredVariable, topology: Topology) -> None:
-    is_component = variable.storage.ndim > len(variable.shape)
-    own = np.asarray(own_copy(variable.storage, topology))
-    own = own[0] if is_component else own
+def _take_first(variable: Any, held: Any, topology: Topology) -> None:
+    """`held` is the whole of what lies in parts: parts on other processes are of their draws."""
+    is_component = False
+    if held is None:
+        stored = variable.storage
+        is_component = stored.ndim > len(variable.shape)
+        held = np.asarray(own_copy(stored, topology))
+    own = held[0] if is_component else held
     value = on_every_process(topology.stack([own] * topology.num_local_replicas), _first)
     if is_component:
         variable.storage = topology.stack([value] * topology.num_local_replicas)
