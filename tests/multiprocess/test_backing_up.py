@@ -50,6 +50,22 @@ def test_group_that_lost_a_worker_ends_with_the_weights_of_one_that_did_not(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_state_in_parts_is_found_again(in_memory: bool, tmp_path: Path) -> None:
+    variables = {"STRATAGEM_TEST_SHARD_STATE": "all"}
+    if in_memory:
+        variables["STRATAGEM_MEMORY_DIR"] = str(tmp_path / "memory")
+    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "killed"
+    undisturbed.mkdir(), folder.mkdir()
+    wanted = _results(undisturbed, **variables)
+    with started([_PROGRAM, str(folder), "1"], 2, **variables) as processes:
+        assert processes[1].wait(timeout=300) == -signal.SIGKILL
+    got = _results(folder, **variables)
+    assert (folder / "first").read_text() in (("10", "11") if in_memory else ("10",))
+    _assert_same(got, wanted)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_state_of_each_step_is_found_in_memory(victim: int, wanted: Any, tmp_path: Path) -> None:
     memory = {"STRATAGEM_MEMORY_DIR": str(tmp_path / "memory")}

@@ -17,8 +17,8 @@ _IN_PARTS = {"STRATAGEM_TEST_IN_PARTS": "1"}
         pytest.param(2, 2, 1, "not eager", {}, marks=pytest.mark.slow),
         pytest.param(2, 2, 1, "eager", {}, marks=pytest.mark.slow),
         pytest.param(2, 4, 2, "not eager", {}, marks=pytest.mark.slow),
-        pytest.param(2, 1, 1, "not eager", _IN_PARTS, marks=pytest.mark.slow),
-        pytest.param(2, 1, 1, "eager", _IN_PARTS, marks=pytest.mark.slow),
+        pytest.param(2, 2, 1, "not eager", _IN_PARTS, marks=pytest.mark.slow),
+        pytest.param(2, 2, 1, "eager", _IN_PARTS, marks=pytest.mark.slow),
     ],
 )
 def test_contract_holds_on_a_cluster(

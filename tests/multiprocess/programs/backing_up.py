@@ -2,7 +2,8 @@
 
 Process VICTIM gets the signal, SIGKILL without one, in the second epoch; -1 lets all live, and -2
 makes no backups either. Process 0 writes to FOLDER/first the step from which a training went on.
-Each process writes what it ended with to FOLDER/process-N.npz.
+Each process writes what it ended with to FOLDER/process-N.npz. With STRATAGEM_TEST_SHARD_STATE
+state is in parts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import stratagem as sg
 
 folder, victim = Path(sys.argv[1]), int(sys.argv[2])
 signum = signal.Signals[sys.argv[3]] if len(sys.argv) > 3 else signal.SIGKILL
-strategy = sg.MultiWorkerMirroredStrategy()
+shard_state = os.environ.get("STRATAGEM_TEST_SHARD_STATE")
+strategy = sg.MultiWorkerMirroredStrategy(shard_state=shard_state)
 rank = jax.process_index()
 keras.utils.set_random_seed(5)
 np.random.seed(rank)  # fit makes them agree
@@ -31,7 +33,7 @@ with strategy.scope():
     model = keras.Sequential(
         [
             keras.layers.Input((4,)),
-            keras.layers.Dense(8),
+            keras.layers.Dense(8 if shard_state is None else 512),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.3),
             keras.layers.Dense(1),

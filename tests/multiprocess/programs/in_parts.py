@@ -1,8 +1,8 @@
 """Trains with state in parts over the devices of all processes, and writes what came out.
 
 `python in_parts.py DEVICES SHARD_STATE FOLDER [short]`: with TF_CONFIG on that cluster, with as
-many devices a worker; without it on as many devices of one process. SHARD_STATE may be "none". A short
-run trains and is not saved. Each process writes what it saw to FOLDER/process-N.npz.
+many devices a worker; without it on as many devices of one process. SHARD_STATE may be "none". A
+short run trains and is not saved. Each process writes what it saw to FOLDER/process-N.npz.
 """
 
 from __future__ import annotations
