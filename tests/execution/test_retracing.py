@@ -53,6 +53,16 @@ def test_gives_what_the_function_gives(function) -> None:
         np.testing.assert_allclose(got, function(given), rtol=1e-6)
 
 
+def test_calls_of_a_name_can_be_replaced() -> None:
+    @jax.jit
+    def doubled(x):
+        return x * 2
+
+    traced = jax.make_jaxpr(lambda x: doubled(x) + jax.jit(jnp.square)(x))(jnp.ones(2))
+    (got,) = retrace(traced, [jnp.full(2, 3.0)], {"doubled": lambda x: [x * 10]})
+    np.testing.assert_array_equal(got, [39.0, 39.0])
+
+
 @pytest.mark.compatibility
 def test_what_was_traced_for_replicas_goes_with_arrays_of_a_mesh() -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("replica",))

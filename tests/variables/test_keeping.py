@@ -79,6 +79,18 @@ def test_parts_are_of_the_first_axis_that_can_be_parted() -> None:
     assert [part.data.shape for part in parts] == [(3, 2)] * 4
 
 
+@pytest.mark.parametrize("shape", [(8, 3), (3, 8)])
+def test_own_parts_make_up_what_is_kept(shape) -> None:
+    four = OverReplicas(replicas(4))
+    value = np.arange(24.0, dtype="float32").reshape(shape)
+    own = four.own_parts(four.kept(value))
+    assert own.shape == (4, *(size // 4 if size == 8 else size for size in shape))
+    np.testing.assert_array_equal(np.concatenate(own, axis=shape.index(8)), value)
+    again = four.of_own_parts(own, shape)
+    assert again.sharding == four.sharding(shape)
+    np.testing.assert_array_equal(again, value)
+
+
 @pytest.mark.parametrize("is_all", [False, True])
 def test_state_is_parted_where_it_is_large_and_can_be(is_all) -> None:
     policy = PartedState(OverReplicas(replicas(2)), is_all=is_all)

@@ -14,7 +14,13 @@ from stratagem.execution.trace_errors import disagreement, foreign_variable
 from stratagem.group import current_group
 from stratagem.topology import Topology
 from stratagem.topology.pieces import copy_of_replica
-from stratagem.variables import VariableKind, home_of, put_stored, require_layouts_used
+from stratagem.variables import (
+    VariableKind,
+    home_of,
+    keeping_of,
+    put_stored,
+    require_layouts_used,
+)
 
 __all__ = ["EagerState"]
 
@@ -29,6 +35,7 @@ class EagerState:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._topology: Topology = strategy.topology
+        self._copies: dict[int, tuple[Any, Any]] = {}
 
     def reader(self, replica_id: int) -> Callable[[Any], Any]:
         """Returns what a replica's scope asks for the value of a variable.
@@ -46,14 +53,25 @@ class EagerState:
                 return None
             if home.strategy is not self._strategy:
                 raise foreign_variable(variable, home.strategy, self._strategy)
-            if variable.storage is None:
+            if not variable.has_value:
                 return None
+            stored = self._stored(variable)
             if home.kind is VariableKind.PLAIN and self._topology.groups is None:
-                return variable.storage
-            part = copy_of_replica(variable.storage, self._topology, replica_id)
+                return stored
+            part = copy_of_replica(stored, self._topology, replica_id)
             return part[0] if home.kind is VariableKind.ON_READ else part
 
         return read
+
+    def _stored(self, variable: Any) -> Any:
+        """A copy for each replica; of what is kept elsewhere they are made once for all."""
+        if keeping_of(variable) is None:
+            return variable.storage
+        kept, copies = self._copies.get(id(variable), (None, None))
+        if kept is not variable.kept:
+            copies = variable.storage
+            self._copies[id(variable)] = (variable.kept, copies)
+        return copies
 
     def keep(self, scopes: list[ReplicaScope]) -> None:
         """Moves what the replicas wrote into the variables, and makes them read anew.
@@ -72,7 +90,7 @@ class EagerState:
             home = home_of(variable)
             if home is not None and home.strategy is not self._strategy:
                 raise foreign_variable(variable, home.strategy, self._strategy)
-            if home is not None and variable.storage is None:
+            if home is not None and not variable.has_value:
                 continue  # created in this call: it is run again
             if home is not None and home.kind is VariableKind.ON_READ:
                 self._keep_components(variable, scopes, key)
