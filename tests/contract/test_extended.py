@@ -92,7 +92,9 @@ def test_update_without_grouping_gives_one_result_a_copy(strategy, variable) -> 
         variable, lambda c, x: c.assign_add(x), args=(3.0,), group=False
     )
     assert isinstance(results, tuple)
-    assert [float(result) for result in results] == [4.0] * len(replica_ids(strategy))
+    has_one_copy = isinstance(strategy, sg.CentralStorageStrategy)
+    num_copies = 1 if has_one_copy else len(replica_ids(strategy))
+    assert [float(result) for result in results] == [4.0] * num_copies
     assert float(variable.value) == 4.0
 
 

@@ -162,11 +162,44 @@ def test_functions_and_runs_op_by_op_see_the_same_values() -> None:
     assert {device.id for device in devices_of(value.kept)} == {2}
 
 
+def test_model_is_called_where_variables_are() -> None:
+    model = made(central())
+    model.fit(X, Y, batch_size=8, verbose=0)
+    called = model(X)
+    assert {device.id for device in devices_of(called)} == {2}
+    np.testing.assert_allclose(called, model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+
+
 def test_parameter_device_is_the_host_or_the_only_device() -> None:
     several = sg.CentralStorageStrategy(TWO)
     assert parameter_device_of(several) == jax.local_devices(backend="cpu")[0]
     assert parameter_device_of(sg.CentralStorageStrategy("cpu:3")).id == 3
     assert sg.CentralStorageStrategy().num_replicas_in_sync == jax.local_device_count()
+
+
+def test_parameter_device_is_where_variables_live() -> None:
+    extended = central().extended
+    assert [device.id for device in extended.parameter_devices] == [2]
+    assert [device.id for device in extended.worker_devices] == [0, 1]
+
+
+def test_update_runs_on_the_only_copy() -> None:
+    strategy = central()
+    with strategy.scope():
+        value = sg.Variable(1.0)
+        results = strategy.extended.update(value, lambda v: v.assign_add(2.0), group=False)
+    assert [float(result) for result in results] == [3.0]
+
+
+def test_host_that_jax_leaves_out_is_told(monkeypatch) -> None:
+    devices = jax.devices()[:2]
+
+    def without_host(**_: Any) -> Any:
+        raise RuntimeError("Unknown backend: 'cpu' requested")
+
+    monkeypatch.setattr(jax, "local_devices", without_host)
+    with pytest.raises(ValueError, match="JAX was told to leave the host out: Unknown backend"):
+        sg.CentralStorageStrategy(devices)
 
 
 def test_wrong_devices_are_refused() -> None:

@@ -135,6 +135,27 @@ def test_rows_are_read_and_set_outside_of_steps() -> None:
             assert place == ({3} if name == "users" else {0, 1})
 
 
+@pytest.mark.parametrize("place", ["central", pytest.param("sharded", marks=pytest.mark.slow)])
+def test_model_is_called_outside_of_steps(place) -> None:
+    """Values of several places are read on one device; the rows of a large table go there."""
+    strategy = hybrid(users=place, kernel="central", beta="sharded")
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((3,), dtype="int32"),
+                keras.layers.Embedding(NUM_USERS, 8, name="users"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(8, name="top"),
+                keras.layers.BatchNormalization(),
+            ]
+        )
+        model.compile("sgd", "mse")
+    model.fit(USERS, Y + np.zeros(8, "float32"), verbose=0)
+    called = model(USERS)
+    assert {device.id for device in called.devices()} == {0}
+    np.testing.assert_allclose(called, model.predict(USERS, verbose=0), atol=1e-6)
+
+
 def test_rules_that_match_nothing_are_told_when_training_starts() -> None:
     model = made(hybrid(user="central", embeddings="sharded", bias="mirrored"), "SGD")
     fitted(model)
@@ -142,6 +163,16 @@ def test_rules_that_match_nothing_are_told_when_training_starts() -> None:
     model.predict([USERS, ITEMS], verbose=0)
     with pytest.raises(ValueError, match=r"rules that match no variable: 'artists'.*users/embed"):
         fitted(model)
+
+
+def test_large_table_that_cannot_be_parted_is_told() -> None:
+    strategy = hybrid(table="sharded")
+    with strategy.scope(), pytest.warns(UserWarning, match=r"\(9001, 9\) is to be parted over 2"):
+        table = sg.Variable(np.zeros((9001, 9), "float32"), name="table")
+    assert {shard.data.shape for shard in table.kept.addressable_shards} == {(9001, 9)}
+    with strategy.scope():  # by columns
+        table = sg.Variable(np.zeros((9001, 8), "float32"), name="table")
+    assert {shard.data.shape for shard in table.kept.addressable_shards} == {(9001, 4)}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 from stratagem.context import get_replica_context
+from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.exchange import Ids, Lookup
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.messages import explain
@@ -148,8 +149,11 @@ def as_row_numbers(ids: jax.Array) -> jax.Array:
 
 
 def _plain_rows(table: Any, ids: Any) -> jax.Array:
-    if hasattr(table, "take_rows") and not isinstance(ids, Tracer) and current_scope() is None:
+    is_outside = not isinstance(ids, Tracer) and current_scope() is None
+    if is_outside and hasattr(table, "take_rows"):
         return _taken_rows(table, np.asarray(ids))
+    if is_outside and is_elsewhere(table) and current_function_trace() is None:
+        return table.rows_outside(ids)
     return jnp.take(jnp.asarray(table.value), ids, axis=0)
 
 

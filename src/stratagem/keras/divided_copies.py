@@ -54,5 +54,6 @@ class DividedCopies:
 
     def _convert_to_tensor(self, value: Any, dtype: Any = None) -> Any:
         above: Any = super()
-        with on_host_if(self.division is not None and not isinstance(value, jax.Array)):
+        is_in_parts = self.division is not None or self.keeping is not None
+        with on_host_if(is_in_parts and not isinstance(value, jax.Array)):
             return above._convert_to_tensor(value, dtype=dtype)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope, is_worth_rows
+from stratagem.keras.private import get_stateless_scope
 from stratagem.topology.lockstep import is_of_several
-from stratagem.variables import Home, Keeping, VariableKind, WholeValue
+from stratagem.topology.pieces import on_host, own_copy
+from stratagem.variables import Home, Keeping, VariableKind, WholeValue, sole_device
+from stratagem.variables.on_one_device import take_rows
 
 __all__ = ["StoredValue"]
 
@@ -130,6 +134,44 @@ class StoredValue:
         gives_rows = self.keeping is not None and self.keeping.gives_rows
         variable: Any = self
         self.has_rows = gives_rows and self._is_table and is_worth_rows(variable.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """The value on the host, where its parts meet: no device need have room for the whole."""
+        variable: Any = self
+        is_in_parts = self.keeping is not None or variable.division is not None
+        is_outside = get_stateless_scope() is None and current_function_trace() is None
+        is_on_devices = is_in_parts and is_outside and self._stored is not None
+        return np.asarray(on_host(self._stored) if is_on_devices else variable.value, dtype)
+
+    def where_read(self, value: Any) -> Any:
+        """Returns a value on the device where all are that are read outside of steps.
+
+        What computes with several of them there would else meet values of several devices.
+
+        Args:
+            value: on one device.
+        """
+        strategy = self._home.strategy
+        if strategy.keeping is None or self.has_rows or isinstance(value, Tracer):
+            return value  # a large table is not moved
+        return self._moved(value)
+
+    def rows_outside(self, ids: Any) -> Any:
+        """Returns rows of a table for what computes with them outside of steps.
+
+        Args:
+            ids: integers of any shape.
+        """
+        variable: Any = self
+        if (value := variable._value_in_scope()) is None:
+            value = self._stored
+        rows = own_copy(take_rows(value, np.asarray(ids)), self._home.strategy.topology)
+        return variable._maybe_autocast(self._moved(rows))
+
+    def _moved(self, value: Any) -> Any:
+        strategy = self._home.strategy
+        device = sole_device(strategy.keeping) or strategy.topology.local_devices[0]
+        return value if value.devices() == {device} else jax.device_put(value, device)
 
     def assigned_as_rows(self, value: Any) -> Any:
         """Sets the rows for which this stands now, in the update of a table's rows.

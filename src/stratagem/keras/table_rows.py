@@ -97,7 +97,7 @@ def _leaves_rows_alone(apply: _Apply, optimizer: Any, table: Any) -> bool:
             before[id(one)] = jnp.asarray(numbers, one.dtype)
             scope.set_value(one, before[id(one)])
         for one in optimizer.variables:
-            if id(one) not in before:
+            if id(one) not in before and getattr(one, "slot_of", None) is None:
                 scope.set_value(one, jnp.full(one.shape, 3, one.dtype))
         scope.row_counts = dict.fromkeys(before, shape[0])
         try:

@@ -173,14 +173,14 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         self._require_own_replica()
         is_kept = self.keeping is not None and current_function_trace() is None
         if is_kept and self.has_value:  # its storage would be a copy on each device
-            return self.whole_of_kept()
+            return self.where_read(self.whole_of_kept())
         if self.storage is None:
             return self._initializer(self._shape, dtype=self._dtype)
         if self._home.kind is VariableKind.ON_READ:
             if self.asks_all_processes():
                 return self.whole.of(self.storage, self._home.aggregation, self.path)
             value = aggregate_components(self.storage, self._home.aggregation, self.path)
-            return own_copy(value, self._home.strategy.topology)
+            return self.where_read(own_copy(value, self._home.strategy.topology))
         return own_copy(self.storage, self._home.strategy.topology)
 
     def asks_all_processes(self) -> bool:

@@ -13,7 +13,7 @@ from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.strategies import reduction
 from stratagem.values import Mirrored, PerReplica
-from stratagem.variables import home_of
+from stratagem.variables import home_of, sole_device
 
 __all__ = ["StrategyExtended"]
 
@@ -37,8 +37,10 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
-        """Where variables live."""
-        return self._devices("parameter_devices")
+        """Where variables live: those of the replicas, or the one of central storage."""
+        devices = self._devices("parameter_devices")
+        device = sole_device(self._strategy.keeping)
+        return devices if device is None else (device,)
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -201,7 +203,9 @@ class StrategyExtended:
         frame = stack.current_frame()
         with stack.push(stack.FrameKind.UPDATE, self._strategy, frame.replica if frame else None):
             result = fn(var, *plain_args, **plain_kwargs)
-        return result if group else (result,) * self._strategy.topology.num_local_replicas
+        is_sole = sole_device(self._strategy.keeping) is not None
+        num_copies = 1 if is_sole else self._strategy.topology.num_local_replicas
+        return result if group else (result,) * num_copies
 
     @contextlib.contextmanager
     def colocate_vars_with(self, var: Any) -> Generator[None]:

@@ -52,6 +52,17 @@ def parameter_device_of(device: Any) -> jax.Device:
         device: the device; None for the host.
 
     Raises:
-        ValueError: an unknown or remote device.
+        ValueError: an unknown or remote device, or no host that JAX may use.
     """
-    return jax.local_devices(backend="cpu")[0] if device is None else find_devices([device])[0]
+    if device is not None:
+        return find_devices([device])[0]
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise ValueError(
+            explain(
+                f"JAX was told to leave the host out: {error}",
+                expected="the platform cpu beside that of the replicas: the host keeps variables.",
+                fix="set JAX_PLATFORMS=cuda,cpu or unset it, or pass parameter_device.",
+            )
+        ) from error

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stratagem.execution import is_worth_rows
 from stratagem.messages import explain
-from stratagem.variables import Keeping, keeping_of
+from stratagem.variables import Keeping, OverReplicas, keeping_of
 
 __all__ = ["CENTRAL", "MIRRORED", "PlacementRules", "SHARDED"]
 
@@ -58,6 +60,7 @@ class PlacementRules:
         for rule, matches, keeping in self._rules:
             if matches(variable):
                 self._unused = [one for one in self._unused if one is not rule]
+                _warn_of_copies(variable, keeping)
                 return keeping
         return None
 
@@ -73,6 +76,24 @@ class PlacementRules:
                     fix="compare the patterns with the paths, and put narrower rules first.",
                 )
             )
+
+
+def _warn_of_copies(variable: Any, keeping: Keeping | None) -> None:
+    """Warns of a large variable that was to be parted and has no axis for it."""
+    shape = tuple(variable.shape)
+    if not isinstance(keeping, OverReplicas) or not is_worth_rows(shape):
+        return
+    count = keeping.topology.num_replicas
+    if keeping.parted_axis(shape) is None:
+        warnings.warn(
+            explain(
+                f"Variable {variable.path!r} of shape {shape} is to be parted over {count} "
+                "replicas, and each of them has a copy of it.",
+                expected=f"an axis whose size {count} divides.",
+                fix=f"make it {-(-shape[0] // count) * count} rows long, for example.",
+            ),
+            stacklevel=2,
+        )
 
 
 def _told(rule: Any) -> str:

@@ -3,7 +3,13 @@
 from stratagem.variables.aggregation import aggregate_components, spread_over_components
 from stratagem.variables.components import WholeValue, gather_together, stored_components
 from stratagem.variables.initial_values import agree_on_initial_values, initial_digest
-from stratagem.variables.keeping import KeepAll, Keeping, KeepingPolicy, keeping_of
+from stratagem.variables.keeping import (
+    KeepAll,
+    Keeping,
+    KeepingPolicy,
+    keeping_of,
+    sole_device,
+)
 from stratagem.variables.kind import (
     VariableKind,
     choose_kind,
@@ -55,6 +61,7 @@ __all__ = [
     "require_layouts_used",
     "sets_rows",
     "shards_of",
+    "sole_device",
     "spread_over_components",
     "stored_components",
     "stored_sharding",

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import jax
 
 from stratagem.topology import Topology
+from stratagem.variables.on_one_device import OnOneDevice
 
-__all__ = ["KeepAll", "Keeping", "KeepingPolicy", "keeping_of"]
+__all__ = ["KeepAll", "Keeping", "KeepingPolicy", "keeping_of", "sole_device"]
 
 
 class Keeping(Protocol):
@@ -124,6 +125,17 @@ class KeepAll:
 
     def check(self) -> None:
         """Does nothing."""
+
+
+def sole_device(policy: KeepingPolicy | None) -> jax.Device | None:
+    """Returns the device of a policy that keeps all variables on one.
+
+    Args:
+        policy: of a strategy.
+    """
+    if isinstance(policy, KeepAll) and isinstance(policy.keeping, OnOneDevice):
+        return policy.keeping.device
+    return None
 
 
 def keeping_of(variable: Any) -> Keeping | None:

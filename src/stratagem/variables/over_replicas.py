@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.topology import REPLICA_AXIS, Topology
@@ -50,7 +51,7 @@ class OverReplicas:
         axes = (axis for axis, size in enumerate(shape) if size and size % count == 0)
         return next(axes, None)
 
-    def sharding(self, shape: tuple[int, ...]) -> jax.sharding.Sharding:
+    def sharding(self, shape: tuple[int, ...]) -> NamedSharding:
         """Returns where each part is."""
         axis = self.parted_axis(shape)
         if axis is None:
@@ -58,13 +59,14 @@ class OverReplicas:
         return NamedSharding(self.topology.mesh, PartitionSpec(*[None] * axis, REPLICA_AXIS))
 
     def kept(self, value: Any) -> jax.Array:
-        """Returns the value in parts."""
+        """Returns the value in parts; what is on one device goes there by the host."""
         sharding = self.sharding(np.shape(value))
-        if isinstance(value, jax.Array) and value.sharding == sharding:
-            return value
-        if self.topology.spans_processes:
-            return put_in_pieces(value, sharding)
-        return jax.device_put(value, sharding)
+        is_array = isinstance(value, jax.Array) and not isinstance(value, Tracer)
+        is_on_several = is_array and len(value.devices()) > 1
+        if is_on_several and not self.topology.spans_processes:
+            return jax.device_put(value, sharding)
+        # JAX would cut a value on the host into parts on its default device, which holds all then.
+        return put_in_pieces(value, sharding)
 
     def spread(self, kept: jax.Array, topology: Topology) -> jax.Array:
         """Returns a copy for each replica."""
