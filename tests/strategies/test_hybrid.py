@@ -135,6 +135,43 @@ def test_rows_are_read_and_set_outside_of_steps() -> None:
             assert place == ({3} if name == "users" else {0, 1})
 
 
+@pytest.mark.parametrize("place", ["central", "sharded"])
+def test_rows_that_other_rows_ask_for_are_looked_up_in_the_whole_table(place) -> None:
+    strategy = hybrid(embeddings=place)
+    with strategy.scope():
+        first, second = (keras.layers.Embedding(NUM_ITEMS, 8, name=name) for name in "ab")
+        for layer in (first, second):
+            layer.build()
+        tables = [first.embeddings, second.embeddings]
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(tables)
+    starts = [np.array(table.value) for table in tables]
+
+    def step(ids: Any) -> Any:
+        def loss() -> Any:
+            rows = first(ids)
+            chosen = keras.ops.cast(keras.ops.sum(rows, -1) > 0, "int32")
+            return keras.ops.sum(rows) + 2.0 * keras.ops.sum(second(chosen))
+
+        value, grads = sg.value_and_grad(loss, tables)
+        optimizer.apply_gradients(zip(grads, tables, strict=True))
+        return value
+
+    ids = ITEMS[:3]
+    rows = starts[0][ids]
+    chosen = (rows.sum(-1) > 0).astype(int)
+    values = strategy.local_results(strategy.run(step, args=(ids,)))
+    wanted = rows.sum() + 2 * starts[1][chosen].sum()
+    np.testing.assert_allclose(values, [wanted, wanted], rtol=1e-5)
+    np.subtract.at(starts[0], ids, 2.0)  # of two replicas
+    np.subtract.at(starts[1], chosen, 4.0)
+    for table, value in zip(tables, starts, strict=True):
+        np.testing.assert_allclose(table.value, value, rtol=1e-5)
+    (program,) = strategy.compiled.programs
+    (lookup,) = program.trace.lookups
+    assert lookup.table is first.embeddings
+
+
 @pytest.mark.parametrize("place", ["central", pytest.param("sharded", marks=pytest.mark.slow)])
 def test_model_is_called_outside_of_steps(place) -> None:
     """Values of several places are read on one device; the rows of a large table go there."""

@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr, Literal
 
 from stratagem.context.function_trace import current_function_trace
 
-__all__ = ["Exchange", "Ids", "Lookup", "gets_rows", "without_unused"]
+__all__ = ["Exchange", "Ids", "Lookup", "chained_tables", "gets_rows", "without_unused"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,3 +108,25 @@ def without_unused(
     ]
     invars = [variable for variable, stay in zip(jaxpr.invars, stays, strict=True) if stay]
     return jaxpr.replace(eqns=eqns[::-1], invars=invars), stays
+
+
+def chained_tables(trace: Any) -> frozenset[int]:
+    """Returns the tables whose rows are asked for by other rows that the step looks up.
+
+    Args:
+        trace: of the step.
+
+    Returns:
+        The identities of the variables.
+    """
+    jaxpr, tables = trace.jaxpr.jaxpr, set[int]()
+    first = len(trace.written) + trace.num_outputs
+    for place, what in enumerate(trace.sent):
+        if not isinstance(what, Ids):
+            continue
+        ids = jaxpr.replace(outvars=[jaxpr.outvars[first + place]])
+        _, stays = without_unused(ids, [False] * len(jaxpr.invars), keeps_effects=False)
+        sources = zip(trace.inputs, stays, strict=True)
+        if any(stay and source == "rows" for (source, _), stay in sources):
+            tables.add(id(trace.lookups[what.lookup].table))
+    return frozenset(tables)

@@ -42,7 +42,7 @@ class ReplicaScope(keras.StatelessScope):
             Keras use the value that the variable itself holds.
 
     `receive` returns the number of a lookup in a table that is elsewhere, and its rows; it is there
-    where there may be such tables.
+    where there may be such tables. `whole_tables` are those, by identity, that come whole.
     `row_counts` tells of how many rows those variables are here, by identity, that stand for some.
     `added_to` are the variables that were added to, by identity, and not set.
     """
@@ -61,6 +61,7 @@ class ReplicaScope(keras.StatelessScope):
         self.added_to: set[int] = set()
         self.row_counts: dict[int, int] = {}
         self.receive: Callable[[Lookup], tuple[int, Any]] | None = None
+        self.whole_tables: frozenset[int] = frozenset()
 
     def __enter__(self) -> ReplicaScope:
         super().__enter__()

@@ -121,8 +121,10 @@ def is_recorded(table: Any) -> bool:
 
 
 def is_elsewhere(table: Any) -> bool:
-    """Tells whether a variable is in other processes, which are asked for single rows of it."""
-    return getattr(table, "has_rows", False)
+    """Tells whether a variable is kept elsewhere, and single rows are asked for there."""
+    scope = current_scope()
+    is_whole = scope is not None and id(table) in scope.outermost.whole_tables
+    return getattr(table, "has_rows", False) and not is_whole
 
 
 def is_worth_rows(shape: Sequence[int]) -> bool:

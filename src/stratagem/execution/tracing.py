@@ -18,7 +18,7 @@ from stratagem.execution.created_variables import (
     initialize_created_variables,
     is_uninitialized,
 )
-from stratagem.execution.exchange import Lookup, gets_rows
+from stratagem.execution.exchange import Lookup, chained_tables, gets_rows
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
 from stratagem.execution.sameness import differing_outputs, may_wait_for_ever
@@ -55,6 +55,7 @@ class _Recorder:
         arguments: Arguments,
         foreign: list[Any],
         lookups: Sequence[Lookup] = (),
+        whole_tables: frozenset[int] = frozenset(),
     ) -> None:
         self._strategy = strategy
         self._fn = fn
@@ -72,6 +73,7 @@ class _Recorder:
         self.result_shapes: list[tuple[int, ...]] = []
         self._gets_rows = gets_rows(strategy)
         self.expected_lookups = list(lookups)
+        self._whole_tables = whole_tables
         self.lookups: list[Lookup] = []
         self.sent: list[Any] = []
         self.added_to: frozenset[int] = frozenset()
@@ -98,6 +100,7 @@ class _Recorder:
         if self._gets_rows:
             rows = [part[0] for part in state["rows"]] if several else state["rows"]
             scope.receive = lambda lookup: self._receive(lookup, rows)
+            scope.whole_tables = self._whole_tables
         with stack.push(stack.FrameKind.REPLICA, self._strategy, context), scope:
             try:
                 result = self._fn(*args, **kwargs)
@@ -216,9 +219,10 @@ def trace_replica_function(
     """
     foreign: list[Any] = []
     lookups: list[Lookup] = []
+    whole_tables: frozenset[int] = frozenset()
     has_created = False
     while True:
-        recorder = _Recorder(strategy, fn, arguments, foreign, lookups)
+        recorder = _Recorder(strategy, fn, arguments, foreign, lookups, whole_tables)
         closed = _make_jaxpr(recorder, topology or strategy.topology, arguments)
         created = strategy.variables.uninitialized()
         has_more = bool(created or recorder.missed)
@@ -229,6 +233,10 @@ def trace_replica_function(
             for prepare in recorder.preparations:
                 prepare()
             trace = _finish(recorder, strategy, arguments, closed)
+            # Which rows are needed has to be known before the step; where it is not, all are.
+            if strategy.keeping is not None and (chained := chained_tables(trace)):
+                whole_tables, lookups = whole_tables | chained, []
+                continue
             if any(lengths is not None for lengths in trace.result_lengths):
                 larger = _Recorder(strategy, fn, arguments.with_another_row(), foreign)
                 _keep_rows_only(trace, larger, topology or strategy.topology)
