@@ -161,7 +161,7 @@ def _whole(variable: Any) -> Any:
     """The value in the variable's own dtype, also where Keras casts what layers read."""
     if getattr(variable, "division", None) is not None:
         return variable.storage
-    if keeping_of(variable) is not None:
+    if keeping_of(variable) is not None and not is_of_several(variable.kept):
         return variable.kept
     own = getattr(variable, "own_value", None)
     return variable.value if own is None else own()

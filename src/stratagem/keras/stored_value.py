@@ -140,8 +140,16 @@ class StoredValue:
         variable: Any = self
         is_in_parts = self.keeping is not None or variable.division is not None
         is_outside = get_stateless_scope() is None and current_function_trace() is None
-        is_on_devices = is_in_parts and is_outside and self._stored is not None
-        return np.asarray(on_host(self._stored) if is_on_devices else variable.value, dtype)
+        if is_in_parts and is_outside and self._is_all_here():
+            return np.asarray(on_host(self._stored), dtype)
+        return np.asarray(variable.value, dtype)
+
+    def _is_all_here(self) -> bool:
+        """Whether this process has all parts of the value."""
+        stored = self._stored
+        return isinstance(stored, jax.Array) and (
+            self.keeping is None or stored.is_fully_addressable
+        )
 
     def where_read(self, value: Any) -> Any:
         """Returns a value on the device where all are that are read outside of steps.
