@@ -188,6 +188,27 @@ def test_whatever_is_done_keeps_to_the_limit_and_gives_what_one_device_gives(
         np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", CENTRAL)
+def test_reading_a_table_on_the_host_copies_it_nowhere(name, memory) -> None:
+    with CENTRAL[name]().scope():
+        layer = keras.layers.Embedding(NUM_ROWS, WIDTH, name="table")
+        layer.build()
+    layer.set_weights([np.ones((NUM_ROWS, WIDTH), "float32")])
+    assert float(layer.embeddings.value[-1, -1]) == 1.0
+    assert float(layer(np.array([NUM_ROWS - 1]))[0, 0]) == 1.0
+    memory.look("read")
+    assert memory.peak_bytes < LIMIT_BYTES, memory.where
+
+
+@pytest.mark.parametrize("name", [*CENTRAL, "hybrid, sharded"])
+def test_table_of_given_numbers_goes_to_its_place_by_the_host(name, memory) -> None:
+    with (CENTRAL | PARTED)[name]().scope():
+        table = sg.Variable(np.ones((NUM_ROWS, WIDTH), "float32"), name="table")
+    memory.look("made")
+    assert memory.peak_bytes < LIMIT_BYTES, memory.where
+    np.testing.assert_array_equal(table.numpy(), np.ones((NUM_ROWS, WIDTH)))
+
+
 @pytest.mark.parametrize(
     ("name", "kept_tables"), [("central", 0), ("hybrid, central", 0), ("hybrid, sharded", 2 / 4)]
 )

@@ -10,6 +10,7 @@ import keras
 from jax.core import Tracer
 
 from stratagem.messages import explain
+from stratagem.topology.pieces import on_host_if
 
 __all__ = ["as_initializer"]
 
@@ -37,7 +38,8 @@ def as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
                 fix="create the variable with an initializer, and assign the value.",
             )
         )
-    with jax.ensure_compile_time_eval():  # not as a part of the program that is being traced
+    # Not as a part of the program that is being traced, nor where it may be too large for a device.
+    with jax.ensure_compile_time_eval(), on_host_if(not isinstance(value, jax.Array)):
         array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
 
     def initializer(shape: Any, dtype: Any = None) -> Any:

@@ -179,7 +179,8 @@ class StoredValue:
     def _moved(self, value: Any) -> Any:
         strategy = self._home.strategy
         device = sole_device(strategy.keeping) or strategy.topology.local_devices[0]
-        return value if value.devices() == {device} else jax.device_put(value, device)
+        is_there = value.devices() == {device} or is_of_several(value)
+        return value if is_there else jax.device_put(value, device)
 
     def assigned_as_rows(self, value: Any) -> Any:
         """Sets the rows for which this stands now, in the update of a table's rows.
