@@ -141,6 +141,7 @@ def used(model: keras.Model, memory: Memory, folder: Path) -> None:
 @pytest.fixture
 def memory(monkeypatch) -> Iterator[Memory]:
     """Looks after each transfer, too: what is there for a moment only began as one."""
+    jax.clear_caches()  # a program that another test has compiled would not be seen
     first, *others = [device for device in jax.devices() if device.id in (1, 2, 3, 4)]
     measured = Memory(frozenset((first, *others)))
     put = jax.device_put
