@@ -14,6 +14,7 @@ from stratagem import environment
 from stratagem.cli import main
 
 _LOOP = Path(__file__).parents[1] / "planning" / "programs" / "loop.py"
+_LARGE = _LOOP.with_name("large.py")
 _DIGITS = Path(__file__).parents[2] / "examples" / "01_train_digits.py"
 
 
@@ -41,12 +42,22 @@ def test_another_global_batch() -> None:
     assert "another than the script's" in result.stdout
 
 
+def test_state_that_the_script_does_not_share_out(tmp_path) -> None:
+    json_file = tmp_path / "plan.json"
+    result = _call("--target", "2xH100", "--shard-state", "all", _LARGE, "--json", json_file)
+    assert result.exit_code == 0, result.output
+    assert "large.py on 2xH100, shard_state=all: 16.4 k parameters" in result.stdout
+    told = json.loads(json_file.read_text())
+    assert (told["shard_state"], told["memory"]["parameters_bytes"]) == ("all", 4 * 128 * 128 // 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([_LOOP, "--target", "8xH101"], "is not known"),
         ([_LOOP, "--target", "2xH100", "--never"], "before it trained"),
-        ([_LOOP, "--target", "2xH100", "--global-batch", "3"], "was asked for on 2 devices"),
+        ([_LOOP, "--target", "2xH100", "--global-batch", "3"], "was asked for on 2 replicas"),
+        ([_LARGE, "--target", "2xH100", "--shard-state", "all", "--workers"], "was asked for, and"),
         (["nowhere.py", "--target", "2xH100"], "There is no script"),
     ],
 )

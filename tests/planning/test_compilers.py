@@ -43,7 +43,8 @@ def test_step_that_the_compiler_refuses(step, has_plugin, monkeypatch) -> None:
     compiled = compile_step(step, _TARGET)
     assert (compiled.is_refused, compiled.compiler) == (True, "cpu")
     assert "Used 19.45G of 15.75G hbm" in compiled.notes[0]
-    assert compiled.memory.argument_bytes > 0
+    (program,) = compiled.programs
+    assert program.memory.argument_bytes > 0
 
 
 def test_step_that_the_compiler_cannot_do(step, has_plugin, monkeypatch) -> None:
@@ -76,3 +77,15 @@ def test_peak_counts_results_that_take_no_arguments_place() -> None:
         argument_bytes=100, output_bytes=60, alias_bytes=50, temp_bytes=7, code_bytes=2
     )
     assert memory.peak_bytes == 100 + 10 + 7 + 2
+
+
+def test_what_lasts_is_no_part_of_what_a_program_takes_for_a_while() -> None:
+    memory = CompilerMemory(
+        argument_bytes=100,
+        output_bytes=60,
+        alias_bytes=50,
+        temp_bytes=7,
+        code_bytes=2,
+        lasting_bytes=80,
+    )
+    assert memory.passing_bytes == 100 - 80 + 10 + 7

@@ -100,6 +100,24 @@ def _of(line: str) -> Reduction:
             12,
             (),
         ),
+        (
+            "%ag = f32[8]{0} all-gather(%x), replica_groups=mesh['a'=4,'b'=1] {'a'}",
+            "all-gather",
+            32,
+            ((0, 1, 2, 3),),
+        ),
+        (
+            "%ar = f32[8]{0} all-reduce(%x), replica_groups=mesh['a'=2,'b'=4] {'a'}, to_apply=%a",
+            "all-reduce",
+            32,
+            ((0, 4), (1, 5), (2, 6), (3, 7)),
+        ),
+        (
+            "%ar = f32[8]{0} all-reduce(%x), replica_groups=mesh['a'=8] {'a':(2)2}, to_apply=%a",
+            "all-reduce",
+            32,
+            ((0, 2), (1, 3), (4, 6), (5, 7)),
+        ),
     ],
 )
 def test_kinds_of_messages(line, kind, num_bytes, groups) -> None:

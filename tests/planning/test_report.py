@@ -14,7 +14,14 @@ import stratagem as sg
 from stratagem import optional_libraries
 from stratagem.planning import Plan, Reduction, parse_target
 from stratagem.planning.picture import draw, figure_of
-from stratagem.planning.report import count_text, show, size_text, time_text, verdict
+from stratagem.planning.report import (
+    count_text,
+    headline,
+    show,
+    size_text,
+    time_text,
+    verdict,
+)
 
 _GIB = 2**30
 
@@ -80,6 +87,31 @@ def test_verdict(plan, temporary_bytes, fields, text) -> None:
     changed = _with_temporaries(plan, temporary_bytes, **fields)
     assert verdict(changed).startswith(text)
     assert changed.fits == text.startswith("Fits: ")
+
+
+def test_what_does_not_fit_is_told_what_sharing_would_hold(plan) -> None:
+    """Adam's moments and the weights of 256 x 256 in halves; 4 * 256 + 16 bytes in copies."""
+    assert "Shared out" not in _shown(plan)
+    text = _shown(_with_temporaries(plan, 90 * _GIB))
+    weights = 4 * 256 * 256
+    copied = size_text(plan.memory.state_bytes)
+    assert f"a device holds {copied}" in text
+    halves = [plan.memory.state_bytes - weights, plan.memory.state_bytes - 3 * weights // 2]
+    assert list(plan.shared_state_bytes.values()) == halves
+    told = " or ".join(
+        f"{size_text(size)} (shard_state={name})"
+        for name, size in zip(("optimizer", "all"), halves, strict=True)
+    )
+    assert told in text.replace("\n", " ")
+
+
+def test_headline_says_how_replicas_are_placed(plan) -> None:
+    assert headline(dataclasses.replace(plan, shard_state="all")).startswith(
+        f"{plan.title} on 2xH100, shard_state=all: 65.8 k parameters"
+    )
+    one = headline(dataclasses.replace(plan, num_replicas=1))
+    assert "1 replica of 2 devices: " in one
+    assert one.endswith("8 a replica")
 
 
 def test_sizes_times_and_counts() -> None:

@@ -38,7 +38,7 @@ def test_another_global_batch() -> None:
     # By the weights only: nothing stands before this layer.
     assert plan.flops == {"float32": 2 * 2 * 16 * 8 * 4}
     for wrong in (0, 30):
-        with pytest.raises(ValueError, match=r"was asked for on 4 devices"):
+        with pytest.raises(ValueError, match=r"was asked for on 4 replicas"):
             with_global_batch(step, wrong)
 
 

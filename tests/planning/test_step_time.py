@@ -114,6 +114,19 @@ def test_scaling_from_one_device_to_all() -> None:
     assert times[1].reduction_s == pytest.approx(1e9 / (450e9 * 0.8) + 2 * 2e-6)
 
 
+def test_a_message_within_replicas_is_there_on_any_number_of_them() -> None:
+    """Pairs exchange, and the first of each pair with those of the others."""
+    pairs = ((0, 1), (2, 3), (4, 5), (6, 7))
+    firsts = ((0, 2, 4, 6), (1, 3, 5, 7))
+    target = parse_target("8xH100")
+    inside, between = _sum(10**9, groups=pairs), _sum(10**9, groups=firsts)
+    times = predict_scaling(target, [inside, between], 1.0, _IDEAL, devices_per_replica=2)
+    assert [time.num_devices for time in times] == [2, 4, 8]
+    of_pair = 2 * 1 / 2 * 1e9 / 450e9
+    for time, others in zip(times, (0, 2 * 1 / 2, 2 * 3 / 4), strict=True):
+        assert time.reduction_s == pytest.approx(of_pair + others * 1e9 / 450e9)
+
+
 def test_assumptions_are_printed_with_their_figures() -> None:
     assert Assumptions(compute_share=0.4).lines()[0].startswith("0.4 of the peak rate")
     assert len(Assumptions().lines()) == 5

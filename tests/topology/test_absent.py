@@ -19,6 +19,7 @@ from stratagem.topology.absent import (
     planned_topology,
     planning_for,
 )
+from stratagem.topology.devices import find_groups
 
 pytestmark = pytest.mark.compatibility
 
@@ -77,9 +78,6 @@ def test_strategies_have_the_devices_that_are_planned_for() -> None:
         ),
         pytest.param(sg.CentralStorageStrategy, id="central"),
         pytest.param(lambda: sg.HybridStrategy(placement={}), id="hybrid"),
-        pytest.param(lambda: sg.MirroredStrategy(shard_state="all"), id="state shared out"),
-        pytest.param(lambda: sg.MirroredStrategy([["gpu:0", "gpu:1"]]), id="groups"),
-        pytest.param(lambda: sg.MultiWorkerMirroredStrategy(devices_per_replica=2), id="workers"),
     ],
 )
 def test_parameter_servers_are_not_planned(make) -> None:
@@ -87,9 +85,68 @@ def test_parameter_servers_are_not_planned(make) -> None:
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "num_replicas", "size"),
+    [
+        (lambda: sg.MirroredStrategy([["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]]), 8, 2),
+        (lambda: sg.MirroredStrategy([["gpu:0", "gpu:1", "gpu:2", "gpu:3"]]), 1, 4),
+        (lambda: sg.MirroredStrategy([["gpu:0"], ["gpu:1"]]), 16, 1),
+        (lambda: sg.MultiWorkerMirroredStrategy(devices_per_replica=4), 4, 4),
+    ],
+)
+def test_groups_of_devices_become_as_many_as_there_is_room_for(make, num_replicas, size) -> None:
+    with planning_for(parse_target("16xH100").topology):
+        topology = make().topology
+    assert (topology.num_replicas, topology.num_logical_devices) == (num_replicas, size)
+    assert topology.is_absent
+    assert topology.mesh.size == num_replicas * size
+    assert topology.mesh.axis_names == ("replica", *topology.logical_axes)
+    for replica_id in range(num_replicas):
+        hosts = {device.process_index for device in topology.devices_of(replica_id)}
+        assert len(hosts) == 1
+
+
+@pytest.mark.parametrize("groups", [[[0, 1, 2], [3, 4, 5]], [list(range(9))]])
+def test_groups_that_a_host_has_no_room_for(groups) -> None:
+    with planning_for(_EIGHT), pytest.raises(ValueError, match="are planned for hosts of 8"):
+        sg.MirroredStrategy(groups)
+
+
 def test_names_are_checked_for_absent_devices_too() -> None:
-    with planning_for(_EIGHT), pytest.raises(ValueError, match="is not a device name"):
-        find_devices(["disk:0"])
+    with planning_for(_EIGHT):
+        for names in (["disk:0"], [["disk:0"], ["disk:1"]]):
+            with pytest.raises(ValueError, match="is not a device name"):
+                find_groups(names) if isinstance(names[0], list) else find_devices(names)
+
+
+@pytest.mark.parametrize("shard_state", ["optimizer", "all"])
+def test_state_is_shared_out_as_it_is_asked_for(shard_state) -> None:
+    with planning_for(_EIGHT):
+        own = sg.MirroredStrategy(shard_state=shard_state)
+    with planning_for(_EIGHT, shard_state):
+        asked = sg.MirroredStrategy()
+    for strategy in (own, asked):
+        with strategy.scope():
+            layer = keras.layers.Dense(64)
+            layer.build((None, 128))
+            optimizer = keras.optimizers.Adam()
+            optimizer.build(layer.trainable_variables)
+        slots = [one for one in optimizer.variables if one.shape == (128, 64)]
+        assert len(slots) == 2
+        assert all(slot.keeping is not None for slot in slots)
+        assert (layer.kernel.keeping is not None) == (shard_state == "all")
+        assert layer.bias.keeping is None
+        assert layer.kernel.for_step.shape == (128, 64)
+
+
+def test_a_step_before_the_one_that_trains_gives_zeros_of_a_shared_table() -> None:
+    with planning_for(_EIGHT, "all"):
+        strategy = sg.MirroredStrategy()
+    with strategy.scope():
+        table = keras.layers.Embedding(2**16, 8)
+        table.build(None)
+    result = strategy.run(lambda ids: table(ids).sum(), args=(np.zeros(4, "int32"),))
+    np.testing.assert_array_equal(result.stacked, np.zeros(8))
 
 
 def test_variables_of_absent_devices_take_no_memory() -> None:

@@ -24,6 +24,11 @@ __all__ = ["command"]
 @click.option(
     "--global-batch", type=int, help="Examples of all devices together; the script's if not given."
 )
+@click.option(
+    "--shard-state",
+    type=click.Choice(["optimizer", "all"]),
+    help="What devices have a part of each and no copies; what the script says if not given.",
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write it as JSON, too.")
 @click.option(
     "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it, too: FILE.png."
@@ -35,6 +40,7 @@ def command(
     arguments: tuple[str, ...],
     target: str,
     global_batch: int | None,
+    shard_state: str | None,
     json_file: Path | None,
     picture: Path | None,
 ) -> None:
@@ -48,7 +54,7 @@ def command(
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
         environment.require_jax_choice()
-        plan = _planned(script, arguments, target, global_batch)
+        plan = _planned(script, arguments, target, global_batch, shard_state)
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)
             json_file.write_text(json.dumps(plan.to_dict(), indent=2) + "\n")
@@ -61,11 +67,15 @@ def command(
 
 
 def _planned(
-    script: Path, arguments: tuple[str, ...], target: str, global_batch: int | None
+    script: Path,
+    arguments: tuple[str, ...],
+    target: str,
+    global_batch: int | None,
+    shard_state: str | None,
 ) -> Any:
     planning = importlib.import_module("stratagem.planning")
     machine = planning.parse_target(target)
-    step = planning.capture_script(script, arguments, machine)
+    step = planning.capture_script(script, arguments, machine, shard_state)
     note = "The batch is that of the script's first step, divided by the devices."
     if global_batch is not None:
         step = planning.with_global_batch(step, global_batch)

@@ -6,11 +6,17 @@ from stratagem.execution.eager import run_eagerly
 from stratagem.execution.exchange import Exchange, Ids
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.execution.gradient import value_and_grad
-from stratagem.execution.lookups import embedding_lookup, is_recorded, is_worth_rows, note_table
+from stratagem.execution.lookups import (
+    embedding_lookup,
+    is_recorded,
+    is_table,
+    is_worth_rows,
+    note_table,
+)
 from stratagem.execution.multistep import run_steps
 from stratagem.execution.own_rows import rows_to_update, with_updated_rows
 from stratagem.execution.program import Program
-from stratagem.execution.spmd import CompiledExecution
+from stratagem.execution.spmd import CompiledExecution, program_of
 from stratagem.execution.trace import Trace
 
 __all__ = [
@@ -26,8 +32,10 @@ __all__ = [
     "embedding_lookup",
     "function",
     "is_recorded",
+    "is_table",
     "is_worth_rows",
     "note_table",
+    "program_of",
     "rows_to_update",
     "run_eagerly",
     "run_steps",

@@ -10,6 +10,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 from stratagem.execution.exchange import Ids, without_unused
+from stratagem.execution.step_program import StepProgram
 from stratagem.execution.trace import Trace
 from stratagem.messages import explain
 from stratagem.topology import REPLICA_AXIS, Topology
@@ -77,7 +78,19 @@ class IdsProgram:
             pools: the inputs of the step by their source; of variables functions that return them.
         """
         inputs = [pools[source][index] for source, index in self._inputs]
-        computed = self._run(*[one() if callable(one) else one for one in inputs])
+        return self._by_lookup(self._run(*[one() if callable(one) else one for one in inputs]))
+
+    def program(self, pools: dict[str, list[Any]]) -> tuple[StepProgram, list[Any]]:
+        """Returns the program with what to lower it from, and the shapes of the ids.
+
+        Args:
+            pools: as for `run`, shapes on devices in place of arrays.
+        """
+        inputs = tuple(pools[source][index] for source, index in self._inputs)
+        program = StepProgram("ids", self._run, inputs, inputs)
+        return program, self._by_lookup(jax.eval_shape(self._run, *inputs))
+
+    def _by_lookup(self, computed: Sequence[Any]) -> list[Any]:
         ids: list[Any] = [None] * self._num_lookups
         for lookup, value in zip(self._lookups, computed, strict=True):
             ids[lookup] = value

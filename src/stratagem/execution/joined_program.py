@@ -65,6 +65,9 @@ class JoinedProgram(Program):
         function = self._many_steps if many else self._one_step
         return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
 
+    def _row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
+        return []  # they are exchanged within
+
     def _out_shardings(self) -> Any:
         topology = self._topology
         written = [self._sharding(variable) for variable in self.trace.written]

@@ -34,6 +34,7 @@ __all__ = [
     "has_company",
     "is_elsewhere",
     "is_recorded",
+    "is_table",
     "is_worth_rows",
     "note_table",
     "rows_pay",
@@ -52,9 +53,14 @@ def note_table(variable: Any) -> None:
     setattr(variable, _TABLE, True)
 
 
+def is_table(variable: Any) -> bool:
+    """Tells whether rows of a variable were ever looked up."""
+    return getattr(variable, _TABLE, False)
+
+
 def tables_among(variables: Sequence[Any]) -> list[Any]:
     """Returns the variables that rows were ever looked up in."""
-    return [variable for variable in variables if getattr(variable, _TABLE, False)]
+    return [variable for variable in variables if is_table(variable)]
 
 
 def embedding_lookup(params: Any, ids: Any) -> jax.Array:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
+from stratagem.execution.arguments import Arguments
+from stratagem.execution.ids_program import IdsProgram
 from stratagem.execution.program import Program, value_for_step
 from stratagem.execution.retracing import retrace
+from stratagem.execution.step_program import StepProgram, shape_on
 from stratagem.execution.trace import Trace
 from stratagem.execution.update_part import StepParts, part_step
 from stratagem.topology import Topology
 from stratagem.variables import Keeping, keeping_of
 
 __all__ = ["PartedProgram", "is_parted"]
+
+# What a program of replicas takes, in its order.
+_POOLS: Sequence[str] = ("written", "read_only", "split", "shared", "constant", "rows")
 
 
 def is_parted(trace: Trace) -> bool:
@@ -57,6 +64,48 @@ class PartedProgram(Program):
         exchange = _KeptRows(topology) if trace.lookups else None
         super().__init__(rest, topology, name, exchange)
 
+    def programs(self, arguments: Arguments) -> list[StepProgram]:
+        """Returns all programs of one step, as of `Program`: look-ups first, the updates last."""
+        (of_replicas,) = super().programs(arguments)
+        pools: dict[str, list[Any]] = dict(zip(_POOLS, of_replicas.shapes, strict=True))
+        programs = self._lookup_programs(pools)
+        programs.append(of_replicas)
+        avals = self.trace.jaxpr.out_avals
+        pools["handed"] = [
+            shape_on(aval, self._topology.replicated)
+            for aval in avals[len(avals) - self._num_handed :]
+        ]
+        first = 0
+        for update in self.updates:
+            handed = pools["handed"][first : first + update.num_handed]
+            programs.append(update.program(pools | {"handed": handed}, self._topology))
+            first += update.num_handed
+        return programs
+
+    def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
+        keeping = keeping_of(variable)
+        if keeping is None:
+            return super()._shape_for_step(variable)
+        sharding = keeping.step_sharding(tuple(variable.shape), self._topology)
+        return shape_on(value_for_step(variable), sharding)
+
+    def _lookup_programs(self, pools: dict[str, list[Any]]) -> list[StepProgram]:
+        """Those that find out which rows are looked up, and give them to the replicas."""
+        if not self.trace.lookups:
+            return []
+        topology = self._topology
+        first, ids = IdsProgram(self.trace, topology, self._name).program(pools)
+        programs = [first]
+        for lookup, numbers in zip(self.trace.lookups, ids, strict=True):
+            if numbers is None:  # one that nothing depends on
+                continue
+            keeping = lookup.table.keeping
+            rows = functools.partial(_rows, keeping, topology)
+            table = shape_on(lookup.table.for_step, keeping.sharding(tuple(lookup.table.shape)))
+            shapes = (table, shape_on(numbers, pools["rows"][0].sharding))
+            programs.append(StepProgram("rows", jax.jit(rows), shapes, [table]))
+        return programs
+
     def _part(self, trace: Trace, keeping: Keeping) -> Trace:
         """Cuts the update at one place off; returns what is left."""
         outputs = trace.jaxpr.jaxpr.outvars
@@ -79,6 +128,10 @@ class PartedProgram(Program):
             first += update.num_handed
         for update, values in inputs:
             update.run(*values)
+
+
+def _rows(keeping: Keeping, topology: Topology, table: Any, ids: Any) -> Any:
+    return keeping.rows(table, ids, topology)
 
 
 class _Update:
@@ -130,6 +183,34 @@ class _Update:
             for source in self._others
         ]
         return own, others
+
+    def program(self, pools: dict[str, list[Any]], topology: Topology) -> StepProgram:
+        """Returns the program with what to lower it from.
+
+        Args:
+            pools: of shapes on devices: what the replicas hand over, the shared arguments of the
+                step and constants.
+            topology: the devices of the replicas.
+        """
+        own = [self._shape(variable, topology) for variable in self._own]
+        others = [
+            pools[source.pool][source.index]
+            if source.variable is None
+            else self._shape(source.variable, topology)
+            for source in self._others
+        ]
+        lasting = [
+            shape
+            for source, shape in zip(self._others, others, strict=True)
+            if source.pool != "handed"
+        ]
+        return StepProgram("update", self._run, (own, others), [*own, *lasting], num_donated=1)
+
+    def _shape(self, variable: Any, topology: Topology) -> Any:
+        is_here = keeping_of(variable) == self._keeping
+        shape = tuple(variable.shape)
+        sharding = self._keeping.sharding(shape) if is_here else topology.replicated
+        return shape_on(value_for_step(variable), sharding)
 
     def run(self, own: list[Any], others: list[Any]) -> None:
         """Updates the variables.

@@ -17,6 +17,7 @@ from stratagem.execution.arguments import Arguments
 from stratagem.execution.exchange import Exchange
 from stratagem.execution.ids_program import IdsProgram
 from stratagem.execution.sameness import contains_primitive
+from stratagem.execution.step_program import StepProgram, shape_on
 from stratagem.execution.trace import Trace
 from stratagem.goodput import current_events
 from stratagem.messages import explain
@@ -81,6 +82,8 @@ class Program:
         Returns:
             The result with steps on the leading axis of each component.
         """
+        if self._topology.is_absent:
+            return self._assemble(self._zeros())
         if self._exchange is not None or not self._may_loop:
             return self._assemble(self._run_one_by_one(split, shared))
         if self._many is None:
@@ -88,6 +91,8 @@ class Program:
         return self._assemble(self._call(self._many, split, shared))
 
     def _run(self, split: list[Any], shared: list[Any]) -> list[Any]:
+        if self._topology.is_absent:
+            return self._zeros()
         if self._exchange is None:
             return self._call(self._step, split, shared)
         results: list[Any] = []
@@ -153,20 +158,35 @@ class Program:
         if topology.num_replicas == 1:
             split = copied
 
-        def abstract(
-            value: Any, sharding: Sharding, before: tuple[int, ...] = ()
-        ) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((*before, *value.shape), value.dtype, sharding=sharding)
-
         leaves = [leaf for leaf in arguments.leaves if leaf.shape is not None]
         return self._compile(many=many), (
-            [abstract(value_for_step(one), self._sharding(one)) for one in self.trace.written],
-            [abstract(value_for_step(one), self._sharding(one)) for one in self.trace.read_only],
-            [abstract(leaf, split, steps) for leaf in leaves if leaf.split],
-            [abstract(leaf, copied) for leaf in leaves if not leaf.split],
-            [abstract(jnp.asarray(constant), copied) for constant in self.trace.constants],
-            [],
+            [self._shape_for_step(variable) for variable in self.trace.written],
+            [self._shape_for_step(variable) for variable in self.trace.read_only],
+            [shape_on(leaf, split, steps) for leaf in leaves if leaf.split],
+            [shape_on(leaf, copied) for leaf in leaves if not leaf.split],
+            [shape_on(jnp.asarray(constant), copied) for constant in self.trace.constants],
+            self._row_shapes(split),
         )
+
+    def programs(self, arguments: Arguments) -> list[StepProgram]:
+        """Returns all programs of one step, in the order in which they run, from shapes alone.
+
+        Args:
+            arguments: what it was traced for.
+        """
+        function, shapes = self.with_shapes(arguments)
+        lasting = [shape for pool in shapes[:-1] for shape in pool]  # all but looked up rows
+        return [StepProgram("replicas", function, shapes, lasting, num_donated=1)]
+
+    def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
+        """What stands for a variable where programs are lowered from shapes."""
+        return shape_on(value_for_step(variable), self._sharding(variable))
+
+    def _row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
+        """What stands for the rows of lookups that come from outside."""
+        count = self._topology.num_replicas
+        several = (count,) if count > 1 else ()
+        return [shape_on(lookup, split, several) for lookup in self.trace.lookups]
 
     def _call(
         self,
@@ -175,8 +195,6 @@ class Program:
         shared: list[Any],
         rows: Sequence[Any] = (),
     ) -> list[Any]:
-        if self._topology.is_absent:
-            return self._zeros()
         written = [place.load() for place in self._written]
         read_only = [place.load() for place in self._read_only]
         shared = [self._everywhere(value) for value in shared]

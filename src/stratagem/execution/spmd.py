@@ -11,6 +11,7 @@ from stratagem import config
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.agreement import name_of
 from stratagem.execution.arguments import Arguments, Static, flatten_arguments
+from stratagem.execution.exchange import Exchange
 from stratagem.execution.joined_program import JoinedProgram, is_joined
 from stratagem.execution.parted_program import PartedProgram, is_parted
 from stratagem.execution.program import Program
@@ -21,7 +22,7 @@ from stratagem.topology import Topology
 from stratagem.topology.lockstep import compiling
 from stratagem.variables import agree_on_initial_values, require_layouts_used
 
-__all__ = ["CompiledExecution"]
+__all__ = ["CompiledExecution", "program_of"]
 
 
 class CompiledExecution:
@@ -83,19 +84,12 @@ class CompiledExecution:
         if trace.written and self._strategy.keeping is not None:
             self._strategy.keeping.check()
         require_layouts_used(self._strategy.layouts, trace.written)
-        program = self._programs[key] = self._made(trace, name_of(fn))
+        program = self._programs[key] = program_of(
+            trace, topology, name_of(fn), self._strategy.exchange
+        )
         while len(self._programs) > config.program_cache_size():
             self._programs.popitem(last=False)
         return program
-
-    def _made(self, trace: Trace, name: str) -> Program:
-        strategy = self._strategy
-        # A function that holds the step has one program for all parts.
-        if current_function_trace() is not None or not is_parted(trace):
-            return Program(trace, strategy.topology, name, strategy.exchange)
-        if strategy.exchange is None and is_joined(trace, strategy.topology):
-            return JoinedProgram(trace, strategy.topology, name)
-        return PartedProgram(trace, strategy.topology, name)
 
     def lower(
         self,
@@ -122,6 +116,25 @@ class CompiledExecution:
 
     def _trace(self, fn: Callable[..., Any], arguments: Arguments, topology: Topology) -> Trace:
         return trace_replica_function(self._strategy, fn, arguments, topology)
+
+
+def program_of(
+    trace: Trace, topology: Topology, name: str, exchange: Exchange | None = None
+) -> Program:
+    """Returns the program of a trace, of the kind that its variables ask for.
+
+    Args:
+        trace: of the step.
+        topology: the devices of the replicas.
+        name: of the function, for messages.
+        exchange: where the variables are, if they are not in this process.
+    """
+    # A function that holds the step has one program for all parts.
+    if current_function_trace() is not None or not is_parted(trace):
+        return Program(trace, topology, name, exchange)
+    if exchange is None and is_joined(trace, topology):
+        return JoinedProgram(trace, topology, name)
+    return PartedProgram(trace, topology, name)
 
 
 def _identity(fn: Callable[..., Any]) -> Any:

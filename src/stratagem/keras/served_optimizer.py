@@ -56,7 +56,9 @@ def install() -> None:
     def add(self: Any, reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(reference_variable, ServedVariable):
             with making_slot_of(reference_variable):
-                return original(self, reference_variable, name, *args, **kwargs)
+                made = original(self, reference_variable, name, *args, **kwargs)
+            made.slot_of = reference_variable  # of no strategy, too, which may get one
+            return made
         serving = reference_variable.serving
         serving.place(reference_variable)
         kept = kept_name(name_on_servers(self, serving), name or "var")

@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution import is_table
 from stratagem.keras.initial_value import as_initializer
 from stratagem.keras.variable import DistributedVariable
 from stratagem.variables import Home, VariableKind
@@ -21,13 +23,36 @@ class ValuelessVariable(DistributedVariable):
 
     _beginning: Any = None
 
+    @property
+    def storage(self) -> Any:
+        """The shape of the whole array, wherever it would be kept."""
+        trace = current_function_trace()
+        return self._stored if trace is None else trace.load(self, self._stored)
+
+    @storage.setter
+    def storage(self, value: Any) -> None:
+        trace = current_function_trace()
+        if trace is None:
+            self._stored = value
+        else:
+            trace.store(self, value)
+
+    @property
+    def for_step(self) -> Any:
+        """What a compiled step of its strategy would get of it: its shape."""
+        return self.storage
+
     def settle(self, home: Home, value: Any) -> None:
         """Makes a variable that became one of a strategy's forget its value, but for its shape."""
         self._beginning, _, _ = as_initializer(value, self._dtype)
+        self.keeping, self.has_rows = None, False  # of the strategy that it belonged to
+        self._is_table = self._is_table or is_table(self)
         super().settle(home, value)
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
         self._beginning = initializer
+        self.find_division()
+        self.choose_keeping()
         self._direct_assign(None)
 
     def _direct_assign(self, value: Any) -> None:

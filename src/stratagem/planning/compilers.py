@@ -16,16 +16,16 @@ import jax
 from jax.experimental import topologies
 
 from stratagem import environment
-from stratagem.execution import Program
 from stratagem.execution.step_capture import CapturedStep
+from stratagem.execution.step_program import StepProgram
 from stratagem.messages import explain
 from stratagem.planning.memory import CompilerMemory
+from stratagem.planning.programs import device_bytes, step_programs
 from stratagem.planning.reductions import Schedule
 from stratagem.planning.targets import Target
 from stratagem.topology import Topology
-from stratagem.topology.absent import AbsentTopology
 
-__all__ = ["CompiledStep", "compile_step", "missing_compiler"]
+__all__ = ["CompiledProgram", "CompiledStep", "compile_step", "missing_compiler"]
 
 _TIMEOUT_S = 1800
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
@@ -63,25 +63,43 @@ device_description_str: "{device_kind}"
 
 
 @dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """What a compiler says of one program of a step on one device.
+
+    Args:
+        name: what the program does.
+        memory: that it takes.
+        accessed_bytes: that it reads and writes.
+        text: the program.
+    """
+
+    name: str
+    memory: CompilerMemory
+    accessed_bytes: float
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
 class CompiledStep:
     """What a compiler says of a step on one device.
 
     Args:
         compiler: "tpu", "gpu" or "cpu".
-        memory: that it takes.
-        accessed_bytes: that it reads and writes.
-        text: the program.
+        programs: of the step, in the order in which they run.
         notes: what whoever reads the plan has to know of this.
         is_refused: whether the compiler for the devices refused it because it does not fit; the
             rest is then of the one for CPUs.
     """
 
     compiler: str
-    memory: CompilerMemory
-    accessed_bytes: float
-    text: str
+    programs: tuple[CompiledProgram, ...]
     notes: tuple[str, ...] = ()
     is_refused: bool = False
+
+    @property
+    def accessed_bytes(self) -> float:
+        """What all programs read and write."""
+        return sum(program.accessed_bytes for program in self.programs)
 
 
 def missing_compiler(platform: str) -> str | None:
@@ -136,16 +154,32 @@ def _compile_for(step: CapturedStep, target: Target) -> CompiledStep:
 
 
 def _compile_on(step: CapturedStep, devices: tuple[Any, ...], compiler: str) -> CompiledStep:
-    topology = Topology(devices)
-    trace = step.retrace(step.arguments, topology)  # which names the kind of its devices
-    compiled = Program(trace, topology, "step").lower(step.arguments).compile()
+    with step_programs(step, _like(step.strategy.topology, devices)) as programs:
+        return CompiledStep(compiler, tuple(map(_compiled, programs)))
+
+
+def _compiled(program: StepProgram) -> CompiledProgram:
+    compiled = program.function.lower(*program.shapes).compile()
     costs: Any = compiled.cost_analysis() or {}
     text = compiled.as_text()
     # The compiler for GPUs does not tell.
     accessed_bytes = costs.get("bytes accessed") or Schedule(text).accessed_bytes()
-    return CompiledStep(
-        compiler, CompilerMemory.of(compiled.memory_analysis()), float(accessed_bytes), text
-    )
+    memory = CompilerMemory.of(compiled.memory_analysis(), _lasting_bytes(program))
+    return CompiledProgram(program.name, memory, float(accessed_bytes), text)
+
+
+def _lasting_bytes(program: StepProgram) -> int:
+    return sum(map(device_bytes, program.lasting))
+
+
+def _like(planned: Topology, devices: tuple[Any, ...]) -> Topology:
+    """The devices in groups like those that the step was traced for, where these have several."""
+    if planned.groups is None:
+        return Topology(devices)
+    known: tuple[Any, ...] = planned.all_devices or ()
+    ranks = {id: rank for rank, id in enumerate(sorted(device.id for device in known))}
+    groups = tuple(tuple(devices[ranks[device.id]] for device in group) for group in planned.groups)
+    return Topology(tuple(group[0] for group in groups), groups)
 
 
 def _devices(target: Target) -> tuple[Any, ...]:
@@ -192,22 +226,29 @@ def _compile_for_cpus(step: CapturedStep, target: Target, note: str) -> Compiled
         compiled = _compile_on(step, tuple(here[: target.num_devices]), "cpu")
         return dataclasses.replace(compiled, notes=(note,))
     with tempfile.TemporaryDirectory(prefix="stratagem-plan-") as folder:
-        told = _ask_another_process(step, target, Path(folder))
-    text, accessed_bytes = told.pop("text"), told.pop("accessed_bytes")
-    return CompiledStep("cpu", CompilerMemory(**told), accessed_bytes, text, (note,))
+        programs = _ask_another_process(step, Path(folder))
+    return CompiledStep("cpu", programs, (note,))
 
 
-def _ask_another_process(step: CapturedStep, target: Target, folder: Path) -> dict[str, Any]:
+def _ask_another_process(step: CapturedStep, folder: Path) -> tuple[CompiledProgram, ...]:
     """This process has as many CPU devices as it had when JAX started, and too few."""
-    topology = AbsentTopology(target.topology.devices)
-    function, shapes = Program(step.trace, topology, "step").with_shapes(step.arguments)
-    exported = jax.export.export(function, platforms=("cpu",))(*shapes)
+    topology: Topology = step.strategy.topology
     source, result = folder / "step", folder / "told.json"
-    # What else serialises it needs a library that nothing else here does.
-    source.write_bytes(pickle.dumps(dataclasses.replace(exported, _get_vjp=None)))
+    with step_programs(step, topology, is_other=False) as programs:
+        # What else serialises a program needs a library that nothing else here does.
+        exported = [
+            dataclasses.replace(
+                jax.export.export(one.function, platforms=("cpu",))(*one.shapes), _get_vjp=None
+            )
+            for one in programs
+        ]
+        donated = [one.num_donated for one in programs]
+        known = [(one.name, _lasting_bytes(one)) for one in programs]
+    axes = list(topology.mesh.shape.items())
+    source.write_bytes(pickle.dumps((axes, list(zip(exported, donated, strict=True)))))
     script = Path(__file__).with_name("cpu_compiler.py")
     ended = subprocess.run(
-        [sys.executable, "-P", script, source, result, str(target.num_devices), "1"],
+        [sys.executable, "-P", script, source, result],
         capture_output=True,
         text=True,
         check=False,
@@ -223,4 +264,13 @@ def _ask_another_process(step: CapturedStep, target: Target, folder: Path) -> di
                 fix="see what it says; a smaller target may do.",
             )
         )
-    return json.loads(result.read_text())
+    found = zip(known, json.loads(result.read_text()), strict=True)
+    return tuple(
+        CompiledProgram(
+            name,
+            CompilerMemory(**told["memory"], lasting_bytes=lasting_bytes),
+            told["accessed_bytes"],
+            told["text"],
+        )
+        for (name, lasting_bytes), told in found
+    )

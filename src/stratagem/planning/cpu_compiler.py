@@ -1,12 +1,13 @@
-"""Compiles an exported step for CPU devices in a process of its own: run as a script, not imported.
+"""Compiles exported programs for CPU devices in a process of its own; run as a script.
 
 A process has as many CPU devices as it had when JAX started; one that plans for 64 replicas has
-two. Reads the step from a file, and writes what the compiler says of it to another.
+two. Reads the programs of a step from a file, and writes what the compiler says of them to another.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import sys
 from pathlib import Path
@@ -16,18 +17,24 @@ import jax
 import numpy as np
 
 
-def main(source: str, result: str, num_devices: int, donated: int) -> None:
-    """Compiles the step.
+def main(source: str, result: str) -> None:
+    """Compiles the programs.
 
     Args:
-        source: file of the `jax.export.Exported`, pickled.
+        source: file of the names and sizes of the mesh's axes, and for each program the
+            `jax.export.Exported` and how many of its arguments, from the first on, it takes over;
+            pickled.
         result: file for what is found out, JSON.
-        num_devices: that it is compiled for.
-        donated: how many of its arguments, from the first on, it takes over.
     """
-    jax.config.update("jax_num_cpu_devices", num_devices)
-    exported = pickle.loads(Path(source).read_bytes())
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("replica",))
+    axes, programs = pickle.loads(Path(source).read_bytes())
+    names, sizes = zip(*axes, strict=True)
+    jax.config.update("jax_num_cpu_devices", math.prod(sizes))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names)
+    told = [_compiled(exported, donated, mesh) for exported, donated in programs]
+    Path(result).write_text(json.dumps(told))
+
+
+def _compiled(exported: Any, donated: int, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     args, kwargs = jax.tree.unflatten(
         exported.in_tree,
         [
@@ -40,17 +47,18 @@ def main(source: str, result: str, num_devices: int, donated: int) -> None:
     function = jax.jit(exported.call, donate_argnums=tuple(range(donated)))
     compiled = function.lower(*args, **kwargs).compile()
     memory: Any = compiled.memory_analysis()
-    costs: Any = compiled.cost_analysis()
-    told = {
-        "argument_bytes": memory.argument_size_in_bytes,
-        "output_bytes": memory.output_size_in_bytes,
-        "alias_bytes": memory.alias_size_in_bytes,
-        "temp_bytes": memory.temp_size_in_bytes,
+    costs: Any = compiled.cost_analysis() or {}
+    return {
+        "memory": {
+            "argument_bytes": memory.argument_size_in_bytes,
+            "output_bytes": memory.output_size_in_bytes,
+            "alias_bytes": memory.alias_size_in_bytes,
+            "temp_bytes": memory.temp_size_in_bytes,
+        },
         "accessed_bytes": costs.get("bytes accessed", 0.0),
         "text": compiled.as_text(),
     }
-    Path(result).write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2])

@@ -1,9 +1,10 @@
-"""What one device holds during a step: what is known of the variables, and the compiler's rest."""
+"""What one device holds during a step: what is known of the variables, and the compilers' rest."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,8 +12,10 @@ import numpy as np
 
 from stratagem.execution.step_capture import CapturedStep
 from stratagem.planning.accelerators import Accelerator
+from stratagem.planning.programs import held_bytes, variables_of
+from stratagem.variables import OverReplicas, PartedState, VariableKind, home_of, keeping_of
 
-__all__ = ["CompilerMemory", "MemoryPlan", "plan_memory"]
+__all__ = ["CompilerMemory", "MemoryPlan", "plan_memory", "shared_state_bytes"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +28,7 @@ class CompilerMemory:
         alias_bytes: of the results that take the place of arguments.
         temp_bytes: of everything in between.
         code_bytes: of the program itself, where that lies on the device.
+        lasting_bytes: of what it is called with and is there whether it runs or not.
     """
 
     argument_bytes: int
@@ -32,9 +36,10 @@ class CompilerMemory:
     alias_bytes: int
     temp_bytes: int
     code_bytes: int = 0
+    lasting_bytes: int = 0
 
     @classmethod
-    def of(cls, analysis: Any) -> CompilerMemory:
+    def of(cls, analysis: Any, lasting_bytes: int) -> CompilerMemory:
         """Reads what `compiled.memory_analysis()` returns."""
         return cls(
             argument_bytes=analysis.argument_size_in_bytes,
@@ -42,6 +47,7 @@ class CompilerMemory:
             alias_bytes=analysis.alias_size_in_bytes,
             temp_bytes=analysis.temp_size_in_bytes,
             code_bytes=analysis.generated_code_size_in_bytes,
+            lasting_bytes=lasting_bytes,
         )
 
     @property
@@ -49,6 +55,11 @@ class CompilerMemory:
         """The most that the program takes with its arguments and results."""
         results = max(self.output_bytes - self.alias_bytes, 0)
         return self.argument_bytes + results + self.temp_bytes + self.code_bytes
+
+    @property
+    def passing_bytes(self) -> int:
+        """What of that comes and goes with the program."""
+        return max(self.peak_bytes - self.code_bytes - self.lasting_bytes, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +72,12 @@ class MemoryPlan:
         other_state_bytes: all other variables: statistics, metrics, seeds; and constants.
         batch_bytes: this device's part of a batch.
         next_batch_bytes: of the batch that is on its way while the step runs.
-        temporary_bytes: activations, gradients and workspace, by the compiler's schedule; with
-            results that take no argument's place, and padding of its layouts.
+        temporary_bytes: activations, gradients, variables that are gathered and workspace, by the
+            compiler's schedule; with results that take no argument's place, and padding of its
+            layouts. Of several programs those of the one that takes most.
         gradients_bytes: of all gradients at once, which are part of the temporaries: a compiler may
             use one before it computes the next.
-        code_bytes: the program.
+        code_bytes: the programs.
         pool_bytes: what programs get of the device's memory by default.
         device_bytes: all of it.
     """
@@ -80,6 +92,11 @@ class MemoryPlan:
     code_bytes: int
     pool_bytes: int
     device_bytes: int
+
+    @property
+    def state_bytes(self) -> int:
+        """All variables, which are there between steps, too."""
+        return self.parameters_bytes + self.optimizer_bytes + self.other_state_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -105,13 +122,13 @@ class MemoryPlan:
 
 
 def plan_memory(
-    step: CapturedStep, compiled: CompilerMemory, accelerator: Accelerator
+    step: CapturedStep, compiled: Sequence[CompilerMemory], accelerator: Accelerator
 ) -> MemoryPlan:
     """Says what one device holds.
 
     Args:
         step: the training step.
-        compiled: of the step, compiled for the devices.
+        compiled: of its programs, compiled for the devices.
         accelerator: one of them.
 
     Returns:
@@ -119,25 +136,51 @@ def plan_memory(
         the temporaries.
     """
     kept = {id(v) for optimizer in step.optimizers for v in optimizer.variables}
-    variables = [*step.trace.written, *step.trace.read_only]
-    optimizer = sum(_bytes(v) for v in variables if id(v) in kept)
-    parameters = sum(_bytes(v) for v in variables if v.trainable and id(v) not in kept)
-    others = sum(_bytes(v) for v in variables if not v.trainable and id(v) not in kept)
+    topology = step.strategy.topology
+    sizes = [(v, held_bytes(v, topology, keeping_of(v))) for v in variables_of(step.trace)]
+    others = sum(size for v, size in sizes if not v.trainable and id(v) not in kept)
     others += sum(np.asarray(constant).nbytes for constant in step.trace.constants)
     batch = _batch_bytes(step)
-    known = parameters + optimizer + others + batch
     return MemoryPlan(
-        parameters_bytes=parameters,
-        optimizer_bytes=optimizer,
+        parameters_bytes=sum(size for v, size in sizes if v.trainable and id(v) not in kept),
+        optimizer_bytes=sum(size for v, size in sizes if id(v) in kept),
         other_state_bytes=others,
         batch_bytes=batch,
         next_batch_bytes=batch,
-        temporary_bytes=max(compiled.peak_bytes - compiled.code_bytes - known, 0),
-        gradients_bytes=sum(_bytes(v) for v in step.trace.written if v.trainable),
-        code_bytes=compiled.code_bytes,
+        temporary_bytes=max(one.passing_bytes for one in compiled),
+        gradients_bytes=sum(held_bytes(v, topology) for v in step.trace.written if v.trainable),
+        code_bytes=sum(one.code_bytes for one in compiled),
         pool_bytes=accelerator.pool_bytes,
         device_bytes=accelerator.memory_bytes,
     )
+
+
+def shared_state_bytes(step: CapturedStep) -> dict[str, int]:
+    """Says what variables one device would hold if the replicas shared state out.
+
+    Args:
+        step: a step whose variables are copied to all replicas.
+
+    Returns:
+        Bytes by `shard_state`; nothing where there is nobody to share with, or state is not copied.
+    """
+    topology = step.strategy.topology
+    if topology.num_replicas == 1 or topology.groups or step.strategy.keeping is not None:
+        return {}
+    keeping = OverReplicas(topology)
+    found: dict[str, int] = {}
+    for shard_state in ("optimizer", "all"):
+        policy = PartedState(keeping, is_all=shard_state == "all")
+        found[shard_state] = sum(
+            held_bytes(v, topology, policy.choose(v, v.slot_of) if _may_share(v) else None)
+            for v in variables_of(step.trace)
+        )
+    return found
+
+
+def _may_share(variable: Any) -> bool:
+    home = home_of(variable)
+    return home is not None and home.kind is not VariableKind.ON_READ
 
 
 def _batch_bytes(step: CapturedStep) -> int:
@@ -148,8 +191,3 @@ def _batch_bytes(step: CapturedStep) -> int:
             size = math.prod(leaf.shape) * jax.numpy.dtype(leaf.dtype).itemsize
             total += size // replicas if leaf.split else size
     return total
-
-
-def _bytes(variable: Any) -> int:
-    """Of one copy or component, which is what a device has."""
-    return math.prod(variable.shape) * jax.numpy.dtype(variable.dtype).itemsize

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.optional_libraries import load
-from stratagem.planning.report import count_text, size_text, time_text, verdict
+from stratagem.planning.report import headline, size_text, time_text, verdict
 from stratagem.planning.result import Plan
 
 __all__ = ["draw", "figure_of"]
@@ -64,9 +64,7 @@ def figure_of(plan: Plan) -> Any:
     _draw_memory(memory, plan)
     _draw_steps(steps, plan)
     figure.suptitle(
-        f"{plan.title} on {plan.target.name}: {count_text(plan.num_parameters)} parameters, "
-        f"batch {plan.per_device_batch} a device, compiled for {plan.compiler.upper()}\n"
-        f"{verdict(plan)}",
+        f"{headline(plan)}, compiled for {plan.compiler.upper()}\n{verdict(plan)}",
         fontsize=11,
     )
     return figure

@@ -19,15 +19,17 @@ from stratagem.input.batches import place, take_batch
 from stratagem.keras.planned_models import as_planned, is_model, training_step
 from stratagem.messages import explain
 from stratagem.planning.compilers import compile_step
-from stratagem.planning.memory import plan_memory
+from stratagem.planning.memory import plan_memory, shared_state_bytes
+from stratagem.planning.planned_strategy import planned_strategy
 from stratagem.planning.reductions import Schedule
 from stratagem.planning.result import Plan
 from stratagem.planning.step_time import Assumptions, compute_s, predict_scaling
 from stratagem.planning.targets import Target, parse_target
 from stratagem.planning.work import product_flops
-from stratagem.strategies import MirroredStrategy
 from stratagem.strategies.strategy import Strategy
+from stratagem.topology import Topology
 from stratagem.topology.absent import placeholder, planning_for
+from stratagem.variables import PartedState, require_layouts_used
 
 __all__ = ["plan", "plan_step", "with_global_batch"]
 
@@ -38,6 +40,7 @@ def plan(
     target: str,
     *,
     strategy: Strategy | None = None,
+    shard_state: str | None = None,
     assumptions: Assumptions | None = None,
 ) -> Plan:
     """Says what a training step takes on a machine that is not here. Call outside every scope.
@@ -52,8 +55,11 @@ def plan(
         batch: one global batch: a pytree of arrays, or of `jax.ShapeDtypeStruct`; for a model
             `(x, y)` or `(x, y, sample_weight)`, for a step a tuple of its arguments.
         target: the machine, such as "8xH100", "64xH100", "v5e:4x4" or "2xv5e:4x4".
-        strategy: whose variables a step uses, and whose cross-device ops are planned with; None
-            for the current strategy, or the model's.
+        strategy: whose variables a step uses, and like which is planned: its cross-device ops, its
+            number of devices a replica, its layouts and what state it shares out; None for the
+            current strategy, or the model's.
+        shard_state: what the replicas' devices have a part of each, as of `MirroredStrategy`; None
+            for what the strategy says, without one for nothing.
         assumptions: what the prediction of times takes for given.
 
     Returns:
@@ -61,8 +67,8 @@ def plan(
 
     Raises:
         TypeError: neither a model nor a function, or a batch that is no tuple.
-        ValueError: an unknown target; a model that is not compiled; a batch without arrays; a step
-            that no strategy is known for.
+        ValueError: an unknown target or `shard_state`; a strategy that is not planned; a model that
+            is not compiled; a batch without arrays; a step that no strategy is known for.
         RuntimeError: no compiler can compile the step.
 
     Example:
@@ -83,18 +89,25 @@ def plan(
         )
     arrays = jax.tree.map(_array, batch)
     name = getattr(model_or_step, "name", None) or getattr(model_or_step, "__name__", "step")
-    with _step_of(model_or_step, arrays, machine, strategy) as step:
+    like = strategy or _own_strategy(model_or_step)
+    planned = planned_strategy(machine, like, shard_state)
+    with _step_of(model_or_step, arrays, machine, planned, like) as step:
         return plan_step(step, machine, title=str(name), assumptions=assumptions)
 
 
-def _step_of(
-    model_or_step: Any, batch: Any, machine: Target, strategy: Strategy | None
-) -> contextlib.AbstractContextManager[CapturedStep]:
+def _own_strategy(model_or_step: Any) -> Strategy | None:
+    """The strategy of a model, or for a step the current one."""
     if is_model(model_or_step):
         own = model_or_step.distribute_strategy
-        if strategy is None and own.topology.devices is not None:
-            strategy = own
-        return training_step(model_or_step, batch, _planned(machine, strategy))
+        return None if own.topology.devices is None else own
+    return get_strategy() if has_strategy() else None
+
+
+def _step_of(
+    model_or_step: Any, batch: Any, machine: Target, planned: Strategy, like: Strategy | None
+) -> contextlib.AbstractContextManager[CapturedStep]:
+    if is_model(model_or_step):
+        return training_step(model_or_step, batch, planned)
     if not callable(model_or_step):
         raise TypeError(
             explain(
@@ -105,8 +118,7 @@ def _step_of(
             )
         )
     if _needs_arguments(model_or_step):
-        return _step_of_function(model_or_step, batch, machine, strategy)
-    planned = _planned(machine, strategy)
+        return _step_of_function(model_or_step, batch, planned, like)
     with planning_for(machine.topology), planned.scope():
         model = model_or_step()
     if not is_model(model):
@@ -122,11 +134,9 @@ def _step_of(
 
 @contextlib.contextmanager
 def _step_of_function(
-    fn: Callable[..., Any], batch: Any, machine: Target, strategy: Strategy | None
+    fn: Callable[..., Any], batch: Any, planned: Strategy, like: Strategy | None
 ) -> Generator[CapturedStep]:
-    if strategy is None:
-        strategy = get_strategy() if has_strategy() else None
-    if strategy is None:
+    if like is None:
         raise ValueError(
             explain(
                 "plan was given a step, and no strategy.",
@@ -134,10 +144,9 @@ def _step_of_function(
                 fix="pass strategy=, that in whose scope they were made.",
             )
         )
-    planned = _planned(machine, strategy)
     taken = take_batch(batch, planned.num_replicas_in_sync)
     args = place([taken], planned.topology).value()
-    with as_planned(strategy.variables.live(), planned):
+    with as_planned(like.variables.live(), planned):
         step = capture(lambda: planned.run(fn, args=args), takes_all=True)
         assert step is not None
         yield step
@@ -166,38 +175,86 @@ def plan_step(
     Raises:
         RuntimeError: no compiler can compile the step.
     """
-    if step.strategy.num_replicas_in_sync != target.num_devices:
-        target = target.of_size(step.strategy.num_replicas_in_sync)
-        notes = (*notes, f"The strategy uses {target.num_devices} device: so does the plan.")
+    topology: Topology = step.strategy.topology
+    target, more_notes = _used(step, target)
+    _check_rules(step)
     assumed = assumptions or Assumptions()
     compiled = compile_step(step, target)
-    schedule = Schedule(compiled.text)
-    reductions = [one for one in schedule.reductions() if target.num_devices > 1]
+    schedules = [Schedule(program.text) for program in compiled.programs]
+    sent = (one for schedule in schedules for one in schedule.reductions())
+    reductions = [one for one in sent if target.num_devices > 1]
     if compiled.compiler == "cpu":  # one thread runs it in order: that says nothing of others
         reductions = [dataclasses.replace(one, behind=()) for one in reductions]
-    flops = product_flops(step.trace.jaxpr)
+    flops = _flops(step)
     products_s, memory_s = compute_s(flops, compiled.accessed_bytes, target, assumed)
     # Of a program for CPUs the bytes are those of another, which fuses less.
     computing_s = products_s if compiled.compiler == "cpu" else max(products_s, memory_s)
-    trainable = [variable for variable in step.trace.written if variable.trainable]
     return Plan(
         target=target,
         title=title,
         compiler=compiled.compiler,
         is_refused=compiled.is_refused,
-        num_parameters=sum(math.prod(variable.shape) for variable in trainable),
+        num_parameters=sum(math.prod(one.shape) for one in step.trace.written if one.trainable),
         global_batch=_num_examples(step),
-        memory=plan_memory(step, compiled.memory, target.accelerator),
+        num_replicas=topology.num_replicas,
+        shard_state=_shard_state(step),
+        shared_state_bytes=shared_state_bytes(step),
+        memory=plan_memory(
+            step, [program.memory for program in compiled.programs], target.accelerator
+        ),
         reductions=tuple(reductions),
-        is_scheduled=schedule.is_scheduled and compiled.compiler != "cpu",
+        is_scheduled=compiled.compiler != "cpu" and all(one.is_scheduled for one in schedules),
         flops=flops,
         accessed_bytes=compiled.accessed_bytes,
         products_s=products_s,
         memory_s=memory_s,
-        scaling=tuple(predict_scaling(target, reductions, computing_s, assumed)),
+        scaling=tuple(
+            predict_scaling(target, reductions, computing_s, assumed, topology.num_logical_devices)
+        ),
         assumptions=assumed,
-        notes=(*notes, *compiled.notes),
+        notes=(*notes, *more_notes, *compiled.notes),
     )
+
+
+def _check_rules(step: CapturedStep) -> None:
+    """Raises where a rule for variables matches none, as the first step that runs would."""
+    if step.strategy.keeping is not None:
+        step.strategy.keeping.check()
+    require_layouts_used(step.strategy.layouts, step.trace.written)
+
+
+def _flops(step: CapturedStep) -> dict[str, float]:
+    """Of one device: the devices of a replica share its products."""
+    size = step.strategy.topology.num_logical_devices
+    return {dtype: count / size for dtype, count in product_flops(step.trace.jaxpr).items()}
+
+
+def _shard_state(step: CapturedStep) -> str | None:
+    keeping = step.strategy.keeping
+    if not isinstance(keeping, PartedState):
+        return None
+    return "all" if keeping.is_all else "optimizer"
+
+
+def _used(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:
+    """The part of a machine that a step uses, and what one has to know of how it does."""
+    notes: list[str] = []
+    num_used = len(step.strategy.topology.all_devices or ())
+    if num_used != target.num_devices:
+        target = target.of_size(num_used)
+        devices = "device" if num_used == 1 else "devices"
+        notes.append(f"The strategy uses {num_used} {devices}: so does the plan.")
+    if step.strategy.keeping is not None and target.num_hosts > 1:
+        notes.append(
+            "Variables are kept in parts on devices of one process only; this plan has one process "
+            f"with the devices of {target.num_hosts} hosts, which there is not."
+        )
+    if step.strategy.topology.groups is not None:
+        notes.append(
+            "Products of a device: those of its replica, shared evenly by the replica's devices. "
+            "What is not divided each of them computes whole."
+        )
+    return target, notes
 
 
 def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
@@ -218,8 +275,8 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
     if global_batch < 1 or global_batch % replicas:
         raise ValueError(
             explain(
-                f"A global batch of {global_batch} was asked for on {replicas} devices.",
-                expected="a multiple of the number of devices.",
+                f"A global batch of {global_batch} was asked for on {replicas} replicas.",
+                expected="a multiple of the number of replicas.",
                 fix=f"ask for {max(replicas, global_batch - global_batch % replicas)}.",
             )
         )
@@ -256,11 +313,6 @@ def _num_examples(step: CapturedStep) -> int:
     if batch.lengths is not None:
         return sum(batch.lengths)
     return (batch.size or 0) * step.strategy.num_replicas_in_sync
-
-
-def _planned(machine: Target, strategy: Strategy | None) -> Strategy:
-    with planning_for(machine.topology):
-        return MirroredStrategy(cross_device_ops=strategy and strategy.cross_device_ops)
 
 
 def _needs_arguments(function: Callable[..., Any]) -> bool:

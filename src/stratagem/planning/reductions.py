@@ -27,6 +27,10 @@ _LISTED_GROUPS = re.compile(r"replica_groups=\{(\{[\d,{} ]*\})\}")
 _COUNTED_GROUPS = re.compile(
     r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"  # as XLA writes an iota
 )
+# By the axes of a mesh along which the members of a group lie; of an axis it may be a part.
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+_AXIS_SIZE = re.compile(r"'([^']+)'=(\d+)")
+_AXIS_PART = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 _PRODUCTS = ("dot", "convolution")
 # Products that the compiler for GPUs hands to a library.
 _LIBRARIES = ('custom_call_target="__cudnn$conv', 'custom_call_target="__cublas$')
@@ -236,7 +240,24 @@ def _groups(line: str) -> tuple[tuple[int, ...], ...]:
             ids = ids.transpose([int(axis) for axis in counted[4].split(",")])
         rows = ids.reshape(int(counted[1]), int(counted[2])).tolist()
         return tuple(tuple(row) for row in rows)
+    if by_mesh := _MESH_GROUPS.search(line):
+        return _groups_in_mesh(by_mesh[1], by_mesh[2])
     return ()
+
+
+def _groups_in_mesh(mesh: str, along: str) -> tuple[tuple[int, ...], ...]:
+    sizes: list[int] = []
+    members: list[int] = []
+    parts = {name: (int(before or 1), size) for name, before, size in _AXIS_PART.findall(along)}
+    for name, whole in _AXIS_SIZE.findall(mesh):
+        before, size = parts.get(name, (int(whole), "1"))
+        inside = int(size or whole)
+        members.append(len(sizes) + 1)
+        sizes += [before, inside, int(whole) // (before * inside)]
+    others = [axis for axis in range(len(sizes)) if axis not in members]
+    ids = np.arange(math.prod(sizes)).reshape(sizes).transpose([*others, *members])
+    rows = ids.reshape(-1, math.prod(sizes[axis] for axis in members)).tolist()
+    return tuple(tuple(row) for row in rows)
 
 
 def _num_bits(dtype: str) -> int:

@@ -11,7 +11,7 @@ from rich.text import Text
 from stratagem.planning.reductions import Reduction
 from stratagem.planning.result import Plan
 
-__all__ = ["count_text", "show", "size_text", "time_text", "verdict"]
+__all__ = ["count_text", "headline", "show", "size_text", "time_text", "verdict"]
 
 _BYTES_PER_GIB = 2**30
 _BYTES_PER_MIB = 2**20
@@ -71,6 +71,23 @@ def count_text(number: float) -> str:
     return f"{number:g}"
 
 
+def headline(plan: Plan) -> str:
+    """Says in one line what is planned.
+
+    Args:
+        plan: the plan.
+    """
+    placed = f", shard_state={plan.shard_state}" if plan.shard_state else ""
+    if plan.devices_per_replica > 1:
+        replicas = "replica" if plan.num_replicas == 1 else "replicas"
+        placed += f", {plan.num_replicas} {replicas} of {plan.devices_per_replica} devices"
+    return (
+        f"{plan.title} on {plan.target.name}{placed}: {count_text(plan.num_parameters)} "
+        f"parameters, batch {plan.global_batch}, {plan.per_device_batch} a "
+        f"{'device' if plan.devices_per_replica == 1 else 'replica'}"
+    )
+
+
 def verdict(plan: Plan) -> str:
     """Says in one line whether a step fits.
 
@@ -98,19 +115,27 @@ def show(plan: Plan, console: Console) -> None:
         plan: the plan.
         console: where to.
     """
-    console.print(
-        Text(
-            f"{plan.title} on {plan.target.name}: {count_text(plan.num_parameters)} parameters, "
-            f"batch {plan.global_batch}, {plan.per_device_batch} a device"
-        ),
-        style="bold",
-    )
+    console.print(Text(headline(plan)), style="bold")
     console.print(Text(verdict(plan)), style="green" if plan.fits else "red")
+    if not plan.fits and plan.shared_state_bytes:
+        console.print(Text(_if_shared(plan)))
     console.print(_memory_table(plan))
     console.print(_reduction_table(plan))
     console.print(_time_table(plan))
     for line in _assumption_lines(plan):
         console.print(Text(f"- {line}"), style="dim")
+
+
+def _if_shared(plan: Plan) -> str:
+    """What a device would hold of the variables if replicas shared them out: arithmetic."""
+    held = " or ".join(
+        f"{size_text(size)} (shard_state={name})" for name, size in plan.shared_state_bytes.items()
+    )
+    return (
+        f"Of its variables a device holds {size_text(plan.memory.state_bytes)}. Shared out among "
+        f"the replicas they would be {held}. The activations and gradients below are those of this "
+        "program, with copies: those of another are known when that is planned."
+    )
 
 
 def _memory_table(plan: Plan) -> Table:

@@ -24,6 +24,10 @@ class Plan:
         is_refused: whether the compiler refused the step because it does not fit.
         num_parameters: elements of all trainable variables.
         global_batch: examples of all devices together.
+        num_replicas: that share the batch.
+        shard_state: what the replicas' devices have a part of each; None for nothing.
+        shared_state_bytes: where each has copies: what variables one would hold otherwise, by
+            `shard_state`.
         memory: of one device.
         reductions: what one step sends between devices, in the order of the program.
         is_scheduled: whether that order is the one in which it runs.
@@ -42,6 +46,9 @@ class Plan:
     is_refused: bool
     num_parameters: int
     global_batch: int
+    num_replicas: int
+    shard_state: str | None
+    shared_state_bytes: dict[str, int]
     memory: MemoryPlan
     reductions: tuple[Reduction, ...]
     is_scheduled: bool
@@ -64,9 +71,14 @@ class Plan:
         return self.scaling[-1]
 
     @property
+    def devices_per_replica(self) -> int:
+        """How many devices compute a replica."""
+        return self.target.num_devices // self.num_replicas
+
+    @property
     def per_device_batch(self) -> int:
-        """Examples of one device, padding included."""
-        return -(-self.global_batch // self.target.num_devices)
+        """Examples of one device, padding included; the devices of a replica have the same."""
+        return -(-self.global_batch // self.num_replicas)
 
     @property
     def reduced_bytes(self) -> int:
@@ -85,6 +97,10 @@ class Plan:
             "target": self.target.name,
             "title": self.title,
             "num_devices": self.target.num_devices,
+            "num_replicas": self.num_replicas,
+            "devices_per_replica": self.devices_per_replica,
+            "shard_state": self.shard_state,
+            "shared_state_bytes": dict(self.shared_state_bytes),
             "compiler": self.compiler,
             "fits": self.fits,
             "is_refused_by_compiler": self.is_refused,

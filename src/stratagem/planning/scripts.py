@@ -13,12 +13,16 @@ from stratagem.execution.step_capture import CapturedStep, capture
 from stratagem.messages import explain
 from stratagem.planning.targets import Target
 from stratagem.topology.absent import planning_for
+from stratagem.variables import PartedState
 
 __all__ = ["capture_script"]
 
 
 def capture_script(
-    script: str | os.PathLike[str], arguments: Sequence[str], target: Target
+    script: str | os.PathLike[str],
+    arguments: Sequence[str],
+    target: Target,
+    shard_state: str | None = None,
 ) -> CapturedStep:
     """Runs a script until its first training step, as if it ran on a machine that is not here.
 
@@ -31,6 +35,8 @@ def capture_script(
         script: a Python file.
         arguments: of the script.
         target: the machine.
+        shard_state: what the script's strategy shares out among its replicas, as of
+            `MirroredStrategy`, whatever it says itself; None for what it says.
 
     Returns:
         The step, with its first batch.
@@ -38,6 +44,7 @@ def capture_script(
     Raises:
         FileNotFoundError: no such file.
         RuntimeError: the script ended before it trained, by itself or by `sys.exit`.
+        ValueError: an unknown `shard_state`, or a strategy that can share out nothing.
 
     Other errors are those of the script.
     """
@@ -51,10 +58,11 @@ def capture_script(
             )
         )
     how = "ended"
-    with _as_main_program(path, arguments), planning_for(target.topology):
+    with _as_main_program(path, arguments), planning_for(target.topology, shard_state):
         try:
             step = capture(lambda: runpy.run_path(str(path), run_name="__main__"))
             if step is not None:
+                _check_shared(step, shard_state)
                 return step
         except SystemExit as end:
             how = f"exited with {end.code!r}"
@@ -66,6 +74,20 @@ def capture_script(
             fix="give the script the arguments with which it trains, behind its name.",
         )
     )
+
+
+def _check_shared(step: CapturedStep, shard_state: str | None) -> None:
+    strategy = step.strategy
+    is_shared = isinstance(strategy.keeping, PartedState) or strategy.num_replicas_in_sync == 1
+    if shard_state is not None and not is_shared:
+        raise ValueError(
+            explain(
+                f"shard_state={shard_state!r} was asked for, and the script trains under a "
+                f"{type(strategy).__name__}.",
+                expected="a script of MirroredStrategy, of TPUStrategy or of no strategy.",
+                fix="leave shard_state out.",
+            )
+        )
 
 
 @contextlib.contextmanager

@@ -143,9 +143,11 @@ def _members(reduction: Reduction, target: Target) -> tuple[int, int]:
     """How many devices of a host or slice exchange, and of how many hosts or slices."""
     if reduction.leaves_slice:
         return 1, target.num_groups
-    group = reduction.groups[0] if reduction.groups else ()
-    if not group or len(group) == target.num_devices or max(group) >= target.num_devices:
+    if not reduction.groups:
         return target.devices_per_group, target.num_groups
+    first = next((group for group in reduction.groups if 0 in group), reduction.groups[0])
+    # Of a smaller machine those that are there.
+    group = [device for device in first if device < target.num_devices] or [0]
     places = {device // target.devices_per_group for device in group}
     return max(len(group) // len(places), 1), len(places)
 
@@ -185,15 +187,20 @@ def predict_step(
 
 
 def predict_scaling(
-    target: Target, reductions: Sequence[Reduction], computing_s: float, assumed: Assumptions
+    target: Target,
+    reductions: Sequence[Reduction],
+    computing_s: float,
+    assumed: Assumptions,
+    devices_per_replica: int = 1,
 ) -> list[StepTime]:
-    """Predicts the step on 1 device up to all, each with a batch of the same size.
+    """Predicts the step on 1 replica up to all, each with a batch of the same size.
 
     Args:
         target: the devices.
         reductions: of the step on all of them.
         computing_s: of one device.
         assumed: shares and latencies.
+        devices_per_replica: of which any machine has a multiple.
 
     Returns:
         The times, by rising numbers of devices.
@@ -201,4 +208,5 @@ def predict_scaling(
     return [
         predict_step(target.of_size(size), reductions, computing_s, assumed)
         for size in target.sizes()
+        if size % devices_per_replica == 0
     ]

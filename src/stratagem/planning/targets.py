@@ -40,6 +40,11 @@ class Target:
         return self.num_groups * self.devices_per_group
 
     @property
+    def num_hosts(self) -> int:
+        """How many processes there would be, one on each host."""
+        return -(-self.num_devices // self.accelerator.devices_per_host)
+
+    @property
     def name(self) -> str:
         """As `parse_target` takes it."""
         if not self.shape:

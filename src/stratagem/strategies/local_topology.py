@@ -9,7 +9,6 @@ import jax
 
 from stratagem.messages import explain
 from stratagem.topology import Topology, find_devices, local_devices
-from stratagem.topology.absent import refuse_to_plan
 from stratagem.topology.devices import find_groups
 
 __all__ = ["local_topology", "parameter_device_of"]
@@ -40,7 +39,6 @@ def local_topology(devices: Any, *, name: str) -> Topology:
     if devices is None:
         return Topology(local_devices())
     if any(isinstance(device, list | tuple) for device in devices):
-        refuse_to_plan("A strategy with several devices a replica")
         return Topology.of_groups(find_groups(devices))
     return Topology(find_devices(list(devices)))
 

@@ -18,7 +18,7 @@ from stratagem.strategies.membership import check_resolver, copy_refused, join
 from stratagem.strategies.state_sharding import keeping_of_state
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
-from stratagem.topology.absent import planned_devices, refuse_to_plan
+from stratagem.topology.absent import planned_devices
 from stratagem.topology.groups import neighbours
 from stratagem.variables import VariableLayouts
 
@@ -97,8 +97,6 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices = join(self._resolver, processes, communication_options.timeout_seconds)
         else:
             devices = local_devices()
-        if devices_per_replica != 1:
-            refuse_to_plan("A strategy with several devices a replica")
         topology = Topology.of_groups(neighbours(devices, devices_per_replica))
         is_open = communication_options.implementation is CommunicationImplementation.AUTO
         may_measure = is_open and topology.spans_processes and topology.groups is None
@@ -106,7 +104,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         super().__init__(topology, AutomaticOps(communication_options, measured))
         self.keeping = keeping_of_state(shard_state, topology, layout_map)
         if layout_map is not None:
-            self.layouts = VariableLayouts(layout_map, topology)
+            self.layouts = VariableLayouts(layout_map, self.topology)
         if is_cluster:
             agree_on_random_state()
 

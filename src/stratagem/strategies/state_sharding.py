@@ -6,7 +6,7 @@ from typing import Any
 
 from stratagem.messages import explain
 from stratagem.topology import Topology
-from stratagem.topology.absent import refuse_to_plan
+from stratagem.topology.absent import planned_shard_state
 from stratagem.variables import KeepingPolicy, OverReplicas, PartedState
 
 __all__ = ["keeping_of_state"]
@@ -25,6 +25,7 @@ def keeping_of_state(
     Raises:
         ValueError: another value, or both.
     """
+    shard_state = planned_shard_state() or shard_state
     if shard_state not in (None, "optimizer", "all"):
         raise ValueError(
             explain(
@@ -41,8 +42,6 @@ def keeping_of_state(
                 fix="leave one of them out.",
             )
         )
-    if shard_state is not None:
-        refuse_to_plan("A strategy with shard_state")
     if shard_state is None or topology.num_replicas == 1:
         return None
     return PartedState(OverReplicas(topology), is_all=shard_state == "all")

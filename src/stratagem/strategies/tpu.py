@@ -85,9 +85,9 @@ class TPUStrategy(Strategy):
             groups = assigned_devices(experimental_device_assignment, devices)
             topology = Topology.of_groups(groups)
         super().__init__(topology, AutomaticOps())
-        self.keeping = keeping_of_state(shard_state, topology, layout_map)
+        self.keeping = keeping_of_state(shard_state, self.topology, layout_map)
         if layout_map is not None:
-            self.layouts = VariableLayouts(layout_map, topology)
+            self.layouts = VariableLayouts(layout_map, self.topology)
         self.refuses_assignment = experimental_spmd_xla_partitioning
         self.steps_per_run = steps_per_run
         self.device_assignment = experimental_device_assignment

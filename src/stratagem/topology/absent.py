@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType
 
 from stratagem.messages import explain
+from stratagem.topology.groups import neighbours, prime_factors
 from stratagem.topology.mesh import REPLICA_AXIS, Topology
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "is_too_large_to_keep",
     "placeholder",
     "planned_devices",
+    "planned_groups",
+    "planned_shard_state",
     "planned_topology",
     "planning_for",
     "refuse_to_plan",
@@ -80,8 +84,11 @@ class AbsentTopology(Topology):
     @cached_property
     def mesh(self) -> Any:
         """A mesh without devices, which is enough to trace and to lower a program."""
-        axis_types = (AxisType.Auto,)  # as `jax.sharding.Mesh` has them; newer JAX chooses others
-        return AbstractMesh((self.num_replicas,), (REPLICA_AXIS,), axis_types=axis_types)
+        sizes = (self.num_replicas, *prime_factors(self.num_logical_devices))
+        names = (REPLICA_AXIS, *self.logical_axes)
+        # As `jax.sharding.Mesh` has them; newer JAX chooses others.
+        axis_types = (AxisType.Auto,) * len(names)
+        return AbstractMesh(sizes, names, axis_types=axis_types)
 
     def replicate(self, value: Any) -> Any:
         """Returns what stands for a copy of a value on every device."""
@@ -130,23 +137,32 @@ class _Planned:
     """The devices that strategies are planned for, in all threads: None where nothing is."""
 
     topology: AbsentTopology | None = None
+    shard_state: str | None = None
 
 
 _planned = _Planned()
 
 
 @contextlib.contextmanager
-def planning_for(topology: AbsentTopology) -> Generator[None]:
+def planning_for(topology: AbsentTopology, shard_state: str | None = None) -> Generator[None]:
     """Lets every strategy that is made from now on have these devices in place of local ones.
 
     Args:
         topology: the devices.
+        shard_state: what strategies that could share state out do share out; None for what each
+            was asked for.
     """
-    before, _planned.topology = _planned.topology, topology
+    before = (_planned.topology, _planned.shard_state)
+    _planned.topology, _planned.shard_state = topology, shard_state
     try:
         yield
     finally:
-        _planned.topology = before
+        _planned.topology, _planned.shard_state = before
+
+
+def planned_shard_state() -> str | None:
+    """Returns what strategies are to share out while they are planned; None for as they are."""
+    return _planned.shard_state
 
 
 def planned_devices(num_named: int | None = None) -> tuple[Any, ...] | None:
@@ -162,6 +178,35 @@ def planned_devices(num_named: int | None = None) -> tuple[Any, ...] | None:
     return devices[:1] if num_named == 1 else devices
 
 
+def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | None:
+    """Returns groups of devices to take in place of local ones; None where nothing is planned.
+
+    Args:
+        num_named: how many groups a program has named: one stays one, several become as many as
+            there are devices for.
+        size: how many devices a group has.
+
+    Raises:
+        ValueError: the devices of a host cannot be divided so.
+    """
+    if _planned.topology is None:
+        return None
+    devices = _planned.topology.devices
+    assert devices is not None
+    per_host = min(Counter(device.process_index for device in devices).values())
+    if size > per_host or (num_named > 1 and per_host % size):
+        raise ValueError(
+            explain(
+                f"Replicas of {size} devices are planned for hosts of {per_host} devices.",
+                expected="groups of one size that fill a host: a replica does not leave it.",
+                fix="name groups of another size, or plan for another machine.",
+            )
+        )
+    if num_named == 1:
+        return (devices[:size],)
+    return neighbours(devices, size)
+
+
 def refuse_to_plan(what: str) -> None:
     """Raises while a step is planned.
 
@@ -175,7 +220,7 @@ def refuse_to_plan(what: str) -> None:
         raise ValueError(
             explain(
                 f"{what} was made while a step is planned.",
-                expected="replicas of one device each, with copies of the variables.",
+                expected="variables on the replicas' devices, as copies or in parts.",
                 fix="make the model under MirroredStrategy to plan it.",
             )
         )
@@ -189,4 +234,4 @@ def planned_topology(topology: Topology) -> Topology:
     """
     if _planned.topology is None or topology.devices is None:
         return topology
-    return AbsentTopology(topology.devices)
+    return AbsentTopology(topology.devices, topology.groups)

@@ -10,7 +10,7 @@ import jax
 
 from stratagem import environment
 from stratagem.messages import explain
-from stratagem.topology.absent import planned_devices
+from stratagem.topology.absent import planned_devices, planned_groups
 from stratagem.topology.groups import check_groups
 
 __all__ = ["DeviceLike", "find_devices", "find_groups", "local_devices"]
@@ -121,7 +121,13 @@ def find_groups(
                     fix='write devices=[["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]].',
                 )
             )
-    found = iter(find_devices([device for group in specs for device in group]))
+    named = [device for group in specs for device in group]
+    sizes = {len(group) for group in specs}
+    if len(sizes) == 1 and named:
+        parsed = list(map(_parse, named))
+        if (planned := planned_groups(len(specs), len(parsed) // len(specs))) is not None:
+            return planned
+    found = iter(find_devices(named))
     return check_groups([[next(found) for _ in group] for group in specs])
 
 

@@ -29,6 +29,15 @@ class Keeping(Protocol):
         """
         ...
 
+    def step_sharding(self, shape: tuple[int, ...], topology: Topology) -> jax.sharding.Sharding:
+        """Returns where what `for_step` returns is.
+
+        Args:
+            shape: of the value.
+            topology: the devices of the replicas.
+        """
+        ...
+
     def kept(self, value: Any) -> jax.Array:
         """Returns a value as it is kept.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -142,6 +143,16 @@ class VariableLayouts:
                 )
             )
         return None if axis is None or count == 1 else Division(axis, len(shape))
+
+    def on(self, topology: Topology) -> VariableLayouts:
+        """Returns the same rules for other devices, to which the variables may go along.
+
+        Args:
+            topology: replicas of as many devices.
+        """
+        layouts = copy.copy(self)
+        layouts._topology, layouts._matched = topology, set(self._matched)
+        return layouts
 
     def require_matches(self) -> None:
         """Raises where a rule has matched no variable so far. Call when training starts.

@@ -30,6 +30,10 @@ class OnOneDevice:
         """Returns the device, as a sharding."""
         return jax.sharding.SingleDeviceSharding(self.device)
 
+    def step_sharding(self, shape: tuple[int, ...], topology: Topology) -> jax.sharding.Sharding:
+        """Returns the sharding of copies."""
+        return topology.replicated
+
     def kept(self, value: Any) -> jax.Array:
         """Returns the value on the device."""
         is_copied = isinstance(value, jax.Array) and not isinstance(value, Tracer)

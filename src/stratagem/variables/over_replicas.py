@@ -58,6 +58,10 @@ class OverReplicas:
             return self.topology.replicated
         return NamedSharding(self.topology.mesh, PartitionSpec(*[None] * axis, REPLICA_AXIS))
 
+    def step_sharding(self, shape: tuple[int, ...], topology: Topology) -> jax.sharding.Sharding:
+        """Returns where each part is."""
+        return self.sharding(shape)
+
     def kept(self, value: Any) -> jax.Array:
         """Returns the value in parts; what is on one device goes there by the host."""
         sharding = self.sharding(np.shape(value))

@@ -1,0 +1,42 @@
+"""The programs that one step is made of, with what to lower them from: for who plans them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+__all__ = ["StepProgram", "shape_on"]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepProgram:
+    """One jitted function of a step.
+
+    Args:
+        name: what it does.
+        function: the function, jitted.
+        shapes: its arguments, arrays as `jax.ShapeDtypeStruct`s with their shardings.
+        lasting: those of the arrays that are there before and after it, whether it runs or not:
+            variables as they are kept, the batch, constants.
+        num_donated: how many of the arguments, from the first on, it takes over.
+    """
+
+    name: str
+    function: Any
+    shapes: tuple[Any, ...]
+    lasting: Sequence[jax.ShapeDtypeStruct]
+    num_donated: int = 0
+
+
+def shape_on(value: Any, sharding: Any, before: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
+    """Returns what stands for an array on devices.
+
+    Args:
+        value: of its shape and dtype.
+        sharding: where it lies.
+        before: sizes of axes that come first.
+    """
+    return jax.ShapeDtypeStruct((*before, *value.shape), value.dtype, sharding=sharding)

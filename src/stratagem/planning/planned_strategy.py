@@ -1,0 +1,41 @@
+"""Strategies of machines that are not here, made like one that is, or as it was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem.planning.targets import Target
+from stratagem.strategies import MirroredStrategy
+from stratagem.strategies.strategy import Strategy
+from stratagem.topology.absent import planning_for
+from stratagem.variables import PartedState
+
+__all__ = ["planned_strategy"]
+
+
+def planned_strategy(
+    machine: Target, like: Strategy | None, shard_state: str | None = None
+) -> Strategy:
+    """Returns a strategy whose replicas are on a machine that is not here.
+
+    Args:
+        machine: the machine.
+        like: a strategy with cross-device ops, devices a replica, a layout and a choice of what
+            state is shared out, which are taken over; None for copies on each device.
+        shard_state: what is shared out instead; None for what `like` does.
+
+    Raises:
+        ValueError: what cannot be on the machine, or is not planned.
+    """
+    if like is None:
+        with planning_for(machine.topology, shard_state):
+            return MirroredStrategy()
+    if shard_state is None and isinstance(like.keeping, PartedState):
+        shard_state = "all" if like.keeping.is_all else "optimizer"
+    size = like.topology.num_logical_devices
+    groups: Any = [list(range(size)), list(range(size, 2 * size))] if size > 1 else None
+    with planning_for(machine.topology):
+        planned = MirroredStrategy(groups, like.cross_device_ops, shard_state=shard_state)
+        if like.layouts is not None:
+            planned.layouts = like.layouts.on(planned.topology)
+    return planned

@@ -1,0 +1,14 @@
+"""A model with something to share out, under the strategy that its option names."""
+
+import sys
+
+import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
+import keras
+import numpy as np
+
+is_of_workers = "--workers" in sys.argv
+strategy = sg.MultiWorkerMirroredStrategy() if is_of_workers else sg.MirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(128, use_bias=False)])
+    model.compile("adam", "mse")
+model.fit(np.ones((64, 128)), np.ones((64, 128)), batch_size=16, verbose=0)

@@ -1,0 +1,215 @@
+"""Plans of state that is shared out, and of replicas of several devices, beside what really is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.keras.planned_models import training_step
+from stratagem.planning import Plan, parse_target
+from stratagem.planning.programs import device_bytes, step_programs
+from stratagem.topology import Topology
+from stratagem.topology.absent import planning_for
+
+_WIDTH, _HIDDEN, _CLASSES = 64, 512, 8
+_BATCH = (np.ones((32, _WIDTH), "float32"), np.zeros(32, "int32"))
+_KERNELS = _WIDTH * _HIDDEN + _HIDDEN * _CLASSES
+_BIASES = _HIDDEN + _CLASSES
+_LAYOUTS = {
+    ".*hidden/kernel": (None, "logical"),
+    ".*hidden/bias": ("logical",),
+    ".*output/kernel": ("logical", None),
+}
+
+
+def _model() -> keras.Model:
+    model = keras.Sequential(
+        [
+            keras.Input((_WIDTH,)),
+            keras.layers.Dense(_HIDDEN, "relu", name="hidden"),
+            keras.layers.Dense(_CLASSES, name="output"),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model
+
+
+def _names(count: int) -> list[str]:
+    return [f"cpu:{index}" for index in range(count)]
+
+
+def _pairs(**options: Any) -> sg.MirroredStrategy:
+    names = _names(4)
+    return sg.MirroredStrategy([names[:2], names[2:]], **options)
+
+
+def _sharing(shard_state: str, count: int) -> sg.MirroredStrategy:
+    return sg.MirroredStrategy(_names(count), shard_state=shard_state)
+
+
+def _divided() -> sg.MirroredStrategy:
+    return _pairs(layout_map=_LAYOUTS)
+
+
+def _trained_arrays(strategy: sg.Strategy) -> tuple[keras.Model, dict[int, int]]:
+    """Bytes of all arrays that are there after `fit` and were not before, by device."""
+    before = jax.live_arrays()  # kept themselves: an id of one that went would be given again
+    with strategy.scope():
+        model = _model()
+    model.fit(*_BATCH, batch_size=32, verbose=0)
+    known = {id(array) for array in before}
+    live = [array for array in jax.live_arrays() if id(array) not in known]
+    held: dict[int, int] = {}
+    for shard in (shard for array in live for shard in array.addressable_shards):
+        held[shard.device.id] = held.get(shard.device.id, 0) + shard.data.nbytes
+    return model, held
+
+
+@pytest.mark.parametrize(
+    ("strategy", "target", "wanted"),
+    [
+        # Parameters; then Adam's moments, its counter and the learning rate.
+        (("optimizer", 2), "2xH100", (4 * (_KERNELS + _BIASES), 8 * (_KERNELS / 2 + _BIASES) + 8)),
+        (("all", 4), "4xH100", (_KERNELS + 4 * _BIASES, 2 * (_KERNELS + 4 * _BIASES) + 8)),
+        (
+            (),  # layouts: all but the last bias in halves
+            "4xH100",
+            (
+                4 * ((_KERNELS + _HIDDEN) / 2 + _CLASSES),
+                8 * ((_KERNELS + _HIDDEN) / 2 + _CLASSES) + 8,
+            ),
+        ),
+        pytest.param(
+            ("optimizer", 4),
+            "4xH100",
+            (4 * (_KERNELS + _BIASES), 8 * (_KERNELS / 4 + _BIASES) + 8),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("all", 2),
+            "2xH100",
+            (4 * (_KERNELS / 2 + _BIASES), 8 * (_KERNELS / 2 + _BIASES) + 8),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_held_bytes_are_arithmetic_and_what_is_there_after_fit(strategy, target, wanted) -> None:
+    model, held = _trained_arrays(_sharing(*strategy) if strategy else _divided())
+    weights = [np.asarray(variable.value) for variable in model.weights]
+    plan = sg.plan(model, _BATCH, target)  # like the strategy of the model
+    memory = plan.memory
+    assert (memory.parameters_bytes, memory.optimizer_bytes) == wanted
+    assert memory.other_state_bytes == 16  # totals and counts of the loss and of the accuracy
+    assert held.keys() == set(range(plan.target.num_devices))
+    for on_device in held.values():
+        assert on_device == pytest.approx(memory.state_bytes, rel=0.02)
+    assert plan.shard_state == (strategy[0] if strategy else None)
+    for value, variable in zip(weights, model.weights, strict=True):
+        np.testing.assert_array_equal(value, variable.value)
+    model.fit(*_BATCH, batch_size=32, verbose=0)
+    assert int(model.optimizer.iterations.value) == 2
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> Plan:
+    return sg.plan(_model, _BATCH, "4xH100")
+
+
+@pytest.mark.parametrize("shard_state", ["optimizer", "all"])
+def test_copies_say_what_sharing_would_hold(mirrored, shard_state) -> None:
+    """Of a model in no strategy, as of one that a function makes in it."""
+    plan = sg.plan(_model, _BATCH, "4xH100", shard_state=shard_state)
+    of_model = sg.plan(_model(), _BATCH, "4xH100", shard_state=shard_state)
+    assert plan.memory.state_bytes == mirrored.shared_state_bytes[shard_state]
+    assert plan.memory == of_model.memory
+    assert plan.shared_state_bytes == {}
+    assert plan.memory.state_bytes < mirrored.memory.state_bytes
+    assert plan.flops == mirrored.flops
+    assert plan.memory.total_bytes == sum(size for _, size in plan.memory.parts())
+
+
+def test_all_parameters_are_gathered_and_gradients_are_summed() -> None:
+    plan = sg.plan(_model, _BATCH, "4xH100", shard_state="all")
+    sent: dict[str, int] = {}
+    for one in plan.reductions:
+        sent[one.kind] = sent.get(one.kind, 0) + one.num_bytes * one.times
+    assert sent["all-gather"] >= 4 * _KERNELS
+    gradients = sent.get("all-reduce", 0) + sent.get("reduce-scatter", 0)
+    assert gradients == pytest.approx(4 * (_KERNELS + _BIASES), rel=0.01)
+    # What is gathered is beside the gradients, for a while.
+    assert plan.memory.temporary_bytes > plan.memory.gradients_bytes
+
+
+def test_replicas_of_several_devices_have_their_part_of_the_batch(mirrored) -> None:
+    plan = sg.plan(_model, _BATCH, "4xH100", strategy=_divided())
+    assert (plan.num_replicas, plan.devices_per_replica, plan.per_device_batch) == (2, 2, 16)
+    assert plan.memory.batch_bytes == 2 * mirrored.memory.batch_bytes
+    # Twice the examples, on two devices.
+    assert plan.flops == mirrored.flops
+    # From one replica on, whose devices exchange what its layers sum.
+    assert [time.num_devices for time in plan.scaling] == [2, 4]
+    inside, between = _by_size(plan)
+    assert inside > 0
+    halves = 4 * ((_KERNELS + _HIDDEN) / 2 + _CLASSES)
+    assert between == pytest.approx(halves, rel=0.05)
+    assert 0 < plan.scaling[0].reduction_s < plan.scaling[1].reduction_s
+    assert any("shared evenly by the replica's devices" in note for note in plan.notes)
+
+
+def _by_size(plan: Plan) -> tuple[int, int]:
+    """Bytes that are sent within replicas of neighbours, and between these."""
+    inside = between = 0
+    for one in plan.reductions:
+        if one.groups and one.groups[0] == (0, 1):
+            inside += one.num_bytes * one.times
+        else:
+            between += one.num_bytes * one.times
+    return inside, between
+
+
+def _table() -> keras.Model:
+    ids = keras.Input((8,), dtype="int32")
+    rows = keras.layers.Embedding(2**16, 64)(ids)
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.GlobalMaxPool1D()(rows)))
+    model.compile("adagrad", "mse")
+    return model
+
+
+_IDS = (np.zeros((16, 8), "int32"), np.zeros((16, 1), "float32"))
+
+
+@pytest.mark.parametrize("make", [_table, _table()], ids=["function", "model"])
+def test_of_a_shared_table_only_rows_are_gathered(make) -> None:
+    plan = sg.plan(make, _IDS, "2xH100", shard_state="all")
+    table = 4 * 64 * 2**16
+    assert plan.memory.parameters_bytes == pytest.approx(table / 2, rel=0.001)
+    assert plan.memory.optimizer_bytes == pytest.approx(table / 2, rel=0.001)
+    assert plan.reduced_bytes < 0.01 * table
+    assert plan.memory.temporary_bytes < 1.1 * table
+
+
+def test_programs_of_a_step_with_a_shared_table() -> None:
+    """Each is lowered from where its arguments lie on other devices; variables stay."""
+    with planning_for(parse_target("2xH100").topology):
+        planned = sg.MirroredStrategy(shard_state="all")
+    with planned.scope():
+        model = _table()
+    devices = Topology(tuple(jax.devices()[:2]))
+    with training_step(model, _IDS, planned) as step, step_programs(step, devices) as programs:
+        assert [one.name for one in programs] == ["ids", "rows", "replicas", "update"]
+        ids, rows, replicas, update = programs
+        for one in programs:
+            assert one.function.lower(*one.shapes).as_text()
+    assert {one.keeping.topology for one in model.weights if one.keeping} == {planned.topology}
+    halves = 4 * 64 * 2**15
+    assert [device_bytes(shape) for shape in rows.lasting] == [halves]
+    assert sum(map(device_bytes, ids.lasting)) == 8 * 8 * 4  # of the batch
+    # The table and what Adagrad keeps; the replicas have neither.
+    assert [device_bytes(shape) for shape in update.shapes[0]] == [halves, halves]
+    assert sum(map(device_bytes, replicas.lasting)) < 2000
