@@ -194,6 +194,39 @@ def test_of_a_shared_table_only_rows_are_gathered(make) -> None:
     assert plan.memory.temporary_bytes < 1.1 * table
 
 
+def test_only_what_a_rule_says_is_shared_out() -> None:
+    """As a model of that strategy, and as a function that makes one."""
+    strategy = sg.HybridStrategy(_names(2), placement={"embeddings": "sharded"})
+    with strategy.scope():
+        model = _table()
+    plans = [sg.plan(model, _IDS, "4xH100"), sg.plan(_table, _IDS, "4xH100", strategy=strategy)]
+    kept = 64 * 2**16 + 4 * (64 + 1)
+    for plan in plans:
+        assert plan.memory.parameters_bytes == kept
+        assert plan.memory.optimizer_bytes == kept + 8
+        assert plan.shared_state_bytes == {}
+    table_at_all = sg.plan(_table, _IDS, "4xH100", strategy=strategy, shard_state="optimizer")
+    assert table_at_all.memory.parameters_bytes == 4 * kept - 3 * 4 * (64 + 1)
+
+
+def test_rule_for_nothing_is_told() -> None:
+    strategy = sg.HybridStrategy(_names(2), placement={"tables": "sharded"})
+    with pytest.raises(ValueError, match="has rules that match no variable: 'tables'"):
+        sg.plan(_table, _IDS, "2xH100", strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        sg.CentralStorageStrategy,
+        lambda: sg.HybridStrategy(placement={"embeddings": "central"}),
+    ],
+)
+def test_what_is_on_the_host_is_not_planned(make) -> None:
+    with pytest.raises(ValueError, match="while a step is planned"):
+        sg.plan(_table, _IDS, "2xH100", strategy=make())
+
+
 def test_programs_of_a_step_with_a_shared_table() -> None:
     """Each is lowered from where its arguments lie on other devices; variables stay."""
     with planning_for(parse_target("2xH100").topology):

@@ -77,7 +77,7 @@ def test_strategies_have_the_devices_that_are_planned_for() -> None:
             lambda: sg.ParameterServerStrategy(num_workers=1, num_servers=1), id="servers"
         ),
         pytest.param(sg.CentralStorageStrategy, id="central"),
-        pytest.param(lambda: sg.HybridStrategy(placement={}), id="hybrid"),
+        pytest.param(lambda: sg.HybridStrategy(placement={"table": "central"}), id="hybrid"),
     ],
 )
 def test_parameter_servers_are_not_planned(make) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from stratagem.planning.targets import Target
-from stratagem.strategies import MirroredStrategy
+from stratagem.strategies import HybridStrategy, MirroredStrategy
+from stratagem.strategies.placement_rules import PlacementRules
 from stratagem.strategies.strategy import Strategy
-from stratagem.topology.absent import planning_for
+from stratagem.topology.absent import planning_for, refuse_to_plan
 from stratagem.variables import PartedState
 
 __all__ = ["planned_strategy"]
@@ -30,11 +31,16 @@ def planned_strategy(
     if like is None:
         with planning_for(machine.topology, shard_state):
             return MirroredStrategy()
+    rules = like.keeping if isinstance(like.keeping, PlacementRules) else None
     if shard_state is None and isinstance(like.keeping, PartedState):
         shard_state = "all" if like.keeping.is_all else "optimizer"
     size = like.topology.num_logical_devices
     groups: Any = [list(range(size)), list(range(size, 2 * size))] if size > 1 else None
     with planning_for(machine.topology):
+        if rules is not None and shard_state is None:
+            return HybridStrategy(None, like.cross_device_ops, placement=rules.placement)
+        if rules is None and not isinstance(like.keeping, PartedState | None):
+            refuse_to_plan(f"A {type(like).__name__}")
         planned = MirroredStrategy(groups, like.cross_device_ops, shard_state=shard_state)
         if like.layouts is not None:
             planned.layouts = like.layouts.on(planned.topology)

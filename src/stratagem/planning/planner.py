@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from stratagem.messages import explain
 from stratagem.planning.compilers import compile_step
 from stratagem.planning.memory import plan_memory, shared_state_bytes
 from stratagem.planning.planned_strategy import planned_strategy
-from stratagem.planning.reductions import Schedule
+from stratagem.planning.reductions import Reduction, Schedule
 from stratagem.planning.result import Plan
 from stratagem.planning.step_time import Assumptions, compute_s, predict_scaling
 from stratagem.planning.targets import Target, parse_target
@@ -181,10 +181,7 @@ def plan_step(
     assumed = assumptions or Assumptions()
     compiled = compile_step(step, target)
     schedules = [Schedule(program.text) for program in compiled.programs]
-    sent = (one for schedule in schedules for one in schedule.reductions())
-    reductions = [one for one in sent if target.num_devices > 1]
-    if compiled.compiler == "cpu":  # one thread runs it in order: that says nothing of others
-        reductions = [dataclasses.replace(one, behind=()) for one in reductions]
+    reductions = _reductions(schedules, compiled.compiler) if target.num_devices > 1 else []
     flops = _flops(step)
     products_s, memory_s = compute_s(flops, compiled.accessed_bytes, target, assumed)
     # Of a program for CPUs the bytes are those of another, which fuses less.
@@ -221,6 +218,13 @@ def _check_rules(step: CapturedStep) -> None:
     if step.strategy.keeping is not None:
         step.strategy.keeping.check()
     require_layouts_used(step.strategy.layouts, step.trace.written)
+
+
+def _reductions(schedules: Sequence[Schedule], compiler: str) -> list[Reduction]:
+    reductions = [one for schedule in schedules for one in schedule.reductions()]
+    if compiler == "cpu":  # one thread runs it in order: that says nothing of others
+        return [dataclasses.replace(one, behind=()) for one in reductions]
+    return reductions
 
 
 def _flops(step: CapturedStep) -> dict[str, float]:

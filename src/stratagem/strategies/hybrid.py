@@ -55,12 +55,14 @@ class HybridStrategy(Strategy):
         placement: Mapping[str | Callable[[Any], bool], str],
         parameter_device: DeviceLike | None = None,
     ) -> None:
-        refuse_to_plan("A HybridStrategy")
-        topology = local_topology(devices, name="devices")
-        super().__init__(topology, cross_device_ops)
+        super().__init__(local_topology(devices, name="devices"), cross_device_ops)
         places = {
             MIRRORED: None,
             CENTRAL: OnOneDevice(parameter_device_of(parameter_device)),
-            SHARDED: OverReplicas(topology),
+            SHARDED: OverReplicas(self.topology),
         }
         self.keeping = PlacementRules(placement, places)
+        if not {MIRRORED, SHARDED}.issuperset(self.keeping.placement.values()):
+            refuse_to_plan(
+                "A HybridStrategy with variables elsewhere than on its replicas' devices"
+            )

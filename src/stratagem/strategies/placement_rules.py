@@ -26,6 +26,8 @@ class PlacementRules:
     Raises:
         TypeError: no mapping, or a rule of another type.
         ValueError: a place that there is not, or a pattern that is none.
+
+    `placement` is what was given.
     """
 
     def __init__(self, placement: Any, places: Mapping[str, Keeping | None]) -> None:
@@ -38,6 +40,7 @@ class PlacementRules:
                     fix='write placement={"embedding": "sharded"}.',
                 )
             )
+        self.placement: Mapping[Any, str] = dict(placement)
         self._rules: list[tuple[Any, Callable[[Any], bool], Keeping | None]] = []
         for rule, place in placement.items():
             if place not in places:
