@@ -194,6 +194,21 @@ def test_of_a_shared_table_only_rows_are_gathered(make) -> None:
     assert plan.memory.temporary_bytes < 1.1 * table
 
 
+def test_a_large_model_with_a_shared_table_takes_no_memory_here(monkeypatch) -> None:
+    """Whether the table's optimizer leaves rows alone is tried without all that it keeps."""
+    made: list[int] = []
+    full = jax.numpy.full
+
+    def counted(shape, *args, **kwargs):
+        made.append(int(np.prod(shape)))
+        return full(shape, *args, **kwargs)
+
+    monkeypatch.setattr("stratagem.keras.table_rows.jnp.full", counted)
+    plan = sg.plan(_table, _IDS, "2xH100", shard_state="all")
+    assert plan.memory.optimizer_bytes > 2**20
+    assert max(made) == 1
+
+
 def test_only_what_a_rule_says_is_shared_out() -> None:
     """As a model of that strategy, and as a function that makes one."""
     strategy = sg.HybridStrategy(_names(2), placement={"embeddings": "sharded"})
@@ -215,16 +230,31 @@ def test_rule_for_nothing_is_told() -> None:
         sg.plan(_table, _IDS, "2xH100", strategy=strategy)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        sg.CentralStorageStrategy,
-        lambda: sg.HybridStrategy(placement={"embeddings": "central"}),
-    ],
-)
-def test_what_is_on_the_host_is_not_planned(make) -> None:
-    with pytest.raises(ValueError, match="while a step is planned"):
-        sg.plan(_table, _IDS, "2xH100", strategy=make())
+@pytest.mark.parametrize("host", [None, "cpu:0"])
+def test_of_what_the_host_keeps_a_device_has_what_it_is_given(host) -> None:
+    strategy = sg.CentralStorageStrategy(_names(2), host)
+    with strategy.scope():
+        model = _model()
+    plan = sg.plan(model, _BATCH, "2xH100")
+    memory = plan.memory
+    parameters = 4 * (_KERNELS + _BIASES)
+    assert (memory.parameters_bytes, memory.optimizer_bytes) == (0, 0)
+    # Weights and Adam's moments; gradients and what the update makes of them come and go.
+    assert 3 * parameters + 16 <= memory.host_bytes - parameters < 6 * parameters
+    assert plan.from_host_bytes == pytest.approx(parameters, rel=0.001)
+    assert plan.to_host_bytes == pytest.approx(parameters, rel=0.001)
+    assert memory.temporary_bytes > 2 * parameters
+    assert plan.shared_state_bytes == {}
+
+
+def test_a_table_on_the_host_gives_rows() -> None:
+    strategy = sg.HybridStrategy(_names(2), placement={"embeddings": "central"})
+    plan = sg.plan(_table, _IDS, "2xH100", strategy=strategy)
+    table, rows = 4 * 64 * 2**16, 8 * 8 * 64 * 4
+    assert plan.memory.parameters_bytes == 4 * (64 + 1)
+    assert 2 * table <= plan.memory.host_bytes
+    assert plan.from_host_bytes == rows
+    assert plan.memory.total_bytes < 0.1 * table
 
 
 def test_programs_of_a_step_with_a_shared_table() -> None:

@@ -76,8 +76,8 @@ def test_strategies_have_the_devices_that_are_planned_for() -> None:
         pytest.param(
             lambda: sg.ParameterServerStrategy(num_workers=1, num_servers=1), id="servers"
         ),
-        pytest.param(sg.CentralStorageStrategy, id="central"),
-        pytest.param(lambda: sg.HybridStrategy(placement={"table": "central"}), id="hybrid"),
+        pytest.param(lambda: sg.CentralStorageStrategy(["gpu:0"]), id="on the only accelerator"),
+        pytest.param(lambda: sg.CentralStorageStrategy(None, "gpu:1"), id="on an accelerator"),
     ],
 )
 def test_parameter_servers_are_not_planned(make) -> None:

@@ -20,6 +20,7 @@ from stratagem.execution.trace import Trace
 from stratagem.execution.update_part import StepParts, part_step
 from stratagem.topology import Topology
 from stratagem.variables import Keeping, keeping_of
+from stratagem.variables.on_one_device import take_rows
 
 __all__ = ["PartedProgram", "is_parted"]
 
@@ -78,7 +79,7 @@ class PartedProgram(Program):
         first = 0
         for update in self.updates:
             handed = pools["handed"][first : first + update.num_handed]
-            programs.append(update.program(pools | {"handed": handed}, self._topology))
+            programs.append(update.program(pools | {"handed": handed}))
             first += update.num_handed
         return programs
 
@@ -99,11 +100,22 @@ class PartedProgram(Program):
         for lookup, numbers in zip(self.trace.lookups, ids, strict=True):
             if numbers is None:  # one that nothing depends on
                 continue
-            keeping = lookup.table.keeping
-            rows = functools.partial(_rows, keeping, topology)
+            keeping: Keeping = lookup.table.keeping
+            is_here = keeping.is_with_replicas
+            function = (
+                jax.jit(functools.partial(_rows, keeping, topology)) if is_here else take_rows
+            )
             table = shape_on(lookup.table.for_step, keeping.sharding(tuple(lookup.table.shape)))
-            shapes = (table, shape_on(numbers, pools["rows"][0].sharding))
-            programs.append(StepProgram("rows", jax.jit(rows), shapes, [table]))
+            place = pools["rows"][0].sharding if is_here else keeping.update_sharding()
+            programs.append(
+                StepProgram(
+                    "rows",
+                    function,
+                    (table, shape_on(numbers, place)),
+                    [table],
+                    is_of_replicas=is_here,
+                )
+            )
         return programs
 
     def _part(self, trace: Trace, keeping: Keeping) -> Trace:
@@ -184,33 +196,38 @@ class _Update:
         ]
         return own, others
 
-    def program(self, pools: dict[str, list[Any]], topology: Topology) -> StepProgram:
+    def program(self, pools: dict[str, list[Any]]) -> StepProgram:
         """Returns the program with what to lower it from.
 
         Args:
-            pools: of shapes on devices: what the replicas hand over, the shared arguments of the
-                step and constants.
-            topology: the devices of the replicas.
+            pools: of shapes: what the replicas hand over, the shared arguments of the step and
+                constants.
         """
-        own = [self._shape(variable, topology) for variable in self._own]
+        own = [self._shape(variable) for variable in self._own]
         others = [
-            pools[source.pool][source.index]
+            shape_on(pools[source.pool][source.index], self._keeping.update_sharding())
             if source.variable is None
-            else self._shape(source.variable, topology)
+            else self._shape(source.variable)
             for source in self._others
         ]
+        is_here = self._keeping.is_with_replicas
         lasting = [
             shape
             for source, shape in zip(self._others, others, strict=True)
-            if source.pool != "handed"
+            if (source.pool != "handed" and is_here) or self._is_kept(source.variable)
         ]
-        return StepProgram("update", self._run, (own, others), [*own, *lasting], num_donated=1)
+        return StepProgram(
+            "update", self._run, (own, others), [*own, *lasting], 1, is_of_replicas=is_here
+        )
 
-    def _shape(self, variable: Any, topology: Topology) -> Any:
-        is_here = keeping_of(variable) == self._keeping
-        shape = tuple(variable.shape)
-        sharding = self._keeping.sharding(shape) if is_here else topology.replicated
+    def _shape(self, variable: Any) -> Any:
+        keeping, shape = self._keeping, tuple(variable.shape)
+        is_kept = self._is_kept(variable)
+        sharding = keeping.sharding(shape) if is_kept else keeping.update_sharding()
         return shape_on(value_for_step(variable), sharding)
+
+    def _is_kept(self, variable: Any) -> bool:
+        return variable is not None and keeping_of(variable) == self._keeping
 
     def run(self, own: list[Any], others: list[Any]) -> None:
         """Updates the variables.
@@ -226,7 +243,7 @@ class _Update:
 
     def _kept(self, variable: Any) -> Any:
         """The value of a variable at this place, also of one that is kept at none."""
-        if keeping_of(variable) == self._keeping:
+        if self._is_kept(variable):
             return variable.kept
         return self._keeping.for_update(value_for_step(variable))
 

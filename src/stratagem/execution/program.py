@@ -26,7 +26,7 @@ from stratagem.topology.absent import placeholder
 from stratagem.topology.lockstep import note_flight, run_together
 from stratagem.topology.pieces import own_copy
 from stratagem.values import PerReplica
-from stratagem.variables import VariableKind, home_of, stored_sharding
+from stratagem.variables import VariableKind, home_of, keeping_of, stored_sharding
 
 __all__ = ["Program", "value_for_step"]
 
@@ -175,7 +175,9 @@ class Program:
             arguments: what it was traced for.
         """
         function, shapes = self.with_shapes(arguments)
-        lasting = [shape for pool in shapes[:-1] for shape in pool]  # all but looked up rows
+        kept = zip([*self._written, *self._read_only], [*shapes[0], *shapes[1]], strict=True)
+        lasting = [shape for place, shape in kept if place.is_with_replicas]
+        lasting += [shape for pool in shapes[2:-1] for shape in pool]  # all but looked up rows
         return [StepProgram("replicas", function, shapes, lasting, num_donated=1)]
 
     def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
@@ -393,6 +395,11 @@ class _Place:
         self._is_stored = home is not None
         stacked = home is not None and home.kind is VariableKind.ON_READ
         self.spec = PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
+
+    @property
+    def is_with_replicas(self) -> bool:
+        keeping = keeping_of(self._variable)
+        return keeping is None or keeping.is_with_replicas
 
     def load(self) -> Any:
         return value_for_step(self._variable)

@@ -22,6 +22,7 @@ class StepProgram:
         lasting: those of the arrays that are there before and after it, whether it runs or not:
             variables as they are kept, the batch, constants.
         num_donated: how many of the arguments, from the first on, it takes over.
+        is_of_replicas: whether their devices run it, and not the one that keeps variables.
     """
 
     name: str
@@ -29,6 +30,7 @@ class StepProgram:
     shapes: tuple[Any, ...]
     lasting: Sequence[jax.ShapeDtypeStruct]
     num_donated: int = 0
+    is_of_replicas: bool = True
 
 
 def shape_on(value: Any, sharding: Any, before: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:

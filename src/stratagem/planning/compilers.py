@@ -71,12 +71,14 @@ class CompiledProgram:
         memory: that it takes.
         accessed_bytes: that it reads and writes.
         text: the program.
+        is_of_replicas: whether their devices run it, and not the host.
     """
 
     name: str
     memory: CompilerMemory
     accessed_bytes: float
     text: str
+    is_of_replicas: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +99,29 @@ class CompiledStep:
     is_refused: bool = False
 
     @property
+    def of_replicas(self) -> list[CompiledProgram]:
+        """The programs that each device of the machine runs."""
+        return [program for program in self.programs if program.is_of_replicas]
+
+    @property
+    def of_host(self) -> list[CompiledProgram]:
+        """The programs that the host runs for the variables that it keeps."""
+        return [program for program in self.programs if not program.is_of_replicas]
+
+    @property
+    def from_host_bytes(self) -> int:
+        """What each device is given in a step because the host keeps variables."""
+        return sum(one.memory.passed_bytes for one in self.of_replicas) if self.of_host else 0
+
+    @property
+    def to_host_bytes(self) -> int:
+        """What the host gets in a step."""
+        return sum(one.memory.passed_bytes for one in self.of_host)
+
+    @property
     def accessed_bytes(self) -> float:
-        """What all programs read and write."""
-        return sum(program.accessed_bytes for program in self.programs)
+        """What all programs of a device read and write."""
+        return sum(program.accessed_bytes for program in self.of_replicas)
 
 
 def missing_compiler(platform: str) -> str | None:
@@ -165,7 +187,9 @@ def _compiled(program: StepProgram) -> CompiledProgram:
     # The compiler for GPUs does not tell.
     accessed_bytes = costs.get("bytes accessed") or Schedule(text).accessed_bytes()
     memory = CompilerMemory.of(compiled.memory_analysis(), _lasting_bytes(program))
-    return CompiledProgram(program.name, memory, float(accessed_bytes), text)
+    return CompiledProgram(
+        program.name, memory, float(accessed_bytes), text, program.is_of_replicas
+    )
 
 
 def _lasting_bytes(program: StepProgram) -> int:
@@ -235,15 +259,17 @@ def _ask_another_process(step: CapturedStep, folder: Path) -> tuple[CompiledProg
     topology: Topology = step.strategy.topology
     source, result = folder / "step", folder / "told.json"
     with step_programs(step, topology, is_other=False) as programs:
+        of_replicas = [one for one in programs if one.is_of_replicas]
         # What else serialises a program needs a library that nothing else here does.
         exported = [
             dataclasses.replace(
                 jax.export.export(one.function, platforms=("cpu",))(*one.shapes), _get_vjp=None
             )
-            for one in programs
+            for one in of_replicas
         ]
-        donated = [one.num_donated for one in programs]
-        known = [(one.name, _lasting_bytes(one)) for one in programs]
+        of_host = [_compiled(one) for one in programs if not one.is_of_replicas]
+        donated = [one.num_donated for one in of_replicas]
+        known = [(one.name, _lasting_bytes(one)) for one in of_replicas]
     axes = list(topology.mesh.shape.items())
     source.write_bytes(pickle.dumps((axes, list(zip(exported, donated, strict=True)))))
     script = Path(__file__).with_name("cpu_compiler.py")
@@ -265,7 +291,7 @@ def _ask_another_process(step: CapturedStep, folder: Path) -> tuple[CompiledProg
             )
         )
     found = zip(known, json.loads(result.read_text()), strict=True)
-    return tuple(
+    compiled = [
         CompiledProgram(
             name,
             CompilerMemory(**told["memory"], lasting_bytes=lasting_bytes),
@@ -273,4 +299,5 @@ def _ask_another_process(step: CapturedStep, folder: Path) -> tuple[CompiledProg
             told["text"],
         )
         for (name, lasting_bytes), told in found
-    )
+    ]
+    return (*compiled, *of_host)

@@ -57,6 +57,11 @@ class CompilerMemory:
         return self.argument_bytes + results + self.temp_bytes + self.code_bytes
 
     @property
+    def passed_bytes(self) -> int:
+        """What it is called with and is not there already."""
+        return max(self.argument_bytes - self.lasting_bytes, 0)
+
+    @property
     def passing_bytes(self) -> int:
         """What of that comes and goes with the program."""
         return max(self.peak_bytes - self.code_bytes - self.lasting_bytes, 0)
@@ -78,6 +83,7 @@ class MemoryPlan:
         gradients_bytes: of all gradients at once, which are part of the temporaries: a compiler may
             use one before it computes the next.
         code_bytes: the programs.
+        host_bytes: what the host needs for the variables that it keeps; no part of the device's.
         pool_bytes: what programs get of the device's memory by default.
         device_bytes: all of it.
     """
@@ -90,6 +96,7 @@ class MemoryPlan:
     temporary_bytes: int
     gradients_bytes: int
     code_bytes: int
+    host_bytes: int
     pool_bytes: int
     device_bytes: int
 
@@ -122,14 +129,18 @@ class MemoryPlan:
 
 
 def plan_memory(
-    step: CapturedStep, compiled: Sequence[CompilerMemory], accelerator: Accelerator
+    step: CapturedStep,
+    compiled: Sequence[CompilerMemory],
+    of_host: Sequence[CompilerMemory],
+    accelerator: Accelerator,
 ) -> MemoryPlan:
     """Says what one device holds.
 
     Args:
         step: the training step.
         compiled: of its programs, compiled for the devices.
-        accelerator: one of them.
+        of_host: of those that the host runs.
+        accelerator: one of the devices.
 
     Returns:
         The plan. What the compiler counts beyond the arrays themselves, such as padding, is among
@@ -150,8 +161,18 @@ def plan_memory(
         temporary_bytes=max(one.passing_bytes for one in compiled),
         gradients_bytes=sum(held_bytes(v, topology) for v in step.trace.written if v.trainable),
         code_bytes=sum(one.code_bytes for one in compiled),
+        host_bytes=_kept_on_host(step) + max((one.passing_bytes for one in of_host), default=0),
         pool_bytes=accelerator.pool_bytes,
         device_bytes=accelerator.memory_bytes,
+    )
+
+
+def _kept_on_host(step: CapturedStep) -> int:
+    keepings = [(v, keeping_of(v)) for v in variables_of(step.trace)]
+    return sum(
+        math.prod(v.shape) * jax.numpy.dtype(v.dtype).itemsize
+        for v, keeping in keepings
+        if keeping is not None and not keeping.is_with_replicas
     )
 
 

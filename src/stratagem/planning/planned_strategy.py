@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from stratagem.planning.targets import Target
-from stratagem.strategies import HybridStrategy, MirroredStrategy
+from stratagem.strategies import CentralStorageStrategy, HybridStrategy, MirroredStrategy
 from stratagem.strategies.placement_rules import PlacementRules
 from stratagem.strategies.strategy import Strategy
-from stratagem.topology.absent import planning_for, refuse_to_plan
-from stratagem.variables import PartedState
+from stratagem.topology.absent import planning_for
+from stratagem.variables import KeepAll, PartedState
 
 __all__ = ["planned_strategy"]
 
@@ -39,8 +39,8 @@ def planned_strategy(
     with planning_for(machine.topology):
         if rules is not None and shard_state is None:
             return HybridStrategy(None, like.cross_device_ops, placement=rules.placement)
-        if rules is None and not isinstance(like.keeping, PartedState | None):
-            refuse_to_plan(f"A {type(like).__name__}")
+        if isinstance(like.keeping, KeepAll) and shard_state is None:
+            return CentralStorageStrategy()
         planned = MirroredStrategy(groups, like.cross_device_ops, shard_state=shard_state)
         if like.layouts is not None:
             planned.layouts = like.layouts.on(planned.topology)

@@ -180,7 +180,7 @@ def plan_step(
     _check_rules(step)
     assumed = assumptions or Assumptions()
     compiled = compile_step(step, target)
-    schedules = [Schedule(program.text) for program in compiled.programs]
+    schedules = [Schedule(program.text) for program in compiled.of_replicas]
     reductions = _reductions(schedules, compiled.compiler) if target.num_devices > 1 else []
     flops = _flops(step)
     products_s, memory_s = compute_s(flops, compiled.accessed_bytes, target, assumed)
@@ -196,8 +196,13 @@ def plan_step(
         num_replicas=topology.num_replicas,
         shard_state=_shard_state(step),
         shared_state_bytes=shared_state_bytes(step),
+        from_host_bytes=compiled.from_host_bytes,
+        to_host_bytes=compiled.to_host_bytes,
         memory=plan_memory(
-            step, [program.memory for program in compiled.programs], target.accelerator
+            step,
+            [program.memory for program in compiled.of_replicas],
+            [program.memory for program in compiled.of_host],
+            target.accelerator,
         ),
         reductions=tuple(reductions),
         is_scheduled=compiled.compiler != "cpu" and all(one.is_scheduled for one in schedules),
@@ -250,8 +255,8 @@ def _used(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:
         notes.append(f"The strategy uses {num_used} {devices}: so does the plan.")
     if step.strategy.keeping is not None and target.num_hosts > 1:
         notes.append(
-            "Variables are kept in parts on devices of one process only; this plan has one process "
-            f"with the devices of {target.num_hosts} hosts, which there is not."
+            "Variables are kept elsewhere than in copies by a process that has all devices. This "
+            f"plan has one with those of {target.num_hosts} hosts, which there is not."
         )
     if step.strategy.topology.groups is not None:
         notes.append(

@@ -87,6 +87,8 @@ def held_bytes(variable: Any, topology: Topology, keeping: Any = None) -> int:
     """
     shape = tuple(variable.shape)
     home = home_of(variable)
+    if keeping is not None and not keeping.is_with_replicas:
+        return 0
     if keeping is not None:
         shape = keeping.sharding(shape).shard_shape(shape)
     elif home is not None and home.kind is not VariableKind.ON_READ:  # of that one its component

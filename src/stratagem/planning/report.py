@@ -154,6 +154,8 @@ def _memory_table(plan: Plan) -> Table:
     table.add_row("all", size_text(total), "100.0%")
     table.add_row("JAX gives a program", size_text(plan.memory.pool_bytes), "")
     table.add_row("the device has", size_text(plan.memory.device_bytes), "")
+    if plan.memory.host_bytes:
+        table.add_row("the host needs for variables", size_text(plan.memory.host_bytes), "")
     return table
 
 
@@ -223,6 +225,15 @@ def _assumption_lines(plan: Plan) -> list[str]:
         if plan.compiler != "cpu"
         else "; the bytes that a step accesses are known of the compiler for the devices only"
     )
+    host = (
+        [
+            f"In a step each device is given {size_text(plan.from_host_bytes)} by the host, which "
+            f"gets {size_text(plan.to_host_bytes)} from the first and updates its variables. The "
+            "times leave this out."
+        ]
+        if plan.memory.host_bytes
+        else []
+    )
     return [
         f"Compiled for {plan.compiler.upper()}. Products of a device: {rates}{by_memory}.",
         f"{kind.name}: memory {count_text(kind.memory_bytes_per_s)}B/s, links "
@@ -232,5 +243,6 @@ def _assumption_lines(plan: Plan) -> list[str]:
         "The batch of a device is the same on any number. 'hidden' is what the compiler's schedule "
         "sends behind products, 'at best' what could be. Input, kernel starts, stragglers, the "
         "memory of CUDA and of communication libraries, and fragmentation are left out.",
+        *host,
         *plan.notes,
     ]

@@ -28,6 +28,8 @@ class Plan:
         shard_state: what the replicas' devices have a part of each; None for nothing.
         shared_state_bytes: where each has copies: what variables one would hold otherwise, by
             `shard_state`.
+        from_host_bytes: what each device is given in a step, where the host keeps variables.
+        to_host_bytes: what the host gets then, to update them.
         memory: of one device.
         reductions: what one step sends between devices, in the order of the program.
         is_scheduled: whether that order is the one in which it runs.
@@ -49,6 +51,8 @@ class Plan:
     num_replicas: int
     shard_state: str | None
     shared_state_bytes: dict[str, int]
+    from_host_bytes: int
+    to_host_bytes: int
     memory: MemoryPlan
     reductions: tuple[Reduction, ...]
     is_scheduled: bool
@@ -107,6 +111,8 @@ class Plan:
             "num_parameters": self.num_parameters,
             "global_batch": self.global_batch,
             "per_device_batch": self.per_device_batch,
+            "from_host_bytes": self.from_host_bytes,
+            "to_host_bytes": self.to_host_bytes,
             "memory": {
                 **dataclasses.asdict(self.memory),
                 "total_bytes": self.memory.total_bytes,

@@ -7,7 +7,6 @@ from typing import final
 
 from stratagem.strategies.local_topology import local_topology, parameter_device_of
 from stratagem.strategies.strategy import Strategy
-from stratagem.topology.absent import refuse_to_plan
 from stratagem.topology.devices import DeviceLike
 from stratagem.variables import KeepAll, OnOneDevice
 
@@ -44,7 +43,6 @@ class CentralStorageStrategy(Strategy):
         compute_devices: Sequence[DeviceLike] | None = None,
         parameter_device: DeviceLike | None = None,
     ) -> None:
-        refuse_to_plan("A CentralStorageStrategy")
         topology = local_topology(compute_devices, name="compute_devices")
         super().__init__(topology)
         if parameter_device is None and topology.devices and len(topology.devices) == 1:

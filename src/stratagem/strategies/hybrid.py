@@ -9,7 +9,6 @@ from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.local_topology import local_topology, parameter_device_of
 from stratagem.strategies.placement_rules import CENTRAL, MIRRORED, SHARDED, PlacementRules
 from stratagem.strategies.strategy import Strategy
-from stratagem.topology.absent import refuse_to_plan
 from stratagem.topology.devices import DeviceLike
 from stratagem.variables import OnOneDevice, OverReplicas
 
@@ -62,7 +61,3 @@ class HybridStrategy(Strategy):
             SHARDED: OverReplicas(self.topology),
         }
         self.keeping = PlacementRules(placement, places)
-        if not {MIRRORED, SHARDED}.issuperset(self.keeping.placement.values()):
-            refuse_to_plan(
-                "A HybridStrategy with variables elsewhere than on its replicas' devices"
-            )

@@ -9,6 +9,7 @@ import jax
 
 from stratagem.messages import explain
 from stratagem.topology import Topology, find_devices, local_devices
+from stratagem.topology.absent import AbsentDevice, planned_devices, refuse_to_plan
 from stratagem.topology.devices import find_groups
 
 __all__ = ["local_topology", "parameter_device_of"]
@@ -52,6 +53,11 @@ def parameter_device_of(device: Any) -> jax.Device:
     Raises:
         ValueError: an unknown or remote device, or no host that JAX may use.
     """
+    if device is not None and planned_devices() is not None:
+        name = device.platform if isinstance(device, jax.Device | AbsentDevice) else str(device)
+        if not name.lower().removeprefix("/").removeprefix("device:").startswith("cpu"):
+            refuse_to_plan(f"A strategy with variables on {device}")
+        device = None
     if device is not None:
         return find_devices([device])[0]
     try:

@@ -21,6 +21,11 @@ class Keeping(Protocol):
         """Whether replicas that look rows up get these, and not the whole value."""
         ...
 
+    @property
+    def is_with_replicas(self) -> bool:
+        """Whether values are kept on the replicas' devices."""
+        ...
+
     def sharding(self, shape: tuple[int, ...]) -> jax.sharding.Sharding:
         """Returns where a value is kept.
 
@@ -78,6 +83,10 @@ class Keeping(Protocol):
         Args:
             value: an array that is the same on every device that it is on.
         """
+        ...
+
+    def update_sharding(self) -> jax.sharding.Sharding:
+        """Returns where what `for_update` returns is."""
         ...
 
     def rows(self, kept: jax.Array, ids: Any, topology: Topology) -> jax.Array:

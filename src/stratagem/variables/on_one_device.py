@@ -25,6 +25,7 @@ class OnOneDevice:
     device: jax.Device
 
     gives_rows = True
+    is_with_replicas = False
 
     def sharding(self, shape: tuple[int, ...]) -> jax.sharding.Sharding:
         """Returns the device, as a sharding."""
@@ -56,6 +57,10 @@ class OnOneDevice:
     def for_update(self, value: Any) -> jax.Array:
         """Returns the value on the device."""
         return self.kept(value)
+
+    def update_sharding(self) -> jax.sharding.Sharding:
+        """Returns the device, as a sharding."""
+        return jax.sharding.SingleDeviceSharding(self.device)
 
     def rows(self, kept: jax.Array, ids: Any, topology: Topology) -> jax.Array:
         """Returns rows for each replica; only these leave the device."""

@@ -41,6 +41,8 @@ class OverReplicas:
     topology: Topology
     gives_rows: bool = True
 
+    is_with_replicas = True
+
     def parted_axis(self, shape: tuple[int, ...]) -> int | None:
         """Returns the axis along which a value is parted; None for none.
 
@@ -114,6 +116,10 @@ class OverReplicas:
     def for_update(self, value: Any) -> jax.Array:
         """Returns a copy on each device, of which what is needed is taken."""
         return self.topology.replicate(value)
+
+    def update_sharding(self) -> jax.sharding.Sharding:
+        """Returns the sharding of copies."""
+        return self.topology.replicated
 
     def rows(self, kept: jax.Array, ids: Any, topology: Topology) -> jax.Array:
         """Returns rows for each replica, from whichever devices have them."""
