@@ -13,21 +13,24 @@ from tests.contract.rows import ROWS
 
 
 @pytest.fixture(params=ROWS)
-def strategy(request: pytest.FixtureRequest) -> sg.Strategy:
+def strategy(request: pytest.FixtureRequest) -> Iterator[sg.Strategy]:
     """Each strategy in turn."""
-    return ROWS[request.param].make()
+    with ROWS[request.param].made() as strategy:
+        yield strategy
 
 
 @pytest.fixture(params=[name for name, row in ROWS.items() if row.num_replicas > 1])
-def distributing(request: pytest.FixtureRequest) -> sg.Strategy:
+def distributing(request: pytest.FixtureRequest) -> Iterator[sg.Strategy]:
     """Each strategy that has several replicas, for rules that one replica is exempt from."""
-    return ROWS[request.param].make()
+    with ROWS[request.param].made() as strategy:
+        yield strategy
 
 
 @pytest.fixture(params=[name for name, row in ROWS.items() if row.num_replicas == 1])
-def sole(request: pytest.FixtureRequest) -> sg.Strategy:
+def sole(request: pytest.FixtureRequest) -> Iterator[sg.Strategy]:
     """Each strategy that has one replica."""
-    return ROWS[request.param].make()
+    with ROWS[request.param].made() as strategy:
+        yield strategy
 
 
 @pytest.fixture(params=[name for name, row in ROWS.items() if not row.is_cluster])

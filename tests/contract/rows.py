@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import stratagem as sg
 from stratagem.variables import KeepAll, OverReplicas
+from tests.coordinator.clusters import ThreadCluster
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One strategy under contract.
 
-    `make` returns a new one, except that of the default strategy there is only one. `told_by` are
-    the files of this suite, compiled, that tell how it differs from the other rows; all others are
-    for the slow tests. None for every file, both ways.
+    `make` returns a new one, except that of the default strategy there is only one. `is_cluster`
+    tells that it cannot be copied. `told_by` are the files of this suite, compiled, that tell how
+    it differs from the other rows; all others are for the slow tests. None for every file, both
+    ways.
     """
 
     make: Callable[[], sg.Strategy]
     num_replicas: int
     is_cluster: bool = False
     told_by: tuple[str, ...] | None = None
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[sg.Strategy]:
+        """A new one, which ends with the block."""
+        strategy = self.make()
+        try:
+            yield strategy
+        finally:
+            if isinstance(strategy, sg.HybridStrategy):
+                strategy.close()
 
 
 def _names(num_replicas: int) -> list[str]:
@@ -72,6 +85,17 @@ def _hybrid(num_replicas: int, place: str, *told_by: str) -> Row:
     return Row(make, num_replicas, told_by=told_by)
 
 
+def _served(num_replicas: int, *told_by: str) -> Row:
+    """All variables on a parameter server, but what each process has for itself."""
+
+    def make() -> sg.Strategy:
+        maker = "stratagem.strategies.served_tables.make_cluster"
+        with mock.patch(maker, lambda plan: ThreadCluster(plan.num_servers, [])):
+            return sg.HybridStrategy(_names(num_replicas), placement={"": "server"}, num_servers=1)
+
+    return Row(make, num_replicas, is_cluster=True, told_by=told_by)
+
+
 def _logical(num_replicas: int, num_logical: int, *told_by: str) -> Row:
     names = [
         [f"cpu:{num_logical * replica + index}" for index in range(num_logical)]
@@ -92,6 +116,8 @@ _LOCAL = {
     "hybrid_2": _hybrid(2, "sharded", "test_members", "test_aggregation"),
     "hybrid_4": _hybrid(4, "sharded"),
     "hybrid_central_2": _hybrid(2, "central"),
+    "hybrid_server_1": _served(1),
+    "hybrid_server_2": _served(2, "test_aggregation"),
     "logical_1x2": _logical(1, 2),
     "logical_2x2": _logical(2, 2, "test_members"),
     "logical_2x4": _logical(2, 4),

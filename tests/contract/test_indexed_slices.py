@@ -35,7 +35,8 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[sg.Strategy]:
     """Each strategy that has several replicas, compiled; those that have two, eager as well."""
     name, way = request.param
     sg.config.run_eagerly(way == "eager")
-    yield ROWS[name].make()
+    with ROWS[name].made() as strategy:
+        yield strategy
     sg.config.run_eagerly(False)
 
 

@@ -15,6 +15,7 @@ from stratagem.execution.lookups import (
 )
 from stratagem.execution.multistep import run_steps
 from stratagem.execution.own_rows import rows_to_update, with_updated_rows
+from stratagem.execution.parted_program import rows_of_kept
 from stratagem.execution.program import Program
 from stratagem.execution.spmd import CompiledExecution, program_of
 from stratagem.execution.trace import Trace
@@ -37,6 +38,7 @@ __all__ = [
     "note_table",
     "program_of",
     "rows_to_update",
+    "rows_of_kept",
     "run_eagerly",
     "run_steps",
     "value_and_grad",

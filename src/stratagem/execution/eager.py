@@ -28,6 +28,7 @@ from stratagem.execution.arguments import Arguments, flatten_arguments
 from stratagem.execution.created_variables import initialize_created_variables
 from stratagem.execution.eager_meeting import asked_by_all
 from stratagem.execution.eager_state import EagerState
+from stratagem.execution.exchange import Exchange
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.trace_errors import created_again
 from stratagem.messages import explain
@@ -53,8 +54,8 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
         The regrouped result.
 
     Raises:
-        RuntimeError: replicas make different numbers or kinds of calls to one another, or the
-            variables are in other processes: what goes there would be lost.
+        RuntimeError: replicas make different numbers or kinds of calls to one another, or all
+            variables are in other processes.
         ValueError: their results differ in structure, or an assignment differs between replicas; or
             the devices are not here.
     """
@@ -66,7 +67,7 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
                 fix="leave run_eagerly out, or call sg.config.run_eagerly(False).",
             )
         )
-    if strategy.exchange is not None:
+    if strategy.serves_all:
         raise RuntimeError(
             explain(
                 "A step of a ParameterServerStrategy was to run op by op.",
@@ -89,6 +90,8 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
         if created := strategy.variables.uninitialized():
             raise created_again(created[0])
     session.state.keep(session.scopes)
+    if strategy.exchange is not None:
+        session.send_to(strategy.exchange)
     return regroup(results, strategy.topology)
 
 
@@ -182,6 +185,14 @@ class _Session:
                     replica.resume.release()
                 thread.join()
         return [replica.result for replica in self._replicas]
+
+    def send_to(self, exchange: Exchange) -> None:
+        """Sends what the replicas have handed out, which is the same on all of them."""
+        first = self.scopes[0]
+        for prepare in first.preparations:
+            prepare()
+        if first.sent:
+            exchange.send(first.sent)
 
     def _pass_baton(self) -> None:
         while True:

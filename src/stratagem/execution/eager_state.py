@@ -53,9 +53,11 @@ class EagerState:
                 return None
             if home.strategy is not self._strategy:
                 raise foreign_variable(variable, home.strategy, self._strategy)
-            if not variable.has_value:
+            stored = self._stored(variable) if variable.has_value else None
+            if stored is None:
                 return None
-            stored = self._stored(variable)
+            if not isinstance(stored, jax.Array):  # it came from another process
+                return jnp.asarray(stored)
             if home.kind is VariableKind.PLAIN and self._topology.groups is None:
                 return stored
             part = copy_of_replica(stored, self._topology, replica_id)

@@ -48,7 +48,15 @@ class Ids:
 
 
 class Exchange(Protocol):
-    """Where the variables of a strategy are, if they are not in this process."""
+    """Where variables of a strategy are that are not in this process."""
+
+    def serves(self, trace: Any) -> bool:
+        """Tells whether a step reads or changes any of these variables.
+
+        Args:
+            trace: of the step.
+        """
+        ...
 
     def run(
         self,
@@ -63,6 +71,14 @@ class Exchange(Protocol):
             ids_of: returns the ids of each lookup, which need the variables' values.
             call: runs the program with the rows of each lookup; keeps what it wrote in the local
                 variables, and returns what is to be sent, in the order of `trace.sent`.
+        """
+        ...
+
+    def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
+        """Sends what a step that ran op by op has handed out.
+
+        Args:
+            sent: what each value is, and the value, the same on all replicas.
         """
         ...
 

@@ -154,7 +154,7 @@ class ReplicaScope(keras.StatelessScope):
         if not self.is_at_its_own_level:
             raise ValueError(
                 explain(
-                    "An optimizer of a ParameterServerStrategy was applied inside lax.cond, "
+                    "An optimizer of variables on parameter servers was applied inside lax.cond, "
                     "lax.scan, jax.jit or the like, within a replica function.",
                     expected="an update in the replica function itself.",
                     fix="compute gradients in the inner function, return them, and apply them "

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from stratagem.execution.arguments import Arguments
+from stratagem.execution.exchange import Exchange, Lookup
 from stratagem.execution.ids_program import IdsProgram
 from stratagem.execution.program import Program, value_for_step
 from stratagem.execution.retracing import retrace
@@ -22,7 +23,7 @@ from stratagem.topology import Topology
 from stratagem.variables import Keeping, keeping_of
 from stratagem.variables.on_one_device import take_rows
 
-__all__ = ["PartedProgram", "is_parted"]
+__all__ = ["PartedProgram", "is_parted", "rows_of_kept"]
 
 # What a program of replicas takes, in its order.
 _POOLS: Sequence[str] = ("written", "read_only", "split", "shared", "constant", "rows")
@@ -48,13 +49,16 @@ class PartedProgram(Program):
         trace: of the whole step.
         topology: the devices of the replicas.
         name: of the function, for messages.
+        exchange: where variables are that are not in this process; None for none.
 
     `updates` are what follows at each place.
     """
 
     _may_loop = False
 
-    def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
+    def __init__(
+        self, trace: Trace, topology: Topology, name: str, exchange: Exchange | None = None
+    ) -> None:
         self.updates: list[_Update] = []
         rest = trace
         places = {keeping_of(variable): None for variable in trace.written}
@@ -62,7 +66,8 @@ class PartedProgram(Program):
             if keeping is not None:
                 rest = self._part(rest, keeping)
         self._num_handed = sum(update.num_handed for update in self.updates)
-        exchange = _KeptRows(topology) if trace.lookups else None
+        if exchange is None and trace.lookups:
+            exchange = _KeptRows(topology)
         super().__init__(rest, topology, name, exchange)
 
     def programs(self, arguments: Arguments) -> list[StepProgram]:
@@ -272,6 +277,13 @@ class _KeptRows:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
 
+    def serves(self, trace: Any) -> bool:
+        """Says yes: it is made for one step."""
+        return True
+
+    def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
+        """Does nothing: whatever is here is changed here."""
+
     def run(
         self,
         trace: Any,
@@ -279,16 +291,22 @@ class _KeptRows:
         call: Callable[[list[Any]], list[Any]],
     ) -> None:
         """Runs one step with the rows of each lookup."""
-        rows: list[Any] = []
-        for lookup, ids in zip(trace.lookups, ids_of(), strict=True):
-            if ids is None:  # a lookup that nothing depends on
-                count = self._topology.num_replicas
-                several = (count,) if count > 1 else ()
-                rows.append(jnp.zeros((*several, *lookup.shape), lookup.dtype))
-                continue
-            table = lookup.table
-            rows.append(table.keeping.rows(table.kept, ids, self._topology))
-        call(rows)
+        pairs = zip(trace.lookups, ids_of(), strict=True)
+        call([rows_of_kept(lookup, ids, self._topology) for lookup, ids in pairs])
+
+
+def rows_of_kept(lookup: Lookup, ids: Any, topology: Topology) -> Any:
+    """Returns the rows of one lookup in a table that is kept in this process.
+
+    Args:
+        lookup: the lookup.
+        ids: of each replica; None where nothing depends on the rows.
+        topology: the devices of the replicas.
+    """
+    if ids is None:
+        several = (topology.num_replicas,) if topology.num_replicas > 1 else ()
+        return jnp.zeros((*several, *lookup.shape), lookup.dtype)
+    return lookup.table.keeping.rows(lookup.table.kept, ids, topology)
 
 
 def _of_replicas(trace: Trace, parts: StepParts) -> Trace:

@@ -85,7 +85,11 @@ class CompiledExecution:
             self._strategy.keeping.check()
         require_layouts_used(self._strategy.layouts, trace.written)
         program = self._programs[key] = program_of(
-            trace, topology, name_of(fn), self._strategy.exchange
+            trace,
+            topology,
+            name_of(fn),
+            self._strategy.exchange,
+            serves_all=self._strategy.serves_all,
         )
         while len(self._programs) > config.program_cache_size():
             self._programs.popitem(last=False)
@@ -119,7 +123,12 @@ class CompiledExecution:
 
 
 def program_of(
-    trace: Trace, topology: Topology, name: str, exchange: Exchange | None = None
+    trace: Trace,
+    topology: Topology,
+    name: str,
+    exchange: Exchange | None = None,
+    *,
+    serves_all: bool = False,
 ) -> Program:
     """Returns the program of a trace, of the kind that its variables ask for.
 
@@ -127,14 +136,19 @@ def program_of(
         trace: of the step.
         topology: the devices of the replicas.
         name: of the function, for messages.
-        exchange: where the variables are, if they are not in this process.
+        exchange: where variables are that are not in this process; None for none.
+        serves_all: whether all of them are there.
     """
-    # A function that holds the step has one program for all parts.
-    if current_function_trace() is not None or not is_parted(trace):
+    if current_function_trace() is not None and not serves_all:
+        # A function that holds the step has one program for all parts.
+        return Program(trace, topology, name)
+    if exchange is not None and not (serves_all or exchange.serves(trace)):
+        exchange = None
+    if not is_parted(trace):
         return Program(trace, topology, name, exchange)
     if exchange is None and is_joined(trace, topology):
         return JoinedProgram(trace, topology, name)
-    return PartedProgram(trace, topology, name)
+    return PartedProgram(trace, topology, name, exchange)
 
 
 def _identity(fn: Callable[..., Any]) -> Any:

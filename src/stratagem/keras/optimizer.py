@@ -20,10 +20,12 @@ from stratagem.context import (
     in_cross_replica_context,
     stack,
 )
+from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import ReplicaScope, current_scope
 from stratagem.execution.step_capture import note_optimizer
+from stratagem.keras.parted_update import apply_in_parts
 from stratagem.keras.private import trainable_variables as built_variables
-from stratagem.keras.served_optimizer import note_built, send_gradients
+from stratagem.keras.served_optimizer import is_served, note_built, send_gradients
 from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
 from stratagem.keras.table_rows import apply_with_rows
 from stratagem.messages import explain
@@ -65,13 +67,15 @@ def _wrap_apply(cls: Any) -> None:
         if not self.built and variables is not None:
             with keras.name_scope(self.name, caller=self):
                 self.build(variables)
-            if context.strategy.exchange is not None:
+            if context.strategy.serves_all:
                 note_built(self, context.strategy)
-        if context.strategy.exchange is not None and self.built:
-            targets = built_variables(self) if variables is None else variables
+        targets = built_variables(self) if self.built and variables is None else variables
+        if context.strategy.serves_all and self.built:
             own = grads if _reduced.value else _weighed(grads, context, scope)
-            return send_gradients(self, own, targets, context, are_reduced=_reduced.value)
+            return send_gradients(self, own, targets or [], context, are_reduced=_reduced.value)
         summed = grads if _reduced.value else _summed(grads, context, scope)
+        if self.built and is_served(targets or []) and current_function_trace() is None:
+            return apply_in_parts(original, self, summed, targets or [], context)
         with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
                 return _apply_with_loss_scale(self, [_whole(grad) for grad in summed], variables)

@@ -11,6 +11,8 @@ variables.Variable._maybe_autocast    mixed precision of a value that we read ou
 variables.Variable._path              a variable that came from another process has its path
 variables.Variable._autocast          likewise whether layers cast it
 Optimizer._clip_gradients             gradients are clipped before servers get them
+Optimizer._backend_update_step        what an update changes that belongs to no variable
+Optimizer._iterations                 likewise
 Optimizer._use_weight_decay           which variables an optimizer's weight decay leaves out
 Optimizer._filter_empty_gradients     what Keras says of variables without a gradient
 variables.Variable._synchronization   Layer.add_weight cannot be told to annotate a variable
@@ -96,6 +98,7 @@ __all__ = [
     "calls_in_thread",
     "clip_gradients",
     "compute_fans",
+    "count_update",
     "decays",
     "filter_empty_gradients",
     "flatten_layers",
@@ -213,6 +216,12 @@ def trainable_variables(optimizer: Any) -> list[Any]:
 def clip_gradients(optimizer: Any, grads: list[Any]) -> list[Any]:
     """Returns gradients as an optimizer clips them."""
     return list(optimizer._clip_gradients(grads))
+
+
+def count_update(optimizer: Any) -> None:
+    """Does what an optimizer does in an update besides changing variables: it counts."""
+    optimizer._backend_update_step([], [], optimizer.learning_rate)
+    optimizer._iterations.assign_add(1)
 
 
 def decays(optimizer: Any, variable: Any) -> bool:

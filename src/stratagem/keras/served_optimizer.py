@@ -13,9 +13,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from stratagem.context import ReplicaContext
-from stratagem.execution import current_scope
+from stratagem.execution import ReplicaScope, current_scope
 from stratagem.keras.annotations import making_slot_of
 from stratagem.keras.private import (
     clip_gradients,
@@ -28,16 +29,21 @@ from stratagem.keras.served_variable import ServedVariable, making_slot
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.servers import kept_name
-from stratagem.strategies import Gradient, RowGradient, Scalar, Stored
+from stratagem.strategies import Gradient, RowGradient, Scalar
 from stratagem.values import IndexedSlices, is_indexed_slices
 
 __all__ = [
+    "check_known",
+    "clips",
     "give_to_servers",
     "install",
     "is_served",
     "name_on_servers",
     "note_built",
     "note_undecayed",
+    "rows_that_are_there",
+    "scalars_of",
+    "send",
     "send_gradients",
     "take_built",
 ]
@@ -46,6 +52,7 @@ _NAME = "_stratagem_name"
 _UNDECAYED = "_stratagem_undecayed"
 
 _built: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+_given: weakref.WeakSet[Any] = weakref.WeakSet()
 _num_slots: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
@@ -66,7 +73,8 @@ def install() -> None:
         counts = _num_slots.setdefault(self, Counter())
         counts[slot] += 1
         number = counts[slot]
-        with making_slot(slot if number == 1 else f"{slot}_{number}"):
+        name_there = slot if number == 1 else f"{slot}_{number}"
+        with making_slot(name_there), making_slot_of(reference_variable):
             made = original(self, reference_variable, name, *args, **kwargs)
         made.made_for(functools.partial(_give_late, weakref.ref(self)))
         return made
@@ -128,23 +136,25 @@ def give_to_servers(optimizer: Any) -> None:
         NotImplementedError: an optimizer that servers cannot run.
         ServerError: the servers have another one.
     """
-    variables = trainable_variables(optimizer)
-    if not is_served(variables) or _is_with_servers(optimizer):
+    trained = trainable_variables(optimizer)
+    variables: list[Any] = [one for one in trained if isinstance(one, ServedVariable)]
+    if not variables or _is_with_servers(optimizer):
         return
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise NotImplementedError(
             explain(
                 f"{optimizer.name} is to scale losses by what it learns from all gradients.",
-                expected="an optimizer without dynamic loss scaling under a "
-                "ParameterServerStrategy: no server sees all gradients.",
+                expected="an optimizer without dynamic loss scaling where variables are on "
+                "parameter servers: no server sees all gradients.",
                 fix="use bfloat16, or loss_scale_factor= for a constant scale.",
             )
         )
-    sized = [one.name for one in optimizer.variables if one.shape and not one.is_slot]
+    kept_once = scalars_of(optimizer)
+    sized = [one.name for one in kept_once.values() if one.shape]
     if sized:  # servers find it, too, but their error says less
         raise other_shapes(type(optimizer), sized)
     serving = variables[0].serving
-    if serving.mode.num_needed > 1 and _clips(optimizer):
+    if serving.mode.num_needed > 1 and clips(optimizer):
         raise NotImplementedError(
             explain(
                 f"{optimizer.name} is to clip gradients that workers add up on the servers.",
@@ -159,16 +169,36 @@ def give_to_servers(optimizer: Any) -> None:
     undecayed = [
         one.place.name for one in variables if id(one) in told or not decays(optimizer, one)
     ]
-    kept_once = [one for one in optimizer.variables if not isinstance(one.place, Stored)]
-    names = scalar_names(kept_once)
-    start = {name: one.place.value for name, one in zip(names, kept_once, strict=True)}
+    is_told = not variables[0].distribute_strategy.serves_all
+    start = {
+        name: np.asarray(one.value) if is_told else one.place.value
+        for name, one in kept_once.items()
+    }
     own_name = name_on_servers(optimizer, serving)
-    serving.set_rule(KerasUpdate(optimizer, undecayed, start), variables, own_name)
+    rule = KerasUpdate(optimizer, undecayed, start, is_told_scalars=is_told)
+    serving.set_rule(rule, variables, own_name)
     # Not every server updates some of them.
     server = serving.placement_of(variables[0]).servers[0]
-    for name, variable in zip(names, kept_once, strict=True):
-        variable.place = Scalar(kept_name(own_name, name), server)
+    for name, variable in kept_once.items():
+        if not is_told:
+            variable.place = Scalar(kept_name(own_name, name), server)
+    _given.add(optimizer)
     serving.secure()
+
+
+def scalars_of(optimizer: Any) -> dict[str, Any]:
+    """Returns the variables that an optimizer keeps once, by the names that servers have for them.
+
+    Args:
+        optimizer: the optimizer, built.
+    """
+    kept_once = [one for one in optimizer.variables if not _is_slot(one)]
+    return dict(zip(scalar_names(kept_once), kept_once, strict=True))
+
+
+def _is_slot(variable: Any) -> bool:
+    is_on_servers = isinstance(variable, ServedVariable)
+    return variable.is_slot if is_on_servers else getattr(variable, "slot_of", None) is not None
 
 
 def note_undecayed(optimizer: Any, strategy: Any) -> None:
@@ -186,7 +216,8 @@ def note_undecayed(optimizer: Any, strategy: Any) -> None:
 
 
 def _is_with_servers(optimizer: Any) -> bool:
-    return any(isinstance(one.place, Scalar) for one in optimizer.variables)
+    places = (getattr(one, "place", None) for one in optimizer.variables)
+    return optimizer in _given or any(isinstance(place, Scalar) for place in places)
 
 
 def send_gradients(
@@ -212,36 +243,59 @@ def send_gradients(
     scope = current_scope()
     if scope is None or not grads:
         return
-    _check_known(optimizer, variables)
+    check_known(optimizer, variables)
     scope.outermost.prepare(functools.partial(give_to_servers, optimizer))
     grads, variables = filter_empty_gradients(optimizer, grads, variables)
     if context.num_replicas_in_sync > 1 and not are_reduced:
         grads = _summed(grads, context)
-    clips, has_whole = _clips(optimizer), _needs_whole_tables(optimizer)
+    is_clipping, has_whole = clips(optimizer), _needs_whole_tables(optimizer)
     rows: dict[int, IndexedSlices] = {}
     values: list[Any] = []
     for place, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
         if is_indexed_slices(grad) and variable.has_rows and not has_whole:
             # Of ids that come twice the norm is that of the sum.
-            rows[place] = _rows_that_are_there(grad.combined() if clips else grad, variable)
+            rows[place] = rows_that_are_there(grad.combined() if is_clipping else grad, variable)
             values.append(rows[place].values)
         else:
             values.append(grad.to_dense() if is_indexed_slices(grad) else grad)
     if optimizer.loss_scale_factor is not None:
         values = [value / optimizer.loss_scale_factor for value in values]
-    if clips:
+    if is_clipping:
         values = clip_gradients(optimizer, values)
     name = name_on_servers(optimizer, variables[0].serving)
     for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
-        if place in rows:
-            indices = rows[place].indices
-            scope.outermost.send(RowGradient(variable, is_ids=True, optimizer=name), indices)
-            scope.outermost.send(RowGradient(variable, is_ids=False, optimizer=name), value)
-        else:
-            scope.outermost.send(Gradient(variable, name), value)
+        one = rows.get(place)
+        grad = value if one is None else IndexedSlices(value, one.indices, one.dense_shape)
+        send(grad, variable, name, scope.outermost)
 
 
-def _check_known(optimizer: Any, variables: list[Any]) -> None:
+def send(grad: Any, variable: Any, optimizer: str, scope: ReplicaScope) -> None:
+    """Hands a gradient to the servers, of rows where it is of rows.
+
+    Args:
+        grad: what is to be applied; the ids of rows are there.
+        variable: its variable.
+        optimizer: the name of the one that applies it.
+        scope: of the whole replica function.
+    """
+    if is_indexed_slices(grad) and variable.has_rows:
+        scope.send(RowGradient(variable, is_ids=True, optimizer=optimizer), grad.indices)
+        scope.send(RowGradient(variable, is_ids=False, optimizer=optimizer), grad.values)
+    else:
+        whole = grad.to_dense() if is_indexed_slices(grad) else grad
+        scope.send(Gradient(variable, optimizer), whole)
+
+
+def check_known(optimizer: Any, variables: list[Any]) -> None:
+    """Raises for variables that an optimizer was not built for.
+
+    Args:
+        optimizer: the optimizer, built.
+        variables: to be updated.
+
+    Raises:
+        ValueError: one of them is not among its own.
+    """
     known = {id(variable) for variable in trainable_variables(optimizer)}
     unknown = [variable.path for variable in variables if id(variable) not in known]
     if unknown:
@@ -265,8 +319,13 @@ def _summed(grads: list[Any], context: ReplicaContext) -> list[Any]:
     ]
 
 
-def _rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
-    """Lets an id below 0 count from the end, and one past the end stand for nothing."""
+def rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
+    """Lets an id below 0 count from the end, and one past the end stand for nothing.
+
+    Args:
+        slices: gradients of rows.
+        table: the variable.
+    """
     num_rows = table.shape[0]
     ids = jnp.asarray(slices.indices).astype(jnp.int32)
     ids = jnp.where(ids < 0, ids + num_rows, ids)
@@ -283,7 +342,8 @@ def _needs_whole_tables(optimizer: Any) -> bool:
     return bool(optimizer.use_ema or optimizer.gradient_accumulation_steps)
 
 
-def _clips(optimizer: Any) -> bool:
+def clips(optimizer: Any) -> bool:
+    """Tells whether gradients are clipped before servers get them."""
     if optimizer.gradient_accumulation_steps:  # their mean is clipped: by the servers
         return False
     limits = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)

@@ -32,6 +32,7 @@ class KerasUpdate:
         optimizer: the optimizer, built or not; its variables are left alone.
         undecayed: names of the variables that its weight decay leaves out.
         start: what it keeps once, where that is not what it begins with by itself.
+        is_told_scalars: whether that comes with each push, so that another rate is no other rule.
 
     Raises:
         NotImplementedError: an optimizer that keeps arrays of other shapes than its variables', or
@@ -43,10 +44,13 @@ class KerasUpdate:
         optimizer: Any,
         undecayed: Sequence[str] = (),
         start: Mapping[str, np.ndarray] | None = None,
+        *,
+        is_told_scalars: bool = False,
     ) -> None:
         self._class = type(optimizer)
         self._undecayed = sorted(undecayed)
         self._start = dict(start or {})
+        self._told = {"name", *(self._start if is_told_scalars else ())}
         done_before = {"clipnorm": None, "global_clipnorm": None, "loss_scale_factor": None}
         if not optimizer.gradient_accumulation_steps:
             done_before["clipvalue"] = None
@@ -69,7 +73,7 @@ class KerasUpdate:
         """Returns the name and the numbers of the optimizer."""
         told = {"undecayed": self._undecayed} if self._undecayed else {}
         # Keras numbers names through a process: another one has another number.
-        numbers = {key: value for key, value in self._config.items() if key != "name"}
+        numbers = {key: value for key, value in self._config.items() if key not in self._told}
         return {"optimizer": self._class.__name__, **numbers, **told}
 
     def scalars(self) -> dict[str, np.ndarray]:

@@ -33,9 +33,11 @@ from stratagem.servers import Placement
 from stratagem.strategies import Serving, Stored, Unplaced
 from stratagem.values import IndexedSlices
 from stratagem.variables import (
+    Home,
     Rows,
     ShardedVariable,
     VariableKind,
+    WholeValue,
     as_slice,
     changed_rows,
     parse_aggregation,
@@ -46,6 +48,7 @@ __all__ = [
     "ServedShardedVariable",
     "ServedVariable",
     "is_collected",
+    "is_making_slot",
     "kept_in_process",
     "making_slot",
 ]
@@ -86,6 +89,11 @@ def making_slot(name: str) -> Generator[None]:
         _next.slot = previous
 
 
+def is_making_slot() -> bool:
+    """Tells whether a variable that is created now is kept by servers for another one."""
+    return _next.slot is not None
+
+
 def _has_axes(initializer: Any, shape: Any) -> bool:
     """Whether a variable will not be a scalar."""
     if shape is not None or callable(initializer) or isinstance(initializer, str):
@@ -105,12 +113,13 @@ def is_collected(synchronization: Any, aggregation: Any) -> bool:
 
 
 class ServedVariable(DistributedVariable):
-    """A Keras variable that was created in the scope of a `ParameterServerStrategy`.
+    """A Keras variable on parameter servers: all of a `ParameterServerStrategy` and some of others.
 
     Made by `keras.Variable` itself; takes its arguments.
 
     Raises:
-        NotImplementedError: a constraint, or use in an `sg.function`.
+        NotImplementedError: a constraint, or under a `ParameterServerStrategy` use in an
+            `sg.function`.
     """
 
     place: Any = None
@@ -157,7 +166,10 @@ class ServedVariable(DistributedVariable):
     @property
     def storage(self) -> Any:
         """In a step what it has read, elsewhere what the servers hold now."""
-        if current_function_trace() is not None:
+        trace = current_function_trace()
+        if trace is not None and not self._home.strategy.serves_all:
+            return trace.load(self, None if self.place is None else self._asked().read(self))
+        if trace is not None:
             raise NotImplementedError(
                 explain(
                     f"Variable {self.path!r} of a ParameterServerStrategy was used in an "
@@ -174,7 +186,9 @@ class ServedVariable(DistributedVariable):
     def storage(self, value: Any) -> None:
         if value is None:
             return
-        if self.serving.is_in_step:
+        if (trace := current_function_trace()) is not None:
+            trace.store(self, value)
+        elif self.serving.is_in_step:
             self.held = value
         else:
             self._asked().assign(self, value)
@@ -206,6 +220,9 @@ class ServedVariable(DistributedVariable):
         return False
 
     def _direct_assign(self, value: Any) -> None:
+        if current_function_trace() is not None:
+            super()._direct_assign(value)
+            return
         self._require_own_replica()
         self._asked().assign(self, value)
 
@@ -227,6 +244,15 @@ class ServedVariable(DistributedVariable):
         else:
             self.serving.create(self, value)
             self.find_shards()
+
+    def settle(self, home: Home, value: Any) -> None:
+        """Puts a variable that became one of a strategy on the servers, with its value."""
+        self._home = home
+        self.whole = WholeValue()
+        home.strategy.variables.add(self, home)
+        self.has_rows = self._is_table and is_worth_rows(self.shape)
+        self.serving.create(self, np.asarray(value))
+        self.find_shards()
 
     def find_shards(self) -> None:
         """Becomes a `ShardedVariable`, once it is on the servers, if it is split there."""
@@ -332,8 +358,8 @@ class ServedVariable(DistributedVariable):
             raise NotImplementedError(
                 explain(
                     f"Variable {self.path!r} has the constraint {value}.",
-                    expected="variables without constraints under a ParameterServerStrategy: its "
-                    "servers update parts of variables.",
+                    expected="variables without constraints on parameter servers, which update "
+                    "parts of variables.",
                     fix="leave the constraint out, or use a regularizer.",
                 )
             )

@@ -16,7 +16,8 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
 from stratagem.keras.annotations import current_annotations
 from stratagem.keras.initial_value import as_initializer
-from stratagem.keras.served_variable import ServedVariable, is_collected
+from stratagem.keras.placed_variable import PlacedVariable
+from stratagem.keras.served_variable import ServedVariable, is_collected, is_making_slot
 from stratagem.keras.valueless_variable import ValuelessVariable
 from stratagem.keras.variable import DistributedVariable
 from stratagem.messages import explain
@@ -94,13 +95,15 @@ def install() -> None:
         if cls is not keras.Variable or strategy.topology.devices is None:
             return object.__new__(cls)
         if strategy.exchange is None or _is_collected(args, kwargs):
-            return object.__new__(_class_under(strategy))
-        return object.__new__(ServedVariable)
+            return object.__new__(_class_of_own(strategy))
+        is_served = strategy.serves_all or is_making_slot()
+        return object.__new__(ServedVariable if is_served else PlacedVariable)
 
     keras.Variable.__new__ = staticmethod(create)
 
 
-def _class_under(strategy: Any) -> type[DistributedVariable]:
+def _class_of_own(strategy: Any) -> type[DistributedVariable]:
+    """Of variables that this process has itself."""
     has_values = strategy.has_values and not strategy.topology.is_absent
     return DistributedVariable if has_values else ValuelessVariable
 
@@ -132,5 +135,6 @@ def adopt(variable: keras.Variable, strategy: Any) -> None:
         name=moved.path,
     )
     vars(moved).pop("_value", None)
-    moved.__class__ = _class_under(strategy)
+    is_placed = strategy.exchange is not None and not strategy.serves_all
+    moved.__class__ = PlacedVariable if is_placed else _class_of_own(strategy)
     moved.settle(Home(strategy, kind, aggregation), value)

@@ -240,6 +240,7 @@ class ServedVariables:
         *,
         pull: Sequence[str] = (),
         optimizers: Mapping[str, str] | None = None,
+        scalars: Mapping[str, float] | None = None,
     ) -> Pushed:
         """Sends gradients, and returns when the servers have applied or discarded them.
 
@@ -255,6 +256,8 @@ class ServedVariables:
             pull: names of variables, or of slots, that are wanted as they are then; those on
                 servers that get no gradient, as they are now.
             optimizers: which one applies them, by name of the variable; "" where none is named.
+            scalars: what optimizers keep once, by `kept_name`, as it is to be when they apply them;
+                none where the servers count for themselves.
 
         Returns:
             What has become of them, and the values.
@@ -278,7 +281,7 @@ class ServedVariables:
                     placement, shard, optimizer, numbers[part], sums[part]
                 )
         wanted = self._wanted(pull)
-        fields = {**self._change(), "worker": self._client_name}
+        fields = {**self._change(), "worker": self._client_name, "scalars": dict(scalars or {})}
         messages = {
             server: Message("pull", {"names": wanted.names(server)}) for server in wanted.servers
         }

@@ -10,16 +10,16 @@ __all__ = ["LostUpdates"]
 
 
 class LostUpdates:
-    """Warns when a worker has seen that servers had made updates and lost them.
+    """Warns when a process has seen that servers had made updates and lost them.
 
     `count` is the largest number that was told so far.
 
     Args:
-        worker: its index.
+        worker: the index of the worker; None for the only process.
     """
 
-    def __init__(self, worker: int) -> None:
-        self._worker = worker
+    def __init__(self, worker: int | None = None) -> None:
+        self._name = "this process" if worker is None else f"worker {worker}"
         self.count = 0
 
     def note(self, count: int) -> None:
@@ -33,7 +33,7 @@ class LostUpdates:
         self.count = count
         warnings.warn(
             explain(
-                f"Parameter servers were started again, and worker {self._worker} has seen that "
+                f"Parameter servers were started again, and {self._name} has seen that "
                 f"{count} updates were lost in all.",
                 expected="servers that live.",
                 fix="training goes on from their journals; look at why they ended.",

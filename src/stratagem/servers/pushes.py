@@ -96,8 +96,9 @@ class Pushes:
 
         Args:
             change: with fields `whole` and `rows`, names of variables; `optimizers`, by name of the
-                variable; `worker`; and the `version` and `lifetime` of the values that were used.
-                The arrays are the gradients, then numbers of rows and their gradients.
+                variable; `scalars`, which are set first; `worker`; and the `version` and `lifetime`
+                of the values that were used. The arrays are the gradients, then numbers of rows and
+                their gradients.
 
         Raises:
             KeyError: no such variable. RuntimeError: no rule was set. IndexError: no such row.
@@ -115,6 +116,8 @@ class Pushes:
                 self._count(max(0, version - 1 - pulled), is_used=is_used)
                 change.done(is_used=is_used)
 
+            for name, value in fields.get("scalars", {}).items():
+                self._store.set_scalar(name, np.asarray(value))
             if self._synchronous is not None:
                 worker = fields.get("worker") or change.client
                 one = Contribution(worker, pulled, whole, rows, answer, change.fail, optimizers)

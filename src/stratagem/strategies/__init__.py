@@ -22,7 +22,14 @@ from stratagem.strategies.one_device import OneDeviceStrategy
 from stratagem.strategies.parameter_server import ParameterServerStrategy
 from stratagem.strategies.served_cluster import Cluster, ClusterPlan, set_cluster_maker
 from stratagem.strategies.served_strategy import ServedStrategy
-from stratagem.strategies.served_values import Gradient, RowGradient, Scalar, Stored, Unplaced
+from stratagem.strategies.served_values import (
+    Gradient,
+    OptimizerScalar,
+    RowGradient,
+    Scalar,
+    Stored,
+    Unplaced,
+)
 from stratagem.strategies.serving import Serving
 from stratagem.strategies.strategy import Strategy
 from stratagem.strategies.tpu import TPUStrategy
@@ -44,6 +51,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "OptimizerScalar",
     "ParameterServerStrategy",
     "ReductionToOneDevice",
     "RingAllReduce",

@@ -71,7 +71,7 @@ def checked_options(options: Any, *, independent: bool) -> CoordinatorOptions:
 
     Args:
         options: what it was given; None for none.
-        independent: whether its workers run programs of their own.
+        independent: whether it schedules no functions, as where workers have programs of their own.
 
     Raises:
         TypeError: of another type.
@@ -89,8 +89,8 @@ def checked_options(options: Any, *, independent: bool) -> CoordinatorOptions:
     if independent and (options.start_delay_s or options.max_transient_failures):
         raise ValueError(
             explain(
-                f"independent=True was given with {options}.",
-                expected="no limits of scheduled functions, which such workers do not run.",
+                f"A strategy that schedules no functions was given {options}.",
+                expected="no limits of scheduled functions.",
                 fix="leave start_delay_s and max_transient_failures out.",
             )
         )

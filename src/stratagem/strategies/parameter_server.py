@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import final
 
-from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, id_in_cluster
-from stratagem.messages import explain
+from stratagem.cluster import ClusterResolver, id_in_cluster
 from stratagem.partitioners import Partitioner
 from stratagem.strategies.coordinator_options import CoordinatorOptions, checked_options
-from stratagem.strategies.served_cluster import ClusterPlan, make_cluster, update_mode
+from stratagem.strategies.served_cluster import (
+    ClusterPlan,
+    checked_resolver,
+    make_cluster,
+    update_mode,
+)
 from stratagem.strategies.served_strategy import ServedStrategy
 from stratagem.strategies.served_worker import begin_independent
 from stratagem.topology.absent import refuse_to_plan
@@ -76,17 +79,8 @@ class ParameterServerStrategy(ServedStrategy):
         independent: bool = False,
         options: CoordinatorOptions | None = None,
     ) -> None:
-        if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
-            raise TypeError(
-                explain(
-                    f"cluster_resolver={cluster_resolver!r} is of type "
-                    f"{type(cluster_resolver).__name__}.",
-                    expected="a ClusterResolver, or None.",
-                    fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
-                )
-            )
+        resolver = checked_resolver(cluster_resolver)
         refuse_to_plan("A ParameterServerStrategy")
-        resolver = cluster_resolver or TFConfigClusterResolver()
         spec = resolver.cluster_spec()
         if independent:
             plan = ClusterPlan.independent(spec, (resolver.task_type, resolver.task_id))
@@ -95,11 +89,7 @@ class ParameterServerStrategy(ServedStrategy):
         else:
             plan = ClusterPlan.local(num_workers, num_servers)
         limits = checked_options(options, independent=independent)
-        plan = dataclasses.replace(
-            plan,
-            journal_dir=None if journal_dir is None else os.fspath(journal_dir),
-            journal_interval_s=limits.journal_interval_s,
-        )
+        plan = plan.keeping_journals(journal_dir, limits.journal_interval_s)
         mode = update_mode(
             plan.num_workers,
             synchronous=synchronous,

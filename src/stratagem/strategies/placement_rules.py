@@ -11,9 +11,9 @@ from stratagem.execution import is_worth_rows
 from stratagem.messages import explain
 from stratagem.variables import Keeping, OverReplicas, keeping_of
 
-__all__ = ["CENTRAL", "MIRRORED", "PlacementRules", "SHARDED"]
+__all__ = ["CENTRAL", "MIRRORED", "PlacementRules", "SERVER", "SHARDED"]
 
-MIRRORED, CENTRAL, SHARDED = "mirrored", "central", "sharded"
+MIRRORED, CENTRAL, SHARDED, SERVER = "mirrored", "central", "sharded", "server"
 
 
 class PlacementRules:
@@ -21,7 +21,8 @@ class PlacementRules:
 
     Args:
         placement: places by rules.
-        places: where variables of each place are kept.
+        places: where variables of each place are kept in this process; None for a copy on each
+            device, which those have that could be on servers and are not.
 
     Raises:
         TypeError: no mapping, or a rule of another type.
@@ -41,7 +42,8 @@ class PlacementRules:
                 )
             )
         self.placement: Mapping[Any, str] = dict(placement)
-        self._rules: list[tuple[Any, Callable[[Any], bool], Keeping | None]] = []
+        self._places = places
+        self._rules: list[tuple[Any, Callable[[Any], bool], str]] = []
         for rule, place in placement.items():
             if place not in places:
                 raise ValueError(
@@ -51,21 +53,38 @@ class PlacementRules:
                         fix="write one of these.",
                     )
                 )
-            self._rules.append((rule, _as_function(rule), places[place]))
+            self._rules.append((rule, _as_function(rule), place))
         self._unused: Sequence[Any] = [rule for rule, _, _ in self._rules]
-        self._paths: list[str] = []
+        self._paths: dict[str, None] = {}
+
+    @property
+    def need_servers(self) -> bool:
+        """Whether some rule sends variables to parameter servers."""
+        return any(place == SERVER for _, _, place in self._rules)
+
+    def sends_to_servers(self, variable: Any) -> bool:
+        """Tells whether a variable is to be on parameter servers.
+
+        Args:
+            variable: with its path, shape and dtype, and no slot.
+        """
+        return self._place_of(variable) == SERVER
 
     def choose(self, variable: Any, slot_of: Any) -> Keeping | None:
         """Returns where a variable is kept; what an optimizer keeps for it is there, too."""
         if slot_of is not None:
             return keeping_of(slot_of)
-        self._paths.append(variable.path)
-        for rule, matches, keeping in self._rules:
+        keeping = self._places[self._place_of(variable)]
+        _warn_of_copies(variable, keeping)
+        return keeping
+
+    def _place_of(self, variable: Any) -> str:
+        self._paths[variable.path] = None
+        for rule, matches, place in self._rules:
             if matches(variable):
                 self._unused = [one for one in self._unused if one is not rule]
-                _warn_of_copies(variable, keeping)
-                return keeping
-        return None
+                return place
+        return MIRRORED
 
     def check(self) -> None:
         """Raises where a rule has matched no variable."""
@@ -74,7 +93,7 @@ class PlacementRules:
             raise ValueError(
                 explain(
                     f"placement has rules that match no variable: {', '.join(told)}. The "
-                    f"variables are {self._paths}.",
+                    f"variables are {[*self._paths]}.",
                     expected="rules each of which is the first that matches some variable.",
                     fix="compare the patterns with the paths, and put narrower rules first.",
                 )

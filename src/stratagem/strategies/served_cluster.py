@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stratagem.cluster import ClusterSpec, id_in_cluster, worker_count
+from stratagem.cluster import (
+    ClusterResolver,
+    ClusterSpec,
+    TFConfigClusterResolver,
+    id_in_cluster,
+    worker_count,
+)
 from stratagem.messages import explain
 from stratagem.servers import ClusterKeys, UpdateMode
 
@@ -14,6 +21,7 @@ __all__ = [
     "Cluster",
     "ClusterPlan",
     "Processes",
+    "checked_resolver",
     "make_cluster",
     "set_cluster_maker",
     "update_mode",
@@ -35,6 +43,7 @@ class ClusterPlan:
         journal_interval_s: how long they wait after each entry.
         task: type and index of this process where each worker runs a program of its own; None
             where this one coordinates them.
+        strategy: whose it is, for messages.
     """
 
     num_workers: int
@@ -43,14 +52,16 @@ class ClusterPlan:
     journal_dir: str | None = None
     journal_interval_s: float = 1.0
     task: tuple[str, int] | None = None
+    strategy: str = "ParameterServerStrategy"
 
     def __post_init__(self) -> None:
-        for name in ("num_workers", "num_servers"):
+        has_workers = self.strategy == "ParameterServerStrategy"
+        for name in ("num_workers", "num_servers") if has_workers else ("num_servers",):
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise ValueError(
                     explain(
-                        f"ParameterServerStrategy received {name}={number!r}.",
+                        f"{self.strategy} received {name}={number!r}.",
                         expected="at least 1.",
                         fix=f"leave {name} out.",
                     )
@@ -128,6 +139,58 @@ class ClusterPlan:
         id_in_cluster(spec, task_type, index)  # refuses a task that is not there
         return cls(worker_count(spec, task_type), num_servers, spec, task=(task_type, index))
 
+    @classmethod
+    def servers_only(
+        cls, spec: ClusterSpec, task_type: str | None, num_servers: int | None
+    ) -> ClusterPlan:
+        """Returns the plan of servers whose only client is this process.
+
+        Args:
+            spec: the tasks of a cluster that somebody has described; none for this machine.
+            task_type: of this process.
+            num_servers: how many servers there are on this machine; None chooses.
+
+        Raises:
+            ValueError: a cluster of other tasks than a chief and ps, a number of servers besides,
+                another task than the chief, or a number below 1.
+        """
+        if not spec:
+            count = _LOCAL_SERVERS if num_servers is None else num_servers
+            return cls(0, count, strategy="HybridStrategy")
+        if {"chief", "ps"} - {*spec.jobs} or "worker" in spec.jobs or task_type != "chief":
+            raise ValueError(
+                explain(
+                    f"A HybridStrategy was made in a task of type {task_type!r} of a cluster with "
+                    f"the tasks {sorted(spec.jobs)}.",
+                    expected="the chief of a cluster with ps tasks and no workers: its replicas "
+                    "are devices of this process.",
+                    fix='set TF_CONFIG to {"cluster": {"chief": [...], "ps": [...]}, "task": '
+                    '{"type": "chief", "index": 0}}; run `stratagem server` as ps.',
+                )
+            )
+        if num_servers is not None:
+            raise ValueError(
+                explain(
+                    f"num_servers={num_servers!r} was given beside a cluster with "
+                    f"{spec.num_tasks('ps')} ps tasks.",
+                    expected="a number of servers where there is no cluster.",
+                    fix="leave num_servers out.",
+                )
+            )
+        return cls(0, spec.num_tasks("ps"), spec, strategy="HybridStrategy")
+
+    def keeping_journals(
+        self, journal_dir: str | os.PathLike[str] | None, journal_interval_s: float
+    ) -> ClusterPlan:
+        """Returns the plan with another place for journals.
+
+        Args:
+            journal_dir: where servers keep them; None for folders of this run.
+            journal_interval_s: how long they wait after each entry.
+        """
+        folder = None if journal_dir is None else os.fspath(journal_dir)
+        return dataclasses.replace(self, journal_dir=folder, journal_interval_s=journal_interval_s)
+
 
 class Processes(Protocol):
     """Processes of one kind, each with an address."""
@@ -198,6 +261,26 @@ class Cluster(Protocol):
 
 class _Slot:
     make: Callable[[ClusterPlan], Cluster] | None = None
+
+
+def checked_resolver(resolver: Any) -> ClusterResolver:
+    """Returns what tells a strategy its cluster.
+
+    Args:
+        resolver: what it was given; None for that of `TF_CONFIG`.
+
+    Raises:
+        TypeError: of another type.
+    """
+    if resolver is not None and not isinstance(resolver, ClusterResolver):
+        raise TypeError(
+            explain(
+                f"cluster_resolver={resolver!r} is of type {type(resolver).__name__}.",
+                expected="a ClusterResolver, or None.",
+                fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
+            )
+        )
+    return resolver or TFConfigClusterResolver()
 
 
 def set_cluster_maker(make: Callable[[ClusterPlan], Cluster]) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.execution import Ids, Trace
+from stratagem.execution import Ids, Trace, rows_of_kept
 from stratagem.servers import LostUpdates, Pushed
 from stratagem.strategies.served_values import (
     Gradient,
+    OptimizerScalar,
     Scalar,
     ServedVariable,
     Stored,
@@ -36,6 +37,7 @@ class _Gradients:
     rows: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
         default_factory=dict[str, tuple[np.ndarray, np.ndarray]]
     )
+    scalars: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     optimizers: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
@@ -46,6 +48,8 @@ class ServedSteps:
         serving: reads and changes the variables.
         num_replicas: of this process.
         repeats_stale: whether a step whose gradients came too late is run again, with new values.
+        is_alone: whether nobody else changes the variables, so that what a step has written is
+            their new value, also where it was added.
 
     `lost_updates` is told after each step what servers have lost, where nobody else is told.
     `gradient_weight` is what the gradients of a step count: its part of a batch that workers share.
@@ -54,12 +58,31 @@ class ServedSteps:
     gradient_weight = 1.0
     lost_updates: LostUpdates | None = None
 
-    def __init__(self, serving: Serving, num_replicas: int, *, repeats_stale: bool = False) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        num_replicas: int,
+        *,
+        repeats_stale: bool = False,
+        is_alone: bool = False,
+    ) -> None:
         self._serving = serving
         self._num_replicas = num_replicas
         self._repeats_stale = repeats_stale
+        self._is_alone = is_alone
         self._brought: Mapping[str, np.ndarray] = {}
         self._brought_s = 0.0
+        self._brought_writes = 0
+
+    def serves(self, trace: Trace) -> bool:
+        """Tells whether a step reads or changes variables that are on servers."""
+        tables = (one.table for one in trace.lookups)
+        is_sending = any(not isinstance(what, Ids) for what in trace.sent)
+        return is_sending or any(map(is_served, (*trace.read_only, *trace.written, *tables)))
+
+    def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
+        """Sends the gradients of a step that ran op by op."""
+        self._push([what for what, _ in sent], [np.asarray(value) for _, value in sent], [])
 
     def forget(self) -> None:
         """Lets the next step read all values anew: somebody has changed them."""
@@ -102,7 +125,10 @@ class ServedSteps:
         names = [
             name_of(one) for one in variables if isinstance(one.place, Stored) and not one.has_rows
         ]
-        if not self._push(trace, sent, names):
+        arrays = [np.asarray(value) for value in sent]
+        if self._num_replicas > 1:  # the same on all
+            arrays = [array[0] for array in arrays]
+        if not self._push(trace.sent, arrays, names):
             return False
         self._change(trace, [one for one in variables if id(one) in after], before, after)
         return True
@@ -115,6 +141,7 @@ class ServedSteps:
         names = [name_of(one) for one in variables if isinstance(one.place, Stored)]
         values, self._brought = self._brought, {}
         is_fresh = may_be_brought and time.monotonic() - self._brought_s < _FRESH_S
+        is_fresh &= serving.num_writes == self._brought_writes
         if serving.is_caching or not (is_fresh and all(name in values for name in names)):
             values = serving.pull(names) if names else {}
         scalars: Mapping[str, Any] = {}
@@ -129,6 +156,10 @@ class ServedSteps:
     def _pull_rows(self, trace: Trace, ids: list[Any]) -> list[Any]:
         rows: list[Any] = []
         for lookup, own_ids in zip(trace.lookups, ids, strict=True):
+            if not is_served(lookup.table):
+                topology = lookup.table.distribute_strategy.topology
+                rows.append(rows_of_kept(lookup, own_ids, topology))
+                continue
             if own_ids is None:  # a lookup that nothing depends on
                 several = (self._num_replicas,) if self._num_replicas > 1 else ()
                 rows.append(np.zeros((*several, *lookup.shape), lookup.dtype))
@@ -138,14 +169,22 @@ class ServedSteps:
             rows.append(self._serving.client.pull_rows(name_of(lookup.table), numbers))
         return rows
 
-    def _push(self, trace: Trace, sent: list[Any], names: list[str]) -> bool:
+    def _push(
+        self, told: Sequence[Any], arrays: Sequence[np.ndarray], names: Sequence[str]
+    ) -> bool:
         """Sends gradients, one update of a variable at a time; returns whether all were used."""
         batch, ids = _Gradients(), dict[str, np.ndarray]()
         are_used = True
-        for what, value in zip(trace.sent, sent, strict=True):
+        for what, array in zip(told, arrays, strict=True):
             if isinstance(what, Ids):
                 continue
-            array = self._weighted(what, np.asarray(value))
+            if isinstance(what, OptimizerScalar):
+                if what.name in batch.scalars and batch.optimizers:  # a second call
+                    are_used &= self._push_some(batch, []).is_used
+                    batch = _Gradients()
+                batch.scalars[what.name] = array.item()
+                continue
+            array = self._weighted(what, array)
             is_whole = isinstance(what, Gradient)
             name = name_of(what.variable if is_whole else what.table)
             if not is_whole and what.is_ids:
@@ -153,7 +192,7 @@ class ServedSteps:
                 continue
             if name in batch.optimizers:  # a second optimizer, or a second call
                 are_used &= self._push_some(batch, []).is_used
-                batch = _Gradients()
+                batch = _Gradients(scalars=batch.scalars)
             batch.optimizers[name] = what.optimizer
             if is_whole:
                 batch.whole[name] = array
@@ -164,18 +203,23 @@ class ServedSteps:
             are_used &= pushed.is_used
             if pushed.is_used:
                 self._brought, self._brought_s = pushed.values, time.monotonic()
+                self._brought_writes = self._serving.num_writes
         return are_used
 
     def _weighted(self, what: Any, array: np.ndarray) -> np.ndarray:
-        if self._num_replicas > 1:  # the same on all
-            array = array[0]
         is_gradient = isinstance(what, Gradient) or not what.is_ids
         if not is_gradient or self.gradient_weight == 1:
             return array
         return array * np.asarray(self.gradient_weight, array.dtype)
 
     def _push_some(self, batch: _Gradients, names: Sequence[str]) -> Pushed:
-        return self._serving.push(batch.whole, batch.rows, pull=names, optimizers=batch.optimizers)
+        return self._serving.push(
+            batch.whole,
+            batch.rows,
+            pull=names,
+            optimizers=batch.optimizers,
+            scalars=batch.scalars,
+        )
 
     def _change(
         self,
@@ -189,7 +233,8 @@ class ServedSteps:
             self.forget()
         for variable in variables:
             new = after[id(variable)]
-            if variable.is_added_to or id(variable) in trace.added_to:
+            is_added_to = variable.is_added_to or id(variable) in trace.added_to
+            if is_added_to and not self._is_alone:
                 self._serving.assign(variable, new - before[id(variable)], sign=1)
             else:
                 self._serving.assign(variable, new)

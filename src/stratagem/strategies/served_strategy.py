@@ -34,6 +34,7 @@ class ServedStrategy(Strategy, Closing):
     `place` is which of how many workers with programs of their own this is.
     """
 
+    serves_all = True
     limits: CoordinatorOptions
     place: tuple[int, int] = (0, 1)
     cluster: Cluster

@@ -9,6 +9,7 @@ import numpy as np
 
 __all__ = [
     "Gradient",
+    "OptimizerScalar",
     "RowGradient",
     "Scalar",
     "ServedVariable",
@@ -80,6 +81,17 @@ class RowGradient:
     table: Any
     is_ids: bool
     optimizer: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerScalar:
+    """What a step hands out: what an optimizer keeps once, as it is for the gradients that follow.
+
+    Args:
+        name: by which servers know it.
+    """
+
+    name: str
 
 
 class ServedVariable(Protocol):

@@ -141,15 +141,22 @@ class Serving:
         """
         return (self._cached or self.client).scalars(server)
 
-    def push(self, *gradients: Any, optimizers: Mapping[str, str], pull: Sequence[str]) -> Pushed:
+    def push(
+        self,
+        *gradients: Any,
+        optimizers: Mapping[str, str],
+        pull: Sequence[str],
+        scalars: Mapping[str, float] | None = None,
+    ) -> Pushed:
         """Sends gradients; see `ServedVariables.push`.
 
         Args:
             gradients: of whole variables, and of rows.
             optimizers: which one applies them, by name of the variable.
             pull: names of variables that are wanted as they are then.
+            scalars: what optimizers keep once, where this process knows it better.
         """
-        pushed = self.client.push(*gradients, pull=pull, optimizers=optimizers)
+        pushed = self.client.push(*gradients, pull=pull, optimizers=optimizers, scalars=scalars)
         if self._cached is not None:
             self._cached.note_pushed(optimizers, pushed.values)
         return pushed

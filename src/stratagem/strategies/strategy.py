@@ -48,7 +48,8 @@ class Strategy(LogicalDevices):
     Source: TF 2.21 distribute_lib.py, Strategy.
     """
 
-    exchange: Exchange | None = None  # where the variables are, if they are not in this process
+    exchange: Exchange | None = None  # where variables are that are not in this process
+    serves_all = False  # whether these are all variables
     keeping: KeepingPolicy | None = None  # if replicas' devices have no copies of some variables
     has_values = True  # whether variables hold values, and not their shapes only
     schedules = False  # whether steps run in other processes, which are told what to do
