@@ -119,6 +119,20 @@ def test_gradients_update_shards_rows_and_slots(served) -> None:
     assert [int(served.scalars(server)["count"]) for server in range(NUM_SERVERS)] == [5, 5, 5]
 
 
+def test_push_may_tell_what_an_optimizer_keeps_once(served) -> None:
+    value = np.zeros(3, np.float32)
+    placement = place("v", value, 1)
+    served.create(placement, value)
+    served.set_rule(Momentum(), ["v"])
+    for told in (7, 2):
+        pushed = served.push({"v": np.ones(3, np.float32)}, scalars={"count": told})
+        assert pushed.is_used
+        (server,) = placement.servers
+        assert int(served.scalars(server)["count"]) == told + 1  # set first, then counted
+    with pytest.raises(ServerError, match="no scalar 'rate' on this server"):
+        served.push({"v": np.ones(3, np.float32)}, scalars={"rate": 1.0})
+
+
 def test_push_that_is_sent_twice_counts_once(served, connections) -> None:
     value = np.zeros(3, np.float32)
     placement = place("v", value, 1)

@@ -436,3 +436,36 @@ def test_strategy_with_servers_cannot_be_copied(mixed) -> None:
     assert repr(strategy) == "HybridStrategy(cpu:0, cpu:1, 2 servers)"
     with pytest.raises(ValueError, match=r"was given to copy\.deepcopy"):
         copy.deepcopy(strategy)
+
+
+def test_model_that_moves_there_trains(mixed) -> None:
+    strategy, _ = mixed
+    x, y = RNG.normal(size=(12, 3)).astype("float32"), Y[:12]
+    models: list[keras.Model] = []
+    for where in (None, strategy):
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(2, name="users"), keras.layers.Dense(1)]
+        models.append(keras.Sequential([keras.Input((3,)), *layers]))
+        optimizer = keras.optimizers.Adam(0.1)
+        sg.compile(models[-1], distribute=where, optimizer=optimizer, loss="mse")
+        models[-1].fit(x, y, **{**FIT, "batch_size": 4})
+    assert "users" in "".join(strategy.serving.named)
+    assert_equal(models[1], models[0])
+
+
+def test_step_begins_with_what_was_assigned_a_moment_ago(mixed) -> None:
+    strategy, _ = mixed
+    with strategy.scope():
+        users = sg.Variable(np.zeros(2, "float32"), name="users")
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([users])
+
+    def step() -> Any:
+        optimizer.apply([np.float32([1, 1])], [users])
+        return users.value
+
+    strategy.run(step)  # which brings the values after it along
+    users.assign([5.0, 6.0])
+    before = strategy.reduce("mean", strategy.run(step), axis=None)
+    np.testing.assert_array_equal(before, [5, 6])
+    np.testing.assert_array_equal(users.value, [3, 4])

@@ -28,7 +28,6 @@ from stratagem.execution.arguments import Arguments, flatten_arguments
 from stratagem.execution.created_variables import initialize_created_variables
 from stratagem.execution.eager_meeting import asked_by_all
 from stratagem.execution.eager_state import EagerState
-from stratagem.execution.exchange import Exchange
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.trace_errors import created_again
 from stratagem.messages import explain
@@ -90,8 +89,7 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
         if created := strategy.variables.uninitialized():
             raise created_again(created[0])
     session.state.keep(session.scopes)
-    if strategy.exchange is not None:
-        session.send_to(strategy.exchange)
+    session.state.send(session.scopes[0])
     return regroup(results, strategy.topology)
 
 
@@ -185,14 +183,6 @@ class _Session:
                     replica.resume.release()
                 thread.join()
         return [replica.result for replica in self._replicas]
-
-    def send_to(self, exchange: Exchange) -> None:
-        """Sends what the replicas have handed out, which is the same on all of them."""
-        first = self.scopes[0]
-        for prepare in first.preparations:
-            prepare()
-        if first.sent:
-            exchange.send(first.sent)
 
     def _pass_baton(self) -> None:
         while True:

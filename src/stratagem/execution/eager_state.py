@@ -101,6 +101,17 @@ class EagerState:
         for scope in scopes:
             scope.forget()
 
+    def send(self, scope: ReplicaScope) -> None:
+        """Sends what the replicas have handed out to whoever holds variables of theirs.
+
+        Args:
+            scope: of one replica; what goes there is the same on all.
+        """
+        for prepare in scope.preparations:
+            prepare()
+        if scope.sent:
+            self._strategy.exchange.send(scope.sent)
+
     def _keep_components(self, variable: Any, scopes: list[ReplicaScope], key: int) -> None:
         parts = [
             scope.state_mapping[key]

@@ -265,21 +265,7 @@ class ServedVariables:
         Raises:
             IndexError: an id that a variable does not have.
         """
-        pushes: dict[int, GradientParts] = defaultdict(GradientParts)
-        for name, gradient in whole.items():
-            placement = self._placements[name]
-            optimizer = (optimizers or {}).get(name, "")
-            for shard, part in enumerate(placement.parts(np.asarray(gradient))):
-                pushes[placement.servers[shard]].add(placement, shard, optimizer, part)
-        for name, (ids, values) in (rows or {}).items():
-            placement = self._placements[name]
-            numbers, sums = combine_rows(np.asarray(ids), np.asarray(values))
-            optimizer = (optimizers or {}).get(name, "")
-            for shard, part in row_parts(placement, numbers):
-                # Also without any: a server counts updates, and waits for all workers.
-                pushes[placement.servers[shard]].add_rows(
-                    placement, shard, optimizer, numbers[part], sums[part]
-                )
+        pushes = self._gradients(whole, rows or {}, optimizers or {})
         wanted = self._wanted(pull)
         fields = {**self._change(), "worker": self._client_name, "scalars": dict(scalars or {})}
         messages = {
@@ -371,6 +357,29 @@ class ServedVariables:
             return self._placements[name], ""
         variable, colon, slot = name.rpartition(":")
         return self._placements[variable], colon + slot
+
+    def _gradients(
+        self,
+        whole: Mapping[str, np.ndarray],
+        rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        optimizers: Mapping[str, str],
+    ) -> dict[int, GradientParts]:
+        """Which of them go to which server."""
+        pushes: dict[int, GradientParts] = defaultdict(GradientParts)
+        for name, gradient in whole.items():
+            placement = self._placements[name]
+            for shard, part in enumerate(placement.parts(np.asarray(gradient))):
+                to = pushes[placement.servers[shard]]
+                to.add(placement, shard, optimizers.get(name, ""), part)
+        for name, (ids, values) in rows.items():
+            placement = self._placements[name]
+            numbers, sums = combine_rows(np.asarray(ids), np.asarray(values))
+            for shard, part in row_parts(placement, numbers):
+                # Also without any: a server counts updates, and waits for all workers.
+                to = pushes[placement.servers[shard]]
+                optimizer = optimizers.get(name, "")
+                to.add_rows(placement, shard, optimizer, numbers[part], sums[part])
+        return pushes
 
     def _wanted(self, names: Sequence[str]) -> WholeVariables:
         wanted = WholeVariables()

@@ -197,8 +197,7 @@ class Strategy(LogicalDevices):
                 )
             )
         raise_reported()
-        opened = contextlib.nullcontext() if frame is not None else self._opened()
-        with opened:
+        with contextlib.nullcontext() if frame is not None else self._opened():
             if config.runs_eagerly():
                 return run_eagerly(self, fn, args, kwargs or {})
             return self.compiled.run(fn, args, kwargs or {})
