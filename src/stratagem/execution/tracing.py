@@ -14,10 +14,7 @@ from stratagem.collectives import MeshCommunicator, SoleCommunicator
 from stratagem.context import ReplicaContext, stack
 from stratagem.context.function_trace import NeedsInitialization, current_function_trace
 from stratagem.execution.arguments import Arguments
-from stratagem.execution.created_variables import (
-    initialize_created_variables,
-    is_uninitialized,
-)
+from stratagem.execution.created_variables import initialize_created_variables, is_uninitialized
 from stratagem.execution.exchange import Lookup, chained_tables, gets_rows
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
@@ -33,9 +30,7 @@ from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.values.regrouping import is_array
 from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
 
-__all__ = [
-    "trace_replica_function",
-]
+__all__ = ["trace_replica_function"]
 
 
 _BRANCHING_NOTE = (
