@@ -13,13 +13,16 @@ from tests.multiprocess.cluster import PROGRAMS, run_alone, run_cluster
 _PROGRAM = str(PROGRAMS / "in_parts.py")
 
 
-def _trained(folder: Path, shard_state: str, num_devices: int, *how: str) -> list[dict[str, Any]]:
+def _trained(
+    folder: Path, shard_state: str, num_devices: int, *how: str, **variables: str
+) -> list[dict[str, Any]]:
     """What two processes saw, of as many devices each; without parts one process of all devices."""
     folder.mkdir()
     if shard_state == "none":
         every = [run_alone([_PROGRAM, str(2 * num_devices), shard_state, str(folder), *how])]
     else:
-        every = run_cluster([_PROGRAM, str(num_devices), shard_state, str(folder), *how], 2)
+        command = [_PROGRAM, str(num_devices), shard_state, str(folder), *how]
+        every = run_cluster(command, 2, **variables)
     for ended in every:
         assert ended.code == 0, ended.errors
     return [dict(np.load(folder / f"process-{rank}.npz")) for rank in range(len(every))]
@@ -39,6 +42,15 @@ def test_processes_train_to_what_copies_do(tmp_path: Path) -> None:
     (of_copies,) = _trained(tmp_path / "copies", "none", 1, "short")
     for one in _trained(tmp_path / "parts", "all", 1, "short"):
         _assert_like(one, of_copies, 1 / 2)
+
+
+@pytest.mark.slow
+def test_hosts_of_a_tpu_train_to_what_copies_do(tmp_path: Path) -> None:
+    """CPU devices stand for its chips."""
+    (of_copies,) = _trained(tmp_path / "copies", "none", 2, "short")
+    tpu = {"STRATAGEM_TPU_PLATFORM": "cpu"}
+    for one in _trained(tmp_path / "parts", "all", 2, "short", **tpu):
+        _assert_like(one, of_copies, 1 / 4)
 
 
 @pytest.mark.slow

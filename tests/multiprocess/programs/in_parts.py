@@ -1,8 +1,9 @@
 """Trains with state in parts over the devices of all processes, and writes what came out.
 
 `python in_parts.py DEVICES SHARD_STATE FOLDER [short]`: with TF_CONFIG on that cluster, with as
-many devices a worker; without it on as many devices of one process. SHARD_STATE may be "none". A
-short run trains and is not saved. Each process writes what it saw to FOLDER/process-N.npz.
+many devices a worker, as on the hosts of a TPU where STRATAGEM_TPU_PLATFORM is set; without it on
+as many devices of one process. SHARD_STATE may be "none". A short run trains and is not saved. Each
+process writes what it saw to FOLDER/process-N.npz.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 shard_state = None if sys.argv[2] == "none" else sys.argv[2]
 folder = Path(sys.argv[3])
 strategy: sg.Strategy
-if "TF_CONFIG" in os.environ:
+if "STRATAGEM_TPU_PLATFORM" in os.environ:
+    strategy = sg.TPUStrategy(shard_state=shard_state)
+elif "TF_CONFIG" in os.environ:
     strategy = sg.MultiWorkerMirroredStrategy(shard_state=shard_state)
 else:
     strategy = sg.MirroredStrategy(shard_state=shard_state)
