@@ -79,10 +79,10 @@ class StoredValue:
         assert self.keeping is not None
         if not is_of_several(self._stored):
             return self.keeping.whole(self._stored)
-        if isinstance(jnp.zeros(()), Tracer):  # while Keras infers shapes
-            return self._stored
         if self.whole.storage is self._stored:
             return jnp.asarray(self.whole.gathered)
+        if isinstance(jnp.zeros(()), Tracer):  # while Keras infers shapes
+            return self._stored
         return self.keeping.whole(self._stored)
 
     def hold_initial(self, value: Any) -> None:
