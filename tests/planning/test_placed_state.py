@@ -131,6 +131,7 @@ def test_copies_say_what_sharing_would_hold(mirrored, shard_state) -> None:
     assert plan.shared_state_bytes == {}
     assert plan.memory.state_bytes < mirrored.memory.state_bytes
     assert plan.flops == mirrored.flops
+    assert of_model.to_dict()["shard_state"] == shard_state
     assert plan.memory.total_bytes == sum(size for _, size in plan.memory.parts())
 
 

@@ -84,8 +84,9 @@ class PartedProgram(Program):
         first = 0
         for update in self.updates:
             handed = pools["handed"][first : first + update.num_handed]
-            programs.append(update.program(pools | {"handed": handed}))
             first += update.num_handed
+            if update.has_work:
+                programs.append(update.program(pools | {"handed": handed}))
         return programs
 
     def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
@@ -176,6 +177,11 @@ class _Update:
         places = [keeping.sharding(tuple(variable.shape)) for variable in self._updated]
         self._run = jax.jit(self._values, donate_argnums=0, out_shardings=places)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether any variable is updated here, and not by the replicas."""
+        return bool(self._updated)
+
     def _values(self, own: list[Any], others: list[Any]) -> list[Any]:
         inputs = dict(zip(self._order, [*own, *others], strict=True))
         in_order = [inputs[place] for place in range(len(inputs))]
@@ -241,7 +247,7 @@ class _Update:
             own: what `inputs` returned first.
             others: what it returned second.
         """
-        if not self._updated:
+        if not self.has_work:
             return
         for variable, value in zip(self._updated, self._run(own, others), strict=True):
             variable.kept = value
