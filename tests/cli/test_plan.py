@@ -47,6 +47,7 @@ def test_state_that_the_script_does_not_share_out(tmp_path) -> None:
     result = _call("--target", "2xH100", "--shard-state", "all", _LARGE, "--json", json_file)
     assert result.exit_code == 0, result.output
     assert "large.py on 2xH100, shard_state=all: 16.4 k parameters" in result.stdout
+    assert "evaluated 0.0" in result.stderr  # nothing was computed
     told = json.loads(json_file.read_text())
     assert (told["shard_state"], told["memory"]["parameters_bytes"]) == ("all", 4 * 128 * 128 // 2)
 
