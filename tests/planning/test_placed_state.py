@@ -121,7 +121,7 @@ def mirrored() -> Plan:
     return sg.plan(_model, _BATCH, "4xH100")
 
 
-@pytest.mark.parametrize("shard_state", ["optimizer", "all"])
+@pytest.mark.parametrize("shard_state", [pytest.param("optimizer", marks=pytest.mark.slow), "all"])
 def test_copies_say_what_sharing_would_hold(mirrored, shard_state) -> None:
     """Of a model in no strategy, as of one that a function makes in it."""
     plan = sg.plan(_model, _BATCH, "4xH100", shard_state=shard_state)
@@ -174,9 +174,12 @@ def _by_size(plan: Plan) -> tuple[int, int]:
     return inside, between
 
 
+_NUM_ROWS, _ROW = 2**14, 32
+
+
 def _table() -> keras.Model:
     ids = keras.Input((8,), dtype="int32")
-    rows = keras.layers.Embedding(2**16, 64)(ids)
+    rows = keras.layers.Embedding(_NUM_ROWS, _ROW)(ids)
     model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.GlobalMaxPool1D()(rows)))
     model.compile("adagrad", "mse")
     return model
@@ -185,13 +188,13 @@ def _table() -> keras.Model:
 _IDS = (np.zeros((16, 8), "int32"), np.zeros((16, 1), "float32"))
 
 
-@pytest.mark.parametrize("make", [_table, _table()], ids=["function", "model"])
+@pytest.mark.parametrize("make", [_table, pytest.param(_table(), marks=pytest.mark.slow)])
 def test_of_a_shared_table_only_rows_are_gathered(make) -> None:
     plan = sg.plan(make, _IDS, "2xH100", shard_state="all")
-    table = 4 * 64 * 2**16
+    table = 4 * _NUM_ROWS * _ROW
     assert plan.memory.parameters_bytes == pytest.approx(table / 2, rel=0.001)
     assert plan.memory.optimizer_bytes == pytest.approx(table / 2, rel=0.001)
-    assert plan.reduced_bytes < 0.01 * table
+    assert plan.reduced_bytes < 0.05 * table
     assert plan.memory.temporary_bytes < 1.1 * table
 
 
@@ -211,18 +214,24 @@ def test_a_large_model_with_a_shared_table_takes_no_memory_here(monkeypatch) -> 
 
 
 def test_only_what_a_rule_says_is_shared_out() -> None:
-    """As a model of that strategy, and as a function that makes one."""
     strategy = sg.HybridStrategy(_names(2), placement={"embeddings": "sharded"})
     with strategy.scope():
         model = _table()
-    plans = [sg.plan(model, _IDS, "4xH100"), sg.plan(_table, _IDS, "4xH100", strategy=strategy)]
-    kept = 64 * 2**16 + 4 * (64 + 1)
-    for plan in plans:
-        assert plan.memory.parameters_bytes == kept
-        assert plan.memory.optimizer_bytes == kept + 8
-        assert plan.shared_state_bytes == {}
-    table_at_all = sg.plan(_table, _IDS, "4xH100", strategy=strategy, shard_state="optimizer")
-    assert table_at_all.memory.parameters_bytes == 4 * kept - 3 * 4 * (64 + 1)
+    plan = sg.plan(model, _IDS, "4xH100")
+    kept = _NUM_ROWS * _ROW + 4 * (_ROW + 1)
+    assert plan.memory.parameters_bytes == kept
+    assert plan.memory.optimizer_bytes == kept + 8
+    assert plan.shared_state_bytes == {}
+
+
+@pytest.mark.slow
+def test_a_function_is_planned_under_the_rules_of_a_strategy() -> None:
+    strategy = sg.HybridStrategy(_names(2), placement={"embeddings": "sharded"})
+    kept = _NUM_ROWS * _ROW + 4 * (_ROW + 1)
+    by_rule = sg.plan(_table, _IDS, "4xH100", strategy=strategy)
+    assert by_rule.memory.parameters_bytes == kept
+    of_optimizer = sg.plan(_table, _IDS, "4xH100", strategy=strategy, shard_state="optimizer")
+    assert of_optimizer.memory.parameters_bytes == 4 * kept - 3 * 4 * (_ROW + 1)
 
 
 def test_rule_for_nothing_is_told() -> None:
@@ -231,7 +240,7 @@ def test_rule_for_nothing_is_told() -> None:
         sg.plan(_table, _IDS, "2xH100", strategy=strategy)
 
 
-@pytest.mark.parametrize("host", [None, "cpu:0"])
+@pytest.mark.parametrize("host", [None, pytest.param("cpu:0", marks=pytest.mark.slow)])
 def test_of_what_the_host_keeps_a_device_has_what_it_is_given(host) -> None:
     strategy = sg.CentralStorageStrategy(_names(2), host)
     with strategy.scope():
@@ -251,11 +260,11 @@ def test_of_what_the_host_keeps_a_device_has_what_it_is_given(host) -> None:
 def test_a_table_on_the_host_gives_rows() -> None:
     strategy = sg.HybridStrategy(_names(2), placement={"embeddings": "central"})
     plan = sg.plan(_table, _IDS, "2xH100", strategy=strategy)
-    table, rows = 4 * 64 * 2**16, 8 * 8 * 64 * 4
-    assert plan.memory.parameters_bytes == 4 * (64 + 1)
+    table, rows = 4 * _NUM_ROWS * _ROW, 8 * 8 * _ROW * 4
+    assert plan.memory.parameters_bytes == 4 * (_ROW + 1)
     assert 2 * table <= plan.memory.host_bytes
     assert plan.from_host_bytes == rows
-    assert plan.memory.total_bytes < 0.1 * table
+    assert plan.memory.total_bytes < 0.2 * table
 
 
 def test_programs_of_a_step_with_a_shared_table() -> None:
@@ -271,7 +280,7 @@ def test_programs_of_a_step_with_a_shared_table() -> None:
         for one in programs:
             assert one.function.lower(*one.shapes).as_text()
     assert {one.keeping.topology for one in model.weights if one.keeping} == {planned.topology}
-    halves = 4 * 64 * 2**15
+    halves = 2 * _NUM_ROWS * _ROW
     assert [device_bytes(shape) for shape in rows.lasting] == [halves]
     assert sum(map(device_bytes, ids.lasting)) == 8 * 8 * 4  # of the batch
     # The table and what Adagrad keeps; the replicas have neither.

@@ -18,8 +18,8 @@ from stratagem.execution.step_capture import CapturedStep, capture
 from stratagem.input.batches import place, take_batch
 from stratagem.keras.planned_models import as_planned, is_model, training_step
 from stratagem.messages import explain
-from stratagem.planning.compilers import compile_step
-from stratagem.planning.memory import plan_memory, shared_state_bytes
+from stratagem.planning.compilers import CompiledStep, compile_step
+from stratagem.planning.memory import MemoryPlan, plan_memory, shared_state_bytes
 from stratagem.planning.planned_strategy import planned_strategy
 from stratagem.planning.reductions import Reduction, Schedule
 from stratagem.planning.result import Plan
@@ -198,12 +198,7 @@ def plan_step(
         shared_state_bytes=shared_state_bytes(step),
         from_host_bytes=compiled.from_host_bytes,
         to_host_bytes=compiled.to_host_bytes,
-        memory=plan_memory(
-            step,
-            [program.memory for program in compiled.of_replicas],
-            [program.memory for program in compiled.of_host],
-            target.accelerator,
-        ),
+        memory=_memory(step, compiled, target),
         reductions=tuple(reductions),
         is_scheduled=compiled.compiler != "cpu" and all(one.is_scheduled for one in schedules),
         flops=flops,
@@ -216,6 +211,12 @@ def plan_step(
         assumptions=assumed,
         notes=(*notes, *more_notes, *compiled.notes),
     )
+
+
+def _memory(step: CapturedStep, compiled: CompiledStep, target: Target) -> MemoryPlan:
+    of_replicas = [program.memory for program in compiled.of_replicas]
+    of_host = [program.memory for program in compiled.of_host]
+    return plan_memory(step, of_replicas, of_host, target.accelerator)
 
 
 def _check_rules(step: CapturedStep) -> None:
