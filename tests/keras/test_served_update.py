@@ -35,6 +35,20 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_another_rate_is_another_rule_unless_it_comes_with_each_push(is_told) -> None:
+    described: list[object] = []
+    for rate in (0.1, 0.2):
+        start = {"iteration": np.int32(3), "learning_rate": np.float32(rate)}
+        optimizer = keras.optimizers.SGD(rate)
+        rule = KerasUpdate(optimizer, start=start, is_told_scalars=is_told)
+        assert rule.scalars().keys() == start.keys()
+        described.append(rule.describe())
+    assert (described[0] == described[1]) == is_told
+    other = KerasUpdate(keras.optimizers.SGD(0.1, momentum=0.5), start=start, is_told_scalars=True)
+    assert other.describe() != described[0]
+
+
 @pytest.mark.compatibility
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_update_is_that_of_the_optimizer(name) -> None:

@@ -39,6 +39,8 @@ class KerasUpdate:
             clips the mean of several gradients by its norm.
     """
 
+    _is_told_scalars = False  # of one from a journal that was written before there was this
+
     def __init__(
         self,
         optimizer: Any,
@@ -50,7 +52,7 @@ class KerasUpdate:
         self._class = type(optimizer)
         self._undecayed = sorted(undecayed)
         self._start = dict(start or {})
-        self._told = {"name", *(self._start if is_told_scalars else ())}
+        self._is_told_scalars = is_told_scalars
         done_before = {"clipnorm": None, "global_clipnorm": None, "loss_scale_factor": None}
         if not optimizer.gradient_accumulation_steps:
             done_before["clipvalue"] = None
@@ -73,7 +75,8 @@ class KerasUpdate:
         """Returns the name and the numbers of the optimizer."""
         told = {"undecayed": self._undecayed} if self._undecayed else {}
         # Keras numbers names through a process: another one has another number.
-        numbers = {key: value for key, value in self._config.items() if key not in self._told}
+        left_out = {"name", *(self._start if self._is_told_scalars else ())}
+        numbers = {key: value for key, value in self._config.items() if key not in left_out}
         return {"optimizer": self._class.__name__, **numbers, **told}
 
     def scalars(self) -> dict[str, np.ndarray]:
