@@ -280,7 +280,7 @@ def test_program_of_a_step_with_a_shared_table() -> None:
         text = program.function.lower(*program.shapes).as_text()
     assert {one.keeping.topology for one in model.weights if one.keeping} == {planned.topology}
     assert "all_gather" in text  # the ids: rows are exchanged within
-    halves = 4 * 64 * 2**15
+    halves = 4 * _NUM_ROWS * _ROW // 2
     sizes = sorted(map(device_bytes, program.lasting))
     assert sizes[-2:] == [halves, halves]  # the table and what Adagrad keeps
     assert sum(sizes[:-2]) < 2000 + 8 * 8 * 4  # of the batch a part
