@@ -54,3 +54,15 @@ def test_other_gpus(target) -> None:
     assert plan.compiler == "gpu", plan.notes
     assert plan.memory.parameters_bytes == 4 * _NUM_PARAMETERS
     assert plan.reduced_bytes >= 4 * _NUM_PARAMETERS
+
+
+def test_shared_state_is_compiled_for_gpus() -> None:
+    shapes = (jax.ShapeDtypeStruct((512, 2048), "float32"), jax.ShapeDtypeStruct((512,), "int32"))
+    plan = sg.plan(_deep, shapes, "8xH100", shard_state="all")
+    kernels = 4 * 2048 * 2048 + 2048 * 10 + 4 * 2048
+    assert plan.compiler == "gpu", plan.notes
+    assert plan.memory.parameters_bytes == 4 * (kernels / 8 + 10)
+    # Gathered weights, or gradients.
+    assert plan.memory.temporary_bytes > 0.9 * plan.memory.gradients_bytes
+    gathered = sum(one.num_bytes for one in plan.reductions if one.kind == "all-gather")
+    assert gathered >= 4 * kernels

@@ -67,3 +67,12 @@ def test_what_does_not_fit_is_refused_by_the_compiler() -> None:
     assert not plan.fits
     assert plan.compiler == "cpu"
     assert any("refuses the step because it does not fit" in note for note in plan.notes)
+
+
+def test_shared_state_is_compiled_for_tpus() -> None:
+    shapes = (jax.ShapeDtypeStruct((256, 1024), "float32"),) * 2
+    plan = sg.plan(_dense, shapes, "v5e:2x4", shard_state="all")
+    assert plan.compiler == "tpu", plan.notes
+    assert plan.memory.parameters_bytes == 4 * _NUM_PARAMETERS / 8
+    assert plan.memory.optimizer_bytes == 8 * _NUM_PARAMETERS / 8 + 8
+    assert any(one.kind == "all-gather" for one in plan.reductions)
