@@ -42,9 +42,11 @@ def test_another_global_batch() -> None:
     assert "another than the script's" in result.stdout
 
 
-def test_state_that_the_script_does_not_share_out(tmp_path) -> None:
+@pytest.mark.parametrize("options", [[], ["--workers"]])
+def test_state_that_the_script_does_not_share_out(options, tmp_path) -> None:
     json_file = tmp_path / "plan.json"
-    result = _call("--target", "2xH100", "--shard-state", "all", _LARGE, "--json", json_file)
+    shared = ("--shard-state", "all", "--json", json_file)
+    result = _call("--target", "2xH100", *shared, _LARGE, *options)
     assert result.exit_code == 0, result.output
     assert "large.py on 2xH100, shard_state=all: 16.4 k parameters" in result.stdout
     assert "evaluated 0.0" in result.stderr  # nothing was computed
@@ -58,7 +60,7 @@ def test_state_that_the_script_does_not_share_out(tmp_path) -> None:
         ([_LOOP, "--target", "8xH101"], "is not known"),
         ([_LOOP, "--target", "2xH100", "--never"], "before it trained"),
         ([_LOOP, "--target", "2xH100", "--global-batch", "3"], "was asked for on 2 replicas"),
-        ([_LARGE, "--target", "2xH100", "--shard-state", "all", "--workers"], "was asked for, and"),
+        ([_LARGE, "--target", "2xH100", "--shard-state", "all", "--central"], "was asked for, and"),
         (["nowhere.py", "--target", "2xH100"], "There is no script"),
     ],
 )

@@ -254,7 +254,8 @@ def _used(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:
         target = target.of_size(num_used)
         devices = "device" if num_used == 1 else "devices"
         notes.append(f"The strategy uses {num_used} {devices}: so does the plan.")
-    if step.strategy.keeping is not None and target.num_hosts > 1:
+    keeping = step.strategy.keeping
+    if not (keeping is None or isinstance(keeping, PartedState)) and target.num_hosts > 1:
         notes.append(
             "Variables are kept elsewhere than in copies by a process that has all devices. This "
             f"plan has one with those of {target.num_hosts} hosts, which there is not."

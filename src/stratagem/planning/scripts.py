@@ -84,7 +84,8 @@ def _check_shared(step: CapturedStep, shard_state: str | None) -> None:
             explain(
                 f"shard_state={shard_state!r} was asked for, and the script trains under a "
                 f"{type(strategy).__name__}.",
-                expected="a script of MirroredStrategy, of TPUStrategy or of no strategy.",
+                expected="a script of MirroredStrategy, MultiWorkerMirroredStrategy, TPUStrategy "
+                "or no strategy.",
                 fix="leave shard_state out.",
             )
         )

@@ -102,7 +102,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         may_measure = is_open and topology.spans_processes and topology.groups is None
         measured = measured_choice(topology, config.cache_dir()) if may_measure else None
         super().__init__(topology, AutomaticOps(communication_options, measured))
-        self.keeping = keeping_of_state(shard_state, topology, layout_map)
+        self.keeping = keeping_of_state(shard_state, self.topology, layout_map)
         if layout_map is not None:
             self.layouts = VariableLayouts(layout_map, self.topology)
         if is_cluster:

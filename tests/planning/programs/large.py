@@ -6,8 +6,8 @@ import stratagem as sg  # isort: skip - before keras, because it selects the JAX
 import keras
 import numpy as np
 
-is_of_workers = "--workers" in sys.argv
-strategy = sg.MultiWorkerMirroredStrategy() if is_of_workers else sg.MirroredStrategy()
+strategies = {"--workers": sg.MultiWorkerMirroredStrategy, "--central": sg.CentralStorageStrategy}
+strategy = strategies.get(sys.argv[-1], sg.MirroredStrategy)()
 with strategy.scope():
     model = keras.Sequential([keras.layers.Dense(128, use_bias=False)])
     model.compile("adam", "mse")
