@@ -112,7 +112,11 @@ def test_weights_that_are_copied_are_computed_in_parts() -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "shard_state"),
-    [(adam, "optimizer"), (adagrad, "all"), pytest.param(adam, "all", marks=pytest.mark.slow)],
+    [
+        (adam, "optimizer"),
+        pytest.param(adagrad, "all", marks=pytest.mark.slow),
+        pytest.param(adam, "all", marks=pytest.mark.slow),
+    ],
 )
 def test_many_steps_are_one_call(optimizer, shard_state, monkeypatch) -> None:
     copies = Made(sg.MirroredStrategy(TWO), optimizer)
