@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-__all__ = ["at_least_bytes", "in_layer"]
+__all__ = ["AtLeastBytes", "at_least_bytes", "in_layer"]
+
+
+@dataclasses.dataclass(frozen=True)
+class AtLeastBytes:
+    """A rule that matches variables by their size; of a small model it need not match any.
+
+    Args:
+        num_bytes: the least size, in bytes.
+    """
+
+    num_bytes: int
+
+    def __call__(self, variable: Any) -> bool:
+        """Tells whether a variable is so large.
+
+        Args:
+            variable: of known shape and dtype.
+        """
+        size = math.prod(variable.shape) * np.dtype(variable.dtype).itemsize
+        return size >= self.num_bytes
 
 
 def at_least_bytes(num_bytes: int) -> Callable[[Any], bool]:
-    """Returns a rule that matches variables by their size.
+    """Returns a rule that matches variables by their size; it need not match any.
 
     Args:
         num_bytes: the least size, in bytes.
@@ -23,11 +44,7 @@ def at_least_bytes(num_bytes: int) -> Callable[[Any], bool]:
         ... ).num_replicas_in_sync
         2
     """
-
-    def is_large(variable: Any) -> bool:
-        return math.prod(variable.shape) * np.dtype(variable.dtype).itemsize >= num_bytes
-
-    return is_large
+    return AtLeastBytes(num_bytes)
 
 
 def in_layer(layer: Any) -> Callable[[Any], bool]:

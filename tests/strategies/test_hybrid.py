@@ -202,6 +202,11 @@ def test_rules_that_match_nothing_are_told_when_training_starts() -> None:
         fitted(model)
 
 
+def test_rule_by_size_need_not_match_in_a_small_model() -> None:
+    rules = {sg.placement.at_least_bytes(2**40): "sharded", "users": "central"}
+    fitted(made(sg.HybridStrategy(TWO, placement=rules), "SGD"))
+
+
 def test_large_table_that_cannot_be_parted_is_told() -> None:
     strategy = hybrid(table="sharded")
     with strategy.scope(), pytest.warns(UserWarning, match=r"\(9001, 9\) is to be parted over 2"):

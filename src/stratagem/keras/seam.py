@@ -13,6 +13,7 @@ from stratagem import strategies  # noqa: E402 - the default strategy fills its 
 from stratagem.keras import (  # noqa: E402
     batch_normalization,
     embedding,
+    explicit_placement,
     losses,
     made_in_scope,
     metric_logs,
@@ -39,6 +40,7 @@ def install() -> None:
     layers = (batch_normalization, embedding, pooling)
     for part in (
         variable_creation,
+        explicit_placement,
         random,
         metrics,
         metric_logs,

@@ -11,6 +11,7 @@ from jax.core import Tracer
 
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope, is_worth_rows
+from stratagem.keras.explicit_placement import check_explicit_device
 from stratagem.keras.private import get_stateless_scope
 from stratagem.topology.lockstep import is_of_several
 from stratagem.topology.pieces import on_host, own_copy
@@ -127,12 +128,14 @@ class StoredValue:
 
     def choose_keeping(self) -> None:
         """Asks the strategy where the value is to be kept, before there is one."""
+        variable: Any = self
+        if self.slot_of is None:
+            check_explicit_device(variable.path, self._home)
         policy = self._home.strategy.keeping
         if policy is None or self._home.kind is VariableKind.ON_READ:
             return
         self.keeping = policy.choose(self, self.slot_of)
         gives_rows = self.keeping is not None and self.keeping.gives_rows
-        variable: Any = self
         self.has_rows = gives_rows and self._is_table and is_worth_rows(variable.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

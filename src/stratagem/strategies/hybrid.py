@@ -90,9 +90,12 @@ class HybridStrategy(Strategy, Closing):
         options: CoordinatorOptions | None = None,
     ) -> None:
         super().__init__(local_topology(devices, name="devices"), cross_device_ops)
+        is_asked = isinstance(placement, Mapping) and CENTRAL in placement.values()
+        is_asked = is_asked or parameter_device is not None
+        central = OnOneDevice(parameter_device_of(parameter_device)) if is_asked else None
         places = {
             MIRRORED: None,
-            CENTRAL: OnOneDevice(parameter_device_of(parameter_device)),
+            CENTRAL: central,
             SHARDED: OverReplicas(self.topology),
             SERVER: None,
         }

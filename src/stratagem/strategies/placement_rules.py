@@ -7,9 +7,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stratagem.context.explicit_device import explicit_device
 from stratagem.execution import is_worth_rows
 from stratagem.messages import explain
-from stratagem.variables import Keeping, OverReplicas, keeping_of
+from stratagem.placement import AtLeastBytes
+from stratagem.topology import find_devices
+from stratagem.variables import Keeping, OnOneDevice, OverReplicas, keeping_of
 
 __all__ = ["CENTRAL", "MIRRORED", "PlacementRules", "SERVER", "SHARDED"]
 
@@ -54,7 +57,10 @@ class PlacementRules:
                     )
                 )
             self._rules.append((rule, _as_function(rule), place))
-        self._unused: Sequence[Any] = [rule for rule, _, _ in self._rules]
+        # A model without large variables is none that a rule by size was mistaken for.
+        self._unused: Sequence[Any] = [
+            rule for rule, _, _ in self._rules if not isinstance(rule, AtLeastBytes)
+        ]
         self._paths: dict[str, None] = {}
 
     @property
@@ -68,12 +74,14 @@ class PlacementRules:
         Args:
             variable: with its path, shape and dtype, and no slot.
         """
-        return self._place_of(variable) == SERVER
+        return explicit_device() is None and self._place_of(variable) == SERVER
 
     def choose(self, variable: Any, slot_of: Any) -> Keeping | None:
         """Returns where a variable is kept; what an optimizer keeps for it is there, too."""
         if slot_of is not None:
             return keeping_of(slot_of)
+        if (named := explicit_device()) is not None:
+            return OnOneDevice(find_devices([named])[0])
         keeping = self._places[self._place_of(variable)]
         _warn_of_copies(variable, keeping)
         return keeping
