@@ -7,9 +7,13 @@ nothing. It returns what it measured, by name.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -28,10 +32,23 @@ BATCH_SIZE = 5
 TOLERANCE = 1e-5
 
 
+@dataclasses.dataclass(frozen=True)
 class Kind:
-    """What takes the place of mirrored variables while a test runs (`conftest.py`)."""
+    """What takes the place of mirrored variables while a test runs (`conftest.py`).
 
-    current = "mirrored"
+    Args:
+        make: returns the strategy of so many replicas, of devices of these names where it can say.
+        num_replicas: in place of the numbers that tests ask for where any would do.
+    """
+
+    make: Callable[[list[str]], Any]
+    num_replicas: int | None = None
+
+
+class Current:
+    """The kind of the test that runs."""
+
+    kind = Kind(sg.MirroredStrategy)
 
 
 class _WhateverDivides(VariableLayouts):
@@ -45,31 +62,64 @@ class _WhateverDivides(VariableLayouts):
         *,
         is_trainable: bool = True,
     ) -> Division | None:
-        axes = [axis for axis, size in enumerate(shape) if size and size % 2 == 0]
+        count = self._topology.num_logical_devices
+        axes = [axis for axis, size in enumerate(shape) if size and size % count == 0]
         return Division(axes[-1], len(shape)) if axes else None
 
 
-def _of_groups(devices: list[str]) -> Any:
-    """Replicas of two devices each, where there are enough."""
-    if 2 * len(devices) > 8:
+def _of_groups(devices: list[str], group_size: int = 2) -> Any:
+    """Replicas of several devices each, where there are enough."""
+    count = group_size * len(devices)
+    if count > 8:
         return sg.MirroredStrategy(devices)
-    names = [f"cpu:{index}" for index in range(2 * len(devices))]
-    strategy = sg.MirroredStrategy([*zip(names[::2], names[1::2], strict=True)])
+    names = [f"cpu:{index}" for index in range(count)]
+    groups = [names[first : first + group_size] for first in range(0, count, group_size)]
+    strategy = sg.MirroredStrategy(groups)
     strategy.layouts = _WhateverDivides({}, strategy.topology)
     return strategy
 
 
-KINDS: Mapping[str, Callable[[list[str]], Any]] = {
-    "mirrored": sg.MirroredStrategy,
-    "two devices a replica": _of_groups,
-    "central": lambda devices: sg.CentralStorageStrategy(devices, "cpu:7"),
-    "hybrid": lambda devices: sg.HybridStrategy(devices, placement={"": "sharded"}),
-    "state shared out": lambda devices: sg.MirroredStrategy(devices, shard_state="all"),
+def _of_tpu(devices: list[str]) -> Any:
+    """Chips that CPU devices stand for, of which the first are taken."""
+    with mock.patch.dict(os.environ, STRATAGEM_TPU_PLATFORM="cpu"):
+        topology = sg.tpu.initialize_tpu_system()
+        build = sg.tpu.experimental.DeviceAssignment.build
+        return sg.TPUStrategy(None, build(topology, num_replicas=len(devices)))
+
+
+def _central(devices: list[str]) -> Any:
+    return sg.CentralStorageStrategy(devices, "cpu:7")
+
+
+def _hybrid(devices: list[str]) -> Any:
+    return sg.HybridStrategy(devices, placement={"": "sharded"})
+
+
+def _shared_out(devices: list[str]) -> Any:
+    return sg.MirroredStrategy(devices, shard_state="all")
+
+
+# The first one is for the default run.
+KINDS: Mapping[str, Kind] = {
+    "mirrored": Kind(sg.MirroredStrategy),
+    "2x2": Kind(_of_groups, 2),
+    "2x4": Kind(functools.partial(_of_groups, group_size=4), 2),
+    "central": Kind(_central),
+    "central_2": Kind(_central, 2),
+    "central_4": Kind(_central, 4),
+    "hybrid": Kind(_hybrid),
+    "hybrid_2": Kind(_hybrid, 2),
+    "hybrid_4": Kind(_hybrid, 4),
+    "shared": Kind(_shared_out),
+    "shared_2": Kind(_shared_out, 2),
+    "shared_4": Kind(_shared_out, 4),
+    "tpu_2": Kind(_of_tpu, 2),
+    "tpu_4": Kind(_of_tpu, 4),
 }
 
 
 def mirrored(num_replicas: int) -> Any:
-    return KINDS[Kind.current]([f"cpu:{index}" for index in range(num_replicas)])
+    return Current.kind.make([f"cpu:{index}" for index in range(num_replicas)])
 
 
 def carried_out(job: Job, scope: Scope) -> dict[str, np.ndarray]:
@@ -109,7 +159,7 @@ def assert_like_plain_keras(
 
     Args:
         job: what to carry out.
-        replicas: numbers of replicas.
+        replicas: numbers of replicas, for kinds that do not say it.
         tolerance: relative and absolute.
 
     Returns:
@@ -118,7 +168,8 @@ def assert_like_plain_keras(
     expected = plain_keras(job)
     assert expected
     wrong = {}
-    for num_replicas in replicas:
+    asked = Current.kind.num_replicas
+    for num_replicas in replicas if asked is None else (asked,):
         measured = carried_out(job, mirrored(num_replicas).scope)
         wrong[f"{num_replicas} replicas"] = differences(measured, expected, tolerance)
     assert not any(wrong.values()), wrong

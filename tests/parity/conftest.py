@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.comparison import KINDS, Kind
+from tests.parity.comparison import KINDS, Current
 
 _KERAS_WARNINGS = (
     # Keras's variables take part in NumPy's conversion by an older protocol, as when it saves them.
@@ -24,9 +24,9 @@ _ALSO_FOR_OTHERS = ("data", "embeddings", "metrics", "one_device", "optimizers",
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Sets what `comparison.mirrored` makes."""
-    Kind.current = request.param
+    Current.kind = KINDS[request.param]
     yield
-    Kind.current = "mirrored"
+    Current.kind = KINDS["mirrored"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
