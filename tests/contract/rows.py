@@ -116,11 +116,13 @@ _LOCAL = {
     "hybrid_2": _hybrid(2, "sharded", "test_members", "test_aggregation"),
     "hybrid_4": _hybrid(4, "sharded"),
     "hybrid_central_2": _hybrid(2, "central"),
+    "hybrid_central_4": _hybrid(4, "central"),
     "hybrid_server_1": _served(1),
     "hybrid_server_2": _served(2, "test_aggregation"),
     "logical_1x2": _logical(1, 2),
     "logical_2x2": _logical(2, 2, "test_members"),
     "logical_2x4": _logical(2, 4),
     "tpu_2": Row(lambda: _tpu(2), 2, told_by=("test_members",)),
+    "tpu_4": Row(lambda: _tpu(4), 4, told_by=()),
 }
 ROWS = _CLUSTER if "STRATAGEM_TEST_REPLICAS" in os.environ else _LOCAL
