@@ -139,6 +139,10 @@ def _parts(stacked: Any) -> tuple[int, tuple[Any, ...]]:
         The first replica of this process, and the parts of all of its replicas.
     """
     if isinstance(stacked, jax.Array) and not isinstance(stacked, Tracer):
+        if stacked.is_fully_replicated and not stacked.is_fully_addressable:
+            # It has no elements, and XLA gives such an array whole to every device.
+            own = _replicas_of_process(stacked)
+            return own[0], tuple(stacked.addressable_data(0)[0] for _ in own)
         first: dict[int, Any] = {}  # of the devices of a replica, each of which has a copy
         for shard in stacked.addressable_shards:
             first.setdefault(shard.index[0].start or 0, shard)
@@ -150,6 +154,15 @@ def _parts(stacked: Any) -> tuple[int, tuple[Any, ...]]:
         if starts == list(range(stacked.shape[0])):
             return 0, tuple(shard.data[0] for shard in shards)
     return 0, tuple(stacked[index] for index in range(stacked.shape[0]))
+
+
+def _replicas_of_process(stacked: jax.Array) -> list[int]:
+    sharding: Any = stacked.sharding
+    devices: list[jax.Device] = [*sharding.mesh.devices.flat]
+    group_size = len(devices) // stacked.shape[0]
+    process = jax.process_index()
+    places = [place for place, one in enumerate(devices) if one.process_index == process]
+    return sorted({place // group_size for place in places})
 
 
 @jax.tree_util.register_pytree_node_class
