@@ -81,6 +81,12 @@ def _of(line: str) -> Reduction:
             32,
             ((0, 1, 2, 3), (4, 5, 6, 7)),
         ),
+        (
+            "%s = (f32[8]{0}, f32[2]{0}) reduce-scatter-start(%x), replica_groups=[1,4]<=[4]",
+            "reduce-scatter",
+            32,
+            ((0, 1, 2, 3),),
+        ),
         # The type of what starts a gathering holds what goes in, too.
         (
             "%s = (f32[2]{0}, f32[8]{0}) all-gather-start(%x), replica_groups=[1,4]<=[4]",

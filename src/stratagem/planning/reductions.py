@@ -219,7 +219,8 @@ def _reduction(
     kind = collective.operation.removesuffix("-start")
     groups = _groups(collective.line)
     sizes = collective.array_bytes
-    if collective.operation == "all-gather-start":  # its type holds what goes in, too
+    if collective.operation in ("all-gather-start", "reduce-scatter-start"):
+        # Their types hold what goes in, too.
         sizes = sizes[len(sizes) // 2 :]
     num_bytes = sum(sizes)
     if kind == "collective-permute" and collective.operation.endswith("-start"):
