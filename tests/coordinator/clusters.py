@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from stratagem.coordinator import ClusterCoordinator, Worker
 from stratagem.servers import ClusterKeys, ParameterServer
 from stratagem.strategies import ServedStrategy
+from tests.servers.test_server import Server
 
 
 class ThreadWorkers:
@@ -57,6 +59,26 @@ class ThreadCluster:
     def close(self) -> None:
         for server in self.servers:
             server.close()
+
+
+class OneThatDies:
+    """A cluster of one server, which keeps a journal and can be killed."""
+
+    has_journals = True
+
+    def __init__(self, folder: Path) -> None:
+        self.server = Server(folder)
+        self.keys = self.server.keys
+        self.server_addresses = [self.server.running.address]
+
+    def tell_moves_to(self, on_moved: Any) -> None:
+        pass
+
+    def locate_server(self, server: int) -> str:
+        return self.server_addresses[server]
+
+    def close(self) -> None:
+        self.server.running.close()
 
 
 @contextlib.contextmanager

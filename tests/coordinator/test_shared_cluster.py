@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
-import time
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,21 +14,15 @@ from stratagem.cluster import ClusterSpec
 from stratagem.coordinator.shared_cluster import SharedCluster
 from stratagem.errors import DeadlineExceededError
 from stratagem.remote.meeting import Meeting
-from tests.multiprocess.namespaces import can_make_hosts, hosts
-from tests.remote.living import descendants, wait_for_end
+from tests.coordinator.machines import run_on_machines
+from tests.multiprocess.namespaces import can_make_hosts
 
-_SOURCE = Path(__file__).parents[2] / "src"
-_LIMIT_S = 150.0
 _NETWORK = "10.81.0"
 _CLUSTER = {
     "chief": [f"{_NETWORK}.1:2222"],
     "worker": [f"{_NETWORK}.2:2222"],
     "ps": [f"{_NETWORK}.3:2222"],
 }
-_TASKS = [("chief", 0), ("worker", 0), ("ps", 0)]
-# Machines do not share it; `ip netns exec` has a view of its own of what is mounted.
-_OWN_RAY_FOLDER = 'mkdir -p /tmp/ray && mount -t tmpfs none /tmp/ray && exec "$0" "$@"'
-_SERVER = "from stratagem.cli import main; main()"
 _PROGRAM = """
 import json, os, time
 import stratagem as sg
@@ -121,43 +110,9 @@ def test_leader_waits_for_those_whose_machines_are_there(monkeypatch) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not can_make_hosts(), reason="no network namespaces can be made here")
 def test_chief_and_worker_train_one_model_by_programs_of_their_own(tmp_path) -> None:
-    (tmp_path / "program.py").write_text(_PROGRAM)
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(_SOURCE),
-        "JAX_PLATFORMS": "cpu",
-        "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
-    }
-    before = descendants(os.getpid())
-    outputs: list[str] = []
-    with hosts(len(_TASKS), _NETWORK) as made:
-        processes: list[subprocess.Popen[str]] = []
-        for (command, _), (kind, index) in zip(made, _TASKS, strict=True):
-            config = {"cluster": _CLUSTER, "task": {"type": kind, "index": index}}
-            words = ["-c", _SERVER, "server"] if kind == "ps" else ["program.py"]
-            process = subprocess.Popen(
-                [*command, "sh", "-c", _OWN_RAY_FOLDER, sys.executable, *words],
-                env={**variables, "TF_CONFIG": json.dumps(config)},
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            processes.append(process)
-        try:
-            deadline_s = time.monotonic() + _LIMIT_S
-            while any(process.poll() is None for process in processes):
-                assert not any(process.poll() for process in processes)  # the others would wait
-                assert time.monotonic() < deadline_s
-                time.sleep(0.1)
-            outputs = [process.communicate()[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    outputs = run_on_machines(_PROGRAM, _CLUSTER, _NETWORK, tmp_path)
     said = [json.loads(output.splitlines()[-1]) for output in outputs[:2]]
     assert [one[0] for one in said] == ["chief", "worker"]
     for _, losses, _ in said:
         assert losses[-1] < 0.2 * losses[0]
     assert said[0][2] == said[1][2]  # both have read what both have learned
-    assert wait_for_end(descendants(os.getpid()) - before) == set()

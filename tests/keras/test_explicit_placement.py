@@ -7,6 +7,8 @@ import pytest
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 import keras
 
+from tests.coordinator.clusters import local_strategy
+
 _DEVICES = ["cpu:1", "cpu:2"]
 
 
@@ -64,6 +66,12 @@ def test_other_strategies_refuse_it(make) -> None:
         keras.device("cpu:3"),
         pytest.raises(ValueError, match="Expected no device for a single variable"),
     ):
+        keras.Variable(np.ones(3, "float32"))
+
+
+def test_parameter_servers_refuse_it() -> None:
+    refused = pytest.raises(ValueError, match="Expected no device for a single variable")
+    with local_strategy() as strategy, strategy.scope(), keras.device("cpu:3"), refused:
         keras.Variable(np.ones(3, "float32"))
 
 

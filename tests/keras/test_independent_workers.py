@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,8 +14,7 @@ import stratagem as sg
 from stratagem.servers import ServerError, UpdateMode
 from stratagem.strategies import ServedStrategy
 from stratagem.strategies.served_worker import begin_independent
-from tests.coordinator.clusters import ThreadCluster
-from tests.servers.test_server import Server
+from tests.coordinator.clusters import OneThatDies, ThreadCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -128,23 +126,6 @@ def test_other_optimizer_of_the_same_variables_is_refused(cluster) -> None:
             model(3, keras.optimizers.SGD(0.1)).fit(X, Y, **FIT)
         with second.scope(), pytest.raises(ServerError, match="use the optimizer that the journal"):
             model(3, keras.optimizers.SGD(0.2)).fit(X, Y, **FIT)
-
-
-class OneThatDies:
-    """A cluster of one server, which keeps a journal and can be killed."""
-
-    has_journals = True
-
-    def __init__(self, folder: Path) -> None:
-        self.server = Server(folder)
-        self.keys = self.server.keys
-        self.server_addresses = [self.server.running.address]
-
-    def locate_server(self, server: int) -> str:
-        return self.server_addresses[server]
-
-    def close(self) -> None:
-        self.server.running.close()
 
 
 def test_lost_updates_are_told_once_for_each_number(tmp_path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,8 +15,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.strategies import ClusterPlan
-from tests.coordinator.clusters import ThreadCluster
-from tests.servers.test_server import Server
+from tests.coordinator.clusters import OneThatDies, ThreadCluster
 
 TWO = ["cpu:0", "cpu:1"]
 NUM_USERS, NUM_ITEMS, NUM_ARTISTS = 9000, 8192, 8300  # times 8: large enough for rows
@@ -314,26 +312,6 @@ def test_checkpoints_go_on_where_they_were_left(tmp_path) -> None:
             fitted(model)
             for one, value in zip(state(model), wanted, strict=True):
                 np.testing.assert_allclose(one.value, value, rtol=1e-5, atol=1e-6)
-
-
-class OneThatDies:
-    """A cluster of one server, which keeps a journal and can be killed."""
-
-    has_journals = True
-
-    def __init__(self, folder: Path) -> None:
-        self.server = Server(folder)
-        self.keys = self.server.keys
-        self.server_addresses = [self.server.running.address]
-
-    def tell_moves_to(self, on_moved: Any) -> None:
-        pass
-
-    def locate_server(self, server: int) -> str:
-        return self.server_addresses[server]
-
-    def close(self) -> None:
-        self.server.running.close()
 
 
 def test_killed_server_goes_on_from_its_journal(tmp_path) -> None:

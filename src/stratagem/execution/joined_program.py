@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.execution.ids_program import IdsProgram, spec_of_input
 from stratagem.execution.own_rows import OwnRows
-from stratagem.execution.program import Program
+from stratagem.execution.program import POOLS, Program
 from stratagem.execution.sums_in_parts import hand_over_addends
 from stratagem.execution.trace import Trace
 from stratagem.execution.update_part import StepParts, part_step
@@ -77,23 +77,9 @@ class JoinedProgram(Program):
         keeping = keeping_of(variable)
         return super()._sharding(variable) if keeping is None else keeping.sharding(variable.shape)
 
-    def _one_step(
-        self,
-        written: list[Any],
-        read_only: list[Any],
-        split: list[Any],
-        shared: list[Any],
-        constants: list[Any],
-        rows: list[Any],
-    ) -> tuple[list[Any], list[Any], Any, list[Any]]:
+    def _one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
         """Here arrays are those of all replicas."""
-        pools: dict[str, Sequence[Any]] = {
-            "written": written,
-            "read_only": read_only,
-            "split": split,
-            "shared": shared,
-            "constant": constants,
-        }
+        pools: dict[str, Sequence[Any]] = dict(zip(POOLS, arrays, strict=True))
         if self._exchanged is not None:
             pools["rows"] = self._exchanged.rows(pools)
         inputs = [pools[source][index] for source, index in self.trace.inputs]

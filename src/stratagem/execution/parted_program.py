@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.exchange import Exchange, Lookup
 from stratagem.execution.ids_program import IdsProgram
-from stratagem.execution.program import Program, value_for_step
+from stratagem.execution.program import POOLS, Program, value_for_step
 from stratagem.execution.retracing import retrace
 from stratagem.execution.step_program import StepProgram, shape_on
 from stratagem.execution.trace import Trace
@@ -24,9 +24,6 @@ from stratagem.variables import Keeping, keeping_of
 from stratagem.variables.on_one_device import take_rows
 
 __all__ = ["PartedProgram", "is_parted", "rows_of_kept"]
-
-# What a program of replicas takes, in its order.
-_POOLS: Sequence[str] = ("written", "read_only", "split", "shared", "constant", "rows")
 
 
 def is_parted(trace: Trace) -> bool:
@@ -73,7 +70,7 @@ class PartedProgram(Program):
     def programs(self, arguments: Arguments) -> list[StepProgram]:
         """Returns all programs of one step, as of `Program`: look-ups first, the updates last."""
         (of_replicas,) = super().programs(arguments)
-        pools: dict[str, list[Any]] = dict(zip(_POOLS, of_replicas.shapes, strict=True))
+        pools: dict[str, list[Any]] = dict(zip(POOLS, of_replicas.shapes, strict=True))
         programs = self._lookup_programs(pools)
         programs.append(of_replicas)
         avals = self.trace.jaxpr.out_avals

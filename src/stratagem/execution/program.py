@@ -28,7 +28,10 @@ from stratagem.topology.pieces import own_copy
 from stratagem.values import PerReplica
 from stratagem.variables import VariableKind, home_of, keeping_of, stored_sharding
 
-__all__ = ["Program", "value_for_step"]
+__all__ = ["POOLS", "Program", "value_for_step"]
+
+# What a program of replicas takes, in its order.
+POOLS: Sequence[str] = ("written", "read_only", "split", "shared", "constant", "rows")
 
 
 class Program:
@@ -300,27 +303,16 @@ class Program:
         """How the value of a variable that it reads or writes lies on the devices."""
         return stored_sharding(variable, self._topology)
 
-    def _one_step(
-        self,
-        written: list[Any],
-        read_only: list[Any],
-        split: list[Any],
-        shared: list[Any],
-        constants: list[Any],
-        rows: list[Any],
-    ) -> tuple[list[Any], list[Any], Any, list[Any]]:
-        """The third result is a token, the fourth what the replicas hand over."""
-        pools = {
-            "written": written,
-            "read_only": read_only,
-            "split": split,
-            "shared": shared,
-            "constant": constants,
-            "rows": rows,
-        }
+    def _one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
+        """The third result is a token, the fourth what the replicas hand over.
+
+        Args:
+            *arrays: of each of `POOLS`.
+        """
+        pools = dict(zip(POOLS, arrays, strict=True))
         inputs = [pools[source][index] for source, index in self.trace.inputs]
         outputs = jaxpr_as_fun(self.trace.jaxpr)(*inputs)
-        values, results = outputs[: len(written)], outputs[len(written) :]
+        values, results = outputs[: len(pools["written"])], outputs[len(pools["written"]) :]
         end = len(results) - self._num_handed
         return list(values), list(results[:end]), self._token(), list(results[end:])
 

@@ -19,6 +19,7 @@ from jax.core import Tracer
 from stratagem.context import get_strategy
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope, embedding_lookup, is_worth_rows
+from stratagem.keras.explicit_placement import check_explicit_device
 from stratagem.keras.initial_rows import InitialRows
 from stratagem.keras.private import (
     autocasts,
@@ -231,6 +232,7 @@ class ServedVariable(DistributedVariable):
         if self._slot is not None:
             self.place = Stored(self._slot)
             return
+        check_explicit_device(self.path, self._home)
         num_bytes = math.prod(shape) * np.dtype(jnp.dtype(self._dtype)).itemsize
         self.has_rows = self._is_table and is_worth_rows(shape)
         if num_bytes > _MAX_LOCAL_BYTES:
