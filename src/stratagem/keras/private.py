@@ -47,17 +47,22 @@ unpack_x_y_sample_weight              batches as Keras's own steps take them apa
 compute_fans                          the sizes that scale initial values
 KerasSaveable                         what Keras would pickle as a file of its own
 TrackedList, TrackedDict, TrackedSet  which cannot be unpickled before their tracker is there
+name_scope.current_path               the path of a variable that is about to be created
+naming's object_name_uids             automatic names begin anew in each call of a model function
 ====================================  ==============================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask
+from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
@@ -99,9 +104,11 @@ __all__ = [
     "clip_gradients",
     "compute_fans",
     "count_update",
+    "current_path",
     "decays",
     "filter_empty_gradients",
     "flatten_layers",
+    "fresh_names",
     "get_keras_mask",
     "get_stateless_scope",
     "global_seed_state",
@@ -281,6 +288,20 @@ def calls_in_thread(callbacks: Any) -> bool:
 def torch_loader(adapter: Any) -> Any:
     """Returns the DataLoader of a data adapter; None for other adapters."""
     return vars(adapter)["_dataloader"] if isinstance(adapter, TorchDataLoaderAdapter) else None
+
+
+_NAME_COUNTS = "object_name_uids"
+
+
+@contextlib.contextmanager
+def fresh_names() -> Generator[None]:
+    """Lets automatic names of layers and other objects begin anew, and go on as before after it."""
+    before = global_state.get_global_attribute(_NAME_COUNTS)
+    global_state.set_global_attribute(_NAME_COUNTS, defaultdict(int))
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_NAME_COUNTS, before)
 
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"

@@ -17,9 +17,11 @@ from stratagem.execution import current_scope
 from stratagem.keras.annotations import current_annotations
 from stratagem.keras.initial_value import as_initializer
 from stratagem.keras.placed_variable import PlacedVariable
+from stratagem.keras.private import current_path
 from stratagem.keras.served_variable import ServedVariable, is_collected, is_making_slot
 from stratagem.keras.valueless_variable import ValuelessVariable
 from stratagem.keras.variable import DistributedVariable
+from stratagem.keras.variable_source import VariableRequest, as_created, current_source
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation, VariableSynchronization
 from stratagem.variables import Home, choose_kind, parse_aggregation, parse_synchronization
@@ -94,12 +96,43 @@ def install() -> None:
         strategy = get_strategy()
         if cls is not keras.Variable or strategy.topology.devices is None:
             return object.__new__(cls)
-        if strategy.exchange is None or _is_collected(args, kwargs):
-            return object.__new__(_class_of_own(strategy))
-        is_served = strategy.serves_all or is_making_slot()
-        return object.__new__(ServedVariable if is_served else PlacedVariable)
+        is_collected = _is_collected(args, kwargs)
+        source = current_source()
+        if source is None:
+            return _new(strategy, is_collected=is_collected)
+        request = _request(args, kwargs, is_collected=is_collected)
+        existing = source.existing(request)
+        if existing is not None:
+            return as_created(existing)
+        variable = _new(strategy, is_collected=is_collected)
+        source.add(request, variable)
+        return variable
 
     keras.Variable.__new__ = staticmethod(create)
+
+
+def _new(strategy: Any, *, is_collected: bool) -> keras.Variable:
+    """An object that its `__init__` is still to make a variable of."""
+    if strategy.exchange is None or is_collected:
+        return object.__new__(_class_of_own(strategy))
+    is_served = strategy.serves_all or is_making_slot()
+    return object.__new__(ServedVariable if is_served else PlacedVariable)
+
+
+def _request(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, is_collected: bool
+) -> VariableRequest:
+    told = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
+    initializer, shape, dtype = told["initializer"], told.get("shape"), told.get("dtype")
+    if not callable(initializer) and not isinstance(initializer, str):
+        _, shape, dtype = as_initializer(initializer, dtype)
+    path = "/".join(part for part in (current_path(), told.get("name") or "variable") if part)
+    return VariableRequest(
+        path=path,
+        shape=tuple(shape or ()),
+        dtype=keras.backend.standardize_dtype(dtype),
+        is_collected=is_collected,
+    )
 
 
 def _class_of_own(strategy: Any) -> type[DistributedVariable]:
