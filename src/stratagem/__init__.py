@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stratagem import config as config
     from stratagem import coordinator as coordinator
     from stratagem import errors as errors
+    from stratagem import estimator as estimator
     from stratagem import goodput as goodput
     from stratagem import input as input
     from stratagem import launch as launch
@@ -166,6 +167,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "connect_to_cluster": ("stratagem.remote", "connect_to_cluster"),
     "coordinator": ("stratagem.coordinator", None),
     "errors": ("stratagem.errors", None),
+    "estimator": ("stratagem.estimator", None),
     "experimental": ("stratagem.compat.experimental", None),
     "experimental_set_strategy": ("stratagem.context", "experimental_set_strategy"),
     "function": ("stratagem.execution", "function"),
@@ -255,6 +257,7 @@ __all__ = [
     "connect_to_cluster",
     "coordinator",
     "errors",
+    "estimator",
     "experimental",
     "experimental_set_strategy",
     "function",
