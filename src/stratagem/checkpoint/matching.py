@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stratagem.checkpoint.objects import Part
+from stratagem.checkpoint.objects import NAMED_VARIABLES, Part
 from stratagem.messages import explain
 
 __all__ = ["match"]
@@ -18,7 +18,8 @@ def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[
     """Finds the saved array of each variable of an object.
 
     By path; where the paths are others, because layers that are not named by hand have other names
-    in another process, by the order in which the object has its variables.
+    in another process, by the order in which the object has its variables. In a dict of variables
+    names are what its author says, and there may be more in the checkpoint.
 
     Args:
         part: the object.
@@ -35,6 +36,11 @@ def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[
     saved = _grouped(part, [entry["path"] for entry in entries])
     own = _grouped(part, part.variables)
     shapes = {entry["path"]: tuple(entry["shape"]) for entry in entries}
+    if part.kind == NAMED_VARIABLES:
+        missing = [path for path in part.variables if path not in shapes]
+        if missing:
+            raise _other_variables(part, list(part.variables), list(shapes), where)
+        saved[""] = list(part.variables)  # what else was saved is not asked for
     for group, paths in own.items():
         there = saved.get(group, [])
         if group == _OPTIMIZER and not there:

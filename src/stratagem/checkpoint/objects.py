@@ -14,7 +14,10 @@ import keras
 from stratagem.messages import explain
 from stratagem.variables import ShardedVariable, home_of
 
-__all__ = ["Part", "Stateful", "part_of", "state_of"]
+__all__ = ["NAMED_VARIABLES", "Part", "Stateful", "part_of", "state_of"]
+
+# The kind of a dict of variables, whose names say which is which.
+NAMED_VARIABLES = "variables"
 
 
 @runtime_checkable
@@ -56,8 +59,8 @@ def part_of(name: str, value: Any) -> Part:
 
     Args:
         name: what the checkpoint calls it.
-        value: a Keras model, layer, optimizer, metric, seed generator or variable, or an object
-            with `get_state` and `set_state`.
+        value: a Keras model, layer, optimizer, metric, seed generator or variable, a dict from
+            names to variables, or an object with `get_state` and `set_state`.
 
     Returns:
         Its variables, and what else has a state.
@@ -68,6 +71,9 @@ def part_of(name: str, value: Any) -> Part:
     """
     if isinstance(value, keras.Variable | ShardedVariable):
         return Part(name, "variable", {"value": value})
+    if isinstance(value, dict):
+        _check_variables(name, value)
+        return Part(name, NAMED_VARIABLES, dict(value))
     if isinstance(value, keras.Model):
         return Part(name, "model", _of_model(name, value))
     for kind, class_ in _KINDS.items():
@@ -80,9 +86,9 @@ def part_of(name: str, value: Any) -> Part:
     raise TypeError(
         explain(
             f"{name}={value!r} cannot be saved.",
-            expected="a Keras model, layer, optimizer, metric, seed generator or variable, or an "
-            "object with get_state() and set_state(), such as an iterator of a distributed "
-            f"dataset; got {type(value).__name__}.",
+            expected="a Keras model, layer, optimizer, metric, seed generator or variable, a dict "
+            "of variables, or an object with get_state() and set_state(), such as an iterator of "
+            f"a distributed dataset; got {type(value).__name__}.",
             fix="keep numbers in a keras.Variable: step = sg.Variable(0, dtype='int32').",
         )
     )
@@ -110,6 +116,18 @@ def state_of(part: Part) -> Any:
             )
         ) from error
     return state
+
+
+def _check_variables(name: str, variables: dict[Any, Any]) -> None:
+    for key, variable in variables.items():
+        if not isinstance(key, str) or not isinstance(variable, keras.Variable | ShardedVariable):
+            raise TypeError(
+                explain(
+                    f"{name}[{key!r}]={variable!r} cannot be saved.",
+                    expected="a dict from names to Keras variables.",
+                    fix="pass other objects to the Checkpoint by names of their own.",
+                )
+            )
 
 
 def _of_model(name: str, model: keras.Model) -> dict[str, keras.Variable]:

@@ -33,7 +33,7 @@ from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, is_indexed_slices
 from stratagem.variables import home_of
 
-__all__ = ["apply_gradients", "install", "sum_gradients"]
+__all__ = ["apply_gradients", "build_in_replica", "install", "sum_gradients"]
 
 
 class _Reduced(threading.local):
@@ -65,10 +65,7 @@ def _wrap_apply(cls: Any) -> None:
         variables = None if trainable_variables is None else list(trainable_variables)
         _check_owners(variables or [], context.strategy)
         if not self.built and variables is not None:
-            with keras.name_scope(self.name, caller=self):
-                self.build(variables)
-            if context.strategy.serves_all:
-                note_built(self, context.strategy)
+            build_in_replica(self, variables, context.strategy)
         targets = built_variables(self) if self.built and variables is None else variables
         if context.strategy.serves_all and self.built:
             own = grads if _reduced.value else _weighed(grads, context, scope)
@@ -82,6 +79,20 @@ def _wrap_apply(cls: Any) -> None:
             return apply_with_rows(original, self, summed, variables)
 
     cls.apply = apply
+
+
+def build_in_replica(optimizer: Any, variables: list[Any], strategy: Any) -> None:
+    """Makes what an optimizer keeps for variables. Call in replica context.
+
+    Args:
+        optimizer: a Keras optimizer that is not built.
+        variables: those that it will update.
+        strategy: of the replica.
+    """
+    with keras.name_scope(optimizer.name, caller=optimizer):
+        optimizer.build(variables)
+    if strategy.serves_all:
+        note_built(optimizer, strategy)
 
 
 def apply_gradients(

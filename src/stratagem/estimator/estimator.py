@@ -1,0 +1,352 @@
+"""Estimator: a model function that is trained, evaluated and served under any strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from stratagem.checkpoint.together import done_by_first
+from stratagem.estimator import training
+from stratagem.estimator.batches import ModelBatches
+from stratagem.estimator.checkpoints import latest_checkpoint, read_names, read_variable
+from stratagem.estimator.estimator_arguments import (
+    as_hooks,
+    check_members,
+    check_steps,
+    folder_of,
+    last_step_of,
+    require_config,
+)
+from stratagem.estimator.hooks import SessionRunHook
+from stratagem.estimator.mode_keys import ModeKeys
+from stratagem.estimator.model_function import ModelFunction
+from stratagem.estimator.model_step import hooks_of
+from stratagem.estimator.placed_model import PlacedModel, PlacedModels
+from stratagem.estimator.prediction import batches_of, check_keys, examples_of
+from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.session import HookedLoop, ModelSession
+from stratagem.estimator.spec import EstimatorSpec
+from stratagem.estimator.training_hooks import training_hooks
+from stratagem.messages import explain
+
+__all__ = ["Estimator"]
+
+
+class Estimator:
+    """Trains, evaluates and predicts with a model function, under any strategy.
+
+    `model_fn(features, labels, mode, params, config)`, of which it takes what it needs by name, is
+    called in replica context when a step is traced. It makes Keras layers, an optimizer and metrics
+    in each call; the nth variable of a call is the same one in every call. It returns an
+    `EstimatorSpec`.
+
+    An `input_fn` returns a dataset of `(features, labels)`, or of features, in batches of one
+    replica; or one such batch, which is the same in every step. It is called once on each worker,
+    and may take `input_context`, `mode`, `params` and `config`.
+
+    Args:
+        model_fn: the model function.
+        model_dir: the folder of checkpoints and summaries; None for that of the config, or a new
+            temporary one.
+        config: a `RunConfig`, which also names the strategies; None for one device.
+        params: passed to the model function; a dict, for example of sizes.
+        warm_start_from: a checkpoint, the folder of another Estimator, or a `WarmStartSettings`,
+            whose values training begins with where `model_dir` has no checkpoint.
+
+    Raises:
+        TypeError: a config of another type.
+        ValueError: a model function that cannot be called so, two different folders, or a subclass
+            that overrides a member.
+
+    Example:
+        >>> def model_fn(features, labels, mode):
+        ...     outputs = keras.layers.Dense(1)(features)[:, 0]
+        ...     if mode == sg.estimator.ModeKeys.PREDICT:
+        ...         return sg.estimator.EstimatorSpec(mode, predictions=outputs)
+        ...     loss = keras.ops.mean((outputs - labels) ** 2)
+        ...     train_op = sg.estimator.minimize(keras.optimizers.SGD(0.1), loss)
+        ...     return sg.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+        >>> x = np.array([[0.0], [1.0], [2.0], [3.0]], "float32")
+        >>> data = lambda: sg.input.Dataset((x, 2 * x[:, 0]), batch_size=2)
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> config = sg.estimator.RunConfig(train_distribute=strategy)
+        >>> estimator = sg.estimator.Estimator(model_fn, config=config)
+        >>> for _ in range(50):
+        ...     _ = estimator.train(data)
+        >>> estimator.evaluate(data)["loss"] < 0.1
+        np.True_
+
+    Source: tensorflow/estimator estimator.py, EstimatorV2.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., EstimatorSpec],
+        model_dir: str | os.PathLike[str] | None = None,
+        config: RunConfig | None = None,
+        params: Mapping[str, Any] | None = None,
+        warm_start_from: Any = None,
+    ) -> None:
+        check_members(type(self), Estimator)
+        config = require_config(config)
+        folder = folder_of(model_dir, config)
+        if folder is None:
+            folder = done_by_first("Estimator", tempfile.mkdtemp)
+        self._config = config.replace(model_dir=folder)
+        self._model_dir = folder
+        self._params = copy.deepcopy(params)
+        self._function = ModelFunction(model_fn, self._params, self._config)
+        self._models = PlacedModels(self._function, folder, self._config)
+        self._warm_start = warm_start_from
+
+    @property
+    def model_dir(self) -> str:
+        """The folder of checkpoints and summaries."""
+        return self._model_dir
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings, with `model_dir`."""
+        return self._config
+
+    @property
+    def params(self) -> Any:
+        """A copy of the parameters of the model function."""
+        return copy.deepcopy(self._params)
+
+    @property
+    def model_fn(self) -> Callable[..., EstimatorSpec]:
+        """The model function, as a function of features, labels, mode and config."""
+
+        def call(features: Any, labels: Any, mode: str, config: Any) -> EstimatorSpec:
+            return ModelFunction(self._function.function, self._params, config)(
+                features, labels, mode
+            )
+
+        return call
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[SessionRunHook] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+    ) -> Estimator:
+        """Trains from the latest checkpoint on, until the data or the steps end.
+
+        Call on every worker.
+
+        Args:
+            input_fn: gives the data.
+            hooks: called around each step, on every worker.
+            steps: how many steps to train; not together with `max_steps`.
+            max_steps: the global step to end at; where it is reached already nothing is done.
+            saving_listeners: told before and after each checkpoint.
+
+        Returns:
+            This Estimator.
+
+        Raises:
+            TypeError: hooks or listeners of another type, or an `input_fn` that cannot be called.
+            ValueError: both numbers of steps, or not positive ones; no data; or labels that the
+                model function does not take.
+
+        Source: tensorflow/estimator estimator.py, Estimator.train.
+        """
+        check_steps("steps", steps)
+        check_steps("max_steps", max_steps)
+        last_step = last_step_of(steps, max_steps)
+        hooks = as_hooks(hooks)
+        latest = self.latest_checkpoint()
+        if latest is not None and max_steps is not None and self._step_of(latest) >= max_steps:
+            return self
+        self._set_seed()
+        model = self._models.under(self._config.train_distribute)
+        batches = self._batches(input_fn, model, ModeKeys.TRAIN, repeats=True)
+        training.train(
+            model,
+            batches,
+            model_dir=self._model_dir,
+            initialize=lambda: self._initialize(model, self.latest_checkpoint()),
+            make_hooks=lambda spec: training_hooks(
+                spec, hooks, self._config, saving_listeners or (), self._model_dir
+            ),
+            last_step=last_step,
+        )
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Evaluates a checkpoint. Call on every worker of `eval_distribute`.
+
+        Args:
+            input_fn: gives the data.
+            steps: how many batches of all replicas; None for all.
+            hooks: called around each step.
+            checkpoint_path: the checkpoint; None for the latest.
+            name: of the evaluation, where there are several: a part of the name of its folder.
+
+        Returns:
+            The metrics of the model function, the average `loss` over the examples, and
+            `global_step`.
+
+        Raises:
+            ValueError: nothing was trained yet; steps that are not positive; or no data.
+
+        Source: tensorflow/estimator estimator.py, Estimator.evaluate.
+        """
+        check_steps("steps", steps)
+        loop_hooks = as_hooks(hooks)
+        path = self._checkpoint_to_use(checkpoint_path)
+        self._set_seed()
+        model = self._models.under(self._config.eval_distribute)
+        batches = self._batches(input_fn, model, ModeKeys.EVAL, repeats=steps is not None)
+        step = model.evaluation
+        with contextlib.closing(batches):
+            first = batches.first()
+            spec = step.prepare(first)
+            session = ModelSession(step, spec, model.checkpoints, self._model_dir)
+            loop = HookedLoop(session, [*loop_hooks, *hooks_of(spec, ModeKeys.EVAL)])
+            loop.begin()
+            self._initialize(model, path)
+            session.read_global_step()
+            step.reset()
+            loop.create_session()
+            for batch in itertools.islice(itertools.chain([first], batches), steps):
+                if loop.run(step, batch)[1]:
+                    break
+            loop.end()
+        results = {key: np.asarray(value)[()] for key, value in step.results().items()}
+        return {**results, "global_step": session.global_step}
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: str | Sequence[str] | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
+        checkpoint_path: str | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Yields predictions in the order of the input.
+
+        It runs on one device of this process, whatever the strategies are. With several workers
+        each predicts what its own `input_fn` gives, and all have to call it: they read the
+        checkpoint together.
+
+        Args:
+            input_fn: gives features; labels are left out.
+            predict_keys: which predictions, where the model function gives a dict; None for all.
+            hooks: called around each step.
+            checkpoint_path: the checkpoint; None for the latest.
+            yield_single_examples: whether to yield rows, or else whole batches.
+
+        Yields:
+            The predictions of an example: an array, or a dict of arrays.
+
+        Raises:
+            ValueError: nothing was trained yet; unknown keys; or predictions without a row for each
+                example.
+
+        Source: tensorflow/estimator estimator.py, Estimator.predict.
+        """
+        loop_hooks = as_hooks(hooks)
+        path = self._checkpoint_to_use(checkpoint_path)
+        self._set_seed()
+        model = self._models.under(None)
+        batches = self._batches(input_fn, model, ModeKeys.PREDICT, repeats=False)
+        step = model.prediction
+        with contextlib.closing(batches):
+            first = batches.first()
+            spec = step.prepare((first[0], None))
+            keys = check_keys(spec.predictions, predict_keys)
+            session = ModelSession(step, spec, model.checkpoints, self._model_dir)
+            loop = HookedLoop(session, [*loop_hooks, *hooks_of(spec, ModeKeys.PREDICT)])
+            loop.begin()
+            self._initialize(model, path)
+            session.read_global_step()
+            loop.create_session()
+            for features, _ in itertools.chain([first], batches):
+                values, is_stopped = loop.run(step, (features, None))
+                for batch in batches_of(model.strategy, values["predictions"], keys):
+                    yield from examples_of(batch) if yield_single_examples else (batch,)
+                if is_stopped:
+                    break
+            loop.end()
+
+    def latest_checkpoint(self) -> str | None:
+        """Returns the path of the latest checkpoint in `model_dir`; None where there is none."""
+        return latest_checkpoint(self._model_dir)
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Returns the folder of the summaries of an evaluation.
+
+        Args:
+            name: of the evaluation.
+        """
+        return os.path.join(self._model_dir, f"eval_{name}" if name else "eval")
+
+    def get_variable_names(self) -> list[str]:
+        """Returns the names of all variables in the latest checkpoint, sorted.
+
+        Raises:
+            ValueError: nothing was trained yet.
+        """
+        return read_names(self._checkpoint_to_use(None))
+
+    def get_variable_value(self, name: str) -> Any:
+        """Returns the value of a variable in the latest checkpoint.
+
+        Args:
+            name: of the variable.
+
+        Raises:
+            ValueError: nothing was trained yet, or there is no variable of that name.
+        """
+        return read_variable(self._checkpoint_to_use(None), name)
+
+    def _batches(
+        self, input_fn: Callable[..., Any], model: PlacedModel, mode: str, *, repeats: bool
+    ) -> ModelBatches:
+        return ModelBatches(
+            input_fn, model.strategy, mode, self.params, self._config, repeats=repeats
+        )
+
+    def _initialize(self, model: PlacedModel, path: str | None) -> bool:
+        """Gives the variables that exist their values; tells whether they are of a checkpoint."""
+        if path is not None:
+            model.checkpoints.restore(path)
+        return path is not None
+
+    def _checkpoint_to_use(self, path: str | None) -> str:
+        found = path or self.latest_checkpoint()
+        if found is None:
+            raise ValueError(
+                explain(
+                    f"{self._model_dir} holds no checkpoint: nothing was trained yet.",
+                    expected="an Estimator that was trained, or checkpoint_path.",
+                    fix="call train first, or pass the model_dir of the training.",
+                )
+            )
+        return found
+
+    def _step_of(self, path: str) -> int:
+        return int(read_variable(path, "global_step"))
+
+    def _set_seed(self) -> None:
+        if self._config.tf_random_seed is not None:
+            keras.utils.set_random_seed(self._config.tf_random_seed)

@@ -1,0 +1,48 @@
+"""The variable that counts the steps of training."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from stratagem.context import get_strategy
+from stratagem.estimator.variable_store import GLOBAL_STEP, current_store
+from stratagem.keras.variable_creation import Variable
+
+__all__ = ["get_global_step", "get_or_create_global_step"]
+
+_outside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def get_global_step() -> Any:
+    """Returns the variable that counts the steps of training.
+
+    In a model function it is the Estimator's, which counts it up after each step. Elsewhere it is
+    what `get_or_create_global_step` has made for the current strategy.
+
+    Returns:
+        An int32 variable; None where there is none.
+
+    Source: TF 2.21 training_util.py, get_global_step.
+    """
+    store = current_store()
+    return _outside.get(get_strategy()) if store is None else store.global_step
+
+
+def get_or_create_global_step() -> Any:
+    """Returns the variable that counts the steps of training, and makes one where there is none.
+
+    Returns:
+        An int32 variable; the Estimator's in a model function.
+
+    Example:
+        >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        ...     step = sg.train.get_or_create_global_step()
+        ...     step is sg.train.get_global_step()
+        True
+
+    Source: TF 2.21 training_util.py, get_or_create_global_step.
+    """
+    if get_global_step() is None:
+        _outside[get_strategy()] = Variable(0, trainable=False, name=GLOBAL_STEP, dtype="int32")
+    return get_global_step()

@@ -1,0 +1,76 @@
+"""A model function under one strategy: its variables, its steps, and which checkpoint they are of."""
+
+from __future__ import annotations
+
+import jax
+
+from stratagem.estimator.checkpoints import ModelCheckpoints
+from stratagem.estimator.evaluation import EvaluationStep
+from stratagem.estimator.model_function import ModelFunction
+from stratagem.estimator.prediction import PredictionStep
+from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.training_step import TrainingStep
+from stratagem.estimator.variable_store import VariableStore
+from stratagem.strategies import OneDeviceStrategy
+from stratagem.strategies.strategy import Strategy
+
+__all__ = ["PlacedModel", "PlacedModels"]
+
+
+class PlacedModel:
+    """The variables of a model function under one strategy, and its steps.
+
+    Args:
+        function: the model function.
+        strategy: the strategy.
+        model_dir: the folder of the checkpoints.
+        config: the `RunConfig`.
+    """
+
+    def __init__(
+        self, function: ModelFunction, strategy: Strategy, model_dir: str, config: RunConfig
+    ) -> None:
+        self.strategy = strategy
+        store = VariableStore(strategy)
+        self.store = store
+        self.checkpoints = ModelCheckpoints(store, model_dir, config)
+        self.training = TrainingStep(function, store, strategy)
+        self.evaluation = EvaluationStep(function, store, strategy)
+        self.prediction = PredictionStep(function, store, strategy)
+
+
+class PlacedModels:
+    """A model function under each strategy that it is run with.
+
+    Args:
+        function: the model function.
+        model_dir: the folder of the checkpoints.
+        config: the `RunConfig`.
+    """
+
+    def __init__(self, function: ModelFunction, model_dir: str, config: RunConfig) -> None:
+        self._function = function
+        self._model_dir = model_dir
+        self._config = config
+        self._models: dict[Strategy, PlacedModel] = {}
+        self._one_device: Strategy | None = None
+
+    def under(self, strategy: Strategy | None) -> PlacedModel:
+        """Returns the model under a strategy.
+
+        Args:
+            strategy: the strategy; None for JAX's default device.
+        """
+        if strategy is None:
+            strategy = self._on_default_device()
+        if strategy not in self._models:
+            self._models[strategy] = PlacedModel(
+                self._function, strategy, self._model_dir, self._config
+            )
+        return self._models[strategy]
+
+    def _on_default_device(self) -> Strategy:
+        if self._one_device is None:
+            device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+            self._one_device = OneDeviceStrategy(device or jax.local_devices()[0])
+        return self._one_device
