@@ -4,10 +4,21 @@ from stratagem.estimator.distribute_config import DistributeConfig
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
 from stratagem.estimator.hooks import (
+    CheckpointSaverHook,
+    CheckpointSaverListener,
+    FeedFnHook,
+    FinalOpsHook,
+    GlobalStepWaiterHook,
+    LoggingTensorHook,
+    NanLossDuringTrainingError,
+    NanTensorHook,
+    ProfilerHook,
+    SecondOrStepTimer,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
+    StopAtStepHook,
 )
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.named_values import identity
@@ -17,17 +28,28 @@ from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.train_op import Minimize, minimize
 
 __all__ = [
+    "CheckpointSaverHook",
+    "CheckpointSaverListener",
     "DistributeConfig",
     "Estimator",
     "EstimatorSpec",
+    "FeedFnHook",
+    "FinalOpsHook",
+    "GlobalStepWaiterHook",
+    "LoggingTensorHook",
     "Minimize",
     "ModeKeys",
+    "NanLossDuringTrainingError",
+    "NanTensorHook",
+    "ProfilerHook",
     "RunConfig",
     "Scaffold",
+    "SecondOrStepTimer",
     "SessionRunArgs",
     "SessionRunContext",
     "SessionRunHook",
     "SessionRunValues",
+    "StopAtStepHook",
     "get_global_step",
     "get_or_create_global_step",
     "identity",
