@@ -1,4 +1,4 @@
-"""The checkpoints of an Estimator: what is in its folder, and what its variables were given of it."""
+"""The checkpoints of an Estimator: what its folder holds, and what its variables have of it."""
 
 from __future__ import annotations
 
@@ -54,11 +54,14 @@ class ModelCheckpoints:
         self._values: tuple[str | None, int] = (None, 0)
 
     def save(self) -> str:
-        """Saves all variables. Call on every process.
+        """Saves all variables, unless they are as a checkpoint has them. Call on every process.
 
         Returns:
             The path.
         """
+        path, count = self._values
+        if path is not None and count == len(self._store.named) and self._is_of_series(path):
+            return path
         manager = CheckpointManager(
             self._checkpoint(),
             self._folder,
@@ -90,6 +93,11 @@ class ModelCheckpoints:
     def forget(self) -> None:
         """Notes that the variables are about to change."""
         self._values = (None, 0)
+
+    def _is_of_series(self, path: str) -> bool:
+        """Whether a path is what the next save would write."""
+        name = f"{CHECKPOINT_NAME}-{int(self._store.global_step)}"
+        return Path(path).absolute() == (Path(self._folder) / name).absolute()
 
     @property
     def has_values(self) -> bool:

@@ -178,7 +178,7 @@ class Estimator:
             model_dir=self._model_dir,
             initialize=lambda: self._initialize(model, self.latest_checkpoint()),
             make_hooks=lambda spec: training_hooks(
-                spec, hooks, self._config, saving_listeners or (), self._model_dir
+                spec, hooks, self._config, saving_listeners, self._model_dir
             ),
             last_step=last_step,
         )

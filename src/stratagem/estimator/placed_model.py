@@ -1,4 +1,4 @@
-"""A model function under one strategy: its variables, its steps, and which checkpoint they are of."""
+"""A model function under one strategy: its variables, its steps and their checkpoint."""
 
 from __future__ import annotations
 

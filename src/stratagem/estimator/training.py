@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from stratagem.estimator.batches import ModelBatches
 from stratagem.estimator.hooks import SessionRunHook
-from stratagem.estimator.model_step import hooks_of
 from stratagem.estimator.placed_model import PlacedModel
 from stratagem.estimator.session import HookedLoop, ModelSession
 from stratagem.estimator.spec import EstimatorSpec

@@ -129,6 +129,14 @@ class CheckpointSaverHook(SessionRunHook):
         self._timer = AgreedTimer(save_secs, save_steps, clock=clock)
         self._listeners = check_listeners("listeners", listeners)
 
+    def add_listeners(self, listeners: Sequence[CheckpointSaverListener]) -> None:
+        """Lets others be told, too.
+
+        Args:
+            listeners: those that `train` was given.
+        """
+        self._listeners = (*self._listeners, *listeners)
+
     def begin(self) -> None:
         """Tells the listeners."""
         self._timer.reset()
