@@ -41,8 +41,8 @@ class Checkpoint:
     Args:
         root: one object; it is saved under the name "root".
         **kwargs: objects by name: Keras models, layers, optimizers, metrics, seed generators and
-            variables, dicts from names to variables, and what has `get_state()` and `set_state()`, such as an iterator of a
-            distributed dataset.
+            variables, dicts from names to variables, and what has `get_state()` and
+            `set_state()`, such as an iterator of a distributed dataset.
 
     Raises:
         TypeError: an object of another kind.

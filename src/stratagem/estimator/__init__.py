@@ -1,7 +1,9 @@
 """Estimators: a model function, trained, evaluated and served under any strategy."""
 
+from stratagem.estimator import export
 from stratagem.estimator.distribute_config import DistributeConfig
 from stratagem.estimator.estimator import Estimator
+from stratagem.estimator.exported_model import ExportedModel, load_exported
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
 from stratagem.estimator.hooks import (
     CheckpointSaverHook,
@@ -26,6 +28,7 @@ from stratagem.estimator.run_config import RunConfig
 from stratagem.estimator.scaffold import Scaffold
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.train_op import Minimize, minimize
+from stratagem.estimator.warm_start import WarmStartSettings
 
 __all__ = [
     "CheckpointSaverHook",
@@ -33,6 +36,7 @@ __all__ = [
     "DistributeConfig",
     "Estimator",
     "EstimatorSpec",
+    "ExportedModel",
     "FeedFnHook",
     "FinalOpsHook",
     "GlobalStepWaiterHook",
@@ -50,8 +54,11 @@ __all__ = [
     "SessionRunHook",
     "SessionRunValues",
     "StopAtStepHook",
+    "WarmStartSettings",
+    "export",
     "get_global_step",
     "get_or_create_global_step",
     "identity",
+    "load_exported",
     "minimize",
 ]

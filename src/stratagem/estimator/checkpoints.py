@@ -22,7 +22,7 @@ __all__ = [
 
 CHECKPOINT_NAME = "model.ckpt"
 # What the checkpoint calls the variables of a model function.
-_VARIABLES = "variables"
+VARIABLES = "variables"
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
@@ -45,6 +45,8 @@ class ModelCheckpoints:
         store: the variables.
         folder: the `model_dir`.
         config: the `RunConfig`, which says what to keep.
+
+    `is_initial` tells whether nothing was restored or trained.
     """
 
     def __init__(self, store: VariableStore, folder: str, config: Any) -> None:
@@ -52,6 +54,7 @@ class ModelCheckpoints:
         self._folder = folder
         self._config = config
         self._values: tuple[str | None, int] = (None, 0)
+        self.is_initial = True
 
     def save(self) -> str:
         """Saves all variables, unless they are as a checkpoint has them. Call on every process.
@@ -89,23 +92,20 @@ class ModelCheckpoints:
         # Of variables that all replicas have a part of each gets its own again.
         self._checkpoint().read(path, CheckpointOptions(restore_components=True))
         self._values = (path, count)
+        self.is_initial = False
 
     def forget(self) -> None:
         """Notes that the variables are about to change."""
         self._values = (None, 0)
+        self.is_initial = False
 
     def _is_of_series(self, path: str) -> bool:
         """Whether a path is what the next save would write."""
         name = f"{CHECKPOINT_NAME}-{int(self._store.global_step)}"
         return Path(path).absolute() == (Path(self._folder) / name).absolute()
 
-    @property
-    def has_values(self) -> bool:
-        """Whether the variables have the values of a checkpoint."""
-        return self._values[0] is not None
-
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(**{_VARIABLES: self._store.named})
+        return Checkpoint(**{VARIABLES: self._store.named})
 
 
 def read_names(path: str) -> list[str]:
@@ -115,8 +115,19 @@ def read_names(path: str) -> list[str]:
         path: of the checkpoint.
     """
     manifest = done_by_first("Estimator.get_variable_names", lambda: load_manifest(Path(path)))
-    item = manifest["objects"][_VARIABLES]["item"]
+    item = manifest["objects"][VARIABLES]["item"]
     return sorted(entry["path"] for entry in manifest["items"][item])
+
+
+def read_values(path: str) -> dict[str, Any]:
+    """Returns the values of all variables in a checkpoint, by name.
+
+    Args:
+        path: of the checkpoint.
+    """
+    manifest = load_manifest(Path(path))
+    item = manifest["objects"][VARIABLES]["item"]
+    return dict(load_arrays(Path(path), manifest, [item])[item])
 
 
 def read_variable(path: str, name: str) -> Any:
@@ -130,7 +141,7 @@ def read_variable(path: str, name: str) -> Any:
         ValueError: there is none of that name.
     """
     manifest = load_manifest(Path(path))
-    item = manifest["objects"][_VARIABLES]["item"]
+    item = manifest["objects"][VARIABLES]["item"]
     names = [entry["path"] for entry in manifest["items"][item]]
     wanted = name.removesuffix(":0")
     if wanted not in names:

@@ -25,6 +25,12 @@ from stratagem.estimator.estimator_arguments import (
     last_step_of,
     require_config,
 )
+from stratagem.estimator.exporting import (
+    check_receiver,
+    make_variables,
+    signatures_of,
+    write_export,
+)
 from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.model_function import ModelFunction
@@ -35,6 +41,7 @@ from stratagem.estimator.run_config import RunConfig
 from stratagem.estimator.session import HookedLoop, ModelSession
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.training_hooks import training_hooks
+from stratagem.estimator.warm_start import as_warm_start, warm_start
 from stratagem.messages import explain
 
 __all__ = ["Estimator"]
@@ -105,7 +112,7 @@ class Estimator:
         self._params = copy.deepcopy(params)
         self._function = ModelFunction(model_fn, self._params, self._config)
         self._models = PlacedModels(self._function, folder, self._config)
-        self._warm_start = warm_start_from
+        self._warm_start = as_warm_start(warm_start_from)
 
     @property
     def model_dir(self) -> str:
@@ -288,6 +295,61 @@ class Estimator:
                     break
             loop.end()
 
+    def export_saved_model(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> str:
+        """Exports prediction as compiled programs that `load_exported` runs without the model.
+
+        The programs are StableHLO for CPUs, CUDA GPUs and TPUs, for batches of any size. Each of
+        the spec's `export_outputs` is a signature; where there are none, the predictions are the
+        signature "serving_default". Call on every worker.
+
+        Args:
+            export_dir_base: the folder of exports.
+            serving_input_receiver_fn: returns the inputs, a `ServingInputReceiver`.
+            assets_extra: files to copy: sources by their paths in the folder "assets.extra".
+            as_text: whether to write the programs for people, too.
+            checkpoint_path: the checkpoint; None for the latest.
+            experimental_mode: "infer".
+
+        Returns:
+            The new folder in the folder of exports; its name is the time in seconds.
+
+        Raises:
+            NotImplementedError: another mode.
+            TypeError: no receiver, or export outputs of another type.
+            ValueError: nothing was trained yet, or the model function cannot be traced for any size
+                of a batch.
+
+        Source: tensorflow/estimator estimator.py, Estimator.export_saved_model.
+        """
+        if experimental_mode != ModeKeys.PREDICT:
+            raise NotImplementedError(
+                explain(
+                    f"experimental_mode={experimental_mode!r}.",
+                    expected="'infer': an export predicts, and its variables do not change.",
+                    fix="train and evaluate with the Estimator itself.",
+                )
+            )
+        path = self._checkpoint_to_use(checkpoint_path)
+        receiver = check_receiver(serving_input_receiver_fn)
+        model = self._models.under(None)
+        make_variables(model.prediction, receiver)
+        self._initialize(model, path)
+        return write_export(
+            os.fspath(export_dir_base),
+            model.prediction,
+            signatures_of(model.prediction, receiver),
+            assets_extra or {},
+            as_text=as_text,
+        )
+
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the latest checkpoint in `model_dir`; None where there is none."""
         return latest_checkpoint(self._model_dir)
@@ -306,7 +368,7 @@ class Estimator:
         Raises:
             ValueError: nothing was trained yet.
         """
-        return read_names(self._checkpoint_to_use(None))
+        return read_names(self._trained(self.latest_checkpoint()))
 
     def get_variable_value(self, name: str) -> Any:
         """Returns the value of a variable in the latest checkpoint.
@@ -317,7 +379,7 @@ class Estimator:
         Raises:
             ValueError: nothing was trained yet, or there is no variable of that name.
         """
-        return read_variable(self._checkpoint_to_use(None), name)
+        return read_variable(self._trained(self.latest_checkpoint()), name)
 
     def _batches(
         self, input_fn: Callable[..., Any], model: PlacedModel, mode: str, *, repeats: bool
@@ -330,10 +392,16 @@ class Estimator:
         """Gives the variables that exist their values; tells whether they are of a checkpoint."""
         if path is not None:
             model.checkpoints.restore(path)
+        elif self._warm_start is not None and model.checkpoints.is_initial:
+            warm_start(model.store, self._warm_start)
         return path is not None
 
-    def _checkpoint_to_use(self, path: str | None) -> str:
+    def _checkpoint_to_use(self, path: str | None) -> str | None:
+        """Returns the checkpoint to run with; None where the values are those of the warm start."""
         found = path or self.latest_checkpoint()
+        return self._trained(found) if self._warm_start is None else found
+
+    def _trained(self, found: str | None) -> str:
         if found is None:
             raise ValueError(
                 explain(

@@ -1,0 +1,21 @@
+"""What `tf.estimator.export` has: inputs and outputs of exported models."""
+
+from stratagem.estimator.export_output import (
+    ClassificationOutput,
+    ExportOutput,
+    PredictOutput,
+    RegressionOutput,
+)
+from stratagem.estimator.serving import (
+    ServingInputReceiver,
+    build_raw_serving_input_receiver_fn,
+)
+
+__all__ = [
+    "ClassificationOutput",
+    "ExportOutput",
+    "PredictOutput",
+    "RegressionOutput",
+    "ServingInputReceiver",
+    "build_raw_serving_input_receiver_fn",
+]
