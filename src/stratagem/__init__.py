@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stratagem import planning as planning
     from stratagem import preemption as preemption
     from stratagem import remote as remote
+    from stratagem import summary as summary
     from stratagem import tpu as tpu
     from stratagem import train as train
     from stratagem.checkpoint import Checkpoint as Checkpoint
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from stratagem.keras import DatasetCreator as DatasetCreator
     from stratagem.keras import SidecarEvaluator as SidecarEvaluator
     from stratagem.keras import SidecarEvaluatorModelExport as SidecarEvaluatorModelExport
+    from stratagem.keras import TensorBoard as TensorBoard
     from stratagem.keras import Variable as Variable
     from stratagem.keras import apply_gradients as apply_gradients
     from stratagem.keras import compile as compile
@@ -151,6 +153,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Strategy": ("stratagem.strategies", "Strategy"),
     "StrategyExtended": ("stratagem.strategies", "StrategyExtended"),
     "TPUStrategy": ("stratagem.strategies", "TPUStrategy"),
+    "TensorBoard": ("stratagem.keras", "TensorBoard"),
     "TerminationConfig": ("stratagem.preemption", "TerminationConfig"),
     "ValueContext": ("stratagem.options", "ValueContext"),
     "Variable": ("stratagem.keras", "Variable"),
@@ -191,6 +194,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
     "select_replica": ("stratagem.values", "select_replica"),
     "set_strategy": ("stratagem.context", "set_strategy"),
+    "summary": ("stratagem.summary", None),
     "tpu": ("stratagem.tpu", None),
     "train": ("stratagem.train", None),
     "value_and_grad": ("stratagem.execution", "value_and_grad"),
@@ -241,6 +245,7 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",
+    "TensorBoard",
     "TerminationConfig",
     "ValueContext",
     "Variable",
@@ -281,6 +286,7 @@ __all__ = [
     "scale_regularization_loss",
     "select_replica",
     "set_strategy",
+    "summary",
     "tpu",
     "train",
     "value_and_grad",

@@ -20,7 +20,7 @@ LAYERS = (
     ("coordinator", "checkpoint"),
     ("strategies",),
     ("execution",),
-    ("variables", "input"),
+    ("variables", "input", "summary"),
     ("context",),
     ("collectives",),
     ("values",),

@@ -32,6 +32,8 @@ from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.trace_errors import created_again
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
+from stratagem.summary.callbacks import hand_on
+from stratagem.summary.collector import Collector
 from stratagem.topology import Topology
 from stratagem.values import Mirrored, PerReplica, regroup, select_replica
 from stratagem.values.regrouping import is_array
@@ -90,6 +92,8 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
             raise created_again(created[0])
     session.state.keep(session.scopes)
     session.state.send(session.scopes[0])
+    if session.summaries is not None:
+        hand_on(session.summaries.summaries, session.summaries.values)
     return regroup(results, strategy.topology)
 
 
@@ -156,6 +160,7 @@ class _Session:
         local_ids = self._topology.local_replica_ids
         self._replicas = [_Replica(index, place) for place, index in enumerate(local_ids)]
         self.state = EagerState(strategy)
+        self.summaries: Collector | None = None  # of replica 0
         self.scopes: list[ReplicaScope] = [
             ReplicaScope(self.state.reader(index)) for index in local_ids
         ]
@@ -237,11 +242,15 @@ class _Session:
         context = ReplicaContext(
             self._strategy, index, communicator, _true_batch(self._batch, index)
         )
+        summaries = Collector()
+        if index == 0:
+            self.summaries = summaries
         with (
             jax.default_device(device),
             jax.disable_jit(),
             stack.push(stack.FrameKind.REPLICA, self._strategy, context),
             self.scopes[place],
+            summaries,
         ):
             args, kwargs = self._local_arguments(place, device)
             result = self._fn(*args, **kwargs)

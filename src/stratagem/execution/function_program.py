@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
@@ -22,6 +23,8 @@ from stratagem.execution.arguments import Static
 from stratagem.execution.created_variables import initialize_created_variables
 from stratagem.execution.trace_errors import created_again
 from stratagem.messages import explain
+from stratagem.summary.collector import Collector
+from stratagem.summary.pending import begin_recording
 from stratagem.topology.lockstep import run_together
 from stratagem.values import PerReplica
 from stratagem.values.regrouping import is_array
@@ -176,21 +179,26 @@ class _Attempt:
         self.candidates = candidates
         self.trace = FunctionTrace({})
         self.results = _Results()
+        self.summaries = Collector()
+        self.summary_structure: Any = None
 
     def carry_out(self) -> Any:
         """Returns the jaxpr; None if variables were created that have no values yet."""
         avals = [_aval(_stored(variable)) for variable in self.candidates]
         try:
-            return jax.make_jaxpr(self._traced)(avals, self._call.arrays)
+            return jax.make_jaxpr(self._traced)(avals, self._call.arrays, np.False_)
         except NeedsInitialization:
             return None
 
-    def _traced(self, values: list[Any], arrays: list[Any]) -> Any:
+    def _traced(self, values: list[Any], arrays: list[Any], records: Any) -> Any:
+        self.summaries = Collector(records)
         pairs = zip(self.candidates, values, strict=True)
         self.trace = FunctionTrace({id(variable): value for variable, value in pairs})
         args, kwargs = self._call.with_arrays(arrays)
-        with tracing_function(self.trace), _FunctionScope(self.trace):
+        with tracing_function(self.trace), _FunctionScope(self.trace), self.summaries:
             outputs = self.results.flatten(self.fn(*args, **kwargs))
+        collected, self.summary_structure = jax.tree.flatten(self.summaries.values)
+        outputs += [jnp.asarray(value) for value in collected]
         return [self.trace.value_of(v) for v in self.trace.written.values()], outputs
 
 
@@ -294,18 +302,20 @@ class FunctionProgram:
         written = {id(variable) for variable in self._written}
         self._read_only = [v for k, v in trace.read.items() if k not in written]
         self._results = attempt.results
+        self.summaries = attempt.summaries.summaries
+        self._summary_structure = attempt.summary_structure
         places = {id(v): index for index, v in enumerate([*self._written, *self._read_only])}
         order = [places.get(id(variable)) for variable in candidates]
         num_written = len(self._written)
 
-        def run(written: list[Any], read_only: list[Any], arrays: list[Any]) -> Any:
+        def run(written: list[Any], read_only: list[Any], arrays: list[Any], records: Any) -> Any:
             values = [*written, *read_only]
             avals = closed.in_avals[: len(order)]
             inputs = [
                 jax.lax.full(aval.shape, 0, aval.dtype) if place is None else values[place]
                 for place, aval in zip(order, avals, strict=True)
             ]
-            outputs = jaxpr_as_fun(closed)(*inputs, *arrays)
+            outputs = jaxpr_as_fun(closed)(*inputs, *arrays, records)
             token = jnp.zeros((), bool) if self._is_of_several else ()
             return list(outputs[:num_written]), list(outputs[num_written:]), token
 
@@ -318,6 +328,7 @@ class FunctionProgram:
         copied, stacked = topology.replicated, topology.stacked
         variables = [stored_sharding(variable, topology) for variable in self._written]
         results = [stacked if split else copied for split in self._results.is_per_replica]
+        results += [copied] * self._summary_structure.num_leaves
         return variables, results, copied if self._is_of_several else ()
 
     def run(self, arrays: list[Any]) -> Any:
@@ -332,9 +343,11 @@ class FunctionProgram:
         written = [_stored(variable) for variable in self._written]
         read_only = [_stored(variable) for variable in self._read_only]
         arrays = [self._on_devices(array) for array in arrays]
+        recording = begin_recording(self.summaries) if self.summaries else None
+        records = np.bool_(recording is not None)
 
         def start() -> tuple[Any, Any]:
-            new_values, outputs, token = self._run(written, read_only, arrays)
+            new_values, outputs, token = self._run(written, read_only, arrays, records)
             return (new_values, outputs), token
 
         if self._topology is not None and self._is_of_several:
@@ -347,7 +360,11 @@ class FunctionProgram:
                 variable.storage = value
             else:
                 variable.assign(value if self._topology is None else jax.device_get(value))
-        return self._results.rebuild(outputs)
+        num_results = len(self._results.is_per_replica)
+        if recording is not None:
+            values = jax.tree.unflatten(self._summary_structure, outputs[num_results:])
+            recording.keep(self.summaries, values, None)
+        return self._results.rebuild(outputs[:num_results])
 
     def _on_devices(self, array: Any) -> Any:
         """Moves an array that was put on other devices; all others the compiled call moves."""

@@ -21,6 +21,8 @@ from stratagem.execution.lookups import (
     tables_among,
 )
 from stratagem.messages import explain
+from stratagem.summary.callbacks import hand_on
+from stratagem.summary.collector import Collector
 from stratagem.values import IndexedSlices
 
 __all__ = ["value_and_grad"]
@@ -91,13 +93,15 @@ class _Differentiated:
         self._variables = [v for v in variables if jnp.issubdtype(jnp.dtype(v.dtype), jnp.inexact)]
         self._values = [_current_value(variable, self._outer) for variable in self._variables]
 
-    def _call(self, values: list[Any], lookups: Lookups) -> tuple[ReplicaScope, Any, Any]:
+    def _call(
+        self, values: list[Any], lookups: Lookups, summaries: Collector
+    ) -> tuple[ReplicaScope, Any, Any]:
         """Calls the function with given values of the variables."""
         outer = self._outer
         scope = ReplicaScope(outer.get_current_value if outer is not None else lambda _: None)
         for variable, value in zip(self._variables, values, strict=True):
             scope.set_value(variable, value)
-        with scope, lookups:
+        with scope, lookups, summaries:
             result = self._fn()
         value, aux = result if self._has_aux else (result, None)
         _require_scalar(value)
@@ -121,7 +125,7 @@ class _Differentiated:
         read_ids: set[int] = set()
 
         def count(values: list[Any]) -> None:
-            scope, _, _ = self._call(values, counted)
+            scope, _, _ = self._call(values, counted, Collector())
             read_ids.update(scope.read_ids)
 
         if is_traced:
@@ -149,25 +153,28 @@ class _Differentiated:
         are_matched: list[bool] = []
         table_ids = {id(table) for table, _ in tables}
         received = self._received([one for one in tables if is_elsewhere(one[0])])
+        summaries = Collector()
 
         def functional(inputs: tuple[list[Any], dict[int, Any]]) -> tuple[Any, Any]:
             values, stand_ins = inputs
             rows = {key: [row for _, row in pairs] for key, pairs in received.items()}
             lookups = Lookups([table for table, _ in tables], stand_ins, rows)
-            scope, value, aux = self._call(values, lookups)
+            summaries.clear()
+            scope, value, aux = self._call(values, lookups, summaries)
             are_matched.append(lookups.are_matched and not table_ids & scope.read_ids)
             read_ids.update(scope.read_ids)
             written[:] = [(v, key in scope.unproven) for key, v in scope.writes.items()]
             updates = [scope.written_value(variable) for variable, _ in written]
-            return jnp.asarray(value), (aux, updates, lookups.ids)
+            return jnp.asarray(value), (aux, updates, lookups.ids, summaries.values)
 
         stand_ins = {
             id(table): [jnp.zeros(shape, table.dtype) for shape in shapes]
             for table, shapes in tables
         }
-        (value, (aux, updates, ids)), (grads, rows) = jax.value_and_grad(functional, has_aux=True)(
+        (value, rest), (grads, rows) = jax.value_and_grad(functional, has_aux=True)(
             (self._values, stand_ins)
         )
+        aux, updates, ids, of_summaries = rest
         if not all(are_matched):  # the function did something else than when it was counted
             return self.differentiate([])
         for key, pairs in received.items():
@@ -175,6 +182,7 @@ class _Differentiated:
                 assert self._outer is not None
                 self._outer.outermost.send(Ids(place), as_row_numbers(own_ids))
         _keep_updates(written, updates, self._outer)
+        hand_on(summaries.summaries, of_summaries)
         by_id: dict[int, Any] = {
             id(v): grad for v, grad in zip(self._variables, grads, strict=True) if id(v) in read_ids
         }

@@ -18,6 +18,7 @@ from stratagem.execution.exchange import Exchange
 from stratagem.execution.ids_program import IdsProgram
 from stratagem.execution.sameness import contains_primitive
 from stratagem.execution.step_program import StepProgram, shape_on
+from stratagem.execution.step_summaries import StepSummaries
 from stratagem.execution.trace import Trace
 from stratagem.goodput import current_events
 from stratagem.messages import explain
@@ -61,6 +62,7 @@ class Program:
         self._written = [_Place(variable) for variable in trace.written]
         self._read_only = [_Place(variable) for variable in trace.read_only]
         self._constants: list[Any] | None = None
+        self._summaries = StepSummaries(trace, topology) if trace.summaries else None
         self._step = self._compile(many=False)
         self._many: Any = None
 
@@ -102,8 +104,8 @@ class Program:
 
         def call(rows: list[Any]) -> list[Any]:
             outputs = self._call(self._step, split, shared, rows)
-            results[:] = outputs[: self.trace.num_outputs]
-            return outputs[self.trace.num_outputs :]
+            results[:] = outputs[: self.trace.num_results]
+            return outputs[self.trace.num_results :]
 
         self._exchange.run(self.trace, lambda: self._ids_of_lookups(split, shared), call)
         return results
@@ -208,6 +210,9 @@ class Program:
                 self._constants = [
                     self._topology.replicate(value) for value in self.trace.constants
                 ]
+        summaries, constants = self._summaries, self._constants
+        if summaries is not None:
+            constants = summaries.begin(constants)
         starts = self._topology.spans_processes and current_function_trace() is None
         if starts and not self._is_agreed:
             agree_on_program(self._name, self.trace.jaxpr)
@@ -216,7 +221,7 @@ class Program:
         handed: list[Any] = []
 
         def start() -> tuple[Any, Any]:
-            outputs = function(written, read_only, split, shared, self._constants, list(rows))
+            outputs = function(written, read_only, split, shared, constants, list(rows))
             handed[:] = outputs[3]
             return outputs[:2], outputs[2]
 
@@ -231,6 +236,8 @@ class Program:
         for place, value in zip(self._written, new_values, strict=True):
             place.store(value)
         self._finish(handed, shared)
+        if summaries is not None:
+            return summaries.end(results, len(split[0]) if function is self._many else None)
         return results
 
     def _finish(self, handed: list[Any], shared: list[Any]) -> None:

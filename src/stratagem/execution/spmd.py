@@ -18,6 +18,7 @@ from stratagem.execution.program import Program
 from stratagem.execution.step_capture import offer_step
 from stratagem.execution.trace import Trace
 from stratagem.execution.tracing import trace_replica_function
+from stratagem.summary.settings import trace_key
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compiling
 from stratagem.variables import agree_on_initial_values, require_layouts_used
@@ -73,6 +74,8 @@ class CompiledExecution:
         is_inside = current_function_trace() is not None
         key = (_identity(fn), arguments.structure, arguments.leaves, is_inside)
         program = self._programs.get(key)
+        if program is not None and program.trace.summaries:
+            program = self._programs.get((key, trace_key()))
         if program is not None:
             self._programs.move_to_end(key)
             return program
@@ -91,6 +94,8 @@ class CompiledExecution:
             self._strategy.exchange,
             serves_all=self._strategy.serves_all,
         )
+        if trace.summaries:
+            self._programs[(key, trace_key())] = program
         while len(self._programs) > config.program_cache_size():
             self._programs.popitem(last=False)
         return program

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
 from stratagem.execution.exchange import Lookup
+from stratagem.summary.summary import Summary
 from stratagem.variables import VariableKind, home_of
 
 __all__ = ["Trace"]
@@ -20,7 +22,8 @@ class Trace:
     Args:
         jaxpr: the program of one replica. Its inputs are the values of `read_only` and `written`
             variables, the split and the shared arguments and `constants`, by the indices below;
-            its outputs are the new values of `written`, then the array results.
+            its outputs are the new values of `written`, then the array results, the last of which
+            are the values of `summaries`.
         read_only: variables that are read and not written.
         written: variables that are written.
         inputs: for each input of the jaxpr where it comes from: ("read_only", i), ("written", i),
@@ -32,6 +35,9 @@ class Trace:
         lookups: of rows that come from outside, as inputs ("rows", i).
         sent: what the outputs after the results are, which leave the process.
         added_to: the variables that were only added to, by identity.
+        summaries: that the function writes.
+        summary_structure: pytree structure of their values.
+        records: which of the constants tells whether any is recorded; None where nothing asks.
     """
 
     jaxpr: ClosedJaxpr
@@ -45,6 +51,9 @@ class Trace:
     lookups: list[Lookup] = dataclasses.field(default_factory=list[Lookup])
     sent: list[Any] = dataclasses.field(default_factory=list[Any])
     added_to: frozenset[int] = frozenset()
+    summaries: Sequence[Summary] = ()
+    summary_structure: Any = None
+    records: int | None = None
 
     @property
     def differing_inputs(self) -> list[bool]:
@@ -60,6 +69,11 @@ class Trace:
         return flags
 
     @property
-    def num_outputs(self) -> int:
+    def num_results(self) -> int:
         """How many arrays the function returns."""
         return sum(is_output for is_output, _ in self.results)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many arrays the function returns, and how many its summaries have."""
+        return self.num_results + (self.summary_structure.num_leaves if self.summaries else 0)

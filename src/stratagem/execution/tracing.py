@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from stratagem.collectives import MeshCommunicator, SoleCommunicator
@@ -26,6 +27,7 @@ from stratagem.execution.trace_errors import (
     foreign_variable,
     parted,
 )
+from stratagem.summary.collector import Collector
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.values.regrouping import is_array
 from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
@@ -38,6 +40,10 @@ _BRANCHING_NOTE = (
     "runs. "
     "Fix: choose with jax.numpy.where or lax.cond, or debug with sg.config.run_eagerly(True)."
 )
+
+
+# The source of the input that tells whether summaries are recorded.
+_RECORDS = ("records", 0)
 
 
 class _Recorder:
@@ -73,6 +79,8 @@ class _Recorder:
         self.sent: list[Any] = []
         self.added_to: frozenset[int] = frozenset()
         self.preparations: list[Callable[[], None]] = []
+        self.summaries = Collector()
+        self.summary_structure: Any = None
 
     def is_stacked(self, variable: Any) -> bool:
         home = home_of(variable)
@@ -83,9 +91,10 @@ class _Recorder:
         )
 
     def body(
-        self, state: dict[str, list[Any]], split: list[Any], shared: list[Any]
+        self, state: dict[str, list[Any]], split: list[Any], shared: list[Any], records: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """The function given to `shard_map`: local arrays in, local arrays out."""
+        self.summaries = Collector(records)
         several = self._topology.num_replicas > 1
         values = self._local_values(state)
         arguments = self.arguments
@@ -96,7 +105,8 @@ class _Recorder:
             rows = [part[0] for part in state["rows"]] if several else state["rows"]
             scope.receive = lambda lookup: self._receive(lookup, rows)
             scope.whole_tables = self._whole_tables
-        with stack.push(stack.FrameKind.REPLICA, self._strategy, context), scope:
+        in_replica = stack.push(stack.FrameKind.REPLICA, self._strategy, context)
+        with in_replica, scope, self.summaries:
             try:
                 result = self._fn(*args, **kwargs)
             except jax.errors.ConcretizationTypeError as error:
@@ -117,6 +127,8 @@ class _Recorder:
             else:
                 copied.append(value)
         outputs = self._flatten_result(result, several)
+        values, self.summary_structure = jax.tree.flatten(self.summaries.values)
+        outputs += [value[None] if several else value for value in values]
         self.sent = [what for what, _ in scope.sent]
         outputs += [value[None] if several else value for _, value in scope.sent]
         self.added_to = frozenset(scope.added_to)
@@ -268,12 +280,12 @@ def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -
         body = jax.shard_map(
             recorder.body,
             mesh=topology.mesh,
-            in_specs=(of_state, stacked_spec, copied),
+            in_specs=(of_state, stacked_spec, copied, copied),
             out_specs=(copied, stacked_spec, stacked_spec),
             axis_names={REPLICA_AXIS},
             check_vma=False,
         )
-    return jax.make_jaxpr(body)(state, split, shared)
+    return jax.make_jaxpr(body)(state, split, shared, np.False_)
 
 
 def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: Any) -> Trace:
@@ -296,7 +308,12 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
     sources[len(copied) : len(copied)] = [("rows", i) for i in range(len(recorder.lookups))]
     sources += [("split", index) for index in range(len(arguments.split))]
     sources += [("shared", index) for index in range(len(arguments.shared))]
+    summaries = recorder.summaries.summaries
+    sources.append(_RECORDS if summaries else UNTOUCHED)
     jaxpr, inputs, constants = local_jaxpr(closed, sources, strategy.topology)
+    if summaries:
+        inputs = [("constant", len(constants)) if one == _RECORDS else one for one in inputs]
+        constants.append(np.False_)
     if gets_rows(strategy):
         jaxpr, inputs, touched = without_unused_variables(jaxpr, inputs, touched)
     trace = Trace(
@@ -311,6 +328,9 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
         lookups=recorder.lookups,
         sent=recorder.sent,
         added_to=recorder.added_to,
+        summaries=summaries,
+        summary_structure=recorder.summary_structure,
+        records=len(constants) - 1 if summaries else None,
     )
     if strategy.num_replicas_in_sync > 1:
         differing_inputs = trace.differing_inputs

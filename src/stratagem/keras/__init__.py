@@ -11,6 +11,7 @@ from stratagem.keras.optimizer import apply_gradients  # isort: skip
 from stratagem.keras.random_state import RandomState  # isort: skip
 from stratagem.keras.sidecar_evaluator import SidecarEvaluation, SidecarEvaluator  # isort: skip
 from stratagem.keras.sidecar_export import SidecarEvaluatorModelExport  # isort: skip
+from stratagem.keras.tensorboard import TensorBoard  # isort: skip
 from stratagem.keras.variable import DistributedVariable  # isort: skip
 from stratagem.keras.variable_creation import Variable  # isort: skip
 
@@ -22,6 +23,7 @@ __all__ = [
     "SidecarEvaluation",
     "SidecarEvaluator",
     "SidecarEvaluatorModelExport",
+    "TensorBoard",
     "Variable",
     "apply_gradients",
     "compile",

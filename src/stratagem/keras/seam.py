@@ -29,6 +29,7 @@ from stratagem.keras import (  # noqa: E402
 )
 from stratagem.keras.private import in_symbolic_scope  # noqa: E402
 from stratagem.strategies.logical_devices import set_shape_inference  # noqa: E402
+from stratagem.summary import collector  # noqa: E402
 
 __all__ = ["install"]
 
@@ -37,6 +38,7 @@ def install() -> None:
     """Installs every replacement."""
     assert strategies.DefaultStrategy
     set_shape_inference(in_symbolic_scope)
+    collector.set_shape_inference(in_symbolic_scope)
     layers = (batch_normalization, embedding, pooling)
     for part in (
         variable_creation,

@@ -1,0 +1,133 @@
+"""What `sg.TensorBoard` writes of a model besides numbers: weights, embeddings, layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from stratagem import summary
+from stratagem.messages import explain
+from stratagem.optional_libraries import load
+
+__all__ = [
+    "write_conceptual_graph",
+    "write_embeddings",
+    "write_projector_configuration",
+    "write_weights",
+]
+
+
+def write_weights(model: Any, epoch: int, *, with_images: bool) -> None:
+    """Writes a histogram of each weight to the default writer.
+
+    With several processes all call it: what is in parts is read by all of them together.
+
+    Args:
+        model: a Keras model.
+        epoch: the step.
+        with_images: whether weights are written as images, too.
+    """
+    for layer in model.layers:
+        for weight in layer.weights:
+            value = keras.ops.convert_to_numpy(weight)
+            if not np.issubdtype(np.asarray(value).astype("float32").dtype, np.floating):
+                continue
+            tag = weight.path.replace(":", "_")
+            summary.histogram(f"{tag}/histogram", value, step=epoch)
+            images = _as_images(value) if with_images else None
+            if images is not None:
+                summary.image(f"{tag}/image", images, step=epoch)
+
+
+def _as_images(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """A weight as images, as Keras shows it; None for what cannot be shown."""
+    value = np.squeeze(value).astype(np.float32)
+    if value.ndim == 1:
+        return value[None, :, None, None]
+    if value.ndim == 2:
+        return (value.T if value.shape[0] > value.shape[1] else value)[None, :, :, None]
+    if value.ndim == 3:  # every kernel of a convolution is an image
+        if keras.config.image_data_format() == "channels_last":
+            value = np.transpose(value, (2, 0, 1))
+        return value[..., None]
+    return value if value.ndim == 4 and value.shape[-1] in (1, 3, 4) else None
+
+
+def write_conceptual_graph(model: Any) -> None:
+    """Writes the layers of a functional or sequential model to the default writer.
+
+    Args:
+        model: a Keras model.
+    """
+    if not isinstance(model, keras.Sequential) and type(model).__name__ != "Functional":
+        return
+    messages = load(
+        "tensorboard.compat.proto.summary_pb2",
+        needed_by="sg.TensorBoard",
+        install="stratagem[tensorboard]",
+    )
+    metadata = messages.SummaryMetadata()
+    metadata.plugin_data.plugin_name = "graph_keras_model"
+    metadata.plugin_data.content = b"1"
+    summary.write("keras", model.to_json(), step=0, metadata=metadata)
+
+
+def write_projector_configuration(
+    model: Any,
+    writer: summary.SummaryWriter,
+    log_dir: str,
+    labels: str | Mapping[str, str] | None,
+) -> None:
+    """Tells TensorBoard's projector where the embeddings of a model will be.
+
+    Args:
+        model: a Keras model.
+        writer: that writes if this process does.
+        log_dir: the folder.
+        labels: the file with the labels of rows, or files by the layers' names.
+
+    Raises:
+        ValueError: labels of a layer that is no embedding.
+    """
+    names = [layer.name for layer in _embeddings(model)]
+    if isinstance(labels, Mapping) and (unknown := sorted(set(labels) - set(names))):
+        raise ValueError(
+            explain(
+                f"embeddings_metadata names the layers {unknown}.",
+                expected=f"names of keras.layers.Embedding: {names}.",
+                fix="see layer.name.",
+            )
+        )
+    lines: list[str] = []
+    for name in names:
+        label = labels.get(name) if isinstance(labels, Mapping) else labels
+        lines += ["embeddings {", f'  tensor_name: "{name}"', f'  tensor_path: "{name}.tsv"']
+        lines += [f'  metadata_path: "{label}"'] if label else []
+        lines.append("}")
+    if writer.is_active:
+        os.makedirs(log_dir, exist_ok=True)
+        path = os.path.join(log_dir, "projector_config.pbtxt")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("\n".join([*lines, ""]))
+
+
+def write_embeddings(model: Any, writer: summary.SummaryWriter, log_dir: str) -> None:
+    """Writes the tables of a model's embeddings for TensorBoard's projector.
+
+    Args:
+        model: a Keras model; with several processes all call it.
+        writer: that writes if this process does.
+        log_dir: the folder.
+    """
+    for layer in _embeddings(model):
+        table = np.asarray(keras.ops.convert_to_numpy(layer.embeddings), np.float32)
+        if writer.is_active:
+            np.savetxt(os.path.join(log_dir, f"{layer.name}.tsv"), table, "%.6g", delimiter="\t")
+
+
+def _embeddings(model: Any) -> Iterator[Any]:
+    return (layer for layer in model.layers if isinstance(layer, keras.layers.Embedding))

@@ -1,0 +1,106 @@
+"""Summaries called in functions that no step of ours knows of, such as the body of a `lax.scan`.
+
+There the compiled program calls this process back. The default writer, step and condition are those
+at that time: whoever changes them waits for the programs that were started. Such a program takes
+longer to start than one without callbacks, whether it records or not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.context import get_replica_context
+from stratagem.summary.collector import current_collector, is_tracing, resolve
+from stratagem.summary.pending import begin_recording, write_values
+from stratagem.summary.settings import current_settings, latest_settings, note_callbacks
+from stratagem.summary.summary import Summary
+
+__all__ = ["hand_on", "stage"]
+
+
+def stage(
+    tag: str,
+    encode: Callable[[Any], Any],
+    data: Any,
+    step: Any,
+    reduce: Callable[[Any], Any] | None,
+) -> Any:
+    """Has a summary written by the program that is being traced.
+
+    Args:
+        tag: its name.
+        encode: makes a `Summary.Value` of its data.
+        data: array, or None where `encode` has it.
+        step: of the call.
+        reduce: what is computed of the data where it is recorded; None for nothing.
+
+    Returns:
+        Whether it is recorded, as far as the program knows.
+    """
+    collector = current_collector()
+    outer = current_settings() if collector is None else collector.settings
+    resolved = resolve(tag, encode, step, outer)
+    if resolved is None:
+        return False
+    summary, values = resolved
+    flags = [values["is_recorded"]] if summary.has_condition else []
+    if collector is not None and not isinstance(collector.records, bool):
+        flags.append(collector.records)
+    context = get_replica_context()
+    if context is not None and context.num_replicas_in_sync > 1:
+        flags.append(jnp.asarray(context.replica_id_in_sync_group == 0))
+    if data is not None:
+        values["data"] = jax.lax.stop_gradient(jnp.asarray(data))
+    return _call_back(summary, values, functools.reduce(jnp.logical_and, flags, True), reduce)
+
+
+def hand_on(summaries: Sequence[Summary], values: Sequence[dict[str, Any]]) -> None:
+    """Gives what a function has collected to what is around the function.
+
+    Args:
+        summaries: that were called in it.
+        values: of each, as results of it.
+    """
+    collector = current_collector()
+    if collector is not None and collector.is_at_its_own_level:
+        collector.extend(summaries, values)
+    elif is_tracing() or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values)):
+        flag = True if collector is None else collector.records
+        for summary, one in zip(summaries, values, strict=True):
+            _call_back(summary, one, flag)
+    elif summaries and (recording := begin_recording(summaries)) is not None:
+        recording.keep(summaries, values, None)
+
+
+def _call_back(
+    summary: Summary,
+    values: dict[str, Any],
+    flag: Any = True,
+    reduce: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Has a summary of a program written when its values are there; returns whether it is."""
+    note_callbacks()
+
+    def write(values: dict[str, Any]) -> None:
+        if reduce is not None:
+            values = values | {"data": reduce(values["data"])}
+        jax.debug.callback(functools.partial(_written, summary), values)
+
+    if flag is True:
+        write(values)
+    else:
+        jax.lax.cond(flag, write, lambda _: None, values)
+    return flag
+
+
+def _written(summary: Summary, values: dict[str, Any]) -> None:
+    recording = begin_recording([summary], latest_settings())
+    if recording is not None:
+        write_values(summary, {name: np.asarray(one) for name, one in values.items()}, recording)

@@ -1,0 +1,128 @@
+"""Summaries as TensorBoard's plugins read them: buckets, pixels and protocol messages."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from stratagem.optional_libraries import load
+from stratagem.summary.event_file import tensorboard
+
+__all__ = ["histogram_buckets", "image_value", "pixels", "tensor_value"]
+
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+
+
+def tensor_value(
+    tag: str,
+    array: Any,
+    plugin: str | None = None,
+    description: str | None = None,
+    *,
+    metadata: Any = None,
+) -> Any:
+    """Returns a summary that holds an array.
+
+    Args:
+        tag: its name.
+        array: on the host.
+        plugin: of TensorBoard, that shows it; None where `metadata` tells.
+        description: of it.
+        metadata: a `SummaryMetadata`, the bytes of one, or None.
+
+    Returns:
+        A `Summary.Value`.
+    """
+    messages = tensorboard("compat.proto.summary_pb2")
+    if plugin is not None:
+        of_plugin = tensorboard(f"plugins.{plugin}.metadata")
+        metadata = of_plugin.create_summary_metadata(None, description)
+    elif isinstance(metadata, bytes):
+        metadata = messages.SummaryMetadata.FromString(metadata)
+    elif metadata is not None:  # TensorFlow has a type of its own for it
+        metadata = messages.SummaryMetadata.FromString(metadata.SerializeToString())
+    tensor = tensorboard("util.tensor_util").make_tensor_proto(array)
+    return messages.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+
+def image_value(tag: str, images: Any, description: str | None) -> Any:
+    """Returns a summary that holds images.
+
+    Args:
+        tag: its name.
+        images: uint8 array of shape (k, height, width, channels).
+        description: of it.
+
+    Returns:
+        A `Summary.Value`.
+    """
+    pillow = load("PIL.Image", needed_by="sg.summary.image", install="stratagem[tensorboard]")
+    _, height, width, num_channels = images.shape
+    strings = [str(width).encode(), str(height).encode()]
+    for picture in images:
+        flat = picture[:, :, 0] if num_channels == 1 else picture
+        file = io.BytesIO()
+        mode = _MODES[num_channels]
+        pillow.frombytes(mode, (width, height), np.ascontiguousarray(flat).tobytes()).save(
+            file, "PNG"
+        )
+        strings.append(file.getvalue())
+    return tensor_value(tag, np.asarray(strings, dtype=object), "image", description)
+
+
+def pixels(images: Any, xp: Any) -> Any:
+    """Returns images as uint8, as tf.image.convert_image_dtype does with saturation.
+
+    Args:
+        images: array of numbers.
+        xp: `numpy` or `jax.numpy`, which computes it.
+    """
+    dtype = images.dtype
+    if dtype == np.uint8:
+        return images
+    if dtype == bool:
+        return images.astype(np.uint8) * xp.asarray(255, np.uint8)
+    if xp.issubdtype(dtype, xp.integer):
+        scale = max((int(np.iinfo(dtype).max) + 1) // 256, 1)
+        scaled = images // xp.asarray(scale, dtype)
+        return xp.maximum(scaled, xp.asarray(0, dtype)).astype(np.uint8)
+    scaled = images.astype(np.float32) * xp.asarray(255.5, np.float32)
+    scaled = xp.nan_to_num(scaled, posinf=255.0, neginf=0.0)
+    return xp.clip(scaled, 0.0, 255.0).astype(np.uint8)
+
+
+def histogram_buckets(data: Any, num_buckets: int, xp: Any) -> Any:
+    """Counts the finite elements of an array in buckets of equal width.
+
+    Elements that are all the same are counted in the last bucket, without width; without any all is
+    zero.
+
+    Args:
+        data: array of floats.
+        num_buckets: how many.
+        xp: `numpy` or `jax.numpy`, which computes it.
+
+    Returns:
+        Array of shape (num_buckets, 3): left edge, right edge, count.
+    """
+    data = data.reshape(-1)
+    dtype = data.dtype
+    if data.size == 0:
+        return xp.zeros((num_buckets, 3), dtype)
+    is_finite = xp.isfinite(data)
+    least = xp.min(data, where=is_finite, initial=np.inf)
+    largest = xp.max(data, where=is_finite, initial=-np.inf)
+    has_any = xp.any(is_finite)
+    least, largest = xp.where(has_any, least, 0.0), xp.where(has_any, largest, 0.0)
+    edges = xp.linspace(least, largest, num_buckets + 1).astype(dtype)
+    width = (largest - least) / num_buckets
+    is_flat = width == 0
+    safe = xp.where(is_finite, data - least, 0.0) / xp.where(is_flat, 1.0, width)
+    place = xp.clip(xp.floor(safe).astype(np.int32), 0, num_buckets - 1)
+    place = xp.where(is_flat, num_buckets - 1, place)
+    place = xp.where(is_finite, place, num_buckets)  # beyond the last
+    length = {"minlength" if xp is np else "length": num_buckets + 1}
+    counts = xp.bincount(place, **length)[:num_buckets]
+    return xp.stack([edges[:-1], edges[1:], counts.astype(dtype)], axis=1)

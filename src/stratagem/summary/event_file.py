@@ -1,0 +1,87 @@
+"""The file that TensorBoard reads, written by the package `tensorboard`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+from stratagem.optional_libraries import load
+
+__all__ = ["EventFile", "tensorboard"]
+
+_numbers = itertools.count()
+
+
+def tensorboard(module: str) -> Any:
+    """Returns a module of the package `tensorboard`.
+
+    Args:
+        module: its name within the package.
+
+    Raises:
+        ImportError: the package is not installed.
+    """
+    return load(f"tensorboard.{module}", needed_by="sg.summary", install="stratagem[tensorboard]")
+
+
+class EventFile:
+    """A new file of events in a folder.
+
+    Args:
+        logdir: the folder; made if it is missing.
+        max_queue: how many events may wait before they are given to the operating system.
+        flush_millis: for how many milliseconds they may.
+        suffix: end of the file's name.
+    """
+
+    # TensorBoard's own EventFileWriter would load TensorFlow where that is installed.
+    def __init__(self, logdir: str, max_queue: int, flush_millis: int, suffix: str) -> None:
+        files = tensorboard("compat.tensorflow_stub.io.gfile")
+        records = tensorboard("summary.writer.record_writer")
+        self._event = tensorboard("compat.proto.event_pb2").Event
+        self._max_queue, self._flush_s = max_queue, flush_millis / 1000
+        self._lock = threading.Lock()
+        self._num_waiting, self._flushed_at = 0, time.monotonic()
+        files.makedirs(logdir)
+        name = (
+            f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
+            f"{os.getpid()}.{next(_numbers)}{suffix}"
+        )
+        self._records = records.RecordWriter(files.GFile(os.path.join(logdir, name), "wb"))
+        self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        self.flush()
+
+    def add(self, value: Any, step: int, wall_time_s: float) -> None:
+        """Writes one summary.
+
+        Args:
+            value: a `Summary.Value`.
+            step: which it belongs to.
+            wall_time_s: when, in seconds since 1970.
+        """
+        event = self._event(wall_time=wall_time_s, step=step)
+        event.summary.value.append(value)
+        with self._lock:
+            self._write(event)
+            is_late = time.monotonic() - self._flushed_at >= self._flush_s
+        if is_late or self._num_waiting > self._max_queue:
+            self.flush()
+
+    def _write(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+        self._num_waiting += 1
+
+    def flush(self) -> None:
+        """Gives what was written to the operating system."""
+        with self._lock:
+            self._records.flush()
+            self._num_waiting, self._flushed_at = 0, time.monotonic()
+
+    def close(self) -> None:
+        """Flushes and closes the file."""
+        with self._lock:
+            self._records.close()

@@ -1,0 +1,5 @@
+"""The default step under TensorFlow's names."""
+
+from stratagem.summary.settings import get_step, set_step
+
+__all__ = ["get_step", "set_step"]

@@ -1,0 +1,45 @@
+"""One call of `sg.summary.scalar` and its like, in a step or on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Summary"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Summary:
+    """What is known of a summary when its step is traced.
+
+    Args:
+        tag: its name in TensorBoard.
+        encode: makes a `Summary.Value` from its data.
+        writer: that was made the default within the step; None for the default one of the call.
+        step: a number known when the step is traced; None for another one.
+        has_traced_step: whether the step is among the values.
+        has_condition: whether a condition is among the values, and not asked on the host.
+    """
+
+    tag: str
+    encode: Callable[[Any], Any]
+    writer: Any = None
+    step: int | None = None
+    has_traced_step: bool = False
+    has_condition: bool = False
+
+    @property
+    def needs_step(self) -> bool:
+        """Whether the default step of the call counts."""
+        return self.step is None and not self.has_traced_step
+
+    def writer_of(self, default: Any, *, is_anywhere: bool = False) -> Any:
+        """Returns the writer; None where nothing is written.
+
+        Args:
+            default: the default one of the call.
+            is_anywhere: whether a writer that writes in another process counts.
+        """
+        writer = self.writer or default
+        return writer if writer is not None and (is_anywhere or writer.is_active) else None
