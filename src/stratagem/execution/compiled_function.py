@@ -49,14 +49,14 @@ class Function:
         current = get_strategy() if has_strategy() else None
         key = (call.structure, call.kinds, current)
         program = self._programs.get(key)
-        if program is not None and program.summaries:
+        if program is not None and program.summaries is not None:
             program = self._programs.get((key, trace_key()))
         if program is None:
             if current is not None and current not in self._known.strategies:
                 self._known.strategies.append(current)
             program = trace_function(self._fn, call, self._known)
             self._programs[key] = program
-            if program.summaries:
+            if program.summaries is not None:
                 self._programs[(key, trace_key())] = program
             while len(self._programs) > config.program_cache_size():
                 self._programs.popitem(last=False)

@@ -23,7 +23,7 @@ from stratagem.execution.arguments import Static
 from stratagem.execution.created_variables import initialize_created_variables
 from stratagem.execution.trace_errors import created_again
 from stratagem.messages import explain
-from stratagem.summary.collector import Collector
+from stratagem.summary.collector import Collected, Collector
 from stratagem.summary.pending import begin_recording
 from stratagem.topology.lockstep import run_together
 from stratagem.values import PerReplica
@@ -179,8 +179,7 @@ class _Attempt:
         self.candidates = candidates
         self.trace = FunctionTrace({})
         self.results = _Results()
-        self.summaries = Collector()
-        self.summary_structure: Any = None
+        self.summaries: Collected | None = None
 
     def carry_out(self) -> Any:
         """Returns the jaxpr; None if variables were created that have no values yet."""
@@ -191,14 +190,14 @@ class _Attempt:
             return None
 
     def _traced(self, values: list[Any], arrays: list[Any], records: Any) -> Any:
-        self.summaries = Collector(records)
         pairs = zip(self.candidates, values, strict=True)
         self.trace = FunctionTrace({id(variable): value for variable, value in pairs})
         args, kwargs = self._call.with_arrays(arrays)
-        with tracing_function(self.trace), _FunctionScope(self.trace), self.summaries:
+        summaries = Collector(records)
+        with tracing_function(self.trace), _FunctionScope(self.trace), summaries:
             outputs = self.results.flatten(self.fn(*args, **kwargs))
-        collected, self.summary_structure = jax.tree.flatten(self.summaries.values)
-        outputs += [jnp.asarray(value) for value in collected]
+        values_of_summaries, self.summaries = summaries.results()
+        outputs += [jnp.asarray(value) for value in values_of_summaries]
         return [self.trace.value_of(v) for v in self.trace.written.values()], outputs
 
 
@@ -302,8 +301,7 @@ class FunctionProgram:
         written = {id(variable) for variable in self._written}
         self._read_only = [v for k, v in trace.read.items() if k not in written]
         self._results = attempt.results
-        self.summaries = attempt.summaries.summaries
-        self._summary_structure = attempt.summary_structure
+        self.summaries = attempt.summaries
         places = {id(v): index for index, v in enumerate([*self._written, *self._read_only])}
         order = [places.get(id(variable)) for variable in candidates]
         num_written = len(self._written)
@@ -328,7 +326,7 @@ class FunctionProgram:
         copied, stacked = topology.replicated, topology.stacked
         variables = [stored_sharding(variable, topology) for variable in self._written]
         results = [stacked if split else copied for split in self._results.is_per_replica]
-        results += [copied] * self._summary_structure.num_leaves
+        results += [copied] * (self.summaries.structure.num_leaves if self.summaries else 0)
         return variables, results, copied if self._is_of_several else ()
 
     def run(self, arrays: list[Any]) -> Any:
@@ -343,7 +341,7 @@ class FunctionProgram:
         written = [_stored(variable) for variable in self._written]
         read_only = [_stored(variable) for variable in self._read_only]
         arrays = [self._on_devices(array) for array in arrays]
-        recording = begin_recording(self.summaries) if self.summaries else None
+        recording = begin_recording(self.summaries.every) if self.summaries else None
         records = np.bool_(recording is not None)
 
         def start() -> tuple[Any, Any]:
@@ -361,9 +359,9 @@ class FunctionProgram:
             else:
                 variable.assign(value if self._topology is None else jax.device_get(value))
         num_results = len(self._results.is_per_replica)
-        if recording is not None:
-            values = jax.tree.unflatten(self._summary_structure, outputs[num_results:])
-            recording.keep(self.summaries, values, None)
+        if recording is not None and self.summaries is not None:
+            values = jax.tree.unflatten(self.summaries.structure, outputs[num_results:])
+            recording.keep(self.summaries.summaries, values, None)
         return self._results.rebuild(outputs[:num_results])
 
     def _on_devices(self, array: Any) -> Any:

@@ -62,7 +62,7 @@ class Program:
         self._written = [_Place(variable) for variable in trace.written]
         self._read_only = [_Place(variable) for variable in trace.read_only]
         self._constants: list[Any] | None = None
-        self._summaries = StepSummaries(trace, topology) if trace.summaries else None
+        self._summaries = None if trace.summaries is None else StepSummaries(trace, topology)
         self._step = self._compile(many=False)
         self._many: Any = None
 

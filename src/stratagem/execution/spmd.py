@@ -74,7 +74,7 @@ class CompiledExecution:
         is_inside = current_function_trace() is not None
         key = (_identity(fn), arguments.structure, arguments.leaves, is_inside)
         program = self._programs.get(key)
-        if program is not None and program.trace.summaries:
+        if program is not None and program.trace.summaries is not None:
             program = self._programs.get((key, trace_key()))
         if program is not None:
             self._programs.move_to_end(key)
@@ -94,7 +94,7 @@ class CompiledExecution:
             self._strategy.exchange,
             serves_all=self._strategy.serves_all,
         )
-        if trace.summaries:
+        if trace.summaries is not None:
             self._programs[(key, trace_key())] = program
         while len(self._programs) > config.program_cache_size():
             self._programs.popitem(last=False)

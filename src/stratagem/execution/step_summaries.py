@@ -27,7 +27,8 @@ class StepSummaries:
     """
 
     def __init__(self, trace: Trace, topology: Topology) -> None:
-        self._trace = trace
+        assert trace.summaries is not None
+        self._trace, self._summaries = trace, trace.summaries
         self._topology = topology
         self._recording: Recording | None = None
         with jax.ensure_compile_time_eval():  # it outlives a jax.jit around the first call
@@ -48,7 +49,7 @@ class StepSummaries:
             if collector is not None and isinstance(collector.records, Tracer):
                 records = collector.records
         else:
-            self._recording = begin_recording(self._trace.summaries)
+            self._recording = begin_recording(self._summaries.every)
             if self._recording is None:
                 return constants
         place = self._trace.records
@@ -67,12 +68,12 @@ class StepSummaries:
         others = results[:first] + results[end:]
         outputs: list[Any] = results[first:end]
         if (outputs and isinstance(outputs[0], Tracer)) or is_tracing():
-            hand_on(trace.summaries, self._of_first(outputs))
+            hand_on(self._summaries.summaries, self._of_first(outputs))
         elif self._recording is not None:
             if self._topology.num_replicas > 1:
                 outputs = [PerReplica(stacked=output) for output in outputs]
-            values = jax.tree.unflatten(trace.summary_structure, outputs)
-            self._recording.keep(trace.summaries, values, num_steps)
+            values = jax.tree.unflatten(self._summaries.structure, outputs)
+            self._recording.keep(self._summaries.summaries, values, num_steps)
             self._recording = None
         return others
 
@@ -80,4 +81,4 @@ class StepSummaries:
         """The values of replica 0."""
         if self._topology.num_replicas > 1:
             outputs = [output[0] for output in outputs]
-        return jax.tree.unflatten(self._trace.summary_structure, outputs)
+        return jax.tree.unflatten(self._summaries.structure, outputs)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
 from stratagem.execution.exchange import Lookup
-from stratagem.summary.summary import Summary
+from stratagem.summary.collector import Collected
 from stratagem.variables import VariableKind, home_of
 
 __all__ = ["Trace"]
@@ -35,8 +34,7 @@ class Trace:
         lookups: of rows that come from outside, as inputs ("rows", i).
         sent: what the outputs after the results are, which leave the process.
         added_to: the variables that were only added to, by identity.
-        summaries: that the function writes.
-        summary_structure: pytree structure of their values.
+        summaries: that the function writes; None for none.
         records: which of the constants tells whether any is recorded; None where nothing asks.
     """
 
@@ -51,8 +49,7 @@ class Trace:
     lookups: list[Lookup] = dataclasses.field(default_factory=list[Lookup])
     sent: list[Any] = dataclasses.field(default_factory=list[Any])
     added_to: frozenset[int] = frozenset()
-    summaries: Sequence[Summary] = ()
-    summary_structure: Any = None
+    summaries: Collected | None = None
     records: int | None = None
 
     @property
@@ -76,4 +73,5 @@ class Trace:
     @property
     def num_outputs(self) -> int:
         """How many arrays the function returns, and how many its summaries have."""
-        return self.num_results + (self.summary_structure.num_leaves if self.summaries else 0)
+        summaries = self.summaries
+        return self.num_results + (0 if summaries is None else summaries.structure.num_leaves)

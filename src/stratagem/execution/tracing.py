@@ -27,7 +27,7 @@ from stratagem.execution.trace_errors import (
     foreign_variable,
     parted,
 )
-from stratagem.summary.collector import Collector
+from stratagem.summary.collector import Collected, Collector
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.values.regrouping import is_array
 from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
@@ -79,8 +79,7 @@ class _Recorder:
         self.sent: list[Any] = []
         self.added_to: frozenset[int] = frozenset()
         self.preparations: list[Callable[[], None]] = []
-        self.summaries = Collector()
-        self.summary_structure: Any = None
+        self.summaries: Collected | None = None
 
     def is_stacked(self, variable: Any) -> bool:
         home = home_of(variable)
@@ -94,7 +93,6 @@ class _Recorder:
         self, state: dict[str, list[Any]], split: list[Any], shared: list[Any], records: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """The function given to `shard_map`: local arrays in, local arrays out."""
-        self.summaries = Collector(records)
         several = self._topology.num_replicas > 1
         values = self._local_values(state)
         arguments = self.arguments
@@ -106,7 +104,7 @@ class _Recorder:
             scope.receive = lambda lookup: self._receive(lookup, rows)
             scope.whole_tables = self._whole_tables
         in_replica = stack.push(stack.FrameKind.REPLICA, self._strategy, context)
-        with in_replica, scope, self.summaries:
+        with in_replica, scope, Collector(records) as summaries:
             try:
                 result = self._fn(*args, **kwargs)
             except jax.errors.ConcretizationTypeError as error:
@@ -127,7 +125,7 @@ class _Recorder:
             else:
                 copied.append(value)
         outputs = self._flatten_result(result, several)
-        values, self.summary_structure = jax.tree.flatten(self.summaries.values)
+        values, self.summaries = summaries.results()
         outputs += [value[None] if several else value for value in values]
         self.sent = [what for what, _ in scope.sent]
         outputs += [value[None] if several else value for _, value in scope.sent]
@@ -308,10 +306,10 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
     sources[len(copied) : len(copied)] = [("rows", i) for i in range(len(recorder.lookups))]
     sources += [("split", index) for index in range(len(arguments.split))]
     sources += [("shared", index) for index in range(len(arguments.shared))]
-    summaries = recorder.summaries.summaries
-    sources.append(_RECORDS if summaries else UNTOUCHED)
+    summaries = recorder.summaries
+    sources.append(UNTOUCHED if summaries is None else _RECORDS)
     jaxpr, inputs, constants = local_jaxpr(closed, sources, strategy.topology)
-    if summaries:
+    if summaries is not None:
         inputs = [("constant", len(constants)) if one == _RECORDS else one for one in inputs]
         constants.append(np.False_)
     if gets_rows(strategy):
@@ -329,8 +327,7 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
         sent=recorder.sent,
         added_to=recorder.added_to,
         summaries=summaries,
-        summary_structure=recorder.summary_structure,
-        records=len(constants) - 1 if summaries else None,
+        records=None if summaries is None else len(constants) - 1,
     )
     if strategy.num_replicas_in_sync > 1:
         differing_inputs = trace.differing_inputs

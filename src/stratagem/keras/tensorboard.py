@@ -190,7 +190,7 @@ class TensorBoard(keras.callbacks.Callback):
             if chosen:
                 self._write(folder, {f"epoch_{k}": v for k, v in chosen.items()}, epoch)
         if self.histogram_freq and epoch % self.histogram_freq == 0:
-            with self._writer("train").as_default(), summary.record_if(True):
+            with self._writer("train").as_default(), summary.record_if(condition=True):
                 write_weights(self.model, epoch, with_images=self.write_images)
         if self.embeddings_freq and epoch % self.embeddings_freq == 0:
             write_embeddings(self.model, self._writer("train"), self.log_dir)
@@ -214,7 +214,7 @@ class TensorBoard(keras.callbacks.Callback):
             self._write("validation", values, self._iterations())
 
     def _write(self, folder: str, values: Mapping[str, Any], step: int) -> None:
-        with self._writer(folder).as_default(), summary.record_if(True):
+        with self._writer(folder).as_default(), summary.record_if(condition=True):
             for name, value in values.items():
                 summary.scalar(name, np.asarray(value), step=step)
 

@@ -58,7 +58,8 @@ def stage(
         flags.append(jnp.asarray(context.replica_id_in_sync_group == 0))
     if data is not None:
         values["data"] = jax.lax.stop_gradient(jnp.asarray(data))
-    return _call_back(summary, values, functools.reduce(jnp.logical_and, flags, True), reduce)
+    flag = functools.reduce(jnp.logical_and, flags) if flags else True
+    return _call_back(summary, values, flag, reduce)
 
 
 def hand_on(summaries: Sequence[Summary], values: Sequence[dict[str, Any]]) -> None:
@@ -87,6 +88,9 @@ def _call_back(
 ) -> Any:
     """Has a summary of a program written when its values are there; returns whether it is."""
     note_callbacks()
+    collector = current_collector()
+    if collector is not None:
+        collector.note_staged(summary)
 
     def write(values: dict[str, Any]) -> None:
         if reduce is not None:

@@ -21,6 +21,7 @@ from stratagem.summary.settings import current_settings
 from stratagem.summary.summary import Summary
 
 __all__ = [
+    "Collected",
     "Collector",
     "current_collector",
     "infers_shapes",
@@ -69,6 +70,26 @@ def is_tracing() -> bool:
     return isinstance(jnp.zeros((), bool), Tracer)
 
 
+@dataclasses.dataclass(frozen=True)
+class Collected:
+    """The summaries of a function that was traced.
+
+    Args:
+        summaries: whose values are results of it.
+        structure: pytree structure of these values.
+        staged: those that are written by callbacks.
+    """
+
+    summaries: Sequence[Summary]
+    structure: Any
+    staged: Sequence[Summary] = ()
+
+    @property
+    def every(self) -> list[Summary]:
+        """All of them."""
+        return [*self.summaries, *self.staged]
+
+
 class Collector:
     """Keeps the summaries that are called in a `with` block.
 
@@ -85,6 +106,7 @@ class Collector:
         self._trace: Any = None
         self.settings = current_settings()
         self.summaries: list[Summary] = []
+        self._staged: list[Summary] = []
         self.values: list[Mapping[str, Any]] = []
 
     def __enter__(self) -> Collector:
@@ -108,6 +130,23 @@ class Collector:
     def is_at_its_own_level(self) -> bool:
         """Whether this is not inside a `lax.cond` or the like, within the function."""
         return self._trace == get_opaque_trace_state(convention="nnx")
+
+    def note_staged(self, summary: Summary) -> None:
+        """Notes a summary that a callback writes.
+
+        Args:
+            summary: the summary.
+        """
+        if self._outer is not None:
+            self._outer.note_staged(summary)
+        self._staged.append(summary)
+
+    def results(self) -> tuple[list[Any], Collected | None]:
+        """Returns the values of the summaries, flat, and what they are; None for none."""
+        if not self.summaries and not self._staged:
+            return [], None
+        values, structure = jax.tree.flatten(self.values)
+        return values, Collected(self.summaries, structure, self._staged)
 
     def clear(self) -> None:
         """Forgets what it kept: the function is called once more."""
@@ -189,7 +228,7 @@ def resolve(
     elif settings.condition is not outer.condition and not condition:
         return None
     elif settings.condition is not outer.condition:
-        values["is_recorded"] = jnp.asarray(True)
+        values["is_recorded"] = jnp.ones((), bool)
     summary = Summary(
         tag,
         encode,

@@ -82,7 +82,7 @@ def pixels(images: Any, xp: Any) -> Any:
     dtype = images.dtype
     if dtype == np.uint8:
         return images
-    if dtype == bool:
+    if dtype == np.bool_:
         return images.astype(np.uint8) * xp.asarray(255, np.uint8)
     if xp.issubdtype(dtype, xp.integer):
         scale = max((int(np.iinfo(dtype).max) + 1) // 256, 1)

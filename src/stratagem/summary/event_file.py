@@ -51,7 +51,12 @@ class EventFile:
             f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
             f"{os.getpid()}.{next(_numbers)}{suffix}"
         )
-        self._records = records.RecordWriter(files.GFile(os.path.join(logdir, name), "wb"))
+        path = os.path.join(logdir, name)
+        # Which writes each event by itself, as object stores want it.
+        is_remote = "://" in logdir
+        self._records = records.RecordWriter(
+            files.GFile(path, "wb") if is_remote else open(path, "wb")  # noqa: SIM115
+        )
         self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
         self.flush()
 

@@ -258,7 +258,7 @@ def _array(data: Any) -> Any:
 def _real(data: Any, name: str) -> Any:
     array = _array(data)
     dtype = array.dtype
-    if not (jnp.issubdtype(dtype, jnp.number) or dtype == bool) or jnp.issubdtype(
+    if not (jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_) or jnp.issubdtype(
         dtype, jnp.complexfloating
     ):
         raise TypeError(

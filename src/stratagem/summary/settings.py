@@ -60,7 +60,10 @@ class Settings:
     condition: Setting = Setting(value=True)
 
 
-_current = contextvars.ContextVar("stratagem_summary_settings", default=Settings())
+_NOTHING_SET = Settings()
+_current: contextvars.ContextVar[Settings | None] = contextvars.ContextVar(
+    "stratagem_summary_settings", default=None
+)
 
 
 @dataclasses.dataclass
@@ -76,7 +79,7 @@ _shared = _Shared()
 
 def current_settings() -> Settings:
     """Returns what is set in this thread."""
-    return _current.get()
+    return _current.get() or _NOTHING_SET
 
 
 def latest_settings() -> Settings:
@@ -108,7 +111,7 @@ def change(**changes: Any) -> None:
         **changes: values by the names of `Settings`.
     """
     wrapped = {name: Setting(value) for name, value in changes.items()}
-    _set(dataclasses.replace(_current.get(), **wrapped))
+    _set(dataclasses.replace(current_settings(), **wrapped))
 
 
 @contextlib.contextmanager
@@ -118,7 +121,7 @@ def setting(**changes: Any) -> Generator[None]:
     Args:
         **changes: values by the names of `Settings`.
     """
-    before = _current.get()
+    before = current_settings()
     change(**changes)
     try:
         yield
@@ -165,7 +168,7 @@ def trace_key() -> Any:
     A function by which they are recorded is told by its code: a loop that writes `record_if(lambda:
     ...)` makes another function in every turn.
     """
-    settings = _current.get()
+    settings = current_settings()
     step, condition = settings.step.value, settings.condition.value
     is_variable = hasattr(step, "value")
     code = getattr(condition, "__code__", condition) if callable(condition) else None
@@ -201,7 +204,7 @@ def get_step() -> Any:
 
     Source: TF 2.21 summary_ops_v2.py, get_step.
     """
-    return _current.get().step.value
+    return current_settings().step.value
 
 
 def checked_step(step: Any) -> Any:
@@ -255,7 +258,7 @@ def record_if(condition: Any) -> Generator[None]:
     """
     is_boolean = isinstance(condition, bool | np.bool_)
     if isinstance(condition, jax.Array):
-        is_boolean = condition.dtype == bool and condition.shape == ()
+        is_boolean = condition.dtype == np.bool_ and condition.shape == ()
     if not (is_boolean or callable(condition)):
         raise TypeError(
             explain(
@@ -280,7 +283,7 @@ def should_record_summaries() -> Any:
 
     Source: TF 2.21 summary_ops_v2.py, should_record_summaries.
     """
-    settings = _current.get()
+    settings = current_settings()
     if settings.writer.value is None:
         return False
     value = settings.condition.value

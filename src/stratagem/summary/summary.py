@@ -42,4 +42,6 @@ class Summary:
             is_anywhere: whether a writer that writes in another process counts.
         """
         writer = self.writer or default
-        return writer if writer is not None and (is_anywhere or writer.is_active) else None
+        if writer is None or not (writer.has_folder if is_anywhere else writer.is_active):
+            return None
+        return writer

@@ -51,10 +51,15 @@ class SummaryWriter:
         _open.add(self)
 
     @property
+    def has_folder(self) -> bool:
+        """Whether the chief writes; else nobody does."""
+        return self._logdir is not None
+
+    @property
     def is_active(self) -> bool:
-        """Whether this process writes: the chief does, and none writes without a folder."""
+        """Whether this process writes."""
         group = current_group()
-        return self._logdir is not None and (group is None or group.process_id == 0)
+        return self.has_folder and (group is None or group.process_id == 0)
 
     @contextlib.contextmanager
     def as_default(self, step: Any = None) -> Generator[SummaryWriter]:

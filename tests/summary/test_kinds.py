@@ -1,0 +1,164 @@
+"""What is written on the host is what TensorBoard's reader finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stratagem as sg
+from tests.summary.events import Read
+
+
+@pytest.fixture
+def writer(tmp_path: Path):
+    with sg.summary.create_file_writer(tmp_path).as_default() as one:
+        yield one
+        one.close()
+
+
+def read(writer, folder: Path) -> Read:
+    writer.close()
+    return Read(folder)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        0.25,
+        7,
+        True,
+        np.float64(1e-3),
+        np.array(3, np.int32),
+        jnp.asarray(1.5, jnp.bfloat16),
+    ],
+)
+def test_scalar_is_a_float_of_32_bits(number, writer, tmp_path) -> None:
+    assert sg.summary.scalar("loss", number, step=2, description="of *training*") is True
+    found = read(writer, tmp_path)
+    assert found.numbers("loss") == [(2, float(np.float32(number)))]
+    assert found.description("loss") == "of *training*"
+    assert found.tensors("loss")[0][1].dtype == np.float32
+
+
+def test_scalar_takes_variables(writer, tmp_path) -> None:
+    count = sg.Variable(4, dtype="int32")
+    sg.summary.scalar("of_variables", sg.Variable(2.5), step=count)
+    assert read(writer, tmp_path).numbers("of_variables") == [(4, 2.5)]
+
+
+@pytest.mark.parametrize("buckets", [None, 1, 7])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+def test_histogram_is_that_of_numpy(buckets, dtype, writer, tmp_path) -> None:
+    data = (np.random.default_rng(0).normal(size=(20, 30)) * 100).astype(dtype)
+    assert sg.summary.histogram("weights", data, step=1, buckets=buckets) is True
+    found = read(writer, tmp_path)
+    assert found.plugin("weights") == "histograms"
+    ((step, table),) = found.tensors("weights")
+    counts, edges = np.histogram(data.astype(np.float64), bins=buckets or 30)
+    assert step == 1
+    assert table.dtype == np.float64
+    np.testing.assert_allclose(table[:, 0], edges[:-1], rtol=1e-12)
+    np.testing.assert_allclose(table[:, 1], edges[1:], rtol=1e-12)
+    np.testing.assert_array_equal(table[:, 2], counts)
+
+
+@pytest.mark.parametrize(
+    ("data", "edges", "counts"),
+    [
+        ([2.0, 2.0], [2.0, 2.0, 2.0], [0, 2]),  # no width: all in the last bucket
+        ([], [0, 0, 0], [0, 0]),
+        ([np.nan, np.inf], [0, 0, 0], [0, 0]),
+        ([np.nan, 1.0, -np.inf, 3.0], [1.0, 2.0, 3.0], [1, 1]),
+    ],
+)
+def test_histogram_of_what_has_no_range(data, edges, counts, writer, tmp_path) -> None:
+    sg.summary.histogram("h", np.array(data, np.float32), step=1, buckets=2)
+    ((_, table),) = read(writer, tmp_path).tensors("h")
+    assert table[:, 2].tolist() == counts
+    assert [*table[:, 0], table[-1, 1]] == edges
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_image_of_bytes_is_read_pixel_by_pixel(channels, writer, tmp_path) -> None:
+    data = np.random.default_rng(0).integers(0, 256, (5, 4, 6, channels), np.uint8)
+    assert sg.summary.image("picture", data, step=3, max_outputs=2) is True
+    ((step, pictures),) = read(writer, tmp_path).images("picture")
+    assert step == 3
+    assert len(pictures) == 2
+    for picture, wanted in zip(pictures, data, strict=False):
+        np.testing.assert_array_equal(picture, wanted[:, :, 0] if channels == 1 else wanted)
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        (np.array([0.0, 0.5, 1.0, 2.0, -1.0, np.nan], np.float32), [0, 127, 255, 255, 0, 0]),
+        (jnp.asarray([0.0, 1.0, 0.25], jnp.float16), [0, 255, 63]),
+        (np.array([False, True]), [0, 255]),
+        (np.array([0, 256, 65535], np.uint16), [0, 1, 255]),
+        (np.array([-5, 0, 127], np.int8), [0, 0, 127]),
+    ],
+)
+def test_image_of_other_numbers_is_clipped_to_bytes(data, wanted, writer, tmp_path) -> None:
+    sg.summary.image("row", data[None, None, :, None], step=1)
+    ((_, (picture,)),) = read(writer, tmp_path).images("row")
+    assert picture.tolist() == [wanted]
+
+
+def test_text_is_bytes_in_the_shape_of_its_lists(writer, tmp_path) -> None:
+    assert sg.summary.text("remark", "größer", step=1) is True
+    sg.summary.text("table", [["a", "b"], ["c", "d"]], step=2)
+    found = read(writer, tmp_path)
+    ((_, remark),) = found.tensors("remark")
+    ((_, table),) = found.tensors("table")
+    assert found.plugin("remark") == "text"
+    assert remark.item().decode() == "größer"
+    assert table.tolist() == [[b"a", b"b"], [b"c", b"d"]]
+
+
+def test_write_takes_arrays_strings_and_metadata(writer, tmp_path) -> None:
+    from tensorboard.plugins.scalar.metadata import create_summary_metadata
+
+    metadata = create_summary_metadata(None, None)
+    sg.summary.write("plain", np.arange(4, dtype=np.int32).reshape(2, 2), step=1)
+    sg.summary.write("words", "layers", step=1)
+    sg.summary.write("loss", np.float32(2), step=1, metadata=metadata)
+    sg.summary.write("bytes", np.float32(3), step=1, metadata=metadata.SerializeToString())
+    found = read(writer, tmp_path)
+    assert found.tensors("plain")[0][1].tolist() == [[0, 1], [2, 3]]
+    assert found.tensors("words")[0][1].item() == b"layers"
+    assert found.numbers("loss") == [(1, 2.0)]
+    assert found.numbers("bytes") == [(1, 3.0)]
+
+
+def test_without_a_writer_nothing_is_written_and_no_step_is_asked_for() -> None:
+    assert sg.summary.scalar("loss", 1.0) is False
+    assert sg.summary.histogram("h", [1.0]) is False
+    assert sg.summary.image("i", np.zeros((1, 2, 2, 1))) is False
+    assert sg.summary.text("t", "words") is False
+    assert sg.summary.write("w", np.zeros(3)) is False
+
+
+def test_summary_without_a_step_is_refused(writer) -> None:
+    with pytest.raises(ValueError, match="has no step"):
+        sg.summary.scalar("loss", 1.0)
+
+
+def test_wrong_data_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"received data of shape \(2,\)"):
+        sg.summary.scalar("loss", [1.0, 2.0], step=1)
+    for wrong in ("words", 1j, None):
+        with pytest.raises(TypeError, match=r"received data of type \w+ and dtype"):
+            sg.summary.scalar("loss", wrong, step=1)
+    with pytest.raises(ValueError, match="received buckets=0"):
+        sg.summary.histogram("h", [1.0], step=1, buckets=0)
+    for shape in ((2, 2), (1, 2, 2, 5)):
+        with pytest.raises(ValueError, match="received images of shape"):
+            sg.summary.image("i", np.zeros(shape), step=1)
+    with pytest.raises(ValueError, match="received max_outputs=-1"):
+        sg.summary.image("i", np.zeros((1, 2, 2, 1)), step=1, max_outputs=-1)
+    with pytest.raises(TypeError, match="received text of type int"):
+        sg.summary.text("t", 3, step=1)
