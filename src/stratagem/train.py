@@ -1,10 +1,20 @@
-"""What `tf.train` has for clusters and checkpoints.
+"""What `tf.train` has for clusters, checkpoints and the step of training.
 
-Source: TF 2.21 server_lib.py, checkpoint.py, checkpoint_management.py, checkpoint_options.py.
+Source: TF 2.21 server_lib.py, checkpoint.py, checkpoint_management.py, checkpoint_options.py,
+training_util.py.
 """
 
 from stratagem.checkpoint import Checkpoint, CheckpointManager, CheckpointOptions
 from stratagem.cluster import ClusterSpec
+from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
 from stratagem.keras import RandomState
 
-__all__ = ["Checkpoint", "CheckpointManager", "CheckpointOptions", "ClusterSpec", "RandomState"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "CheckpointOptions",
+    "ClusterSpec",
+    "RandomState",
+    "get_global_step",
+    "get_or_create_global_step",
+]

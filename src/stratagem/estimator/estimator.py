@@ -41,6 +41,7 @@ from stratagem.estimator.run_config import RunConfig
 from stratagem.estimator.session import HookedLoop, ModelSession
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.training_hooks import training_hooks
+from stratagem.estimator.training_summaries import TrainingSummaries, write_results
 from stratagem.estimator.warm_start import as_warm_start, warm_start
 from stratagem.messages import explain
 
@@ -188,6 +189,7 @@ class Estimator:
                 spec, hooks, self._config, saving_listeners, self._model_dir
             ),
             last_step=last_step,
+            summaries=TrainingSummaries(self._model_dir, self._config.save_summary_steps),
         )
         return self
 
@@ -235,10 +237,13 @@ class Estimator:
             step.reset()
             loop.create_session()
             for batch in itertools.islice(itertools.chain([first], batches), steps):
-                if loop.run(step, batch)[1]:
+                with loop.step() as run:
+                    run.finish(step.run(batch))
+                if run.stop_requested:
                     break
             loop.end()
         results = {key: np.asarray(value)[()] for key, value in step.results().items()}
+        write_results(self.eval_dir(name), results, session.global_step)
         return {**results, "global_step": session.global_step}
 
     def predict(
@@ -288,10 +293,12 @@ class Estimator:
             session.read_global_step()
             loop.create_session()
             for features, _ in itertools.chain([first], batches):
-                values, is_stopped = loop.run(step, (features, None))
+                with loop.step() as run:
+                    values = step.run((features, None))
+                    run.finish(values)
                 for batch in batches_of(model.strategy, values["predictions"], keys):
                     yield from examples_of(batch) if yield_single_examples else (batch,)
-                if is_stopped:
+                if run.stop_requested:
                     break
             loop.end()
 

@@ -34,9 +34,10 @@ class EvaluationStep(ModelStep):
         """Updates the metrics, and returns what hooks may fetch."""
         with step_mode(StepMode.MEAN):
             call = self.call(features, labels, _record_loss)
-            if "loss" in call.spec.eval_metric_ops:
+            metrics = dict(call.spec.eval_metric_ops or {})
+            if "loss" in metrics:
                 raise _taken_name()
-            self._metrics = {**call.spec.eval_metric_ops, "loss": call.extra}
+            self._metrics = {**metrics, "loss": call.extra}
             return reported(call.values)
 
     def reset(self) -> None:

@@ -90,7 +90,7 @@ def signatures_of(step: ModelStep, receiver: ServingInputReceiver) -> dict[str, 
             exported = jax.export.export(jax.jit(serving.outputs), platforms=_PLATFORMS)(
                 values, _shapes(receiver)
             )
-        except (jax.core.InconclusiveDimensionOperation, ValueError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - what a model does with unknown sizes is its own
             raise _not_for_any_size(name, error) from error
         signatures[name] = Signature(receiver.inputs, tuple(output.outputs), tuple(named), exported)
     return signatures
@@ -165,7 +165,9 @@ class _Serving:
 
 def _outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
     given = spec.export_outputs
-    outputs = dict(given) if given else {DEFAULT_SIGNATURE: PredictOutput(spec.predictions)}
+    outputs: dict[str, Any] = (
+        dict(given) if given else {DEFAULT_SIGNATURE: PredictOutput(spec.predictions)}
+    )
     for name, output in outputs.items():
         if not isinstance(output, ExportOutput):
             raise TypeError(

@@ -132,7 +132,8 @@ class ServingInputReceiver:
                     fix="use the objects of receiver_tensors in features.",
                 )
             ) from error
-        return list(function([values[name] for name in named]))
+        outputs: list[Any] = jax.tree.leaves(function([values[name] for name in named]))
+        return outputs
 
 
 def build_raw_serving_input_receiver_fn(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import jax
@@ -160,6 +161,28 @@ def _unknown(wanted: Any, names: list[str]) -> ValueError:
     )
 
 
+class _Step:
+    """A step that hooks are called around."""
+
+    def __init__(self, session: ModelSession, context: SessionRunContext) -> None:
+        self._session = session
+        self._context = context
+
+    def finish(self, values: dict[str, Any], *, num_trained: int = 0) -> None:
+        """Hands over what the step has given, for the hooks.
+
+        Args:
+            values: as of `ModelSession.finish_step`.
+            num_trained: likewise.
+        """
+        self._session.finish_step(values, num_trained=num_trained)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a hook asks for the end."""
+        return self._context.stop_requested
+
+
 class HookedLoop:
     """Calls hooks around steps.
 
@@ -182,25 +205,19 @@ class HookedLoop:
         for hook in self._hooks:
             hook.after_create_session(self._session, None)
 
-    def run(self, step: Any, batch: tuple[Any, Any], *, num_trained: int = 0) -> tuple[Any, bool]:
-        """Runs a step.
+    @contextlib.contextmanager
+    def step(self) -> Generator[_Step]:
+        """Calls the hooks before and after a `with` block, which runs a step.
 
-        Args:
-            step: the `ModelStep`.
-            batch: features and labels of all replicas.
-            num_trained: steps of training that it is.
-
-        Returns:
-            What the step returned, and whether a hook asks for the end.
+        Yields:
+            What is to be told of the step, and whether a hook asks for the end.
         """
         context = SessionRunContext(SessionRunArgs(None), self._session)
         wanted = [hook.before_run(context) for hook in self._hooks]
-        values = step.run(batch)
-        self._session.finish_step(values, num_trained=num_trained)
+        yield _Step(self._session, context)
         for hook, args in zip(self._hooks, wanted, strict=True):
             fetched = None if args is None else self._session.run(args.fetches)
             hook.after_run(context, SessionRunValues(fetched))
-        return values, context.stop_requested
 
     def end(self) -> None:
         """Tells the hooks that the loop has ended without an error."""

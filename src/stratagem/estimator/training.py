@@ -11,6 +11,7 @@ from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.placed_model import PlacedModel
 from stratagem.estimator.session import HookedLoop, ModelSession
 from stratagem.estimator.spec import EstimatorSpec
+from stratagem.estimator.training_summaries import TrainingSummaries
 
 __all__ = ["train"]
 
@@ -23,6 +24,7 @@ def train(
     initialize: Callable[[], bool],
     make_hooks: Callable[[EstimatorSpec], Sequence[SessionRunHook]],
     last_step: Callable[[int], int | None],
+    summaries: TrainingSummaries,
 ) -> None:
     """Trains until the data or the steps end, or a hook asks for the end.
 
@@ -35,11 +37,12 @@ def train(
         make_hooks: given what the model function returned, all hooks in their order.
         last_step: given the step that training begins with, the one that it ends with; None for the
             end of the data.
+        summaries: of the steps.
     """
-    with contextlib.closing(batches):
+    with contextlib.closing(batches), summaries.written():
         first = batches.first()
         spec = model.training.prepare(first)
-        session = ModelSession(model.training, spec, model.checkpoints, model_dir)
+        session = ModelSession(model.training, spec, model.checkpoints, model_dir, summaries.writer)
         loop = HookedLoop(session, make_hooks(spec))
         loop.begin()
         goes_on = initialize()
@@ -52,7 +55,10 @@ def train(
         # zip asks for the batch last: none is taken that is not trained on.
         for _, batch in zip(left, itertools.chain([first], batches), strict=False):
             model.checkpoints.forget()
-            _, is_stopped = loop.run(model.training, batch, num_trained=1)
-            if is_stopped:
+            with loop.step() as step:
+                with summaries.of_step(session.global_step + 1):
+                    values = model.training.run(batch)
+                step.finish(values, num_trained=1)
+            if step.stop_requested:
                 break
         loop.end()

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from stratagem import summary
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.model_step import ModelStep, reported
 from stratagem.estimator.spec import EstimatorSpec
@@ -16,6 +17,7 @@ from stratagem.execution.created_variables import is_uninitialized
 from stratagem.keras.optimizer import build_in_replica
 from stratagem.keras.step_mode import StepMode, step_mode
 from stratagem.messages import explain
+from stratagem.summary.collector import Collector
 from stratagem.variables import VariableKind, home_of
 
 __all__ = ["TrainingStep"]
@@ -43,7 +45,7 @@ class TrainingStep(ModelStep):
 
     A model function runs inside the function that is differentiated. Of two losses each is
     differentiated in a call of its own, all from the same state; what the call for the first
-    update's loss assigns is kept.
+    update's loss assigns and writes as summaries is kept.
     """
 
     mode = ModeKeys.TRAIN
@@ -71,7 +73,7 @@ class TrainingStep(ModelStep):
             plans.append(_Plan(variables, _by_loss(ops)))
             _build(ops, variables, self.strategy)
 
-        with ReplicaScope(outer.get_current_value) as scope:
+        with Collector(), ReplicaScope(outer.get_current_value) as scope:
             self.call(features, labels, plan)
         return plans[0]
 
@@ -96,7 +98,7 @@ class TrainingStep(ModelStep):
         assert outer is not None
         grads: dict[int, list[Any]] = {}
         for group in plan.losses[1:]:
-            with ReplicaScope(outer.get_current_value):
+            with Collector(), ReplicaScope(outer.get_current_value):
                 grads |= self._gradients(plan, group, features, labels)[0]
         kept, ops, values = self._gradients(plan, plan.losses[0], features, labels)
         grads |= kept
@@ -110,7 +112,9 @@ class TrainingStep(ModelStep):
                 raise _no_gradients(op, plan.variables[index])
             op.optimizer.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
         self.store.global_step.assign(self.store.global_step + 1)
-        return reported(values)
+        values = reported(values)
+        summary.scalar("loss", values["loss"])
+        return values
 
     def _gradients(
         self, plan: _Plan, group: list[int], features: Any, labels: Any
