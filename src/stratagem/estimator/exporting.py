@@ -90,7 +90,7 @@ def signatures_of(step: ModelStep, receiver: ServingInputReceiver) -> dict[str, 
             exported = jax.export.export(jax.jit(serving.outputs), platforms=_PLATFORMS)(
                 values, _shapes(receiver)
             )
-        except Exception as error:  # noqa: BLE001 - what a model does with unknown sizes is its own
+        except Exception as error:
             raise _not_for_any_size(name, error) from error
         signatures[name] = Signature(receiver.inputs, tuple(output.outputs), tuple(named), exported)
     return signatures

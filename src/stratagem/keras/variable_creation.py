@@ -103,7 +103,7 @@ def install() -> None:
         request = _request(args, kwargs, is_collected=is_collected)
         existing = source.existing(request)
         if existing is not None:
-            return as_created(existing)
+            return as_created(existing, request)
         variable = _new(strategy, is_collected=is_collected)
         source.add(request, variable)
         return variable
@@ -131,6 +131,7 @@ def _request(
         path=path,
         shape=tuple(shape or ()),
         dtype=keras.backend.standardize_dtype(dtype),
+        trainable=bool(told.get("trainable", True)),
         is_collected=is_collected,
     )
 

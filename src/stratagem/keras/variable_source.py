@@ -31,12 +31,14 @@ class VariableRequest:
         path: the path that it gets.
         shape: its shape.
         dtype: its dtype.
+        trainable: whether it is trained, unless its layer is told otherwise later.
         is_collected: whether it is one of a metric: a part on each replica, added up when read.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
+    trainable: bool
     is_collected: bool
 
 
@@ -86,15 +88,17 @@ def variables_from(source: VariableSource | None) -> Generator[None]:
         _source.reset(token)
 
 
-def as_created(variable: Any) -> Any:
+def as_created(variable: Any, request: VariableRequest) -> Any:
     """Lets `__new__` return a variable that exists: Python calls its `__init__` once more.
 
     Args:
         variable: of a strategy.
+        request: what was asked for.
 
     Returns:
         The variable, which takes this one call without being changed by it.
     """
+    variable.trainable = request.trainable  # a layer may have been frozen in another call
     variable.__class__ = _class_without_init(type(variable))
     return variable
 
