@@ -18,9 +18,7 @@ def store():
 
 def make(store, mode, *shapes, name="w", dtype="float32"):
     with store.call(mode):
-        return [
-            keras.Variable("zeros", shape=shape, dtype=dtype, name=name) for shape in shapes
-        ]
+        return [keras.Variable("zeros", shape=shape, dtype=dtype, name=name) for shape in shapes]
 
 
 def test_later_calls_get_the_variables_of_the_first(store) -> None:
@@ -96,7 +94,9 @@ def test_a_layer_that_one_mode_freezes_is_trainable_in_another(store) -> None:
 
 def test_another_shape_is_refused(store) -> None:
     make(store, "train", (2,))
-    with pytest.raises(ValueError, match=r"Variable 1 that the model function made for mode 'train'"):
+    with pytest.raises(
+        ValueError, match=r"Variable 1 that the model function made for mode 'train'"
+    ):
         make(store, "train", (3,))
 
 

@@ -21,6 +21,8 @@ __all__ = [
 ]
 
 CHECKPOINT_NAME = "model.ckpt"
+# TensorFlow's default, more than a year: none is kept for its age, and not the first one either.
+_NEVER_HOURS = 10_000
 # What the checkpoint calls the variables of a model function.
 VARIABLES = "variables"
 
@@ -65,11 +67,12 @@ class ModelCheckpoints:
         path, count = self._values
         if path is not None and count == len(self._store.named) and self._is_of_series(path):
             return path
+        hours = self._config.keep_checkpoint_every_n_hours
         manager = CheckpointManager(
             self._checkpoint(),
             self._folder,
             self._config.keep_checkpoint_max or None,
-            keep_checkpoint_every_n_hours=self._config.keep_checkpoint_every_n_hours,
+            keep_checkpoint_every_n_hours=hours if hours < _NEVER_HOURS else None,
             checkpoint_name=CHECKPOINT_NAME,
             step_counter=self._store.global_step,
         )
