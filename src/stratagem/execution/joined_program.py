@@ -32,7 +32,7 @@ def is_joined(trace: Trace, topology: Topology) -> bool:
         trace: of a step that has such variables.
         topology: the devices of the replicas.
     """
-    return topology.num_replicas > 1 and all(
+    return all(
         isinstance(keeping, OverReplicas) and keeping.topology == topology
         for keeping in _keepings(trace)
     )
@@ -42,7 +42,8 @@ class JoinedProgram(Program):
     """What replicas compute, and behind it the update, of which each device makes its own part.
 
     Of a sum that only this update reads each device gets its part. The rows of tables are exchanged
-    within the program, too.
+    within the program, too. What is in the host's memory each device brings over, its own part, and
+    puts back.
 
     Args:
         trace: of the whole step.
@@ -71,7 +72,11 @@ class JoinedProgram(Program):
     def _out_shardings(self) -> Any:
         topology = self._topology
         written = [self._sharding(variable) for variable in self.trace.written]
-        return written, topology.stacked, topology.replicated, topology.replicated
+        split = topology.stacked if topology.num_replicas > 1 else topology.replicated
+        return written, split, topology.replicated, topology.replicated
+
+    def _value(self, variable: Any) -> Any:
+        return super()._value(variable) if keeping_of(variable) is None else variable.kept
 
     def _sharding(self, variable: Any) -> Sharding:
         keeping = keeping_of(variable)
@@ -80,6 +85,8 @@ class JoinedProgram(Program):
     def _one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
         """Here arrays are those of all replicas."""
         pools: dict[str, Sequence[Any]] = dict(zip(POOLS, arrays, strict=True))
+        for pool, variables in (("written", self.trace.written), ("read_only", self.trace.read_only)):
+            pools[pool] = [*map(_brought, variables, pools[pool])]
         if self._exchanged is not None:
             pools["rows"] = self._exchanged.rows(pools)
         inputs = [pools[source][index] for source, index in self.trace.inputs]
@@ -90,7 +97,7 @@ class JoinedProgram(Program):
         updated = iter(self.update.values(update_inputs))
         others = iter(outputs[:end])
         values = [
-            self._placed(variable, next(updated)) if is_updated else next(others)
+            self._updated(variable, next(updated)) if is_updated else _put_back(variable, next(others))
             for variable, is_updated in zip(self.trace.written, self.parts.is_updated, strict=False)
         ]
         return values, list(others), self._token(), []
@@ -113,6 +120,8 @@ class JoinedProgram(Program):
                     )
             return outputs
 
+        if self._topology.num_replicas == 1:
+            return of_one(*[inputs[place] for place in places])
         specs = [spec_of_input(*self.trace.inputs[place], self.trace) for place in places]
         run = jax.shard_map(
             of_one,
@@ -124,11 +133,13 @@ class JoinedProgram(Program):
         )
         return run(*[inputs[place] for place in places])
 
-    def _placed(self, variable: Any, value: Any) -> Any:
+    def _updated(self, variable: Any, value: Any) -> Any:
         """A new value where it is kept, which each device computes its part of."""
-        parted = self._keeping.sharding(tuple(variable.shape))
+        parted = self._keeping.computing_sharding(tuple(variable.shape))
         value = jax.lax.with_sharding_constraint(value, parted)
-        return jax.lax.with_sharding_constraint(value, self._sharding(variable))
+        if keeping_of(variable) is None:  # a copy on each device
+            return jax.lax.with_sharding_constraint(value, self._sharding(variable))
+        return _put_back(variable, value)
 
 
 class _ExchangedRows:
@@ -157,14 +168,25 @@ class _ExchangedRows:
             pools: the inputs of the step by their source.
         """
         count = self._topology.num_replicas
+        several = (count,) if count > 1 else ()
         rows: list[Any] = []
         for lookup, ids in zip(self._lookups, self._ids.run(pools), strict=True):
             if ids is None:  # a lookup that nothing depends on
-                rows.append(jnp.zeros((count, *lookup.shape), lookup.dtype))
+                rows.append(jnp.zeros((*several, *lookup.shape), lookup.dtype))
                 continue
             pool, index = self._places[id(lookup.table)]
             rows.append(lookup.table.keeping.rows(pools[pool][index], ids, self._topology))
         return rows
+
+
+def _brought(variable: Any, value: Any) -> Any:
+    keeping = keeping_of(variable)
+    return value if keeping is None else keeping.brought(value)
+
+
+def _put_back(variable: Any, value: Any) -> Any:
+    keeping = keeping_of(variable)
+    return value if keeping is None else keeping.put_back(value)
 
 
 def _keepings(trace: Trace) -> list[Any]:

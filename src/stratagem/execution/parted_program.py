@@ -146,7 +146,7 @@ class PartedProgram(Program):
 
 
 def _rows(keeping: Keeping, topology: Topology, table: Any, ids: Any) -> Any:
-    return keeping.rows(table, ids, topology)
+    return keeping.rows(keeping.brought(table), ids, topology)
 
 
 class _Update:
@@ -180,9 +180,14 @@ class _Update:
         return bool(self._updated)
 
     def _values(self, own: list[Any], others: list[Any]) -> list[Any]:
+        own = [self._keeping.brought(value) for value in own]
+        others = [
+            self._keeping.brought(value) if self._is_kept(source.variable) else value
+            for source, value in zip(self._others, others, strict=True)
+        ]
         inputs = dict(zip(self._order, [*own, *others], strict=True))
         in_order = [inputs[place] for place in range(len(inputs))]
-        return retrace(self.jaxpr, in_order)
+        return [self._keeping.put_back(value) for value in retrace(self.jaxpr, in_order)]
 
     def inputs(self, handed: list[Any], shared: list[Any]) -> tuple[list[Any], list[Any]]:
         """Returns what the update needs.
@@ -309,7 +314,8 @@ def rows_of_kept(lookup: Lookup, ids: Any, topology: Topology) -> Any:
     if ids is None:
         several = (topology.num_replicas,) if topology.num_replicas > 1 else ()
         return jnp.zeros((*several, *lookup.shape), lookup.dtype)
-    return lookup.table.keeping.rows(lookup.table.kept, ids, topology)
+    keeping: Keeping = lookup.table.keeping
+    return keeping.rows(keeping.brought(lookup.table.kept), ids, topology)
 
 
 def _of_replicas(trace: Trace, parts: StepParts) -> Trace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -122,8 +123,8 @@ class Program:
         if self._ids is None:
             self._ids = IdsProgram(self.trace, self._topology, self._name)
         pools = {
-            "read_only": [place.load for place in self._read_only],
-            "written": [place.load for place in self._written],
+            "read_only": [functools.partial(self._value, one.variable) for one in self._read_only],
+            "written": [functools.partial(self._value, one.variable) for one in self._written],
             "split": split,
             "shared": shared,
             "constant": self.trace.constants,
@@ -187,7 +188,11 @@ class Program:
 
     def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
         """What stands for a variable where programs are lowered from shapes."""
-        return shape_on(value_for_step(variable), self._sharding(variable))
+        return shape_on(self._value(variable), self._sharding(variable))
+
+    def _value(self, variable: Any) -> Any:
+        """What the program gets of a variable."""
+        return value_for_step(variable)
 
     def _row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
         """What stands for the rows of lookups that come from outside."""
@@ -202,8 +207,8 @@ class Program:
         shared: list[Any],
         rows: Sequence[Any] = (),
     ) -> list[Any]:
-        written = [place.load() for place in self._written]
-        read_only = [place.load() for place in self._read_only]
+        written = [self._value(place.variable) for place in self._written]
+        read_only = [self._value(place.variable) for place in self._read_only]
         shared = [self._everywhere(value) for value in shared]
         if self._constants is None:
             with jax.ensure_compile_time_eval():  # they outlive a jax.jit around this call
@@ -386,31 +391,28 @@ def value_for_step(variable: Any) -> Any:
 class _Place:
     """Where the value of a variable is kept between steps."""
 
-    __slots__ = ("_is_stored", "_variable", "spec")
+    __slots__ = ("_is_stored", "spec", "variable")
 
     def __init__(self, variable: Any) -> None:
         home = home_of(variable)
-        self._variable: Any = variable  # a StoredVariable, or a plain Keras variable
+        self.variable: Any = variable  # a StoredVariable, or a plain Keras variable
         self._is_stored = home is not None
         stacked = home is not None and home.kind is VariableKind.ON_READ
         self.spec = PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
 
     @property
     def is_with_replicas(self) -> bool:
-        keeping = keeping_of(self._variable)
+        keeping = keeping_of(self.variable)
         return keeping is None or keeping.is_with_replicas
-
-    def load(self) -> Any:
-        return value_for_step(self._variable)
 
     def store(self, value: Any) -> None:
         if self._is_stored:
-            self._variable.storage = value
+            self.variable.storage = value
         elif (trace := current_function_trace()) is not None:
-            trace.store(self._variable, value)
+            trace.store(self.variable, value)
         else:
             # A variable of no strategy stays an ordinary array that is bound to no device.
-            self._variable.assign(jax.device_get(value))
+            self.variable.assign(jax.device_get(value))
 
 
 def _assigned_under_jit(variable: Any) -> RuntimeError:

@@ -126,6 +126,12 @@ class StoredValue:
         """Whether it is initialised."""
         return self._stored is not None
 
+    @property
+    def is_large_table(self) -> bool:
+        """Whether rows of it are looked up, and travel in less time than all of it."""
+        variable: Any = self
+        return self._is_table and is_worth_rows(variable.shape)
+
     def choose_keeping(self) -> None:
         """Asks the strategy where the value is to be kept, before there is one."""
         variable: Any = self
@@ -136,7 +142,7 @@ class StoredValue:
             return
         self.keeping = policy.choose(self, self.slot_of)
         gives_rows = self.keeping is not None and self.keeping.gives_rows
-        self.has_rows = gives_rows and self._is_table and is_worth_rows(variable.shape)
+        self.has_rows = gives_rows and self.is_large_table
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """The value on the host, where its parts meet: no device need have room for the whole."""
@@ -175,7 +181,7 @@ class StoredValue:
         """
         variable: Any = self
         if (value := variable._value_in_scope()) is None:
-            value = self._stored
+            value = self._stored if self.keeping is None else self.keeping.brought(self._stored)
         rows = own_copy(take_rows(value, np.asarray(ids)), self._home.strategy.topology)
         return variable._maybe_autocast(self._moved(rows))
 

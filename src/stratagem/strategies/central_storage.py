@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import final
 
 from stratagem.strategies.local_topology import local_topology, parameter_device_of
+from stratagem.strategies.pinned_state import PINNED_HOST, PinnedState, pinned_parts
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology.devices import DeviceLike
 from stratagem.variables import KeepAll, OnOneDevice
@@ -21,14 +22,21 @@ class CentralStorageStrategy(Strategy):
     runs where the variables are, with whatever the optimizer keeps. So a device needs room for the
     values and the gradients, and none for what the optimizer keeps.
 
+    With `parameter_device="pinned_host"` the one copy is in memory of the host that devices reach
+    by themselves: each has a part of every variable there, brings it over within the step, updates
+    it and puts it back, so that a step is one program and many steps are one call. Variables of
+    less than 1,024 elements are copied to the devices then, and large tables that layers look rows
+    up in are on the host as otherwise.
+
     Args:
         compute_devices: names such as `"gpu:0"`, indices or `jax.Device`s, one a replica; None
             takes every local accelerator or, where there is none, every local CPU device.
         parameter_device: where the variables are; None for the only accelerator, or the host where
-            there are several.
+            there are several; "pinned_host" for the host's pinned memory.
 
     Raises:
-        ValueError: an empty list; an unknown, repeated or remote device.
+        ValueError: an empty list; an unknown, repeated or remote device; devices without pinned
+            memory of the host.
         TypeError: devices of another type.
 
     Example:
@@ -45,6 +53,10 @@ class CentralStorageStrategy(Strategy):
     ) -> None:
         topology = local_topology(compute_devices, name="compute_devices")
         super().__init__(topology)
+        if parameter_device == PINNED_HOST:
+            tables = OnOneDevice(parameter_device_of(None))
+            self.keeping = PinnedState(pinned_parts(topology), tables)
+            return
         if parameter_device is None and topology.devices and len(topology.devices) == 1:
             parameter_device = topology.devices[0]
         self.keeping = KeepAll(OnOneDevice(parameter_device_of(parameter_device)))

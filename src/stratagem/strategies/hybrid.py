@@ -13,6 +13,7 @@ from stratagem.servers.closing import Closing
 from stratagem.strategies.coordinator_options import CoordinatorOptions
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.local_topology import local_topology, parameter_device_of
+from stratagem.strategies.pinned_state import PINNED_HOST, pinned_parts
 from stratagem.strategies.placement_rules import (
     CENTRAL,
     MIRRORED,
@@ -39,7 +40,9 @@ class HybridStrategy(Strategy, Closing):
 
     What no rule matches is mirrored: a copy on each device. A "central" variable is kept once, on
     the parameter device, which updates it; a "sharded" one in parts on the replicas' devices; a
-    "server" one by parameter servers, as under `ParameterServerStrategy`, which update it. Of a
+    "pinned_host" one in parts in memory of the host, which devices bring over within the step, as
+    under `CentralStorageStrategy`; a "server" one by parameter servers, as under
+    `ParameterServerStrategy`, which update it. Of a
     large table that layers look rows up in (`keras.layers.Embedding`, `sg.nn.embedding_lookup`)
     only these rows travel, and their gradients. What an optimizer keeps for a variable is where
     that is; its counter and its learning rate are here. The numbers are those of one device, but
@@ -50,7 +53,7 @@ class HybridStrategy(Strategy, Closing):
     Args:
         devices: as of `MirroredStrategy`.
         cross_device_ops: how gradients are combined; None lets the compiler choose.
-        placement: "mirrored", "central", "sharded" or "server" by rule. A rule is a regular
+        placement: "mirrored", "central", "sharded", "pinned_host" or "server" by rule. A rule is a regular
             expression, searched in the variable's path, or a function of the variable that returns
             whether it matches, such as `sg.placement.at_least_bytes(2**30)`. The first match wins.
         parameter_device: where central variables are; None for the host.
@@ -90,13 +93,13 @@ class HybridStrategy(Strategy, Closing):
         options: CoordinatorOptions | None = None,
     ) -> None:
         super().__init__(local_topology(devices, name="devices"), cross_device_ops)
-        is_asked = isinstance(placement, Mapping) and CENTRAL in placement.values()
-        is_asked = is_asked or parameter_device is not None
-        central = OnOneDevice(parameter_device_of(parameter_device)) if is_asked else None
+        asked = [*placement.values()] if isinstance(placement, Mapping) else []
+        has_central = CENTRAL in asked or parameter_device is not None
         places = {
             MIRRORED: None,
-            CENTRAL: central,
+            CENTRAL: OnOneDevice(parameter_device_of(parameter_device)) if has_central else None,
             SHARDED: OverReplicas(self.topology),
+            PINNED_HOST: pinned_parts(self.topology) if PINNED_HOST in asked else None,
             SERVER: None,
         }
         self.keeping = PlacementRules(placement, places)

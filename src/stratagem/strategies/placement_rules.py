@@ -11,6 +11,7 @@ from stratagem.context.explicit_device import explicit_device
 from stratagem.execution import is_worth_rows
 from stratagem.messages import explain
 from stratagem.placement import AtLeastBytes
+from stratagem.strategies.pinned_state import if_worth_bringing
 from stratagem.topology import find_devices
 from stratagem.variables import Keeping, OnOneDevice, OverReplicas, keeping_of
 
@@ -79,10 +80,10 @@ class PlacementRules:
     def choose(self, variable: Any, slot_of: Any) -> Keeping | None:
         """Returns where a variable is kept; what an optimizer keeps for it is there, too."""
         if slot_of is not None:
-            return keeping_of(slot_of)
+            return if_worth_bringing(keeping_of(slot_of), variable)
         if (named := explicit_device()) is not None:
             return OnOneDevice(find_devices([named])[0])
-        keeping = self._places[self._place_of(variable)]
+        keeping = if_worth_bringing(self._places[self._place_of(variable)], variable)
         _warn_of_copies(variable, keeping)
         return keeping
 

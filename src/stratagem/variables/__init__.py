@@ -24,7 +24,7 @@ from stratagem.variables.layouts import (
     stored_sharding,
 )
 from stratagem.variables.on_one_device import OnOneDevice
-from stratagem.variables.over_replicas import OverReplicas, PartedState
+from stratagem.variables.over_replicas import OverReplicas, PartedState, is_worth_parts
 from stratagem.variables.registry import Home, StoredVariable, VariableRegistry, home_of
 from stratagem.variables.row_changes import changed_rows, sets_rows
 from stratagem.variables.row_selection import Rows, as_slice
@@ -54,6 +54,7 @@ __all__ = [
     "gather_together",
     "home_of",
     "initial_digest",
+    "is_worth_parts",
     "keeping_of",
     "parse_aggregation",
     "parse_synchronization",

@@ -43,6 +43,22 @@ class Keeping(Protocol):
         """
         ...
 
+    def brought(self, value: jax.Array) -> jax.Array:
+        """Returns what is kept in the memory in which its devices compute, also within a program.
+
+        Args:
+            value: what `kept` returned.
+        """
+        ...
+
+    def put_back(self, value: jax.Array) -> jax.Array:
+        """Returns a new value, made by a program on these devices, as it is kept.
+
+        Args:
+            value: the value.
+        """
+        ...
+
     def kept(self, value: Any) -> jax.Array:
         """Returns a value as it is kept.
 
@@ -93,7 +109,7 @@ class Keeping(Protocol):
         """Returns rows for each replica.
 
         Args:
-            kept: what `kept` returned, of shape (n, ...).
+            kept: what `brought` returned, of shape (n, ...).
             ids: integers, with the replica axis first where there are several.
             topology: the devices of the replicas.
 

@@ -35,6 +35,14 @@ class OnOneDevice:
         """Returns the sharding of copies."""
         return topology.replicated
 
+    def brought(self, value: jax.Array) -> jax.Array:
+        """Returns what is kept."""
+        return value
+
+    def put_back(self, value: jax.Array) -> jax.Array:
+        """Returns the value."""
+        return value
+
     def kept(self, value: Any) -> jax.Array:
         """Returns the value on the device."""
         is_copied = isinstance(value, jax.Array) and not isinstance(value, Tracer)

@@ -1,10 +1,11 @@
-"""Variables of which each replica's device has a part."""
+"""Variables of which each replica's device has a part, in its own memory or in the host's."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from stratagem.topology.pieces import put_in_pieces
 from stratagem.variables.keeping import Keeping
 from stratagem.variables.on_one_device import take_rows
 
-__all__ = ["OverReplicas", "PartedState"]
+__all__ = ["OverReplicas", "PartedState", "is_worth_parts"]
 
 # Of a smaller variable the exchange takes more time than its copies take memory.
 _MIN_PARTED_SIZE = 1024
@@ -36,10 +37,13 @@ class OverReplicas:
         topology: the devices of the replicas. Where they are of several processes, all of these
             have to ask for the whole of a value.
         gives_rows: whether replicas exchange the rows of tables that they look up, and not tables.
+        memory_kind: JAX's name of the memory that parts are in, each in that of its device; None
+            for that in which the device computes.
     """
 
     topology: Topology
     gives_rows: bool = True
+    memory_kind: str | None = None
 
     is_with_replicas = True
 
@@ -53,8 +57,24 @@ class OverReplicas:
         axes = (axis for axis, size in enumerate(shape) if size and size % count == 0)
         return next(axes, None)
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether parts are in the host's memory, from where devices bring them over."""
+        return self.memory_kind is not None
+
     def sharding(self, shape: tuple[int, ...]) -> NamedSharding:
         """Returns where each part is."""
+        computing = self.computing_sharding(shape)
+        if self.memory_kind is None:
+            return computing
+        return NamedSharding(computing.mesh, computing.spec, memory_kind=self.memory_kind)
+
+    def computing_sharding(self, shape: tuple[int, ...]) -> NamedSharding:
+        """Returns where each part is while its device computes with it.
+
+        Args:
+            shape: of the value.
+        """
         axis = self.parted_axis(shape)
         if axis is None:
             return self.topology.replicated
@@ -62,7 +82,20 @@ class OverReplicas:
 
     def step_sharding(self, shape: tuple[int, ...], topology: Topology) -> jax.sharding.Sharding:
         """Returns where each part is."""
-        return self.sharding(shape)
+        return self.computing_sharding(shape)
+
+    def brought(self, value: jax.Array) -> jax.Array:
+        """Returns the parts in the memory in which devices compute."""
+        if self.memory_kind is None:
+            return value
+        value = jax.device_put(value, jax.memory.Space.Device)
+        # Else a compiler may gather the parts where they were, and each device brings the whole.
+        return jax.lax.with_sharding_constraint(value, self.computing_sharding(value.shape))
+
+    def put_back(self, value: jax.Array) -> jax.Array:
+        """Returns a new value in parts, of which each device computes its own."""
+        value = jax.lax.with_sharding_constraint(value, self.computing_sharding(value.shape))
+        return value if self.memory_kind is None else jax.device_put(value, jax.memory.Space.Host)
 
     def kept(self, value: Any) -> jax.Array:
         """Returns the value in parts; what is on one device goes there by the host."""
@@ -82,7 +115,7 @@ class OverReplicas:
         """Returns the value on the first replica's device, of this process."""
         if is_of_several(kept):
             return kept.addressable_data(0) if kept.is_fully_replicated else on_every_process(kept)
-        return jax.device_put(kept, next(iter(self.topology.devices or ())))
+        return jax.device_put(self.brought(kept), next(iter(self.topology.devices or ())))
 
     def own_parts(self, kept: jax.Array) -> np.ndarray[Any, Any]:
         """Returns the parts that this process has, on the host.
@@ -111,7 +144,7 @@ class OverReplicas:
 
     def for_step(self, kept: jax.Array, topology: Topology) -> jax.Array:
         """Returns the parts: the step itself gathers them, when it needs them."""
-        return kept
+        return self.brought(kept)
 
     def for_update(self, value: Any) -> jax.Array:
         """Returns a copy on each device, of which what is needed is taken."""
@@ -144,13 +177,21 @@ class PartedState:
     def choose(self, variable: Any, slot_of: Any) -> Keeping | None:
         """Returns the parts, for what is large enough."""
         shape = tuple(variable.shape)
-        is_large = math.prod(shape) >= _MIN_PARTED_SIZE
         is_wanted = self.is_all or slot_of is not None
         can_part = self.keeping.parted_axis(shape) is not None
-        return self.keeping if is_wanted and is_large and can_part else None
+        return self.keeping if is_wanted and is_worth_parts(shape) and can_part else None
 
     def check(self) -> None:
         """Does nothing."""
+
+
+def is_worth_parts(shape: Sequence[int]) -> bool:
+    """Tells whether a variable is so large that it is kept elsewhere than as copies on devices.
+
+    Args:
+        shape: of the variable.
+    """
+    return math.prod(shape) >= _MIN_PARTED_SIZE
 
 
 @functools.partial(jax.jit, static_argnums=0)
