@@ -20,7 +20,7 @@ from stratagem.execution.step_capture import CapturedStep
 from stratagem.execution.step_program import StepProgram
 from stratagem.messages import explain
 from stratagem.planning.memory import CompilerMemory
-from stratagem.planning.programs import device_bytes, step_programs
+from stratagem.planning.programs import device_bytes, pinned_bytes, step_programs
 from stratagem.planning.reductions import Schedule
 from stratagem.planning.targets import Target
 from stratagem.topology import Topology
@@ -119,6 +119,16 @@ class CompiledStep:
         return sum(one.memory.passed_bytes for one in self.of_host)
 
     @property
+    def brought_bytes(self) -> int:
+        """What each device brings over from pinned memory of the host in a step."""
+        return sum(program.memory.brought_bytes for program in self.of_replicas)
+
+    @property
+    def put_back_bytes(self) -> int:
+        """What each device puts back there."""
+        return sum(program.memory.put_back_bytes for program in self.of_replicas)
+
+    @property
     def accessed_bytes(self) -> float:
         """What all programs of a device read and write."""
         return sum(program.accessed_bytes for program in self.of_replicas)
@@ -186,14 +196,21 @@ def _compiled(program: StepProgram) -> CompiledProgram:
     text = compiled.as_text()
     # The compiler for GPUs does not tell.
     accessed_bytes = costs.get("bytes accessed") or Schedule(text).accessed_bytes()
-    memory = CompilerMemory.of(compiled.memory_analysis(), _lasting_bytes(program))
+    memory = CompilerMemory.of(compiled.memory_analysis(), **_known_bytes(program))
     return CompiledProgram(
         program.name, memory, float(accessed_bytes), text, program.is_of_replicas
     )
 
 
-def _lasting_bytes(program: StepProgram) -> int:
-    return sum(map(device_bytes, program.lasting))
+def _known_bytes(program: StepProgram) -> dict[str, int]:
+    """What is known of a program's arguments without its compiler."""
+    return {
+        "lasting_bytes": sum(map(device_bytes, program.lasting)),
+        "brought_bytes": sum(map(pinned_bytes, jax.tree.leaves(program.shapes))),
+        "put_back_bytes": sum(
+            map(pinned_bytes, jax.tree.leaves(program.shapes[: program.num_donated]))
+        ),
+    }
 
 
 def _like(planned: Topology, devices: tuple[Any, ...]) -> Topology:
@@ -269,7 +286,7 @@ def _ask_another_process(step: CapturedStep, folder: Path) -> tuple[CompiledProg
         ]
         of_host = [_compiled(one) for one in programs if not one.is_of_replicas]
         donated = [one.num_donated for one in of_replicas]
-        known = [(one.name, _lasting_bytes(one)) for one in of_replicas]
+        known = [(one.name, _known_bytes(one)) for one in of_replicas]
     axes = list(topology.mesh.shape.items())
     source.write_bytes(pickle.dumps((axes, list(zip(exported, donated, strict=True)))))
     script = Path(__file__).with_name("cpu_compiler.py")
@@ -294,10 +311,10 @@ def _ask_another_process(step: CapturedStep, folder: Path) -> tuple[CompiledProg
     compiled = [
         CompiledProgram(
             name,
-            CompilerMemory(**told["memory"], lasting_bytes=lasting_bytes),
+            CompilerMemory(**told["memory"], **known_bytes).without_host(),
             told["accessed_bytes"],
             told["text"],
         )
-        for (name, lasting_bytes), told in found
+        for (name, known_bytes), told in found
     ]
     return (*compiled, *of_host)

@@ -12,7 +12,7 @@ import numpy as np
 
 from stratagem.execution.step_capture import CapturedStep
 from stratagem.planning.accelerators import Accelerator
-from stratagem.planning.programs import held_bytes, variables_of
+from stratagem.planning.programs import held_bytes, is_held_by_host, variables_of
 from stratagem.variables import OverReplicas, PartedState, VariableKind, home_of, keeping_of
 
 __all__ = ["CompilerMemory", "MemoryPlan", "plan_memory", "shared_state_bytes"]
@@ -29,6 +29,8 @@ class CompilerMemory:
         temp_bytes: of everything in between.
         code_bytes: of the program itself, where that lies on the device.
         lasting_bytes: of what it is called with and is there whether it runs or not.
+        brought_bytes: of what it brings over from the host's memory; no part of the others.
+        put_back_bytes: of what it puts back there; likewise.
     """
 
     argument_bytes: int
@@ -37,17 +39,43 @@ class CompilerMemory:
     temp_bytes: int
     code_bytes: int = 0
     lasting_bytes: int = 0
+    brought_bytes: int = 0
+    put_back_bytes: int = 0
 
     @classmethod
-    def of(cls, analysis: Any, lasting_bytes: int) -> CompilerMemory:
-        """Reads what `compiled.memory_analysis()` returns."""
-        return cls(
+    def of(
+        cls, analysis: Any, lasting_bytes: int, brought_bytes: int = 0, put_back_bytes: int = 0
+    ) -> CompilerMemory:
+        """Reads what `compiled.memory_analysis()` returns.
+
+        Args:
+            analysis: what it returned.
+            lasting_bytes: of the program.
+            brought_bytes: of the program.
+            put_back_bytes: of the program.
+        """
+        memory = cls(
             argument_bytes=analysis.argument_size_in_bytes,
             output_bytes=analysis.output_size_in_bytes,
             alias_bytes=analysis.alias_size_in_bytes,
             temp_bytes=analysis.temp_size_in_bytes,
             code_bytes=analysis.generated_code_size_in_bytes,
             lasting_bytes=lasting_bytes,
+            brought_bytes=brought_bytes,
+            put_back_bytes=put_back_bytes,
+        )
+        return memory if analysis.host_argument_size_in_bytes else memory.without_host()
+
+    def without_host(self) -> CompilerMemory:
+        """Returns the memory of a device, of what a compiler says that counts the host's with it.
+
+        That for CPUs does.
+        """
+        return dataclasses.replace(
+            self,
+            argument_bytes=self.argument_bytes - self.brought_bytes,
+            output_bytes=self.output_bytes - self.put_back_bytes,
+            alias_bytes=max(self.alias_bytes - self.put_back_bytes, 0),
         )
 
     @property
@@ -83,7 +111,8 @@ class MemoryPlan:
         gradients_bytes: of all gradients at once, which are part of the temporaries: a compiler may
             use one before it computes the next.
         code_bytes: the programs.
-        host_bytes: what the host needs for the variables that it keeps; no part of the device's.
+        host_bytes: what the host needs for the variables that it keeps, pinned or not; no part of
+            the device's.
         pool_bytes: what programs get of the device's memory by default.
         device_bytes: all of it.
     """
@@ -168,12 +197,20 @@ def plan_memory(
 
 
 def _kept_on_host(step: CapturedStep) -> int:
-    keepings = [(v, keeping_of(v)) for v in variables_of(step.trace)]
     return sum(
-        math.prod(v.shape) * jax.numpy.dtype(v.dtype).itemsize
-        for v, keeping in keepings
-        if keeping is not None and not keeping.is_with_replicas
+        _host_copies(v, step) * math.prod(v.shape) * jax.numpy.dtype(v.dtype).itemsize
+        for v in variables_of(step.trace)
+        if is_held_by_host(keeping_of(v))
     )
+
+
+def _host_copies(variable: Any, step: CapturedStep) -> int:
+    """How often the host has a variable: once, or what has no parts for each device."""
+    keeping, topology = keeping_of(variable), step.strategy.topology
+    if not isinstance(keeping, OverReplicas):
+        return 1
+    is_parted = keeping.parted_axis(tuple(variable.shape)) is not None
+    return topology.num_logical_devices * (1 if is_parted else topology.num_replicas)
 
 
 def shared_state_bytes(step: CapturedStep) -> dict[str, int]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from stratagem.planning.targets import Target
 from stratagem.strategies import CentralStorageStrategy, HybridStrategy, MirroredStrategy
+from stratagem.strategies.pinned_state import PINNED_HOST, PinnedState
 from stratagem.strategies.placement_rules import PlacementRules
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology.absent import planning_for
@@ -39,6 +40,8 @@ def planned_strategy(
     with planning_for(machine.topology):
         if rules is not None and shard_state is None:
             return HybridStrategy(None, like.cross_device_ops, placement=rules.placement)
+        if isinstance(like.keeping, PinnedState) and shard_state is None:
+            return CentralStorageStrategy(parameter_device=PINNED_HOST)
         if isinstance(like.keeping, KeepAll) and shard_state is None:
             return CentralStorageStrategy()
         planned = MirroredStrategy(groups, like.cross_device_ops, shard_state=shard_state)

@@ -198,6 +198,8 @@ def plan_step(
         shared_state_bytes=shared_state_bytes(step),
         from_host_bytes=compiled.from_host_bytes,
         to_host_bytes=compiled.to_host_bytes,
+        brought_bytes=compiled.brought_bytes,
+        put_back_bytes=compiled.put_back_bytes,
         memory=_memory(step, compiled, target),
         reductions=tuple(reductions),
         is_scheduled=compiled.compiler != "cpu" and all(one.is_scheduled for one in schedules),

@@ -14,10 +14,25 @@ from stratagem.execution import program_of
 from stratagem.execution.step_capture import CapturedStep
 from stratagem.execution.step_program import StepProgram
 from stratagem.execution.trace import Trace
+from stratagem.strategies.pinned_state import PINNED_HOST
 from stratagem.topology import Topology
-from stratagem.variables import OverReplicas, VariableKind, home_of, keeping_of, stored_sharding
+from stratagem.variables import (
+    Keeping,
+    OverReplicas,
+    VariableKind,
+    home_of,
+    keeping_of,
+    stored_sharding,
+)
 
-__all__ = ["device_bytes", "held_bytes", "step_programs", "variables_of"]
+__all__ = [
+    "device_bytes",
+    "held_bytes",
+    "is_held_by_host",
+    "pinned_bytes",
+    "step_programs",
+    "variables_of",
+]
 
 
 @contextlib.contextmanager
@@ -68,13 +83,40 @@ def variables_of(trace: Trace) -> list[Any]:
 
 
 def device_bytes(shape: jax.ShapeDtypeStruct) -> int:
-    """Returns the size of the part of an array that one device has.
+    """Returns the size of the part of an array that one device has in its own memory.
 
     Args:
         shape: of the whole array, with its sharding.
     """
+    return 0 if _is_pinned(shape) else _part_bytes(shape)
+
+
+def pinned_bytes(shape: jax.ShapeDtypeStruct) -> int:
+    """Returns the size of the part of an array that the host has for one device.
+
+    Args:
+        shape: of the whole array, with its sharding.
+    """
+    return _part_bytes(shape) if _is_pinned(shape) else 0
+
+
+def _is_pinned(shape: jax.ShapeDtypeStruct) -> bool:
+    return getattr(shape.sharding, "memory_kind", None) == PINNED_HOST
+
+
+def _part_bytes(shape: jax.ShapeDtypeStruct) -> int:
     part = shape.shape if shape.sharding is None else shape.sharding.shard_shape(shape.shape)
     return math.prod(part) * shape.dtype.itemsize
+
+
+def is_held_by_host(keeping: Keeping | None) -> bool:
+    """Tells whether a variable is no part of a device's memory between steps.
+
+    Args:
+        keeping: how it is kept; None for copies on the devices.
+    """
+    is_pinned = isinstance(keeping, OverReplicas) and keeping.is_on_host
+    return keeping is not None and (is_pinned or not keeping.is_with_replicas)
 
 
 def held_bytes(variable: Any, topology: Topology, keeping: Any = None) -> int:
@@ -87,7 +129,7 @@ def held_bytes(variable: Any, topology: Topology, keeping: Any = None) -> int:
     """
     shape = tuple(variable.shape)
     home = home_of(variable)
-    if keeping is not None and not keeping.is_with_replicas:
+    if is_held_by_host(keeping):
         return 0
     if keeping is not None:
         shape = keeping.sharding(shape).shard_shape(shape)

@@ -225,13 +225,22 @@ def _assumption_lines(plan: Plan) -> list[str]:
         if plan.compiler != "cpu"
         else "; the bytes that a step accesses are known of the compiler for the devices only"
     )
+    pinned = (
+        [
+            f"In a step each device brings {size_text(plan.brought_bytes)} over from pinned memory "
+            f"of the host, and puts {size_text(plan.put_back_bytes)} back. The times leave this "
+            "out."
+        ]
+        if plan.brought_bytes
+        else []
+    )
     host = (
         [
             f"In a step each device is given {size_text(plan.from_host_bytes)} by the host, which "
             f"gets {size_text(plan.to_host_bytes)} from the first and updates its variables. The "
             "times leave this out."
         ]
-        if plan.memory.host_bytes
+        if plan.from_host_bytes or plan.to_host_bytes
         else []
     )
     return [
@@ -244,5 +253,6 @@ def _assumption_lines(plan: Plan) -> list[str]:
         "sends behind products, 'at best' what could be. Input, kernel starts, stragglers, the "
         "memory of CUDA and of communication libraries, and fragmentation are left out.",
         *host,
+        *pinned,
         *plan.notes,
     ]

@@ -30,6 +30,8 @@ class Plan:
             `shard_state`.
         from_host_bytes: what each device is given in a step, where the host keeps variables.
         to_host_bytes: what the host gets then, to update them.
+        brought_bytes: what each device brings over from pinned memory of the host in a step.
+        put_back_bytes: what it puts back there.
         memory: of one device.
         reductions: what one step sends between devices, in the order of the program.
         is_scheduled: whether that order is the one in which it runs.
@@ -53,6 +55,8 @@ class Plan:
     shared_state_bytes: dict[str, int]
     from_host_bytes: int
     to_host_bytes: int
+    brought_bytes: int
+    put_back_bytes: int
     memory: MemoryPlan
     reductions: tuple[Reduction, ...]
     is_scheduled: bool
@@ -113,6 +117,8 @@ class Plan:
             "per_device_batch": self.per_device_batch,
             "from_host_bytes": self.from_host_bytes,
             "to_host_bytes": self.to_host_bytes,
+            "brought_bytes": self.brought_bytes,
+            "put_back_bytes": self.put_back_bytes,
             "memory": {
                 **dataclasses.asdict(self.memory),
                 "total_bytes": self.memory.total_bytes,

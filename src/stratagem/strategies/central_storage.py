@@ -55,7 +55,7 @@ class CentralStorageStrategy(Strategy):
         super().__init__(topology)
         if parameter_device == PINNED_HOST:
             tables = OnOneDevice(parameter_device_of(None))
-            self.keeping = PinnedState(pinned_parts(topology), tables)
+            self.keeping = PinnedState(pinned_parts(self.topology), tables)
             return
         if parameter_device is None and topology.devices and len(topology.devices) == 1:
             parameter_device = topology.devices[0]
