@@ -24,6 +24,8 @@ KEEPINGS = {
     "replicas, 1": (OverReplicas(replicas(1)), replicas(1)),
     "replicas, 2": (OverReplicas(replicas(2)), replicas(2)),
     "replicas, 4": (OverReplicas(replicas(4)), replicas(4)),
+    "pinned, 1": (OverReplicas(replicas(1), memory_kind="pinned_host"), replicas(1)),
+    "pinned, 2": (OverReplicas(replicas(2), memory_kind="pinned_host"), replicas(2)),
 }
 
 
@@ -48,6 +50,12 @@ def test_what_is_kept_comes_back(kept_and_topology, shape) -> None:
         assert len(whole.devices()) == 1
         np.testing.assert_array_equal(whole, value)
         np.testing.assert_array_equal(keeping.for_step(kept, topology), value)
+        for there in (spread, whole, keeping.for_step(kept, topology), keeping.brought(kept)):
+            assert there.sharding.memory_kind == "device"
+            assert float(jnp.sum(there[..., None] * 2)) == pytest.approx(2 * value.sum(), rel=1e-3)
+        again = keeping.put_back(keeping.for_step(kept, topology))
+        assert again.sharding.memory_kind == kept.sharding.memory_kind
+        np.testing.assert_array_equal(again, value)
         np.testing.assert_array_equal(keeping.for_update(given), value)
 
 
@@ -59,14 +67,14 @@ def test_rows_are_those_of_numpy(kept_and_topology, num_rows) -> None:
     several = (topology.num_replicas,) if topology.num_replicas > 1 else ()
     ids = rng.integers(-num_rows, num_rows, (*several, 3, 2), dtype="int32")
     given = topology.put_stacked(ids) if several else ids
-    rows = keeping.rows(keeping.kept(table), given, topology)
+    rows = keeping.rows(keeping.brought(keeping.kept(table)), given, topology)
     np.testing.assert_array_equal(rows, table[ids])
     if several:
         assert rows.sharding.is_equivalent_to(topology.stacked, rows.ndim)
     ids[..., 0, 0] = num_rows
     ids[..., 1, 1] = -num_rows - 1
     given = topology.put_stacked(ids) if several else ids
-    rows = np.asarray(keeping.rows(keeping.kept(table), given, topology))
+    rows = np.asarray(keeping.rows(keeping.brought(keeping.kept(table)), given, topology))
     np.testing.assert_array_equal(rows, jnp.take(table, ids, axis=0))
     assert np.isnan(rows[..., 0, 0, :]).all()
 

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
+from stratagem.execution.arguments import Arguments
 from stratagem.execution.ids_program import IdsProgram, spec_of_input
 from stratagem.execution.own_rows import OwnRows
 from stratagem.execution.program import POOLS, Program
+from stratagem.execution.step_program import StepProgram
 from stratagem.execution.sums_in_parts import hand_over_addends
 from stratagem.execution.trace import Trace
 from stratagem.execution.update_part import StepParts, part_step
@@ -66,6 +68,14 @@ class JoinedProgram(Program):
         function = self._many_steps if many else self._one_step
         return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
 
+    def programs(self, arguments: Arguments) -> list[StepProgram]:
+        """Returns the one program, as of `Program`."""
+        (program,) = super().programs(arguments)
+        written, read_only = program.shapes[:2]
+        put_back = _pinned(self.trace.written, written)
+        brought = [*put_back, *_pinned(self.trace.read_only, read_only)]
+        return [dataclasses.replace(program, brought=brought, put_back=put_back)]
+
     def _row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
         return []  # they are exchanged within
 
@@ -85,8 +95,8 @@ class JoinedProgram(Program):
     def _one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
         """Here arrays are those of all replicas."""
         pools: dict[str, Sequence[Any]] = dict(zip(POOLS, arrays, strict=True))
-        for pool, variables in (("written", self.trace.written), ("read_only", self.trace.read_only)):
-            pools[pool] = [*map(_brought, variables, pools[pool])]
+        pools["written"] = [*map(_brought, self.trace.written, pools["written"])]
+        pools["read_only"] = [*map(_brought, self.trace.read_only, pools["read_only"])]
         if self._exchanged is not None:
             pools["rows"] = self._exchanged.rows(pools)
         inputs = [pools[source][index] for source, index in self.trace.inputs]
@@ -97,8 +107,8 @@ class JoinedProgram(Program):
         updated = iter(self.update.values(update_inputs))
         others = iter(outputs[:end])
         values = [
-            self._updated(variable, next(updated)) if is_updated else _put_back(variable, next(others))
-            for variable, is_updated in zip(self.trace.written, self.parts.is_updated, strict=False)
+            self._updated(one, next(updated)) if is_updated else _put_back(one, next(others))
+            for one, is_updated in zip(self.trace.written, self.parts.is_updated, strict=False)
         ]
         return values, list(others), self._token(), []
 
@@ -187,6 +197,12 @@ def _brought(variable: Any, value: Any) -> Any:
 def _put_back(variable: Any, value: Any) -> Any:
     keeping = keeping_of(variable)
     return value if keeping is None else keeping.put_back(value)
+
+
+def _pinned(variables: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
+    """The shapes of those variables that are in pinned memory."""
+    pairs = [(keeping_of(one), shape) for one, shape in zip(variables, shapes, strict=True)]
+    return [shape for keeping, shape in pairs if keeping is not None and keeping.is_pinned]
 
 
 def _keepings(trace: Trace) -> list[Any]:

@@ -115,8 +115,9 @@ class PartedProgram(Program):
                     "rows",
                     function,
                     (table, shape_on(numbers, place)),
-                    [table],
+                    [] if keeping.is_pinned else [table],
                     is_of_replicas=is_here,
+                    brought=[table] if keeping.is_pinned else [],
                 )
             )
         return programs
@@ -223,14 +224,23 @@ class _Update:
             else self._shape(source.variable)
             for source in self._others
         ]
-        is_here = self._keeping.is_with_replicas
+        is_here, is_pinned = self._keeping.is_with_replicas, self._keeping.is_pinned
+        pairs = list(zip(self._others, others, strict=True))
+        kept = [*own, *(shape for source, shape in pairs if self._is_kept(source.variable))]
         lasting = [
             shape
-            for source, shape in zip(self._others, others, strict=True)
-            if (source.pool != "handed" and is_here) or self._is_kept(source.variable)
+            for source, shape in pairs
+            if source.pool != "handed" and is_here and not self._is_kept(source.variable)
         ]
         return StepProgram(
-            "update", self._run, (own, others), [*own, *lasting], 1, is_of_replicas=is_here
+            "update",
+            self._run,
+            (own, others),
+            lasting if is_pinned else [*kept, *lasting],
+            1,
+            is_of_replicas=is_here,
+            brought=kept if is_pinned else [],
+            put_back=own if is_pinned else [],
         )
 
     def _shape(self, variable: Any) -> Any:

@@ -182,7 +182,7 @@ class Program:
         """
         function, shapes = self.with_shapes(arguments)
         kept = zip([*self._written, *self._read_only], [*shapes[0], *shapes[1]], strict=True)
-        lasting = [shape for place, shape in kept if place.is_with_replicas]
+        lasting = [shape for place, shape in kept if place.is_on_devices]
         lasting += [shape for pool in shapes[2:-1] for shape in pool]  # all but looked up rows
         return [StepProgram("replicas", function, shapes, lasting, num_donated=1)]
 
@@ -401,9 +401,9 @@ class _Place:
         self.spec = PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
 
     @property
-    def is_with_replicas(self) -> bool:
+    def is_on_devices(self) -> bool:
         keeping = keeping_of(self.variable)
-        return keeping is None or keeping.is_with_replicas
+        return keeping is None or (keeping.is_with_replicas and not keeping.is_pinned)
 
     def store(self, value: Any) -> None:
         if self._is_stored:

@@ -20,9 +20,11 @@ class StepProgram:
         function: the function, jitted.
         shapes: its arguments, arrays as `jax.ShapeDtypeStruct`s with their shardings.
         lasting: those of the arrays that are there before and after it, whether it runs or not:
-            variables as they are kept, the batch, constants.
+            variables as they are kept on devices, the batch, constants.
         num_donated: how many of the arguments, from the first on, it takes over.
         is_of_replicas: whether their devices run it, and not the one that keeps variables.
+        brought: those of the arrays that it brings over from pinned memory of the host.
+        put_back: those of its results that it puts there.
     """
 
     name: str
@@ -31,6 +33,8 @@ class StepProgram:
     lasting: Sequence[jax.ShapeDtypeStruct]
     num_donated: int = 0
     is_of_replicas: bool = True
+    brought: Sequence[jax.ShapeDtypeStruct] = ()
+    put_back: Sequence[jax.ShapeDtypeStruct] = ()
 
 
 def shape_on(value: Any, sharding: Any, before: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:

@@ -20,7 +20,7 @@ from stratagem.execution.step_capture import CapturedStep
 from stratagem.execution.step_program import StepProgram
 from stratagem.messages import explain
 from stratagem.planning.memory import CompilerMemory
-from stratagem.planning.programs import device_bytes, pinned_bytes, step_programs
+from stratagem.planning.programs import device_bytes, step_programs
 from stratagem.planning.reductions import Schedule
 from stratagem.planning.targets import Target
 from stratagem.topology import Topology
@@ -206,10 +206,8 @@ def _known_bytes(program: StepProgram) -> dict[str, int]:
     """What is known of a program's arguments without its compiler."""
     return {
         "lasting_bytes": sum(map(device_bytes, program.lasting)),
-        "brought_bytes": sum(map(pinned_bytes, jax.tree.leaves(program.shapes))),
-        "put_back_bytes": sum(
-            map(pinned_bytes, jax.tree.leaves(program.shapes[: program.num_donated]))
-        ),
+        "brought_bytes": sum(map(device_bytes, program.brought)),
+        "put_back_bytes": sum(map(device_bytes, program.put_back)),
     }
 
 

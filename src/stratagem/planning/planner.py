@@ -184,8 +184,7 @@ def plan_step(
     reductions = _reductions(schedules, compiled.compiler) if target.num_devices > 1 else []
     flops = _flops(step)
     products_s, memory_s = compute_s(flops, compiled.accessed_bytes, target, assumed)
-    # Of a program for CPUs the bytes are those of another, which fuses less.
-    computing_s = products_s if compiled.compiler == "cpu" else max(products_s, memory_s)
+    computing_s = _computing_s(compiled, products_s, memory_s)
     return Plan(
         target=target,
         title=title,
@@ -213,6 +212,11 @@ def plan_step(
         assumptions=assumed,
         notes=(*notes, *more_notes, *compiled.notes),
     )
+
+
+def _computing_s(compiled: CompiledStep, products_s: float, memory_s: float) -> float:
+    # Of a program for CPUs the bytes are those of another, which fuses less.
+    return products_s if compiled.compiler == "cpu" else max(products_s, memory_s)
 
 
 def _memory(step: CapturedStep, compiled: CompiledStep, target: Target) -> MemoryPlan:

@@ -14,7 +14,6 @@ from stratagem.execution import program_of
 from stratagem.execution.step_capture import CapturedStep
 from stratagem.execution.step_program import StepProgram
 from stratagem.execution.trace import Trace
-from stratagem.strategies.pinned_state import PINNED_HOST
 from stratagem.topology import Topology
 from stratagem.variables import (
     Keeping,
@@ -29,7 +28,6 @@ __all__ = [
     "device_bytes",
     "held_bytes",
     "is_held_by_host",
-    "pinned_bytes",
     "step_programs",
     "variables_of",
 ]
@@ -83,28 +81,11 @@ def variables_of(trace: Trace) -> list[Any]:
 
 
 def device_bytes(shape: jax.ShapeDtypeStruct) -> int:
-    """Returns the size of the part of an array that one device has in its own memory.
+    """Returns the size of the part of an array that one device has.
 
     Args:
         shape: of the whole array, with its sharding.
     """
-    return 0 if _is_pinned(shape) else _part_bytes(shape)
-
-
-def pinned_bytes(shape: jax.ShapeDtypeStruct) -> int:
-    """Returns the size of the part of an array that the host has for one device.
-
-    Args:
-        shape: of the whole array, with its sharding.
-    """
-    return _part_bytes(shape) if _is_pinned(shape) else 0
-
-
-def _is_pinned(shape: jax.ShapeDtypeStruct) -> bool:
-    return getattr(shape.sharding, "memory_kind", None) == PINNED_HOST
-
-
-def _part_bytes(shape: jax.ShapeDtypeStruct) -> int:
     part = shape.shape if shape.sharding is None else shape.sharding.shard_shape(shape.shape)
     return math.prod(part) * shape.dtype.itemsize
 
@@ -115,8 +96,7 @@ def is_held_by_host(keeping: Keeping | None) -> bool:
     Args:
         keeping: how it is kept; None for copies on the devices.
     """
-    is_pinned = isinstance(keeping, OverReplicas) and keeping.is_on_host
-    return keeping is not None and (is_pinned or not keeping.is_with_replicas)
+    return keeping is not None and (keeping.is_pinned or not keeping.is_with_replicas)
 
 
 def held_bytes(variable: Any, topology: Topology, keeping: Any = None) -> int:

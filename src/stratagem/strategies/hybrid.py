@@ -40,9 +40,8 @@ class HybridStrategy(Strategy, Closing):
 
     What no rule matches is mirrored: a copy on each device. A "central" variable is kept once, on
     the parameter device, which updates it; a "sharded" one in parts on the replicas' devices; a
-    "pinned_host" one in parts in memory of the host, which devices bring over within the step, as
-    under `CentralStorageStrategy`; a "server" one by parameter servers, as under
-    `ParameterServerStrategy`, which update it. Of a
+    "pinned_host" one in parts in the host's memory, as under `CentralStorageStrategy`; a "server"
+    one by parameter servers, as under `ParameterServerStrategy`, which update it. Of a
     large table that layers look rows up in (`keras.layers.Embedding`, `sg.nn.embedding_lookup`)
     only these rows travel, and their gradients. What an optimizer keeps for a variable is where
     that is; its counter and its learning rate are here. The numbers are those of one device, but
@@ -53,9 +52,9 @@ class HybridStrategy(Strategy, Closing):
     Args:
         devices: as of `MirroredStrategy`.
         cross_device_ops: how gradients are combined; None lets the compiler choose.
-        placement: "mirrored", "central", "sharded", "pinned_host" or "server" by rule. A rule is a regular
-            expression, searched in the variable's path, or a function of the variable that returns
-            whether it matches, such as `sg.placement.at_least_bytes(2**30)`. The first match wins.
+        placement: "mirrored", "central", "sharded", "pinned_host" or "server" by rule. A rule is a
+            regular expression, searched in the variable's path, or a function of the variable that
+            tells whether it matches, as `sg.placement.at_least_bytes(2**30)`. The first match wins.
         parameter_device: where central variables are; None for the host.
         variable_partitioner: which variables on servers are split over several; None for none.
         cluster_resolver: tells the cluster of which this is the chief; None for that of
@@ -65,9 +64,9 @@ class HybridStrategy(Strategy, Closing):
         options: limits of the servers, from `sg.coordinator.options`; None for its defaults.
 
     Raises:
-        ValueError: devices as of `MirroredStrategy`; an unknown place; when training starts, a rule
-            that is the first match of no variable; arguments for servers and no "server" rule, or a
-            cluster without ps tasks or with workers.
+        ValueError: devices as of `MirroredStrategy`; an unknown place, or devices without pinned
+            memory; when training starts, a rule that is the first match of no variable; arguments
+            for servers and no "server" rule, or a cluster without ps tasks or with workers.
         TypeError: an argument of another type.
         ImportError: with a "server" rule, Ray, pyzmq or cloudpickle is not installed.
 

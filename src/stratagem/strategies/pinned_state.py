@@ -50,7 +50,8 @@ def pinned_parts(topology: Topology) -> OverReplicas:
         ValueError: a device that does not know such memory.
     """
     # Of devices that are only planned for nobody knows.
-    for device in () if topology.is_absent else topology.all_devices or ():
+    devices: Any = () if topology.is_absent else topology.all_devices
+    for device in devices:
         kinds = [memory.kind for memory in device.addressable_memories()]
         if PINNED_HOST not in kinds:
             raise ValueError(
@@ -71,5 +72,6 @@ def if_worth_bringing(keeping: Keeping | None, variable: Any) -> Keeping | None:
         keeping: where it would be.
         variable: with its shape.
     """
-    is_on_host = isinstance(keeping, OverReplicas) and keeping.is_on_host
-    return None if is_on_host and not is_worth_parts(tuple(variable.shape)) else keeping
+    if keeping is None or not keeping.is_pinned or is_worth_parts(tuple(variable.shape)):
+        return keeping
+    return None

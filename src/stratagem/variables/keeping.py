@@ -23,7 +23,12 @@ class Keeping(Protocol):
 
     @property
     def is_with_replicas(self) -> bool:
-        """Whether values are kept on the replicas' devices."""
+        """Whether values are kept on the replicas' devices, or where these reach them alone."""
+        ...
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether that is pinned memory of the host, from where devices bring them over."""
         ...
 
     def sharding(self, shape: tuple[int, ...]) -> jax.sharding.Sharding:

@@ -26,6 +26,7 @@ class OnOneDevice:
 
     gives_rows = True
     is_with_replicas = False
+    is_pinned = False
 
     def sharding(self, shape: tuple[int, ...]) -> jax.sharding.Sharding:
         """Returns the device, as a sharding."""

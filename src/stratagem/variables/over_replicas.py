@@ -58,8 +58,8 @@ class OverReplicas:
         return next(axes, None)
 
     @property
-    def is_on_host(self) -> bool:
-        """Whether parts are in the host's memory, from where devices bring them over."""
+    def is_pinned(self) -> bool:
+        """Whether parts are in pinned memory of the host, from where devices bring them over."""
         return self.memory_kind is not None
 
     def sharding(self, shape: tuple[int, ...]) -> NamedSharding:
