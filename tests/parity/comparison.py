@@ -19,7 +19,8 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.variables import Division, VariableLayouts
+from stratagem.strategies.pinned_state import pinned_parts
+from stratagem.variables import Division, KeepAll, VariableLayouts
 from tests.parity.tensorflow.cases import initial_weights
 
 Scope = Callable[[], AbstractContextManager[Any]]
@@ -95,6 +96,12 @@ def _hybrid(devices: list[str]) -> Any:
     return sg.HybridStrategy(devices, placement={"": "sharded"})
 
 
+def _pinned(devices: list[str]) -> Any:
+    strategy = sg.CentralStorageStrategy(devices, "pinned_host")
+    strategy.keeping = KeepAll(pinned_parts(strategy.topology))  # small variables, too
+    return strategy
+
+
 def _shared_out(devices: list[str]) -> Any:
     return sg.MirroredStrategy(devices, shard_state="all")
 
@@ -113,6 +120,8 @@ KINDS: Mapping[str, Kind] = {
     "shared": Kind(_shared_out),
     "shared_2": Kind(_shared_out, 2),
     "shared_4": Kind(_shared_out, 4),
+    "pinned_2": Kind(_pinned, 2),
+    "pinned_4": Kind(_pinned, 4),
     "tpu_2": Kind(_of_tpu, 2),
     "tpu_4": Kind(_of_tpu, 4),
 }

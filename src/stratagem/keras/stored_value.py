@@ -44,7 +44,7 @@ class StoredValue:
         """The whole array, as its kind stores it; None until it is initialised."""
         trace = current_function_trace()
         if trace is not None:
-            return trace.load(self, self._stored)
+            return trace.load(self, self._computable())
         if self.keeping is None or self._stored is None:
             return self._stored
         return self.keeping.spread(self._stored, self._home.strategy.topology)
@@ -58,6 +58,13 @@ class StoredValue:
             self._stored = value
         else:
             self._stored = self.keeping.kept(value)
+
+    def _computable(self) -> Any:
+        """The value where operations outside of the strategy's programs may compute with it."""
+        if self.keeping is None or self._stored is None or not self.keeping.is_pinned:
+            return self._stored
+        with jax.ensure_compile_time_eval():
+            return self.keeping.brought(self._stored)
 
     @property
     def for_step(self) -> Any:
@@ -181,7 +188,7 @@ class StoredValue:
         """
         variable: Any = self
         if (value := variable._value_in_scope()) is None:
-            value = self._stored if self.keeping is None else self.keeping.brought(self._stored)
+            value = self._computable()
         rows = own_copy(take_rows(value, np.asarray(ids)), self._home.strategy.topology)
         return variable._maybe_autocast(self._moved(rows))
 
