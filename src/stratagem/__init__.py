@@ -115,10 +115,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "CollectiveAllReduceStrategy": ("stratagem.strategies", "CollectiveAllReduceStrategy"),
     "CollectiveCommunication": ("stratagem.communication", "CollectiveCommunication"),
     "CollectiveHints": ("stratagem.communication", "CollectiveHints"),
-    "CommunicationImplementation": (
-        "stratagem.communication",
-        "CommunicationImplementation",
-    ),
+    "CommunicationImplementation": ("stratagem.communication", "CommunicationImplementation"),
     "CommunicationOptions": ("stratagem.communication", "CommunicationOptions"),
     "CrossDeviceOps": ("stratagem.strategies", "CrossDeviceOps"),
     "DatasetCreator": ("stratagem.keras", "DatasetCreator"),

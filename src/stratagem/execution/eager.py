@@ -29,7 +29,7 @@ from stratagem.execution.created_variables import initialize_created_variables
 from stratagem.execution.eager_meeting import asked_by_all
 from stratagem.execution.eager_state import EagerState
 from stratagem.execution.functionalize import ReplicaScope
-from stratagem.execution.trace_errors import created_again
+from stratagem.execution.trace_errors import apart, created_again
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.summary.callbacks import hand_on
@@ -211,7 +211,7 @@ class _Session:
         if self._topology.spans_processes:
             kinds, values = asked_by_all(own_kinds, own_values)
         if len(set(kinds)) > 1 or requests[0] is None:
-            raise _apart(kinds)
+            raise apart(kinds)
         replies = requests[0].answer(values)
         for replica in self._replicas:
             replica.reply = replies[replica.replica_id]
@@ -219,7 +219,7 @@ class _Session:
     def _check_ended(self, requests: list[_Request | None]) -> None:
         kinds, _ = asked_by_all([_END] * len(requests), [None] * len(requests))
         if set(kinds) != {_END}:
-            raise _apart(kinds)
+            raise apart(kinds)
 
     def _run_replica(self, replica: _Replica) -> None:
         replica.resume.acquire()
@@ -281,16 +281,6 @@ class _Session:
         merged_args, merged_kwargs = regroup(calls, None if spans else self._topology)
         result = fn(self._strategy, *merged_args, **merged_kwargs)
         return [select_replica(index, result) for index in range(self.num_replicas)]
-
-
-def _apart(kinds: list[str]) -> RuntimeError:
-    return RuntimeError(
-        explain(
-            f"Replicas stand at different points: {kinds}, in replica order.",
-            expected="the same calls of merge_call, all_reduce and all_gather, in the same order.",
-            fix="make these calls on every replica; let what differs be the values.",
-        )
-    )
 
 
 def _flatten_for_batch(args: Any, kwargs: Any, num_replicas: int) -> ReplicaBatch | None:

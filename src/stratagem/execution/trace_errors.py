@@ -6,7 +6,7 @@ from typing import Any
 
 from stratagem.messages import explain
 
-__all__ = ["created_again", "disagreement", "foreign_variable", "parted"]
+__all__ = ["apart", "created_again", "disagreement", "foreign_variable", "parted"]
 
 
 def parted(strategy: Any) -> RuntimeError:
@@ -25,6 +25,21 @@ def parted(strategy: Any) -> RuntimeError:
             expected="the same calls on every replica: the others would wait for ever.",
             fix="call it outside and choose by jax.numpy.where, or choose by a value that is the "
             "same everywhere: all_reduce it first.",
+        )
+    )
+
+
+def apart(kinds: list[str]) -> RuntimeError:
+    """Returns the error for replicas that do not meet.
+
+    Args:
+        kinds: what each of them asks for.
+    """
+    return RuntimeError(
+        explain(
+            f"Replicas stand at different points: {kinds}, in replica order.",
+            expected="the same calls of merge_call, all_reduce and all_gather, in the same order.",
+            fix="make these calls on every replica; let what differs be the values.",
         )
     )
 

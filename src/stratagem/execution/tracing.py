@@ -14,16 +14,16 @@ from jax.sharding import PartitionSpec
 from stratagem.collectives import MeshCommunicator, SoleCommunicator
 from stratagem.context import ReplicaContext, stack
 from stratagem.context.function_trace import NeedsInitialization, current_function_trace
+from stratagem.execution.agreed_values import use_agreement
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.created_variables import initialize_created_variables, is_uninitialized
 from stratagem.execution.exchange import Lookup, chained_tables, gets_rows
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
-from stratagem.execution.sameness import differing_outputs, may_wait_for_ever
+from stratagem.execution.sameness import may_wait_for_ever
 from stratagem.execution.trace import Trace
 from stratagem.execution.trace_errors import (
     created_again,
-    disagreement,
     foreign_variable,
     parted,
 )
@@ -125,8 +125,8 @@ class _Recorder:
             else:
                 copied.append(value)
         outputs = self._flatten_result(result, several)
-        values, self.summaries = summaries.results()
-        outputs += [value[None] if several else value for value in values]
+        of_summaries, self.summaries = summaries.results()
+        outputs += [value[None] if several else value for value in of_summaries]
         self.sent = [what for what, _ in scope.sent]
         outputs += [value[None] if several else value for _, value in scope.sent]
         self.added_to = frozenset(scope.added_to)
@@ -330,10 +330,9 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
         records=None if summaries is None else len(constants) - 1,
     )
     if strategy.num_replicas_in_sync > 1:
-        differing_inputs = trace.differing_inputs
-        if may_wait_for_ever(trace.jaxpr.jaxpr, differing_inputs):
+        if may_wait_for_ever(trace.jaxpr.jaxpr, trace.differing_inputs):
             raise parted(strategy)
-        _use_agreement(recorder, trace, strategy, differing_inputs)
+        use_agreement(trace, recorder.unproven, strategy)
     return trace
 
 
@@ -356,25 +355,4 @@ def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None
             continue
         shape = larger.result_shapes[output]
         if not shape or shape[0] != larger.arguments.batch.size:
-            trace.result_lengths[position] = None
-
-
-def _use_agreement(
-    recorder: _Recorder, trace: Trace, strategy: Any, differing_inputs: list[bool]
-) -> None:
-    """Checks assignments that replicas must agree on, and finds results that are cut for nobody.
-
-    A result that is the same on every replica (summed, gathered) holds no rows of one replica, even
-    if its leading size happens to be that of a padded part.
-    """
-    has_cut = any(lengths is not None for lengths in trace.result_lengths)
-    if not (recorder.unproven or has_cut):
-        return
-    flags = differing_outputs(trace.jaxpr.jaxpr, differing_inputs)
-    for variable, differs in zip(trace.written, flags, strict=False):
-        if differs and id(variable) in recorder.unproven:
-            raise disagreement(variable, strategy)
-    result_flags = flags[len(trace.written) :]
-    for position, (is_output, output) in enumerate(trace.results):
-        if is_output and not result_flags[output]:
             trace.result_lengths[position] = None

@@ -74,19 +74,19 @@ class TensorBoard(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.log_dir = os.fspath(log_dir)
-        self.histogram_freq = histogram_freq
+        self.histogram_freq = _number_of_epochs("histogram_freq", histogram_freq)
         self.write_graph = write_graph
         self.write_images = write_images
         self.write_steps_per_second = write_steps_per_second
         self.update_freq = _steps_between(update_freq)
-        self.embeddings_freq = embeddings_freq
+        self.embeddings_freq = _number_of_epochs("embeddings_freq", embeddings_freq)
         self.embeddings_metadata = embeddings_metadata
         self._profiled = _range_of_batches(profile_batch)
         self._is_profiling = False
         self._writers: dict[str, summary.SummaryWriter] = {}
         self._defaults: list[contextlib.ExitStack] = []
         self._num_steps, self._num_steps_before_epoch, self._num_test_steps = 0, 0, 0
-        self._counts_in_step = True
+        self._is_training, self._counts_in_step = False, True
         self._epoch_began_s, self._batch_began_s = 0.0, 0.0
 
     @property
@@ -112,6 +112,11 @@ class TensorBoard(keras.callbacks.Callback):
             self._writers[name] = summary.create_file_writer(folder)
         return self._writers[name]
 
+    def _close_writers(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
     def _push_default(self, name: str, step: Any) -> None:
         """Makes a writer that for summaries in layers, at the steps that are written."""
         stack = contextlib.ExitStack()
@@ -128,10 +133,11 @@ class TensorBoard(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes the train folder the default for summaries in layers."""
+        self._is_training = True
         self._num_steps = self._iterations()
         # Keras's own step, of a model of no strategy, does not hold what an optimizer counts.
         self._counts_in_step = strategy_of(self.model) is not None
-        step = _NextStep(self.model.optimizer) if self._counts_in_step else self._num_steps
+        step = _NextStep(self._optimizer) if self._counts_in_step else self._num_steps
         self._push_default("train", step)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -139,9 +145,8 @@ class TensorBoard(keras.callbacks.Callback):
         self._pop_default()
         if self._is_profiling:
             self._stop_profiler(logs)
-        for writer in self._writers.values():
-            writer.close()
-        self._writers = {}
+        self._is_training = False
+        self._close_writers()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes when it begins."""
@@ -180,7 +185,7 @@ class TensorBoard(keras.callbacks.Callback):
         values = _named(logs)
         of_training = {k: v for k, v in values.items() if not k.startswith("val_")}
         if values:
-            of_training |= _learning_rates(self.model.optimizer)
+            of_training |= _learning_rates(self._optimizer)
         if self.write_steps_per_second:
             elapsed_s = time.perf_counter() - self._epoch_began_s
             num_steps = self._num_steps - self._num_steps_before_epoch
@@ -209,18 +214,26 @@ class TensorBoard(keras.callbacks.Callback):
     def on_test_end(self, logs: Any = None) -> None:
         """Writes the logs of an evaluation by the number of training steps."""
         self._pop_default()
-        if getattr(self.model, "optimizer", None) is not None:
+        if self._optimizer is not None:
             values = {f"evaluation_{k}_vs_iterations": v for k, v in _named(logs).items()}
             self._write("validation", values, self._iterations())
+        if not self._is_training:
+            self._close_writers()
 
     def _write(self, folder: str, values: Mapping[str, Any], step: int) -> None:
         with self._writer(folder).as_default(), summary.record_if(condition=True):
             for name, value in values.items():
                 summary.scalar(name, np.asarray(value), step=step)
 
+    @property
+    def _optimizer(self) -> Any:
+        return getattr(self.model, "optimizer", None)
+
     def _iterations(self) -> int:
-        optimizer = getattr(self.model, "optimizer", None)
-        return 0 if optimizer is None else int(keras.ops.convert_to_numpy(optimizer.iterations))
+        if self._optimizer is None:
+            return 0
+        iterations: Any = keras.ops.convert_to_numpy(self._optimizer.iterations)
+        return int(iterations)
 
     def _stop_profiler(self, logs: Any) -> None:
         jax.block_until_ready(list(_named(logs).values()))
@@ -257,6 +270,18 @@ def _learning_rates(optimizer: Any) -> dict[str, Any]:
     return {"learning_rate": keras.ops.convert_to_numpy(inner.learning_rate)}
 
 
+def _number_of_epochs(name: str, value: int) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(
+            explain(
+                f"sg.TensorBoard received {name}={value!r}.",
+                expected="after how many epochs, or 0 for never.",
+                fix="leave it out, or pass 1.",
+            )
+        )
+    return value
+
+
 def _steps_between(update_freq: str | int) -> int | None:
     """After how many batches something is written; None for only after epochs."""
     if update_freq == "epoch":
@@ -276,10 +301,9 @@ def _steps_between(update_freq: str | int) -> int | None:
 def _range_of_batches(profile_batch: Any) -> tuple[int, int] | None:
     """The first and the last batch that are profiled; None for none."""
     try:
-        if isinstance(profile_batch, str):
-            profile_batch = tuple(int(part) for part in profile_batch.split(","))
-        pair = (profile_batch,) * 2 if isinstance(profile_batch, int) else tuple(profile_batch)
-        first, last = (int(batch) for batch in (pair * 2)[:2])
+        parts = profile_batch.split(",") if isinstance(profile_batch, str) else profile_batch
+        pair = (parts,) if isinstance(parts, int) else tuple(parts)
+        first, last = (int(batch) for batch in (pair * 2 if len(pair) == 1 else pair))
     except (TypeError, ValueError):
         first, last = -1, -1
     if (first, last) == (0, 0):

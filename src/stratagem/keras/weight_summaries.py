@@ -33,9 +33,7 @@ def write_weights(model: Any, epoch: int, *, with_images: bool) -> None:
     """
     for layer in model.layers:
         for weight in layer.weights:
-            value = keras.ops.convert_to_numpy(weight)
-            if not np.issubdtype(np.asarray(value).astype("float32").dtype, np.floating):
-                continue
+            value: Any = keras.ops.convert_to_numpy(weight)
             tag = weight.path.replace(":", "_")
             summary.histogram(f"{tag}/histogram", value, step=epoch)
             images = _as_images(value) if with_images else None

@@ -8,7 +8,7 @@ longer to start than one without callbacks, whether it records or not.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -62,7 +62,7 @@ def stage(
     return _call_back(summary, values, flag, reduce)
 
 
-def hand_on(summaries: Sequence[Summary], values: Sequence[dict[str, Any]]) -> None:
+def hand_on(summaries: Sequence[Summary], values: Sequence[Mapping[str, Any]]) -> None:
     """Gives what a function has collected to what is around the function.
 
     Args:
@@ -82,7 +82,7 @@ def hand_on(summaries: Sequence[Summary], values: Sequence[dict[str, Any]]) -> N
 
 def _call_back(
     summary: Summary,
-    values: dict[str, Any],
+    values: Mapping[str, Any],
     flag: Any = True,
     reduce: Callable[[Any], Any] | None = None,
 ) -> Any:
@@ -94,13 +94,13 @@ def _call_back(
 
     def write(values: dict[str, Any]) -> None:
         if reduce is not None:
-            values = values | {"data": reduce(values["data"])}
+            values = {**values, "data": reduce(values["data"])}
         jax.debug.callback(functools.partial(_written, summary), values)
 
     if flag is True:
-        write(values)
+        write({**values})
     else:
-        jax.lax.cond(flag, write, lambda _: None, values)
+        jax.lax.cond(flag, write, lambda _: None, {**values})
     return flag
 
 

@@ -35,6 +35,9 @@ class _Current(threading.local):
     collector: Collector | None = None
 
 
+_current = _Current()
+
+
 @dataclasses.dataclass
 class _Slot:
     infers_shapes: Callable[[], bool] = lambda: False
@@ -55,9 +58,6 @@ def set_shape_inference(infers_shapes: Callable[[], bool]) -> None:
 def infers_shapes() -> bool:
     """Tells whether the code that asks is only run to find out shapes: nothing is recorded then."""
     return _slot.infers_shapes()
-
-
-_current = _Current()
 
 
 def current_collector() -> Collector | None:
