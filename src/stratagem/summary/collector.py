@@ -8,6 +8,7 @@ and all processes have one program.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -66,8 +67,20 @@ def current_collector() -> Collector | None:
 
 
 def is_tracing() -> bool:
-    """Tells whether operations of this thread become part of a program: new arrays, too, then."""
-    return isinstance(jnp.zeros((), bool), Tracer)
+    """Tells whether a function is being traced or differentiated in this thread."""
+    return get_opaque_trace_state(convention="nnx") != _untraced()
+
+
+@functools.cache
+def _untraced() -> Any:
+    """The state of a thread that traces nothing, such as a new one."""
+    states: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: states.append(get_opaque_trace_state(convention="nnx"))
+    )
+    thread.start()
+    thread.join()
+    return states[0]
 
 
 @dataclasses.dataclass(frozen=True)
