@@ -2,9 +2,18 @@
 
 from stratagem.estimator import export
 from stratagem.estimator.distribute_config import DistributeConfig
+)
+from stratagem.estimator.early_stopping import (
 from stratagem.estimator.estimator import Estimator
+from stratagem.estimator.evaluation_record import read_eval_metrics
 from stratagem.estimator.exported_model import ExportedModel, load_exported
+from stratagem.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
+    make_early_stopping_hook,
+    stop_if_higher_hook,
+    stop_if_lower_hook,
+    stop_if_no_decrease_hook,
+    stop_if_no_increase_hook,
 from stratagem.estimator.hooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
@@ -22,24 +31,32 @@ from stratagem.estimator.hooks import (
     SessionRunValues,
     StopAtStepHook,
 )
+from stratagem.estimator.inputs import numpy_input_fn, pandas_input_fn
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.named_values import identity
 from stratagem.estimator.run_config import RunConfig
 from stratagem.estimator.scaffold import Scaffold
 from stratagem.estimator.spec import EstimatorSpec
+from stratagem.estimator.train_and_evaluate import train_and_evaluate
 from stratagem.estimator.train_op import Minimize, minimize
+from stratagem.estimator.train_spec import EvalSpec, TrainSpec
 from stratagem.estimator.warm_start import WarmStartSettings
 
 __all__ = [
+    "BestExporter",
     "CheckpointSaverHook",
     "CheckpointSaverListener",
     "DistributeConfig",
     "Estimator",
     "EstimatorSpec",
+    "EvalSpec",
     "ExportedModel",
+    "Exporter",
     "FeedFnHook",
+    "FinalExporter",
     "FinalOpsHook",
     "GlobalStepWaiterHook",
+    "LatestExporter",
     "LoggingTensorHook",
     "Minimize",
     "ModeKeys",
@@ -54,11 +71,21 @@ __all__ = [
     "SessionRunHook",
     "SessionRunValues",
     "StopAtStepHook",
+    "TrainSpec",
     "WarmStartSettings",
     "export",
     "get_global_step",
     "get_or_create_global_step",
     "identity",
     "load_exported",
+    "make_early_stopping_hook",
     "minimize",
+    "numpy_input_fn",
+    "pandas_input_fn",
+    "read_eval_metrics",
+    "stop_if_higher_hook",
+    "stop_if_lower_hook",
+    "stop_if_no_decrease_hook",
+    "stop_if_no_increase_hook",
+    "train_and_evaluate",
 ]

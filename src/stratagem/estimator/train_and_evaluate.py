@@ -1,0 +1,120 @@
+"""Trains and evaluates: in one process, or as the task of a cluster that this process is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stratagem.estimator.checkpoint_evaluation import (
+    CheckpointEvaluation,
+    CheckpointEvaluator,
+    EvaluationListener,
+)
+from stratagem.estimator.estimator_protocol import EstimatorProtocol, check_estimator
+from stratagem.estimator.evaluator_task import run_evaluator
+from stratagem.estimator.train_spec import EvalSpec, TrainSpec
+from stratagem.messages import explain
+from stratagem.strategies import ParameterServerStrategy
+
+__all__ = ["train_and_evaluate"]
+
+_logger = logging.getLogger(__name__)
+
+_Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
+
+
+def train_and_evaluate(
+    estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> _Results:
+    """Trains an Estimator and evaluates its checkpoints; one program for all tasks of a cluster.
+
+    By itself a process trains, evaluates after a checkpoint, not more often than
+    `eval_spec.throttle_secs`, and evaluates the last one. How often checkpoints are written is the
+    `RunConfig`'s. In a cluster that `TF_CONFIG` describes, chief and workers train, and the
+    evaluator evaluates what they save; without an evaluator nothing is evaluated.
+
+    Args:
+        estimator: the Estimator; all tasks share its folder.
+        train_spec: how to train.
+        eval_spec: how to evaluate, and what to export.
+
+    Returns:
+        The metrics of the last evaluation, and what each exporter returned for it. None for both
+        where this task evaluated nothing, or the training had reached `max_steps` before.
+
+    Raises:
+        TypeError: another type of any argument.
+        DeadlineExceededError: an evaluator got no checkpoint in time.
+        NotImplementedError: tasks of a cluster that do not train in lockstep.
+
+    Example::
+
+        train_spec = sg.estimator.TrainSpec(train_input_fn, max_steps=10_000)
+        eval_spec = sg.estimator.EvalSpec(eval_input_fn, steps=None, throttle_secs=60)
+        metrics, exports = sg.estimator.train_and_evaluate(estimator, train_spec, eval_spec)
+
+    Source: tensorflow/estimator training.py, train_and_evaluate.
+    """
+    check_estimator(estimator)
+    _check_spec("train_spec", train_spec, TrainSpec)
+    _check_spec("eval_spec", eval_spec, EvalSpec)
+    config = estimator.config
+    if config.task_type == "evaluator":
+        return _results(run_evaluator(estimator, train_spec, eval_spec))
+    if config.cluster_spec:
+        _train_in_lockstep(estimator, train_spec)
+        return None, None
+    return _train_and_evaluate_here(estimator, train_spec, eval_spec)
+
+
+def _train_and_evaluate_here(
+    estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> _Results:
+    evaluator = CheckpointEvaluator(estimator, eval_spec, train_spec.max_steps)
+    listener = EvaluationListener(evaluator, eval_spec.throttle_secs)
+    _train(estimator, train_spec, [*(train_spec.saving_listeners or ()), listener])
+    return _results(listener.last)
+
+
+def _train_in_lockstep(estimator: EstimatorProtocol, train_spec: TrainSpec) -> None:
+    config = estimator.config
+    strategy = config.train_distribute
+    if (
+        config.task_type == "ps"
+        or strategy is None
+        or isinstance(strategy, ParameterServerStrategy)
+    ):
+        raise NotImplementedError(
+            explain(
+                f"This process is {config.task_type} {config.task_id} of a cluster whose training "
+                f"has the strategy {strategy!r}.",
+                expected="workers that train in lockstep.",
+                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy()).",
+            )
+        )
+    _train(estimator, train_spec, (train_spec.saving_listeners or ()) if config.is_chief else ())
+
+
+def _train(estimator: EstimatorProtocol, spec: TrainSpec, listeners: Sequence[Any]) -> None:
+    estimator.train(
+        spec.input_fn,
+        hooks=list(spec.hooks or ()),
+        max_steps=spec.max_steps,
+        saving_listeners=list(listeners),
+    )
+
+
+def _results(evaluation: CheckpointEvaluation | None) -> _Results:
+    return (None, None) if evaluation is None else (evaluation.metrics, evaluation.exports)
+
+
+def _check_spec(name: str, spec: object, wanted: type) -> None:
+    if not isinstance(spec, wanted):
+        raise TypeError(
+            explain(
+                f"{name}={spec!r} is of type {type(spec).__name__}.",
+                expected=f"a {wanted.__name__}.",
+                fix=f"pass sg.estimator.{wanted.__name__}(input_fn, ...).",
+            )
+        )

@@ -1,0 +1,222 @@
+"""Input functions of arrays and data frames, against NumPy."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.estimator import numpy_input_fn, pandas_input_fn
+
+X = {"a": np.arange(5), "b": np.arange(10).reshape(5, 2)}
+Y = np.arange(5) * 10
+
+
+def labels_of(input_fn, **options) -> list[list[int]]:
+    return [labels.tolist() for _, labels in input_fn(**options)]
+
+
+def test_batches_hold_the_rows_in_order() -> None:
+    batches = list(numpy_input_fn(X, Y, batch_size=2, shuffle=False)())
+    assert [len(labels) for _, labels in batches] == [2, 2, 1]
+    for name, array in X.items():
+        got = np.concatenate([features[name] for features, _ in batches])
+        np.testing.assert_array_equal(got, array)
+    np.testing.assert_array_equal(np.concatenate([labels for _, labels in batches]), Y)
+
+
+def test_array_and_dict_of_labels_keep_their_form() -> None:
+    features, labels = next(iter(numpy_input_fn(Y, {"y": Y + 1}, 3, shuffle=False)()))
+    assert features.tolist() == [0, 10, 20]
+    assert {name: value.tolist() for name, value in labels.items()} == {"y": [1, 11, 21]}
+
+
+def test_without_labels_batches_are_features() -> None:
+    batches = list(numpy_input_fn(X, batch_size=4, shuffle=False)())
+    assert [batch["a"].tolist() for batch in batches] == [[0, 1, 2, 3], [4]]
+    assert [batch.tolist() for batch in numpy_input_fn(Y, None, 4, shuffle=False)()] == [
+        [0, 10, 20, 30],
+        [40],
+    ]
+
+
+def test_batches_go_over_the_ends_of_epochs() -> None:
+    input_fn = numpy_input_fn(X, Y, batch_size=4, num_epochs=3, shuffle=False)
+    assert labels_of(input_fn) == [
+        [0, 10, 20, 30],
+        [40, 0, 10, 20],
+        [30, 40, 0, 10],
+        [20, 30, 40],
+    ]
+
+
+def test_batch_larger_than_an_epoch_holds_several() -> None:
+    input_fn = numpy_input_fn(X, Y, batch_size=12, num_epochs=3, shuffle=False)
+    assert [len(labels) for labels in labels_of(input_fn)] == [12, 3]
+
+
+def test_without_number_of_epochs_it_never_ends() -> None:
+    dataset = numpy_input_fn(X, Y, batch_size=4, num_epochs=None, shuffle=False)()
+    iterator = iter(dataset)
+    got = np.concatenate([next(iterator)[1] for _ in range(25)])
+    np.testing.assert_array_equal(got, np.tile(Y, 20))
+
+
+@pytest.mark.parametrize(("num_epochs", "steps"), [(1, 2), (3, 4)])
+def test_dataset_knows_its_length(num_epochs, steps) -> None:
+    dataset = numpy_input_fn(X, Y, 4, num_epochs, shuffle=False)()
+    assert dataset.as_source().cardinality == steps
+    assert len(list(dataset)) == steps
+
+
+def test_endless_dataset_has_no_length() -> None:
+    source = numpy_input_fn(X, Y, 4, num_epochs=None, shuffle=False)().as_source()
+    assert source.cardinality < 0
+    with pytest.raises(TypeError, match="The length of data without an end was asked for"):
+        len(source._batches)
+
+
+def test_each_epoch_is_shuffled_anew_and_complete() -> None:
+    x = np.arange(64)
+    batches = list(numpy_input_fn(x, None, 64, num_epochs=3, shuffle=True)())
+    assert all(sorted(batch) == list(range(64)) for batch in batches)
+    orders = {tuple(batch) for batch in batches} | {tuple(x)}
+    assert len(orders) == 4
+
+
+def test_rows_of_all_arrays_stay_together() -> None:
+    for features, labels in numpy_input_fn(X, Y, 3, 4, shuffle=True)():
+        np.testing.assert_array_equal(features["a"] * 10, labels)
+        np.testing.assert_array_equal(features["b"][:, 0] * 5, labels)
+
+
+def test_order_follows_the_global_seed() -> None:
+    input_fn = numpy_input_fn(np.arange(64), None, 64, shuffle=True)
+    orders = []
+    for seed in (1, 1, 2):
+        keras.utils.set_random_seed(seed)
+        orders.append(next(iter(input_fn())).tolist())
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_dataset_read_twice_has_the_same_order() -> None:
+    dataset = numpy_input_fn(np.arange(64), None, 64, shuffle=True)()
+    assert next(iter(dataset)).tolist() == next(iter(dataset)).tolist()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_workers_share_the_examples(shuffle) -> None:
+    input_fn = numpy_input_fn(X, Y, 2, shuffle=shuffle)
+    shares = [
+        np.concatenate(labels_of(input_fn, input_context=sg.InputContext(2, worker, 2)))
+        for worker in range(2)
+    ]
+    assert [sorted(share) for share in shares] == [[0, 20, 40], [10, 30]]
+
+
+def test_fewer_examples_than_workers_are_an_error() -> None:
+    with pytest.raises(ValueError, match="5 examples were to be shared by 6 workers"):
+        numpy_input_fn(X, Y, shuffle=False)(sg.InputContext(6, 0, 6))
+
+
+def test_strings_are_batched_as_they_are() -> None:
+    names = np.array(["a", "bc", "d"])
+    batches = [batch["n"].tolist() for batch in numpy_input_fn({"n": names}, None, 2, 1, False)()]
+    assert batches == [["a", "bc"], ["d"]]
+
+
+WRONG = [
+    (ValueError, "shuffle=None does not say whether to shuffle", {"shuffle": None}),
+    (ValueError, "shuffle=1 does not say whether to shuffle", {"shuffle": 1}),
+    (ValueError, "batch_size=0 is out of range", {"batch_size": 0}),
+    (ValueError, "num_epochs=0 is out of range", {"num_epochs": 0}),
+    (ValueError, "x holds no examples", {"x": {}}),
+    (ValueError, "x holds no examples", {"x": np.zeros((0, 3))}),
+    (ValueError, "x holds no examples", {"x": np.array(3)}),
+    (ValueError, "y holds no examples", {"y": {}}),
+    (ValueError, r"names \['a'\] are in both", {"y": {"a": Y}}),
+    (ValueError, r"The arrays of x and y have the shapes", {"y": np.arange(4)}),
+    (TypeError, "x is, or holds, ", {"x": [1, 2]}),
+    (TypeError, "y is, or holds, ", {"y": [1, 2, 3, 4, 5]}),
+    (TypeError, "x is, or holds, ", {"x": {"a": [1, 2]}}),
+]
+
+
+@pytest.mark.parametrize(("error", "words", "changes"), WRONG)
+def test_what_cannot_be_read_is_an_error(error, words, changes) -> None:
+    with pytest.raises(error, match=words):
+        numpy_input_fn(**{"x": X, "y": Y, "shuffle": False, **changes})
+
+
+class Column:
+    """What is asked of a pandas Series."""
+
+    def __init__(self, values, index=None) -> None:
+        self._values = np.asarray(values)
+        self.index = np.arange(len(self._values)) if index is None else np.asarray(index)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def to_numpy(self):
+        return self._values
+
+
+class Frame:
+    """What is asked of a pandas DataFrame."""
+
+    def __init__(self, columns, index=None) -> None:
+        self._columns = {name: Column(values, index) for name, values in columns.items()}
+        self.columns = list(columns)
+        first = next(iter(self._columns.values()))
+        self.index = first.index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, name):
+        return self._columns[name]
+
+    def to_numpy(self):
+        return np.stack([column.to_numpy() for column in self._columns.values()], 1)
+
+
+FRAME = Frame({"a": [1, 2, 3], "s": ["x", "y", "z"]}, index=[7, 8, 9])
+
+
+def test_frame_gives_a_dict_of_columns_and_the_series() -> None:
+    input_fn = pandas_input_fn(FRAME, Column([0.1, 0.2, 0.3], [7, 8, 9]), 2, shuffle=False)
+    got = [({k: v.tolist() for k, v in x.items()}, y.tolist()) for x, y in input_fn()]
+    assert got == [({"a": [1, 2], "s": ["x", "y"]}, [0.1, 0.2]), ({"a": [3], "s": ["z"]}, [0.3])]
+
+
+def test_frame_of_labels_gives_a_dict() -> None:
+    y = Frame({"a": [4, 5, 6], "t": [0, 1, 0]}, index=[7, 8, 9])
+    ((features, labels),) = pandas_input_fn(FRAME, y, shuffle=False)()
+    assert features["a"].tolist() == [1, 2, 3]
+    assert {name: value.tolist() for name, value in labels.items()} == {
+        "a": [4, 5, 6],
+        "t": [0, 1, 0],
+    }
+    (features,) = pandas_input_fn(FRAME, shuffle=False)()
+    assert sorted(features) == ["a", "s"]
+
+
+WRONG_FRAMES = [
+    (TypeError, "x is of type dict", {"x": {"a": Y}}),
+    (TypeError, "x is of type Column", {"x": Column([1])}),
+    (TypeError, "y is of type list", {"y": [1, 2, 3]}),
+    (TypeError, "target_column=3 is of type int", {"target_column": 3}),
+    (ValueError, "The data frame x has no rows", {"x": Frame({"a": []})}),
+    (ValueError, "x has a column 'a', which is the name of the labels", {"target_column": "a"}),
+    (ValueError, "x and y have different indices", {"y": Column([1, 2, 3])}),
+    (ValueError, "shuffle=None does not say", {"shuffle": None}),
+]
+
+
+@pytest.mark.parametrize(("error", "words", "changes"), WRONG_FRAMES)
+def test_frame_that_cannot_be_read_is_an_error(error, words, changes) -> None:
+    y = Column([1, 2, 3], [7, 8, 9])
+    with pytest.raises(error, match=words):
+        pandas_input_fn(**{"x": FRAME, "y": y, "shuffle": False, **changes})
