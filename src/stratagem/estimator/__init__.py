@@ -29,7 +29,9 @@ from stratagem.estimator.hooks import (
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
+    StepCounterHook,
     StopAtStepHook,
+    SummarySaverHook,
 )
 from stratagem.estimator.inputs import numpy_input_fn, pandas_input_fn
 from stratagem.estimator.mode_keys import ModeKeys
@@ -70,7 +72,9 @@ __all__ = [
     "SessionRunContext",
     "SessionRunHook",
     "SessionRunValues",
+    "StepCounterHook",
     "StopAtStepHook",
+    "SummarySaverHook",
     "TrainSpec",
     "WarmStartSettings",
     "export",

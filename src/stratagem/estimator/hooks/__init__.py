@@ -17,7 +17,9 @@ from stratagem.estimator.hooks.session_run_hook import (
     SessionRunHook,
     SessionRunValues,
 )
+from stratagem.estimator.hooks.step_counter import StepCounterHook
 from stratagem.estimator.hooks.stop_at_step import StopAtStepHook
+from stratagem.estimator.hooks.summary_saver import SummarySaverHook
 from stratagem.estimator.hooks.timers import (
     AgreedTimer,
     NeverTriggerTimer,
@@ -43,7 +45,9 @@ __all__ = [
     "SessionRunContext",
     "SessionRunHook",
     "SessionRunValues",
+    "StepCounterHook",
     "StopAtStepHook",
+    "SummarySaverHook",
     "Timer",
     "check_listeners",
 ]

@@ -1,0 +1,102 @@
+"""Counts steps per second."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+from stratagem.estimator.hooks.session_run_hook import (
+    Session,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from stratagem.estimator.hooks.summary_output import SummaryOutput
+from stratagem.estimator.hooks.timers import Clock, SecondOrStepTimer
+from stratagem.messages import explain
+
+__all__ = ["StepCounterHook"]
+
+_logger = logging.getLogger(__name__)
+
+_TAG = "global_step/sec"
+
+
+class StepCounterHook(SessionRunHook):
+    """Logs how many steps are done in a second, and writes it as the summary `global_step/sec`.
+
+    Args:
+        every_n_steps: steps in between.
+        every_n_secs: seconds in between.
+        output_dir: where to write the summary; None for nowhere.
+        summary_writer: what to write it with instead.
+        clock: tells the time in seconds.
+
+    Raises:
+        ValueError: not one of steps and seconds.
+
+    Example:
+        >>> hook = sg.estimator.StepCounterHook(every_n_steps=100)
+
+    Source: TF 2.21 basic_session_run_hooks.py, StepCounterHook.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = 100,
+        every_n_secs: float | None = None,
+        output_dir: str | os.PathLike[str] | None = None,
+        summary_writer: Any = None,
+        *,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        if (every_n_steps is None) == (every_n_secs is None):
+            raise ValueError(
+                explain(
+                    f"StepCounterHook got every_n_steps={every_n_steps} and "
+                    f"every_n_secs={every_n_secs}.",
+                    expected="one of the two.",
+                    fix="pass every_n_steps=None together with every_n_secs.",
+                )
+            )
+        self._timer = SecondOrStepTimer(every_n_secs, every_n_steps, clock=clock)
+        self._output = SummaryOutput(output_dir, summary_writer)
+
+    def begin(self) -> None:
+        """Counts anew."""
+        self._timer.reset()
+
+    def after_create_session(self, session: Session, coord: Any) -> None:
+        """Opens the output.
+
+        Args:
+            session: the loop.
+            coord: not used.
+        """
+        self._output.open(session)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Counts, where it is time.
+
+        Args:
+            run_context: the step.
+            run_values: not used.
+        """
+        step = run_context.session.global_step
+        if not self._timer.should_trigger_for_step(step):
+            return
+        elapsed_s, num_steps = self._timer.update_last_triggered_step(step)
+        if elapsed_s and num_steps is not None:
+            steps_per_s = num_steps / elapsed_s
+            _logger.info("%s: %g", _TAG, steps_per_s)
+            self._output.write({_TAG: steps_per_s}, step)
+
+    def end(self, session: Session) -> None:
+        """Closes the output.
+
+        Args:
+            session: the loop.
+        """
+        self._output.close()
