@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem.checkpoint.together import done_by_first
+from stratagem.checkpoint.together import done_by_first, is_first
 from stratagem.estimator import training
 from stratagem.estimator.batches import ModelBatches
 from stratagem.estimator.checkpoints import latest_checkpoint, read_names, read_variable
@@ -25,6 +25,7 @@ from stratagem.estimator.estimator_arguments import (
     last_step_of,
     require_config,
 )
+from stratagem.estimator.evaluation_record import write_eval_metrics
 from stratagem.estimator.exporting import (
     check_receiver,
     make_variables,
@@ -244,7 +245,10 @@ class Estimator:
             loop.end()
         results = {key: np.asarray(value)[()] for key, value in step.results().items()}
         write_results(self.eval_dir(name), results, session.global_step)
-        return {**results, "global_step": session.global_step}
+        results["global_step"] = session.global_step
+        if is_first():
+            write_eval_metrics(self.eval_dir(name), results)
+        return results
 
     def predict(
         self,
