@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 import stratagem as sg
+from stratagem.strategies.pinned_state import pinned_parts
 from stratagem.variables import KeepAll, OverReplicas
 from tests.coordinator.clusters import ThreadCluster
 
@@ -85,6 +86,17 @@ def _hybrid(num_replicas: int, place: str, *told_by: str) -> Row:
     return Row(make, num_replicas, told_by=told_by)
 
 
+def _pinned(num_replicas: int, *told_by: str) -> Row:
+    """All variables in pinned memory, those too that are too small for it to be of use."""
+
+    def make() -> sg.Strategy:
+        strategy = sg.HybridStrategy(_names(num_replicas), placement={"": "pinned_host"})
+        strategy.keeping = KeepAll(pinned_parts(strategy.topology))
+        return strategy
+
+    return Row(make, num_replicas, told_by=told_by)
+
+
 def _served(num_replicas: int, *told_by: str) -> Row:
     """All variables on a parameter server, but what each process has for itself."""
 
@@ -117,6 +129,8 @@ _LOCAL = {
     "hybrid_4": _hybrid(4, "sharded"),
     "hybrid_central_2": _hybrid(2, "central"),
     "hybrid_central_4": _hybrid(4, "central"),
+    "hybrid_pinned_2": _pinned(2, "test_members"),
+    "hybrid_pinned_4": _pinned(4),
     "hybrid_server_1": _served(1),
     "hybrid_server_2": _served(2, "test_aggregation"),
     "logical_1x2": _logical(1, 2),

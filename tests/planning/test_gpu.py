@@ -66,3 +66,17 @@ def test_shared_state_is_compiled_for_gpus() -> None:
     assert plan.memory.temporary_bytes > 0.9 * plan.memory.gradients_bytes
     gathered = sum(one.num_bytes for one in plan.reductions if one.kind == "all-gather")
     assert gathered >= 4 * kernels
+
+
+def test_state_in_pinned_memory_is_compiled_for_gpus() -> None:
+    shapes = (jax.ShapeDtypeStruct((512, 2048), "float32"), jax.ShapeDtypeStruct((512,), "int32"))
+    pinned = sg.HybridStrategy(["cpu:0"], placement={"kernel": "pinned_host"})
+    plan = sg.plan(_deep, shapes, "8xH100", strategy=pinned)
+    kernels, biases = 4 * (4 * 2048 * 2048 + 2048 * 10), 4 * (4 * 2048 + 10)
+    assert plan.compiler == "gpu", plan.notes
+    assert plan.memory.parameters_bytes == biases
+    assert plan.memory.optimizer_bytes == 2 * biases + 8
+    assert plan.memory.host_bytes == 3 * kernels
+    assert (plan.brought_bytes, plan.put_back_bytes) == (3 * kernels // 8, 3 * kernels // 8)
+    # Gathered weights and gradients, and no moments.
+    assert plan.memory.total_bytes < 2.2 * plan.memory.gradients_bytes

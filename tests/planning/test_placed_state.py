@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import jax
 import keras
 import numpy as np
 import pytest
+from rich.console import Console
 
 import stratagem as sg
 from stratagem.keras.planned_models import training_step
 from stratagem.planning import Plan, parse_target
 from stratagem.planning.programs import device_bytes, step_programs
+from stratagem.planning.report import show
 from stratagem.topology import Topology
 from stratagem.topology.absent import planning_for
 
@@ -255,6 +258,29 @@ def test_of_what_the_host_keeps_a_device_has_what_it_is_given(host) -> None:
     assert plan.to_host_bytes == pytest.approx(parameters, rel=0.001)
     assert memory.temporary_bytes > 2 * parameters
     assert plan.shared_state_bytes == {}
+
+
+@pytest.mark.parametrize(
+    ("count", "target"), [(2, "2xH100"), pytest.param(1, "16xH100", marks=pytest.mark.slow)]
+)
+def test_of_what_is_in_pinned_memory_a_device_brings_its_part(count, target) -> None:
+    """Also where the compiler for CPUs has to be asked in another process."""
+    strategy = sg.CentralStorageStrategy(_names(count), "pinned_host")
+    with strategy.scope():
+        model = _model()
+    plan = sg.plan(model, _BATCH, target)
+    kernels, num_devices = 4 * _KERNELS, plan.target.num_devices
+    assert plan.memory.parameters_bytes == 4 * _BIASES
+    assert plan.memory.optimizer_bytes == 8 * _BIASES + 8
+    assert plan.memory.host_bytes == 3 * kernels
+    assert plan.brought_bytes == plan.put_back_bytes == 3 * kernels // num_devices
+    assert (plan.from_host_bytes, plan.to_host_bytes) == (0, 0)
+    # What is gathered, or gradients; a copy of all would be three times that.
+    assert plan.memory.total_bytes < 2.5 * kernels
+    text = io.StringIO()
+    show(plan, Console(file=text, width=400))
+    assert "the host needs for variables" in text.getvalue()
+    assert "each device brings" in text.getvalue()
 
 
 def test_a_table_on_the_host_gives_rows() -> None:

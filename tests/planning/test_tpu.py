@@ -76,3 +76,20 @@ def test_shared_state_is_compiled_for_tpus() -> None:
     assert plan.memory.parameters_bytes == 4 * _NUM_PARAMETERS / 8
     assert plan.memory.optimizer_bytes == 8 * _NUM_PARAMETERS / 8 + 8
     assert any(one.kind == "all-gather" for one in plan.reductions)
+
+
+def test_state_in_pinned_memory_is_brought_over_in_parts() -> None:
+    """Each chip has a part of it there, and gathers in its own memory what it computes with."""
+    shapes = (jax.ShapeDtypeStruct((256, 1024), "float32"),) * 2
+    pinned = sg.HybridStrategy(["cpu:0"], placement={"kernel": "pinned_host"})
+    plan = sg.plan(_dense, shapes, "v5e:2x4", strategy=pinned)
+    assert plan.compiler == "tpu", plan.notes
+    kernels, biases = 4 * 2 * 1024 * 4096, 4 * (1024 + 4096)
+    assert plan.memory.parameters_bytes == biases
+    assert plan.memory.optimizer_bytes == 2 * biases + 8
+    assert plan.memory.host_bytes == 3 * kernels
+    assert (plan.brought_bytes, plan.put_back_bytes) == (3 * kernels // 8, 3 * kernels // 8)
+    copies = _planned("v5e:2x4").memory
+    assert plan.memory.total_bytes < 0.6 * copies.total_bytes
+    kinds = [one.kind for one in plan.reductions if one.num_bytes > biases]
+    assert sorted(kinds) == ["all-gather"] * 2 + ["reduce-scatter"] * 2
