@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from stratagem.context import has_strategy as has_strategy
     from stratagem.context import in_cross_replica_context as in_cross_replica_context
     from stratagem.context import set_strategy as set_strategy
+    from stratagem.estimator import feature_column as feature_column
     from stratagem.execution import function as function
     from stratagem.execution import value_and_grad as value_and_grad
     from stratagem.input import DistributedDataset as DistributedDataset
@@ -170,6 +171,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "estimator": ("stratagem.estimator", None),
     "experimental": ("stratagem.compat.experimental", None),
     "experimental_set_strategy": ("stratagem.context", "experimental_set_strategy"),
+    "feature_column": ("stratagem.estimator.feature_column", None),
     "function": ("stratagem.execution", "function"),
     "get_replica_context": ("stratagem.context", "get_replica_context"),
     "get_strategy": ("stratagem.context", "get_strategy"),
@@ -262,6 +264,7 @@ __all__ = [
     "estimator",
     "experimental",
     "experimental_set_strategy",
+    "feature_column",
     "function",
     "get_replica_context",
     "get_strategy",

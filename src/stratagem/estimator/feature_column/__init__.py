@@ -1,0 +1,37 @@
+"""Feature columns: how features of any kind become inputs of a model."""
+
+from stratagem.estimator.feature_column.columns import encode_features
+from stratagem.estimator.feature_column.embeddings import (
+    embedding_column,
+    indicator_column,
+    shared_embeddings,
+)
+from stratagem.estimator.feature_column.hashing import (
+    categorical_column_with_hash_bucket,
+    crossed_column,
+)
+from stratagem.estimator.feature_column.layers import DenseFeatures, LinearModel
+from stratagem.estimator.feature_column.numeric import bucketized_column, numeric_column
+from stratagem.estimator.feature_column.vocabularies import (
+    categorical_column_with_identity,
+    categorical_column_with_vocabulary_file,
+    categorical_column_with_vocabulary_list,
+)
+from stratagem.estimator.feature_column.weighted import weighted_categorical_column
+
+__all__ = [
+    "DenseFeatures",
+    "LinearModel",
+    "bucketized_column",
+    "categorical_column_with_hash_bucket",
+    "categorical_column_with_identity",
+    "categorical_column_with_vocabulary_file",
+    "categorical_column_with_vocabulary_list",
+    "crossed_column",
+    "embedding_column",
+    "encode_features",
+    "indicator_column",
+    "numeric_column",
+    "shared_embeddings",
+    "weighted_categorical_column",
+]

@@ -1,0 +1,141 @@
+"""The hash of TensorFlow's hashed and crossed columns, so that ids are TensorFlow's.
+
+FarmHash's `Fingerprint64` is the same on every machine and in every process, unlike Python's
+`hash`. It is written out here, because ids that depended on an optional package would differ from
+one installation to the next.
+"""
+
+from __future__ import annotations
+
+import functools
+
+__all__ = ["concatenated_fingerprint", "fingerprint"]
+
+_WORD = (1 << 64) - 1
+_K0 = 0xC3A5C85C97CB3127
+_K1 = 0xB492B66FBE98F273
+_K2 = 0x9AE16A3B2F90404F
+_CONCATENATION = 0xC6A4A7935BD1E995
+
+
+@functools.lru_cache(maxsize=1 << 18)
+def fingerprint(text: bytes) -> int:
+    """Returns the 64-bit fingerprint of a string.
+
+    Args:
+        text: the bytes of the string.
+
+    Returns:
+        An int of 64 bits, unsigned.
+
+    Source: FarmHash 1.1, farmhashna::Hash64; TF 2.21 string_to_hash_bucket_fast_op.h.
+    """
+    size = len(text)
+    if size <= 16:
+        return _up_to_16(text, size)
+    multiplier = (_K2 + 2 * size) & _WORD
+    if size <= 32:
+        a, b = _word(text, 0) * _K1 & _WORD, _word(text, 8)
+        c, d = _word(text, size - 8) * multiplier, _word(text, size - 16) * _K2
+        return _mix(
+            _rotate(a + b, 43) + _rotate(c, 30) + d, a + _rotate(b + _K2, 18) + c, multiplier
+        )
+    return _up_to_64(text, size, multiplier) if size <= 64 else _long(text, size)
+
+
+def concatenated_fingerprint(first: int, second: int) -> int:
+    """Returns the fingerprint of two fingerprints, in this order.
+
+    Source: TF 2.21 core/platform/fingerprint.h, FingerprintCat64.
+    """
+    result = first ^ _CONCATENATION
+    result ^= _shift_mix(second * _CONCATENATION) * _CONCATENATION & _WORD
+    result = _shift_mix(result * _CONCATENATION) * _CONCATENATION
+    return _shift_mix(result)
+
+
+def _word(text: bytes, start: int, size: int = 8) -> int:
+    return int.from_bytes(text[start : start + size], "little")
+
+
+def _rotate(value: int, bits: int) -> int:
+    value &= _WORD
+    return (value >> bits | value << (64 - bits)) & _WORD
+
+
+def _shift_mix(value: int) -> int:
+    value &= _WORD
+    return value ^ value >> 47
+
+
+def _mix(first: int, second: int, multiplier: int) -> int:
+    a = _shift_mix(((first ^ second) & _WORD) * multiplier)
+    return _shift_mix(((second & _WORD) ^ a) * multiplier) * multiplier & _WORD
+
+
+def _up_to_16(text: bytes, size: int) -> int:
+    multiplier = _K2 + 2 * size
+    if size >= 8:
+        a, b = _word(text, 0) + _K2, _word(text, size - 8)
+        return _mix(_rotate(b, 37) * multiplier + a, (_rotate(a, 25) + b) * multiplier, multiplier)
+    if size >= 4:
+        return _mix(size + (_word(text, 0, 4) << 3), _word(text, size - 4, 4), multiplier)
+    if size == 0:
+        return _K2
+    first = text[0] + (text[size >> 1] << 8)
+    last = size + (text[-1] << 2)
+    return _shift_mix(first * _K2 ^ last * _K0) * _K2 & _WORD
+
+
+def _up_to_64(text: bytes, size: int, multiplier: int) -> int:
+    a, b = _word(text, 0) * _K2 & _WORD, _word(text, 8)
+    c, d = _word(text, size - 8) * multiplier, _word(text, size - 16) * _K2
+    y = _rotate(a + b, 43) + _rotate(c, 30) + d
+    z = _mix(y, a + _rotate(b + _K2, 18) + c, multiplier)
+    e, f = _word(text, 16) * multiplier, _word(text, 24)
+    g = (y + _word(text, size - 32)) * multiplier
+    h = (z + _word(text, size - 24)) * multiplier
+    return _mix(_rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + a, 18) + g, multiplier)
+
+
+def _long(text: bytes, size: int) -> int:
+    """Strings of more than 64 bytes: 56 bytes of state, 64 bytes a round, the last 64 once more."""
+    x = y = 81
+    y = (y * _K1 + 113) & _WORD
+    z = _shift_mix(y * _K2 + 113) * _K2 & _WORD
+    v = w = (0, 0)
+    x = (x * _K2 + _word(text, 0)) & _WORD
+    for start in range(0, (size - 1) // 64 * 64, 64):
+        x = _rotate(x + y + v[0] + _word(text, start + 8), 37) * _K1 & _WORD
+        y = _rotate(y + v[1] + _word(text, start + 48), 42) * _K1 & _WORD
+        x ^= w[1]
+        y += v[0] + _word(text, start + 40)
+        z = _rotate(z + w[0], 33) * _K1 & _WORD
+        v = _weak(text, start, v[1] * _K1, x + w[0])
+        w = _weak(text, start + 32, z + w[1], y + _word(text, start + 16))
+        z, x = x, z
+    multiplier, start, left = _K1 + ((z & 0xFF) << 1), size - 64, (size - 1) & 63
+    w = (w[0] + left, w[1])
+    v = (v[0] + w[0], v[1])
+    w = (w[0] + v[0], w[1])
+    x = _rotate(x + y + v[0] + _word(text, start + 8), 37) * multiplier & _WORD
+    y = _rotate(y + v[1] + _word(text, start + 48), 42) * multiplier & _WORD
+    x ^= w[1] * 9 & _WORD
+    y += v[0] * 9 + _word(text, start + 40)
+    z = _rotate(z + w[0], 33) * multiplier & _WORD
+    v = _weak(text, start, v[1] * multiplier, x + w[0])
+    w = _weak(text, start + 32, z + w[1], y + _word(text, start + 16))
+    z, x = x, z
+    return _mix(
+        _mix(v[0], w[0], multiplier) + _shift_mix(y) * _K0 + z,
+        _mix(v[1], w[1], multiplier) + x,
+        multiplier,
+    )
+
+
+def _weak(text: bytes, start: int, a: int, b: int) -> tuple[int, int]:
+    first, second, third, fourth = (_word(text, start + offset) for offset in (0, 8, 16, 24))
+    a += first
+    total = a + second + third
+    b = _rotate(b + a + fourth, 21) + _rotate(total, 44)
+    return (total + fourth) & _WORD, (b + a) & _WORD

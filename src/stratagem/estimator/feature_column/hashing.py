@@ -1,0 +1,216 @@
+"""Categorical columns whose ids are hashes: of values, of combinations of values."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from stratagem.estimator.feature_column.columns import CategoricalColumn
+from stratagem.estimator.feature_column.fingerprints import concatenated_fingerprint, fingerprint
+from stratagem.estimator.feature_column.raw_values import as_bytes, categorical_rows, feature_of
+from stratagem.estimator.feature_column.weighted import WeightedCategoricalColumn
+from stratagem.messages import explain
+
+__all__ = [
+    "CrossedColumn",
+    "HashedCategoricalColumn",
+    "categorical_column_with_hash_bucket",
+    "crossed_column",
+]
+
+_DEFAULT_HASH_KEY = 0xDECAFCAFFE
+
+
+@keras.saving.register_keras_serializable("stratagem")
+@dataclasses.dataclass(frozen=True)
+class HashedCategoricalColumn(CategoricalColumn):
+    """What `categorical_column_with_hash_bucket` returns."""
+
+    key: str
+    hash_bucket_size: int
+
+    @property
+    def name(self) -> str:
+        """The feature's name."""
+        return self.key
+
+    @property
+    def num_buckets(self) -> int:
+        """Ids are below this number."""
+        return self.hash_bucket_size
+
+    def ids(self, features: Mapping[str, Any]) -> np.ndarray:
+        """Returns the fingerprints of strings, or of integers as written, modulo the buckets."""
+        rows = categorical_rows(feature_of(features, self.key), self.key)
+        ids = [
+            -1
+            if value is None or value in ("", b"", -1)
+            else fingerprint(as_bytes(value)) % self.hash_bucket_size
+            for value in rows.ravel().tolist()
+        ]
+        return np.asarray(ids, np.int32).reshape(rows.shape)
+
+
+@keras.saving.register_keras_serializable("stratagem")
+@dataclasses.dataclass(frozen=True)
+class CrossedColumn(CategoricalColumn):
+    """What `crossed_column` returns."""
+
+    keys: tuple[str | CategoricalColumn, ...]
+    hash_bucket_size: int
+    hash_key: int
+
+    @property
+    def name(self) -> str:
+        """The names of what is crossed, in the order of the alphabet."""
+        names = (key if isinstance(key, str) else key.name for key in self.leaves)
+        return "_X_".join(sorted(names))
+
+    @property
+    def num_buckets(self) -> int:
+        """Ids are below this number."""
+        return self.hash_bucket_size
+
+    @property
+    def leaves(self) -> list[str | CategoricalColumn]:
+        """What is crossed: columns, then features; crosses in crosses are taken apart."""
+        parts = (key.leaves if isinstance(key, CrossedColumn) else [key] for key in self.keys)
+        # TensorFlow hashes sparse inputs before dense ones.
+        return sorted(itertools.chain(*parts), key=lambda leaf: isinstance(leaf, str))
+
+    def ids(self, features: Mapping[str, Any]) -> np.ndarray:
+        """Returns a hash of every combination of values, the last feature's varying fastest."""
+        columns = [_fingerprints(leaf, features) for leaf in self.leaves]
+        if len({len(column) for column in columns}) != 1:
+            raise ValueError(
+                explain(
+                    f"The features of {self.name!r} have {[len(column) for column in columns]} "
+                    "examples.",
+                    expected="equally many.",
+                    fix="let the input function return one row an example for every feature.",
+                )
+            )
+        crosses = [
+            [self._cross(values) for values in itertools.product(*rows)]
+            for rows in zip(*columns, strict=True)
+        ]
+        return np.asarray(crosses, np.int32).reshape(len(crosses), -1)
+
+    def _cross(self, values: Sequence[int | None]) -> int:
+        present = [value for value in values if value is not None]
+        if len(present) != len(values):
+            return -1
+        return (
+            functools.reduce(concatenated_fingerprint, present, self.hash_key)
+            % self.hash_bucket_size
+        )
+
+
+def _fingerprints(leaf: str | CategoricalColumn, features: Mapping[str, Any]) -> list[list[Any]]:
+    """The 64 bits of every value: of a string its fingerprint, of an integer itself."""
+    if isinstance(leaf, str):
+        rows = categorical_rows(feature_of(features, leaf), leaf)
+        return [[_bits(value) for value in row] for row in rows.tolist()]
+    return [[None if place < 0 else place for place in row] for row in leaf.ids(features).tolist()]
+
+
+def _bits(value: Any) -> int | None:
+    if value is None:
+        return None
+    return value % (1 << 64) if isinstance(value, int) else fingerprint(as_bytes(value))
+
+
+def categorical_column_with_hash_bucket(
+    key: str, hash_bucket_size: int, dtype: Any = "string"
+) -> HashedCategoricalColumn:
+    """Spreads the values of a feature over ids by hash, where no vocabulary is known.
+
+    The hash is TensorFlow's (FarmHash's `Fingerprint64`): the same ids on every machine and in
+    every run, and those of a model trained there.
+
+    Args:
+        key: the feature's name.
+        hash_bucket_size: ids are below this number, at least 2.
+        dtype: of the feature, "string" or an integer type; both are understood in any case.
+
+    Returns:
+        The column.
+
+    Raises:
+        ValueError: fewer than two buckets.
+
+    Example:
+        >>> city = sg.feature_column.categorical_column_with_hash_bucket("city", 100)
+        >>> city.ids({"city": ["Paris", "Rome", ""]}).tolist()
+        [[50], [49], [-1]]
+
+    Source: TF 2.21 feature_column_v2.py, categorical_column_with_hash_bucket.
+    """
+    del dtype
+    _check_buckets(f"categorical_column_with_hash_bucket({key!r})", hash_bucket_size, least=2)
+    return HashedCategoricalColumn(key, hash_bucket_size)
+
+
+def crossed_column(
+    keys: Sequence[str | CategoricalColumn], hash_bucket_size: int, hash_key: int | None = None
+) -> CrossedColumn:
+    """Makes one categorical feature of every combination of several, by hash.
+
+    Args:
+        keys: two or more names of features of strings or integers, or categorical columns: not
+            hashed ones (cross the feature itself), not weighted ones. Of a feature itself, ''
+            and -1 are values like others.
+        hash_bucket_size: ids are below this number.
+        hash_key: start of the hash; None for TensorFlow's.
+
+    Returns:
+        The column.
+
+    Raises:
+        ValueError: fewer than two keys, a hashed or weighted column, no bucket.
+
+    Example:
+        >>> sg.feature_column.crossed_column(["city", "day"], 1000).name
+        'city_X_day'
+
+    Source: TF 2.21 feature_column_v2.py, crossed_column.
+    """
+    if len(keys) < 2:
+        raise ValueError(
+            explain(
+                f"crossed_column received keys={list(keys)!r}.",
+                expected="at least two.",
+                fix="use categorical_column_with_hash_bucket for one feature.",
+            )
+        )
+    allowed = (str, CategoricalColumn)
+    hashed = (HashedCategoricalColumn, WeightedCategoricalColumn)
+    wrong = [key for key in keys if not isinstance(key, allowed) or isinstance(key, hashed)]
+    if wrong:
+        raise ValueError(
+            explain(
+                f"crossed_column received {wrong[0]!r}.",
+                expected="names of features, or categorical columns without hash and weights.",
+                fix="pass the name of the feature itself.",
+            )
+        )
+    _check_buckets("crossed_column", hash_bucket_size, least=1)
+    start = _DEFAULT_HASH_KEY if hash_key is None else hash_key
+    return CrossedColumn(tuple(keys), hash_bucket_size, start)
+
+
+def _check_buckets(what: str, hash_bucket_size: int, *, least: int) -> None:
+    if not isinstance(hash_bucket_size, int) or hash_bucket_size < least:
+        raise ValueError(
+            explain(
+                f"{what} received hash_bucket_size={hash_bucket_size!r}.",
+                expected=f"an integer of at least {least}.",
+                fix="pass a few times the number of different values.",
+            )
+        )
