@@ -9,6 +9,7 @@ from stratagem.estimator.evaluation_record import read_eval_metrics
 from stratagem.estimator.exported_model import ExportedModel, load_exported
 from stratagem.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
+from stratagem.estimator.heads import BinaryClassHead, Head, MultiClassHead, RegressionHead
     make_early_stopping_hook,
     stop_if_higher_hook,
     stop_if_lower_hook,
@@ -36,6 +37,17 @@ from stratagem.estimator.hooks import (
 from stratagem.estimator.inputs import numpy_input_fn, pandas_input_fn
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.named_values import identity
+from stratagem.estimator.premade import (
+    DNNClassifier,
+    DNNEstimator,
+    DNNLinearCombinedClassifier,
+    DNNLinearCombinedEstimator,
+    DNNLinearCombinedRegressor,
+    DNNRegressor,
+    LinearClassifier,
+    LinearEstimator,
+    LinearRegressor,
+)
 from stratagem.estimator.run_config import RunConfig
 from stratagem.estimator.scaffold import Scaffold
 from stratagem.estimator.spec import EstimatorSpec
@@ -46,8 +58,15 @@ from stratagem.estimator.warm_start import WarmStartSettings
 
 __all__ = [
     "BestExporter",
+    "BinaryClassHead",
     "CheckpointSaverHook",
     "CheckpointSaverListener",
+    "DNNClassifier",
+    "DNNEstimator",
+    "DNNLinearCombinedClassifier",
+    "DNNLinearCombinedEstimator",
+    "DNNLinearCombinedRegressor",
+    "DNNRegressor",
     "DistributeConfig",
     "Estimator",
     "EstimatorSpec",
@@ -58,13 +77,19 @@ __all__ = [
     "FinalExporter",
     "FinalOpsHook",
     "GlobalStepWaiterHook",
+    "Head",
     "LatestExporter",
+    "LinearClassifier",
+    "LinearEstimator",
+    "LinearRegressor",
     "LoggingTensorHook",
     "Minimize",
     "ModeKeys",
+    "MultiClassHead",
     "NanLossDuringTrainingError",
     "NanTensorHook",
     "ProfilerHook",
+    "RegressionHead",
     "RunConfig",
     "Scaffold",
     "SecondOrStepTimer",

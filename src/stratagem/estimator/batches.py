@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from stratagem.estimator.host_parts import HostParts
 from stratagem.estimator.model_function import arguments_of
 from stratagem.messages import explain
 
@@ -25,6 +26,7 @@ class ModelBatches:
         mode: one of `ModeKeys`, for an `input_fn` that takes it.
         params: likewise.
         config: likewise.
+        host_parts: what is done with a batch before it is distributed.
         repeats: whether a single batch is the same in every step; else it is read once.
 
     Raises:
@@ -38,6 +40,7 @@ class ModelBatches:
         mode: str,
         params: Any,
         config: Any,
+        host_parts: HostParts,
         *,
         repeats: bool,
     ) -> None:
@@ -56,7 +59,7 @@ class ModelBatches:
         def dataset(context: Any) -> Any:
             extra = {"input_context": context} if takes_context else {}
             call: Callable[..., Any] = input_fn
-            made = call(**given, **extra)
+            made = host_parts.encoded(call(**given, **extra), mode)
             return _one_batch(made, repeats=repeats) if _is_batch(made) else made
 
         with strategy.scope():

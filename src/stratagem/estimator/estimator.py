@@ -33,6 +33,7 @@ from stratagem.estimator.exporting import (
     write_export,
 )
 from stratagem.estimator.hooks import SessionRunHook
+from stratagem.estimator.host_parts import HostParts
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.model_function import ModelFunction
 from stratagem.estimator.model_step import hooks_of
@@ -115,6 +116,7 @@ class Estimator:
         self._function = ModelFunction(model_fn, self._params, self._config)
         self._models = PlacedModels(self._function, folder, self._config)
         self._warm_start = as_warm_start(warm_start_from)
+        self._host_parts = HostParts()
 
     @property
     def model_dir(self) -> str:
@@ -300,7 +302,8 @@ class Estimator:
                 with loop.step() as run:
                     values = step.run((features, None))
                     run.finish(values)
-                for batch in batches_of(model.strategy, values["predictions"], keys):
+                made = batches_of(model.strategy, values["predictions"], keys)
+                for batch in map(self._host_parts.decoded, made):
                     yield from examples_of(batch) if yield_single_examples else (batch,)
                 if run.stop_requested:
                     break
@@ -396,7 +399,13 @@ class Estimator:
         self, input_fn: Callable[..., Any], model: PlacedModel, mode: str, *, repeats: bool
     ) -> ModelBatches:
         return ModelBatches(
-            input_fn, model.strategy, mode, self.params, self._config, repeats=repeats
+            input_fn,
+            model.strategy,
+            mode,
+            self.params,
+            self._config,
+            self._host_parts,
+            repeats=repeats,
         )
 
     def _initialize(self, model: PlacedModel, path: str | None) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "FeatureColumn",
     "check_columns",
     "encode_features",
+    "encode_groups",
 ]
 
 
@@ -149,8 +150,20 @@ def encode_features(
         [array([[1],
                [0]], dtype=int32)]
     """
+    return encode_groups(features, [feature_columns])
+
+
+def encode_groups(
+    features: Mapping[str, Any], groups: Iterable[Iterable[FeatureColumn]]
+) -> dict[str, np.ndarray]:
+    """Does what `encode_features` does for the columns of several layers.
+
+    Args:
+        features: dict of a batch.
+        groups: columns, of which only those of one group must have different names.
+    """
     encoded: dict[str, np.ndarray] = {}
-    for column in check_columns(feature_columns):
+    for column in dict.fromkeys(column for group in groups for column in check_columns(group)):
         for name, array in column.encode(features).items():
             _check_same(name, encoded.setdefault(name, array), array)
     return encoded

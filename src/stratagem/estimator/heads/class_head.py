@@ -1,0 +1,68 @@
+"""Heads whose labels are classes: names, ids, probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from stratagem.estimator.feature_column.numeric import NumericColumn
+from stratagem.estimator.heads.head import Head
+from stratagem.estimator.heads.labels import check_vocabulary, class_names, label_ids
+
+__all__ = ["ClassHead"]
+
+
+class ClassHead(Head):
+    """What heads have in common whose labels are one class an example.
+
+    Args:
+        n_classes: number of classes.
+        weight_column: as of `Head`.
+        label_vocabulary: one string a class, where labels are strings.
+        loss_reduction: as of `Head`.
+        loss_fn: as of `Head`.
+        name: as of `Head`.
+    """
+
+    def __init__(
+        self,
+        n_classes: int,
+        weight_column: str | NumericColumn | None,
+        label_vocabulary: Sequence[str] | None,
+        loss_reduction: str,
+        loss_fn: Callable[..., Any] | None,
+        name: str | None,
+    ) -> None:
+        super().__init__(weight_column, loss_reduction, loss_fn, name)
+        self._n_classes = n_classes
+        self._vocabulary = check_vocabulary(label_vocabulary, n_classes)
+        self._names = class_names(self._vocabulary, n_classes)
+
+    def encode_labels(self, labels: Any) -> np.ndarray:
+        """Returns ids of labels, which may be strings of the vocabulary."""
+        return label_ids(labels, self._vocabulary, self._n_classes)
+
+    def decode(self, predictions: dict[str, Any]) -> dict[str, Any]:
+        """Makes strings (bytes, as TensorFlow's are) of `classes` and `all_classes`."""
+        of_names = predictions.keys() & {"classes", "all_classes"}
+        return {**predictions, **{key: self._names[predictions[key]] for key in of_names}}
+
+    def _class_predictions(self, logits: Any, class_logits: Any) -> dict[str, Callable[[], Any]]:
+        def class_ids() -> Any:
+            ids = keras.ops.cast(keras.ops.argmax(class_logits, axis=-1), "int32")
+            return keras.ops.expand_dims(ids, -1)
+
+        def all_ids() -> Any:
+            ids = keras.ops.arange(self._n_classes, dtype="int32")
+            return keras.ops.broadcast_to(ids, (logits.shape[0], self._n_classes))
+
+        return {
+            "probabilities": lambda: keras.ops.softmax(class_logits, axis=-1),
+            "class_ids": class_ids,
+            "classes": class_ids,
+            "all_class_ids": all_ids,
+            "all_classes": all_ids,
+        }
