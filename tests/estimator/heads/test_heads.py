@@ -1,0 +1,245 @@
+"""Heads against stated values of TensorFlow's documentation, NumPy by hand, and Keras's metrics."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+LABELS = np.array([[1], [1], [0], [1], [0]], np.int32)
+LOGITS = np.array([[-2.0], [3.0], [0.5], [1.5], [-1.0]], np.float32)
+WEIGHTS = {"w": np.array([1.0, 2.0, 0.0, 0.5, 4.0], np.float32)}
+
+
+def cross_entropy(labels, logits) -> np.ndarray:
+    return np.maximum(logits, 0) - logits * labels + np.log1p(np.exp(-np.abs(logits)))
+
+
+def metrics_of(head, features, logits, labels, **kwargs) -> dict[str, float]:
+    made = head.update_metrics(head.metrics(**kwargs), features, logits, labels, **kwargs)
+    return {key: float(metric.result()) for key, metric in made.items()}
+
+
+def test_loss_of_two_classes_is_the_sigmoid_cross_entropy() -> None:
+    losses = cross_entropy(LABELS, LOGITS)
+    head = sg.estimator.BinaryClassHead()
+    np.testing.assert_allclose(head.loss(LABELS, LOGITS), losses.mean(), rtol=1e-6)
+    np.testing.assert_allclose(head.loss(LABELS[:, 0], LOGITS), losses.mean(), rtol=1e-6)
+    weighted = sg.estimator.BinaryClassHead(weight_column="w")
+    expected = (losses[:, 0] * WEIGHTS["w"]).sum() / 5
+    np.testing.assert_allclose(weighted.loss(LABELS, LOGITS, WEIGHTS), expected, rtol=1e-6)
+    summed = sg.estimator.BinaryClassHead(weight_column="w", loss_reduction="sum")
+    loss = summed.loss(LABELS, LOGITS, WEIGHTS, regularization_losses=[1.0, 2.0])
+    np.testing.assert_allclose(loss, expected * 5 + 3.0, rtol=1e-6)
+
+
+def test_loss_of_many_classes_is_the_softmax_cross_entropy() -> None:
+    # Of the docstring of tf.estimator.MultiClassHead: 5.00, accuracy 0.50.
+    logits = np.array([[10, 0, 0], [0, 10, 0]], np.float32)
+    labels = np.array([[1], [1]])
+    head = sg.estimator.MultiClassHead(n_classes=3)
+    np.testing.assert_allclose(head.loss(labels, logits), 5.0, atol=1e-3)
+    made = metrics_of(head, {}, logits, labels)
+    assert set(made) == {"average_loss", "accuracy"}
+    np.testing.assert_allclose([made["average_loss"], made["accuracy"]], [5.0, 0.5], atol=1e-3)
+
+
+def test_loss_of_numbers_is_the_squared_error() -> None:
+    labels, logits = np.array([[1.0, 2.0], [3.0, 5.0]]), np.array([[0.0, 0.0], [1.0, 1.0]])
+    head = sg.estimator.RegressionHead(label_dimension=2)
+    np.testing.assert_allclose(head.loss(labels, logits), (1 + 4 + 4 + 16) / 4)
+    each = sg.estimator.RegressionHead(2, sg.feature_column.numeric_column("w", shape=(2,)))
+    weights = {"w": np.array([[1.0, 0.0], [0.0, 2.0]])}
+    np.testing.assert_allclose(each.loss(labels, logits, weights), (1 + 32) / 4)
+    made = metrics_of(head, {}, logits, labels, regularization_losses=[0.5])
+    expected = {"average_loss": 6.25, "prediction/mean": 0.5, "label/mean": 2.75}
+    assert made == pytest.approx({**expected, "regularization_loss": 0.5})
+
+
+def test_own_loss_takes_the_place_of_the_heads() -> None:
+    def absolute(labels, logits, features):
+        return keras.ops.abs(labels - logits) * features["scale"]
+
+    head = sg.estimator.RegressionHead(loss_fn=absolute)
+    loss = head.loss(np.array([1.0, 2.0]), np.array([[0.0], [4.0]]), {"scale": 10.0})
+    np.testing.assert_allclose(loss, 15.0)
+    reduced = sg.estimator.RegressionHead(loss_fn=lambda labels, logits: keras.ops.sum(logits))
+    with pytest.raises(ValueError, match="loss_fn returned shape"):
+        reduced.loss(np.array([1.0]), np.array([[0.0]]))
+    with pytest.raises(ValueError, match=r"loss_fn takes the arguments \['x'\]"):
+        sg.estimator.RegressionHead(loss_fn=lambda x: x)
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS["w"]], ids=["plain", "weighted"])
+def test_metrics_of_two_classes_are_those_of_keras(weights) -> None:
+    features = {} if weights is None else {"w": weights}
+    head = sg.estimator.BinaryClassHead(
+        weight_column=None if weights is None else "w", thresholds=[0.25]
+    )
+    made = metrics_of(head, features, LOGITS, LABELS)
+    w = np.ones(5, np.float32) if weights is None else weights
+    p, y = 1 / (1 + np.exp(-LOGITS[:, 0])), LABELS[:, 0]
+    said = (p > 0.5).astype(int)
+    mean = lambda values: (values * w).sum() / w.sum()  # noqa: E731
+    true = ((said == 1) & (y == 1)) * w
+    expected = {
+        "average_loss": mean(cross_entropy(LABELS, LOGITS)[:, 0]),
+        "accuracy": mean(said == y),
+        "precision": true.sum() / (said * w).sum(),
+        "recall": true.sum() / (y * w).sum(),
+        "prediction/mean": mean(p),
+        "label/mean": mean(y),
+        "accuracy_baseline": max(mean(y), 1 - mean(y)),
+        "accuracy/positive_threshold_0.25": mean((p > 0.25) == y),
+        "precision/positive_threshold_0.25": (((p > 0.25) & (y == 1)) * w).sum()
+        / ((p > 0.25) * w).sum(),
+        "recall/positive_threshold_0.25": (((p > 0.25) & (y == 1)) * w).sum() / (y * w).sum(),
+    }
+    for curve, key in (("ROC", "auc"), ("PR", "auc_precision_recall")):
+        metric = keras.metrics.AUC(curve=curve)
+        metric.update_state(y, p, sample_weight=w)
+        expected[key] = float(metric.result())
+    assert made == pytest.approx(expected, rel=1e-5)
+
+
+def test_predictions_of_two_classes_have_tensorflows_names() -> None:
+    head = sg.estimator.BinaryClassHead(label_vocabulary=["no", "yes"])
+    made = {key: np.asarray(value) for key, value in head.predictions(LOGITS).items()}
+    p = 1 / (1 + np.exp(-LOGITS))
+    np.testing.assert_allclose(made["logistic"], p, rtol=1e-6)
+    np.testing.assert_allclose(made["probabilities"], np.hstack([1 - p, p]), rtol=1e-5)
+    assert made["class_ids"].tolist() == [[0], [1], [1], [1], [0]]
+    strings = head.decode(made)
+    assert strings["classes"].tolist() == [[b"no"], [b"yes"], [b"yes"], [b"yes"], [b"no"]]
+    assert strings["all_classes"][0].tolist() == [b"no", b"yes"]
+    assert strings["all_class_ids"][0].tolist() == [0, 1]
+    assert list(strings) == [
+        "logits",
+        "logistic",
+        "probabilities",
+        "class_ids",
+        "classes",
+        "all_class_ids",
+        "all_classes",
+    ]
+
+
+def test_predictions_of_many_classes_have_tensorflows_names() -> None:
+    logits = np.array([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]], np.float32)
+    head = sg.estimator.MultiClassHead(3)
+    made = {key: np.asarray(value) for key, value in head.predictions(logits).items()}
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(made["probabilities"], shares, rtol=1e-5)
+    assert head.decode(made)["classes"].tolist() == [[b"1"], [b"0"]]
+    assert list(head.predictions(logits, keys=["class_ids"])) == ["class_ids"]
+    with pytest.raises(ValueError, match=r"Prediction keys \['logistic'\] are unknown"):
+        head.predictions(logits, keys=["logistic"])
+
+
+def test_predictions_of_numbers_go_through_the_inverse_link() -> None:
+    head = sg.estimator.RegressionHead(inverse_link_fn=keras.ops.exp, name="rate")
+    made = head.predictions(np.array([[0.0], [1.0]]))
+    np.testing.assert_allclose(made["predictions"], [[1.0], [np.e]], rtol=1e-6)
+    assert list(made) == ["predictions", "logits"]
+    assert set(head.metrics()) == {
+        "average_loss/rate",
+        "prediction/mean/rate",
+        "label/mean/rate",
+    }
+    assert list(sg.estimator.RegressionHead().predictions(np.array([[0.0]]))) == ["predictions"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [(["b", "a"], [1, 0]), (np.array([[b"a"]]), [[0]]), (np.array(["a"], object), [0])],
+)
+def test_labels_that_are_strings_become_ids(labels, expected) -> None:
+    head = sg.estimator.BinaryClassHead(label_vocabulary=["a", b"b"])
+    ids = head.encode_labels(labels)
+    assert (ids.tolist(), ids.dtype) == (expected, np.int32)
+
+
+def test_labels_that_are_numbers_stay_numbers() -> None:
+    assert sg.estimator.MultiClassHead(3).encode_labels([2, 0]).dtype == np.int32
+    assert sg.estimator.BinaryClassHead().encode_labels([0.0, 1.0]).dtype == np.float64
+    assert sg.estimator.RegressionHead().encode_labels([1, 2]).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e: e.BinaryClassHead(loss_reduction="none"), "loss_reduction='none'"),
+        (lambda e: e.BinaryClassHead(thresholds=[1.0]), "thresholds="),
+        (lambda e: e.BinaryClassHead(label_vocabulary=["a"]), "label_vocabulary="),
+        (lambda e: e.MultiClassHead(2), "n_classes=2"),
+        (lambda e: e.RegressionHead(0), "received label_dimension=0"),
+        (lambda e: e.BinaryClassHead().encode_labels(["a"]), "were given with label_vocabulary="),
+        (
+            lambda e: e.BinaryClassHead(label_vocabulary=["a", "b"]).encode_labels(["c"]),
+            "are not in the vocabulary",
+        ),
+        (lambda e: e.MultiClassHead(3).encode_labels([3]), "Labels range from 3 to 3"),
+        (lambda e: e.RegressionHead().encode_labels(["a"]), "Labels of a regression have dtype"),
+        (lambda e: e.BinaryClassHead().loss(None, LOGITS), "labels is None"),
+        (lambda e: e.BinaryClassHead().loss(LABELS[:2], LOGITS), "labels have shape"),
+        (
+            lambda e: e.MultiClassHead(3).loss(np.ones((2, 1), np.float32), np.ones((2, 3))),
+            "labels have dtype float32",
+        ),
+        (lambda e: e.MultiClassHead(3).loss(LABELS, LOGITS), "logits have shape"),
+        (
+            lambda e: e.BinaryClassHead(
+                sg.feature_column.numeric_column("w", shape=(2,))
+            ).loss(LABELS, LOGITS, {"w": np.ones((5, 2))}),
+            "weight_column has 2 numbers",
+        ),
+        (
+            lambda e: e.BinaryClassHead().create_estimator_spec({}, "train", LOGITS, LABELS),
+            "create_estimator_spec received optimizer=None",
+        ),
+    ],
+)  # fmt: skip
+def test_misuse_is_refused(call, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(sg.estimator)
+
+
+def test_weight_column_of_another_type_is_refused() -> None:
+    with pytest.raises(TypeError, match="weight_column=3"):
+        sg.estimator.BinaryClassHead(weight_column=3)
+
+
+def test_spec_of_a_prediction_has_tensorflows_signatures() -> None:
+    head = sg.estimator.BinaryClassHead()
+    spec = head.create_estimator_spec({}, sg.estimator.ModeKeys.PREDICT, LOGITS)
+    assert set(spec.export_outputs) == {
+        "serving_default",
+        "classification",
+        "regression",
+        "predict",
+    }
+    regression = sg.estimator.RegressionHead()
+    spec = regression.create_estimator_spec({}, sg.estimator.ModeKeys.PREDICT, LOGITS)
+    assert set(spec.export_outputs) == {"serving_default", "regression", "predict"}
+
+
+def test_head_in_a_model_function_of_ones_own_trains(tmp_path) -> None:
+    head = sg.estimator.MultiClassHead(3)
+
+    def model_fn(features, labels, mode):
+        logits = keras.layers.Dense(head.logits_dimension)(features)
+        return head.create_estimator_spec(
+            {}, mode, logits, labels, optimizer=keras.optimizers.SGD(0.5)
+        )
+
+    x = np.eye(3, dtype=np.float32)
+    estimator = sg.estimator.Estimator(model_fn, model_dir=str(tmp_path))
+    data = lambda: (x, np.arange(3, dtype=np.int32))  # noqa: E731
+    estimator.train(data, steps=30)
+    result = estimator.evaluate(data)
+    assert result["accuracy"] == 1.0
+    assert result["loss"] == pytest.approx(result["average_loss"], rel=1e-5)
