@@ -73,8 +73,8 @@ class DNNLinearCombinedEstimator(PremadeEstimator):
         linear_sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
         warm_start_from: Any = None,
     ) -> None:
-        wide_columns = columns_of(linear_feature_columns)
-        deep_columns = columns_of(dnn_feature_columns)
+        wide_columns = columns_of(linear_feature_columns or None)
+        deep_columns = columns_of(dnn_feature_columns or None)
         _check_parts(wide_columns, deep_columns, dnn_hidden_units)
         wide = LinearNetwork(feature_columns=wide_columns, sparse_combiner=linear_sparse_combiner)
         deep = DeepNetwork(

@@ -44,7 +44,7 @@ def optimizer_maker(
         return lambda: _BY_NAME[given](**arguments)
     # An optimizer keeps variables of the strategy that it was built under, so each call has a copy.
     if isinstance(given, keras.optimizers.Optimizer):
-        kind, config = type(given), given.get_config()
+        kind, config = type(given), _without_names(given.get_config())
         return lambda: kind.from_config(dict(config))
     if not callable(given):
         raise _no_optimizer(given)
@@ -56,6 +56,15 @@ def optimizer_maker(
         return made
 
     return made_by_function
+
+
+def _without_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out names, which number objects: a checkpoint fits other objects of the same kind."""
+    return {
+        key: _without_names(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key != "name"
+    }
 
 
 def _no_optimizer(given: object) -> ValueError:

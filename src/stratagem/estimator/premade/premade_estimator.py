@@ -59,8 +59,8 @@ def columns_of(feature_columns: Iterable[FeatureColumn] | None) -> tuple[Feature
     Raises:
         ValueError: something that is no column, or two that share a name.
     """
-    columns = tuple(feature_columns or ())
-    return tuple(check_columns(columns)) if columns else ()
+    columns = None if feature_columns is None else tuple(feature_columns)
+    return () if columns is None else tuple(check_columns(columns))
 
 
 def _check_labels(labels: Any) -> None:

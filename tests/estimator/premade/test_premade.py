@@ -1,0 +1,310 @@
+"""Pre-made estimators give what plain Keras models give on one device with the same weights."""
+
+from __future__ import annotations
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from tests.estimator.premade.rows import (
+    CLASSES,
+    COUNT,
+    FEATURES,
+    NAMES,
+    NUMBERS,
+    batches,
+    deep_columns,
+    encoded_by_hand,
+    inputs,
+    plain_deep_logits,
+    wide_columns,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+GLOBAL_BATCH = 8
+VOCABULARY = ["low", "middle", "high"]
+STRATEGIES = [
+    pytest.param(lambda: None, 1, id="no strategy", marks=pytest.mark.slow),
+    pytest.param(lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"]), 2, id="mirrored 2"),
+    pytest.param(
+        lambda: sg.MirroredStrategy([f"cpu:{i}" for i in range(4)]),
+        4,
+        id="mirrored 4",
+        marks=pytest.mark.slow,
+    ),
+]
+of_strategies = pytest.mark.parametrize(("make", "num_replicas"), STRATEGIES)
+
+
+def config(strategy=None) -> sg.estimator.RunConfig:
+    return sg.estimator.RunConfig(
+        tf_random_seed=3, train_distribute=strategy, eval_distribute=strategy
+    )
+
+
+def first_weights(make, labels, folder, **optimizers) -> dict[str, np.ndarray]:
+    """The weights that an estimator of this seed begins with."""
+    still = {name: keras.optimizers.SGD(0.0) for name in optimizers}
+    estimator = make(config=config(), model_dir=str(folder / "first"), **still)
+    estimator.train(batches(labels, GLOBAL_BATCH), steps=1)
+    return weights_of(estimator)
+
+
+def weights_of(estimator) -> dict[str, np.ndarray]:
+    names = [name for name in estimator.get_variable_names() if name.startswith(("dnn", "linear/"))]
+    return {name: estimator.get_variable_value(name) for name in names}
+
+
+def set_deep_weights(model: keras.Model, weights: dict[str, np.ndarray]) -> None:
+    for variable in model.trainable_variables:
+        variable.assign(weights[deep_name(variable)])
+
+
+def deep_name(variable) -> str:
+    is_table = variable.path.startswith("city_embedding")
+    return f"dnn/{'input_layer/' if is_table else ''}{variable.path}"
+
+
+def assert_deep_weights(estimator, model: keras.Model) -> None:
+    trained = weights_of(estimator)
+    assert len(model.trainable_variables) >= 5
+    for variable in model.trainable_variables:
+        name = deep_name(variable)
+        np.testing.assert_allclose(
+            trained[name], np.asarray(variable), rtol=1e-5, atol=1e-5, err_msg=name
+        )
+
+
+def rows_of(x: dict[str, np.ndarray], start: int) -> dict[str, np.ndarray]:
+    return {key: value[start : start + GLOBAL_BATCH] for key, value in x.items()}
+
+
+@of_strategies
+def test_dnn_classifier_of_strings_is_that_of_one_device(make, num_replicas, tmp_path) -> None:
+    def dnn(**kwargs):
+        return sg.estimator.DNNClassifier(
+            [8, 4],
+            deep_columns(),
+            n_classes=3,
+            weight_column="w",
+            label_vocabulary=VOCABULARY,
+            **kwargs,
+        )
+
+    weights = first_weights(dnn, NAMES, tmp_path, optimizer=None)
+    x, w = encoded_by_hand(), FEATURES["w"]
+    plain_inputs = inputs()
+    model = keras.Model(plain_inputs, plain_deep_logits(plain_inputs, 3, [8, 4]))
+    set_deep_weights(model, weights)
+    model.compile(
+        keras.optimizers.Adagrad(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    for start in [*range(0, COUNT, GLOBAL_BATCH)] * 2:
+        rows = slice(start, start + GLOBAL_BATCH)
+        model.train_on_batch(rows_of(x, start), CLASSES[rows], sample_weight=w[rows])
+
+    estimator = dnn(
+        optimizer=keras.optimizers.Adagrad(0.1), config=config(make()), model_dir=str(tmp_path)
+    )
+    data = batches(NAMES, GLOBAL_BATCH // num_replicas)
+    estimator.train(data)
+    # The second epoch goes on from the checkpoint under another strategy.
+    other = dnn(optimizer=keras.optimizers.Adagrad(0.1), config=config(), model_dir=str(tmp_path))
+    other.train(batches(NAMES, GLOBAL_BATCH))
+    assert_deep_weights(other, model)
+
+    logits = model.predict(x, verbose=0)
+    losses = keras.losses.sparse_categorical_crossentropy(CLASSES, logits, from_logits=True)
+    result = estimator.evaluate(data)
+    said = logits.argmax(axis=1)
+    assert result == pytest.approx(
+        {
+            "accuracy": (w * (said == CLASSES)).sum() / w.sum(),
+            "average_loss": float((w * losses).sum() / w.sum()),
+            "loss": float((w * losses).mean()),
+            "global_step": 6,
+        },
+        rel=1e-5,
+    )
+    predicted = list(estimator.predict(data))
+    np.testing.assert_allclose([row["logits"] for row in predicted], logits, rtol=1e-4, atol=1e-5)
+    assert [row["classes"][0].decode() for row in predicted] == [VOCABULARY[i] for i in said]
+
+
+@of_strategies
+def test_wide_and_deep_has_an_optimizer_for_each_part(make, num_replicas, tmp_path) -> None:
+    def combined(**kwargs):
+        return sg.estimator.DNNLinearCombinedClassifier(
+            linear_feature_columns=wide_columns(),
+            dnn_feature_columns=deep_columns(),
+            dnn_hidden_units=[6],
+            **kwargs,
+        )
+
+    labels = (CLASSES > 0).astype(np.int32)
+    weights = first_weights(combined, labels, tmp_path, linear_optimizer=None, dnn_optimizer=None)
+    x = inputs()
+    wide = keras.layers.Dense(1, kernel_initializer="zeros", name="wide_part")
+    model = keras.Model(x, plain_deep_logits(x, 1, [6]) + wide(x["wide"]))
+    deep = [one for one in model.trainable_variables if not one.path.startswith("wide")]
+    for variable in deep:
+        variable.assign(weights[deep_name(variable)])
+    optimizers = [
+        (keras.optimizers.Adagrad(0.001), deep),
+        (keras.optimizers.Ftrl(0.005), wide.trainable_variables),
+    ]
+    for optimizer, variables in optimizers:
+        optimizer.build(variables)
+    encoded = encoded_by_hand()
+
+    def loss_of(values, rows, start):
+        with keras.StatelessScope(list(zip(model.trainable_variables, values, strict=True))):
+            logits = model(rows)
+        y = labels[start : start + GLOBAL_BATCH, None].astype(np.float32)
+        return keras.ops.mean(keras.ops.binary_crossentropy(y, logits, from_logits=True))
+
+    for start in range(0, COUNT, GLOBAL_BATCH):
+        values = [variable.value for variable in model.trainable_variables]
+        grads = jax.grad(loss_of)(values, rows_of(encoded, start), start)
+        by_id = {id(v): g for v, g in zip(model.trainable_variables, grads, strict=True)}
+        for optimizer, variables in optimizers:
+            optimizer.apply([by_id[id(one)] for one in variables], variables)
+
+    estimator = combined(config=config(make()), model_dir=str(tmp_path))
+    data = batches(labels, GLOBAL_BATCH // num_replicas)
+    estimator.train(data)
+    trained = weights_of(estimator)
+    for variable in deep:
+        expected = np.asarray(variable)
+        np.testing.assert_allclose(trained[deep_name(variable)], expected, rtol=1e-5, atol=1e-6)
+    tables = ["age_bucketized", "age_bucketized_X_city", "city"]
+    names = [f"linear/linear_model/{one}_weights/embeddings" for one in tables]
+    kernel = np.concatenate([trained[name] for name in names])
+    assert np.abs(kernel).max() > 1e-3
+    np.testing.assert_allclose(kernel, np.asarray(wide.kernel), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        trained["linear/linear_model/bias_weights"], np.asarray(wide.bias), rtol=1e-4, atol=1e-6
+    )
+
+    probabilities = 1 / (1 + np.exp(-model.predict(encoded, verbose=0)))
+    result = estimator.evaluate(data)
+    for key, curve in (("auc", "ROC"), ("auc_precision_recall", "PR")):
+        metric = keras.metrics.AUC(curve=curve)
+        metric.update_state(labels[:, None], probabilities)
+        assert result[key] == pytest.approx(float(metric.result()), rel=1e-4)
+    assert result["label/mean"] == pytest.approx(labels.mean(), rel=1e-5)
+    assert result["prediction/mean"] == pytest.approx(probabilities.mean(), rel=1e-4)
+    baseline = max(labels.mean(), 1 - labels.mean())
+    assert result["accuracy_baseline"] == pytest.approx(baseline, rel=1e-5)
+
+
+@of_strategies
+def test_linear_regressor_with_sums_is_that_of_one_device(make, num_replicas, tmp_path) -> None:
+    x = keras.Input((13,))
+    model = keras.Model(x, keras.layers.Dense(1, kernel_initializer="zeros")(x))
+    loss = keras.losses.MeanSquaredError(reduction="sum")
+    model.compile(keras.optimizers.Ftrl(0.2), loss)
+    wide = encoded_by_hand()["wide"]
+    for start in range(0, COUNT, GLOBAL_BATCH):
+        rows = slice(start, start + GLOBAL_BATCH)
+        model.train_on_batch(wide[rows], NUMBERS[rows, None])
+
+    regressor = sg.estimator.LinearRegressor(
+        wide_columns(), loss_reduction="sum", config=config(make()), model_dir=str(tmp_path)
+    )
+    data = batches(NUMBERS, GLOBAL_BATCH // num_replicas)
+    regressor.train(data)
+    predicted = [row["predictions"] for row in regressor.predict(data)]
+    expected = model.predict(wide, verbose=0)
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(predicted, expected, rtol=1e-4, atol=1e-5)
+    result = regressor.evaluate(data)
+    assert result["average_loss"] == pytest.approx(
+        ((expected[:, 0] - NUMBERS) ** 2).mean(), rel=1e-4
+    )
+    assert result["prediction/mean"] == pytest.approx(expected.mean(), rel=1e-4)
+
+
+def test_dnn_regressor_of_two_numbers_with_dropout_and_batch_norm_learns(tmp_path) -> None:
+    regressor = sg.estimator.DNNRegressor(
+        [8],
+        deep_columns(),
+        model_dir=str(tmp_path),
+        label_dimension=2,
+        optimizer="Adam",
+        activation_fn=keras.ops.tanh,
+        dropout=0.25,
+        batch_norm=True,
+        config=config(sg.MirroredStrategy(["cpu:0", "cpu:1"])),
+    )
+    labels = np.stack([NUMBERS, -NUMBERS], axis=1)
+    regressor.train(batches(labels, 4))
+    names = regressor.get_variable_names()
+    assert {"dnn/batchnorm_0/moving_mean", "dnn/hiddenlayer_0/kernel"} <= set(names)
+    assert np.abs(regressor.get_variable_value("dnn/batchnorm_0/moving_mean")).max() > 0
+    first, second = (regressor.evaluate(batches(labels, 4)) for _ in range(2))
+    assert first == second  # nothing is dropped in evaluation
+    rows = list(regressor.predict(lambda: {key: FEATURES[key][:3] for key in ("age", "city")}))
+    assert [row["predictions"].shape for row in rows] == [(2,)] * 3
+
+
+def test_one_batch_of_arrays_and_datasets_are_input_too(tmp_path) -> None:
+    classifier = sg.estimator.LinearClassifier(
+        wide_columns(), n_classes=3, label_vocabulary=VOCABULARY, model_dir=str(tmp_path)
+    )
+    classifier.train(lambda: (FEATURES, NAMES), steps=2)
+    classifier.train(lambda: sg.input.Dataset((FEATURES, NAMES), batch_size=11))
+    assert classifier.get_variable_value("global_step") == 4
+    of_arrays = classifier.evaluate(lambda: (FEATURES, NAMES), steps=1)
+    of_dataset = classifier.evaluate(
+        lambda mode: sg.input.Dataset((FEATURES, NAMES), batch_size=5 if mode == "eval" else 1)
+    )
+    assert of_arrays == pytest.approx(of_dataset, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e: e.DNNClassifier([], deep_columns()), r"hidden_units=\[\] and dropout=None"),
+        (lambda e: e.DNNClassifier([4], []), "feature_columns is empty"),
+        (
+            lambda e: e.DNNRegressor([4], deep_columns(), optimizer="Adamw"),
+            "optimizer='Adamw' was given",
+        ),
+        (
+            lambda e: e.LinearRegressor(deep_columns(), optimizer=lambda: "x").train(
+                batches(NUMBERS, 8), steps=1
+            ),
+            "optimizer='x' was given",
+        ),
+        (lambda e: e.DNNRegressor([4], deep_columns(), optimizer=3), "optimizer=3 was given"),
+        (
+            lambda e: e.DNNLinearCombinedRegressor(),
+            "Neither linear_feature_columns nor dnn_feature_columns",
+        ),
+        (
+            lambda e: e.DNNLinearCombinedRegressor(dnn_feature_columns=deep_columns()),
+            "with dnn_hidden_units=None",
+        ),
+        (
+            lambda e: e.LinearClassifier(wide_columns()).train(lambda: FEATURES),
+            "input_fn gives labels of type NoneType",
+        ),
+        (
+            lambda e: e.LinearClassifier(wide_columns()).train(lambda: (FEATURES, NAMES)),
+            "were given with label_vocabulary=None",
+        ),
+        (
+            lambda e: e.DNNClassifier([4], wide_columns()).train(
+                lambda: (FEATURES, CLASSES > 0), steps=1
+            ),
+            "DenseFeatures received the categorical column",
+        ),
+    ],
+)  # fmt: skip
+def test_misuse_is_refused(call, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(sg.estimator)
