@@ -201,6 +201,7 @@ def test_wide_and_deep_has_an_optimizer_for_each_part(make, num_replicas, tmp_pa
     assert result["accuracy_baseline"] == pytest.approx(baseline, rel=1e-5)
 
 
+@pytest.mark.slow
 @of_strategies
 def test_linear_regressor_with_sums_is_that_of_one_device(make, num_replicas, tmp_path) -> None:
     x = keras.Input((13,))
@@ -228,6 +229,7 @@ def test_linear_regressor_with_sums_is_that_of_one_device(make, num_replicas, tm
     assert result["prediction/mean"] == pytest.approx(expected.mean(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_dnn_regressor_of_two_numbers_with_dropout_and_batch_norm_learns(tmp_path) -> None:
     regressor = sg.estimator.DNNRegressor(
         [8],
