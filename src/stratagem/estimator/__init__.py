@@ -2,19 +2,19 @@
 
 from stratagem.estimator import export
 from stratagem.estimator.distribute_config import DistributeConfig
-)
 from stratagem.estimator.early_stopping import (
+    make_early_stopping_hook,
+    stop_if_higher_hook,
+    stop_if_lower_hook,
+    stop_if_no_decrease_hook,
+    stop_if_no_increase_hook,
+)
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.evaluation_record import read_eval_metrics
 from stratagem.estimator.exported_model import ExportedModel, load_exported
 from stratagem.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
 from stratagem.estimator.heads import BinaryClassHead, Head, MultiClassHead, RegressionHead
-    make_early_stopping_hook,
-    stop_if_higher_hook,
-    stop_if_lower_hook,
-    stop_if_no_decrease_hook,
-    stop_if_no_increase_hook,
 from stratagem.estimator.hooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,

@@ -245,7 +245,9 @@ class Estimator:
                 if run.stop_requested:
                     break
             loop.end()
-        results = {key: np.asarray(value)[()] for key, value in step.results().items()}
+        results: dict[str, Any] = {
+            key: np.asarray(value)[()] for key, value in step.results().items()
+        }
         write_results(self.eval_dir(name), results, session.global_step)
         results["global_step"] = session.global_step
         if is_first():
