@@ -44,6 +44,7 @@ LAYERS = (
         "options",
         "partitioners",
         "placement",
+        "public_names",
     ),
 )
 NO_JAX_BELOW = LAYERS.index(("topology",))
