@@ -96,9 +96,11 @@ class ModelBatches:
 
 
 def _is_batch(made: Any) -> bool:
-    leaves = jax.tree.leaves(made)
-    are_arrays = all(isinstance(leaf, np.ndarray | jax.Array | np.generic) for leaf in leaves)
-    return bool(leaves) and are_arrays and not isinstance(made, list)
+    """Whether these are arrays: a list of them would be a dataset of batches."""
+    if not isinstance(made, tuple | dict | np.ndarray | jax.Array):
+        return False
+    leaves = jax.tree.leaves(made, is_leaf=lambda leaf: not isinstance(leaf, tuple | list | dict))
+    return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
 
 
 def _one_batch(batch: Any, *, repeats: bool) -> Generator[Any]:
