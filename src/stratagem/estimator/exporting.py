@@ -63,6 +63,9 @@ def make_variables(step: ModelStep, receiver: ServingInputReceiver) -> Estimator
 
     Returns:
         What the model function returned.
+
+    Raises:
+        ValueError: the model function cannot be traced for any size of a batch.
     """
     jax.eval_shape(_Serving(step, receiver).outputs, [], _shapes(receiver))
     initialize_created_variables(step.strategy)
@@ -77,8 +80,6 @@ def signatures_of(step: ModelStep, receiver: ServingInputReceiver) -> dict[str, 
         step: of prediction, whose variables exist.
         receiver: the inputs.
 
-    Raises:
-        ValueError: the model function cannot be traced for any size of a batch.
     """
     named = step.store.named
     values = [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in named.values()]
@@ -86,12 +87,9 @@ def signatures_of(step: ModelStep, receiver: ServingInputReceiver) -> dict[str, 
     signatures: dict[str, Signature] = {}
     for name, output in _outputs_of(step.spec).items():
         serving = _Serving(step, receiver, name)
-        try:
-            exported = jax.export.export(jax.jit(serving.outputs), platforms=_PLATFORMS)(
-                values, _shapes(receiver)
-            )
-        except Exception as error:
-            raise _not_for_any_size(name, error) from error
+        exported = jax.export.export(jax.jit(serving.outputs), platforms=_PLATFORMS)(
+            values, _shapes(receiver)
+        )
         signatures[name] = Signature(receiver.inputs, tuple(output.outputs), tuple(named), exported)
     return signatures
 
@@ -155,12 +153,22 @@ class _Serving:
         context = ReplicaContext(step.strategy, 0, SoleCommunicator(), ReplicaBatch())
         frame = stack.push(stack.FrameKind.REPLICA, step.strategy, context)
         with frame, ReplicaScope(lambda variable: of_variable.get(id(variable))):
-            spec = step.call(self._receiver.features_of(inputs), None).spec
+            features = self._receiver.features_of(inputs)
+            try:
+                spec = step.call(features, None).spec
+            except Exception as error:
+                if not self._takes_any_size:
+                    raise
+                raise _not_for_any_size(error) from error
         outputs = _outputs_of(spec)
         chosen = (
             next(iter(outputs.values())) if self._signature is None else outputs[self._signature]
         )
         return {name: jnp.asarray(value) for name, value in chosen.outputs.items()}
+
+    @property
+    def _takes_any_size(self) -> bool:
+        return any(None in spec.shape for spec in self._receiver.inputs.values())
 
 
 def _outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
@@ -210,10 +218,10 @@ def _begin(base: str) -> list[str]:
         number += 1
 
 
-def _not_for_any_size(name: str, error: Exception) -> ValueError:
+def _not_for_any_size(error: Exception) -> ValueError:
     return ValueError(
         explain(
-            f"The signature {name!r} cannot be exported: {error}",
+            f"The model function cannot be exported for batches of any size: {error}",
             expected="a model function that predicts for batches of every size.",
             fix="use keras.ops.shape(x) for sizes; or export for one size with "
             "build_raw_serving_input_receiver_fn(features, default_batch_size=n).",

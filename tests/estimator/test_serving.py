@@ -1,0 +1,62 @@
+"""Inputs and outputs of exports."""
+
+from __future__ import annotations
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+
+export = sg.estimator.export
+
+
+def test_outputs_by_the_names_of_tensorflow() -> None:
+    assert export.PredictOutput(1).outputs == {"output": 1}
+    assert export.PredictOutput({"a": 1}).outputs == {"a": 1}
+    assert export.RegressionOutput(1).outputs == {"outputs": 1}
+    assert export.ClassificationOutput(scores=1).outputs == {"scores": 1}
+    assert export.ClassificationOutput(1, 2).outputs == {"scores": 1, "classes": 2}
+
+
+def test_a_classification_has_something() -> None:
+    with pytest.raises(ValueError, match="ClassificationOutput got neither scores nor classes"):
+        export.ClassificationOutput()
+
+
+def test_raw_inputs_take_any_batch_unless_told_otherwise() -> None:
+    features = {"x": np.zeros((7, 3), "int32"), "y": jax.ShapeDtypeStruct((1,), "float32")}
+    make = export.build_raw_serving_input_receiver_fn
+    shapes = {name: (one.shape, one.dtype) for name, one in make(features)().inputs.items()}
+    assert shapes == {"x": ((None, 3), "int32"), "y": ((None,), "float32")}
+    assert make(features, 2)().inputs["x"].shape == (2, 3)
+
+
+def test_features_are_inputs_or_computed_of_them() -> None:
+    x = keras.Input((2,), name="x")
+    receiver = export.ServingInputReceiver({"one": x, "double": x * 2}, {"x": x})
+    value = np.ones((3, 2), "float32")
+    features = receiver.features_of({"x": value})
+    assert features["one"] is value
+    assert np.asarray(features["double"]).tolist() == [[2.0, 2.0]] * 3
+
+
+@pytest.mark.parametrize(
+    "feature", [keras.Input((2,)), jax.ShapeDtypeStruct((1, 2), "float32")], ids=["keras", "jax"]
+)
+def test_features_of_other_inputs_are_refused(feature) -> None:
+    receiver = export.ServingInputReceiver(feature, {"x": keras.Input((2,))})
+    with pytest.raises(ValueError, match=r"Features cannot be computed from the receiver_tensors"):
+        receiver.features_of({"x": np.ones((1, 2), "float32")})
+
+
+def test_values_are_no_inputs() -> None:
+    with pytest.raises(TypeError, match="A ServingInputReceiver got"):
+        export.ServingInputReceiver(np.ones(3), np.ones(3))
+
+
+def test_alternatives_are_refused() -> None:
+    x = keras.Input((2,))
+    with pytest.raises(NotImplementedError, match="receiver_tensors_alternatives are given"):
+        export.ServingInputReceiver(x, x, {"other": x})
