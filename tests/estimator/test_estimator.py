@@ -199,7 +199,7 @@ def test_two_folders_are_refused(tmp_path) -> None:
 
 
 def test_a_config_of_another_type_is_refused() -> None:
-    with pytest.raises(TypeError, match="an sg.estimator.RunConfig, or None"):
+    with pytest.raises(TypeError, match=r"an sg\.estimator\.RunConfig, or None"):
         sg.estimator.Estimator(dense_classifier, config={"model_dir": "a"})
 
 

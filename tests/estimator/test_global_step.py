@@ -19,7 +19,7 @@ def test_there_is_one_for_each_strategy() -> None:
 
 
 def test_in_a_model_function_it_is_that_of_the_estimator(tmp_path) -> None:
-    seen = []
+    seen, values = [], []
 
     def model_fn(features, labels, mode):
         sg.estimator.identity(sg.train.get_global_step().value, name="before")
@@ -27,15 +27,13 @@ def test_in_a_model_function_it_is_that_of_the_estimator(tmp_path) -> None:
         return dense_classifier(features, labels, mode)
 
     class Steps(sg.estimator.SessionRunHook):
-        values = []
-
         def before_run(self, run_context):
             return sg.estimator.SessionRunArgs(["before", "global_step", "global_step:0"])
 
         def after_run(self, run_context, run_values):
-            self.values.append([int(value) for value in run_values.results])
+            values.append([int(value) for value in run_values.results])
 
     x, y = examples(6)
     estimator_of(model_fn, tmp_path).train(dataset_of(x, y, 2), hooks=[Steps()])
-    assert Steps.values == [[0, 1, 1], [1, 2, 2], [2, 3, 3]]
+    assert values == [[0, 1, 1], [1, 2, 2], [2, 3, 3]]
     assert all(seen)

@@ -10,10 +10,10 @@ import stratagem as sg
 from tests.estimator.model_functions import (
     dataset_of,
     dense_classifier,
+    dense_layers,
     estimator_of,
     examples,
     plain_model,
-    dense_layers,
 )
 
 X, Y = examples(19)

@@ -185,14 +185,17 @@ def test_two_optimizers_update_from_the_same_weights(num_replicas, tmp_path) -> 
         )
         return product.mean(), ((product - 1.0) ** 2).mean()
 
-    for i in range(0, len(x), GLOBAL_BATCH):
-        rows = x[i : i + GLOBAL_BATCH]
-        of_first = jax.grad(lambda w, rows=rows: losses(w, weights[1], rows)[0])(weights[0])
-        of_second = jax.grad(lambda w, rows=rows: losses(weights[0], w, rows)[1])(weights[1])
-        weights = [
-            jax.tree.map(lambda w, g: w - np.float32(0.1) * g, weights[0], of_first),
-            jax.tree.map(lambda w, g: w - np.float32(0.2) * g, weights[1], of_second),
+    @jax.jit
+    def updated(first, second, rows):
+        of_first = jax.grad(lambda w: losses(w, second, rows)[0])(first)
+        of_second = jax.grad(lambda w: losses(first, w, rows)[1])(second)
+        return [
+            jax.tree.map(lambda w, g: w - np.float32(0.1) * g, first, of_first),
+            jax.tree.map(lambda w, g: w - np.float32(0.2) * g, second, of_second),
         ]
+
+    for i in range(0, len(x), GLOBAL_BATCH):
+        weights = updated(*weights, x[i : i + GLOBAL_BATCH])
     for name, expected in zip(("first", "second"), weights, strict=True):
         for part, value in expected.items():
             trained = estimator.get_variable_value(f"{name}/{part}")

@@ -13,7 +13,7 @@ import numpy as np
 from stratagem import summary
 from stratagem.estimator.hooks import SecondOrStepTimer
 
-__all__ = ["TrainingSummaries", "writer_of", "write_results"]
+__all__ = ["TrainingSummaries", "write_results", "writer_of"]
 
 _logger = logging.getLogger("stratagem.estimator")
 
