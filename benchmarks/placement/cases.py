@@ -80,6 +80,7 @@ _SIDES = {
     "Hybrid, sharded": "hybrid, sharded",
     "Hybrid, central": "hybrid, central",
     "CentralStorage": "central",
+    "Hybrid, pinned_host": "hybrid, pinned",
 }
 
 

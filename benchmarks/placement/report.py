@@ -12,19 +12,21 @@ from rich.table import Table
 
 from benchmarks.placement.cases import Case, Placed
 from benchmarks.runner import paired_ratios
+from benchmarks.workers.placement_work import PINNED
 
 __all__ = ["MEANING", "Figures", "as_json", "draw", "make_table"]
 
 MEANING = """\
 steps/s: of `fit`, median of the rounds; the ratio is the median of those of the rounds.
 held: MB (10^6 bytes) of all arrays that live on a device after `fit`: the replica's with the most,
-  and the device that is no replica's.
+  the device that is no replica's, and pinned memory of the host, for all replicas.
 moved: MB a step that reach a device which does not have them, all devices together.
   In programs: by collectives. Which ran, and how often, is read from the profile of an epoch, how
   large they are from the programs. Of n devices and S bytes an all-reduce counts 2(n-1)S, an
   all-gather of S in all (n-1)S, a reduce-scatter of S on each (n-1)S, as the best algorithms do.
   To replicas, to the other device: by transfers, counted at the calls that make them; on CPUs XLA
-  must tell of as many. The batch itself, which comes from NumPy arrays, is not in it."""
+  must tell of as many. The batch itself, which comes from NumPy arrays, is not in it, nor what
+  a step brings over from pinned memory, which is all that is held there, and puts back."""
 
 _COLORS = {
     "in programs": "#2a78b8",
@@ -41,6 +43,7 @@ class Figures:
         name: of the side.
         held_bytes: on the replicas' device that holds the most.
         other_held_bytes: on the device that is no replica's.
+        pinned_bytes: in pinned memory of the host, for all replicas.
         peak_bytes: the most that a replica's device held at once; None where it does not tell.
         exchanged_bytes: in programs, by program and kind of exchange.
         to_replicas_bytes: sent to their devices.
@@ -53,6 +56,7 @@ class Figures:
     name: str
     held_bytes: int
     other_held_bytes: int
+    pinned_bytes: int
     peak_bytes: int | None
     exchanged_bytes: Mapping[str, float]
     to_replicas_bytes: float
@@ -77,6 +81,7 @@ class Figures:
             name=placed.name,
             held_bytes=max(told["held"].get(name, 0) for name in replicas),
             other_held_bytes=told["held"].get(other, 0),
+            pinned_bytes=sum(told["held"].get(f"{name} {PINNED}", 0) for name in replicas),
             peak_bytes=max(peaks) if peaks else None,
             exchanged_bytes={name: size / steps for name, size in told["exchanged"].items()},
             to_replicas_bytes=sum(told["sent"].get(name, 0) for name in replicas) / steps,
@@ -109,7 +114,12 @@ def make_table(case: Case, results: Sequence[Figures]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("variables under", no_wrap=True)
     headers = ["steps/s", "ratio", "min", "max", "held:\nreplica", f"held:\n{case.other_device}"]
-    headers += ["moved: in\nprograms", "moved: to\nreplicas", f"moved: to\n{case.other_device}"]
+    headers += [
+        "held:\npinned",
+        "moved: in\nprograms",
+        "moved: to\nreplicas",
+        f"moved: to\n{case.other_device}",
+    ]
     # Where devices tell of their peak there is one replica, and nothing goes by programs.
     has_peak = any(one.peak_bytes is not None for one in results)
     headers += ["peak:\nreplica" if has_peak else "moved\nin all"]
@@ -119,7 +129,8 @@ def make_table(case: Case, results: Sequence[Figures]) -> Table:
         ratios = paired_ratios(one.steps_per_s, results[0].steps_per_s)
         color = "green" if statistics.median(ratios) >= 1 else "yellow"
         last = (one.peak_bytes or 0) if has_peak else sum(one.moved_bytes.values())
-        sizes = (one.held_bytes, one.other_held_bytes, *one.moved_bytes.values(), last)
+        held = (one.held_bytes, one.other_held_bytes, one.pinned_bytes)
+        sizes = (*held, *one.moved_bytes.values(), last)
         table.add_row(
             one.name,
             f"{one.median_steps_per_s:,.2f}",

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PlacementOptions", "training_data"]
+__all__ = ["PINNED", "PlacementOptions", "training_data"]
+
+# A memory of the host, as JAX names it.
+PINNED = "pinned_host"
 
 NUM_FIELDS = 8
 _POWER = 4
@@ -18,7 +21,8 @@ class PlacementOptions:
     """A model with a large table, and where it is trained.
 
     Args:
-        placement: "mirrored", "state in parts", "hybrid, sharded", "hybrid, central" or "central".
+        placement: "mirrored", "state in parts", "hybrid, sharded", "hybrid, central", "central" or
+            "hybrid, pinned".
         optimizer: "adagrad" or "adam".
         num_rows: of the table.
         row_size: numbers in a row.

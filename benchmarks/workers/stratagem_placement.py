@@ -13,11 +13,15 @@ from typing import Any
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 
-from benchmarks.workers.placement_work import NUM_FIELDS, PlacementOptions, training_data
+from benchmarks.workers.placement_work import (
+    NUM_FIELDS,
+    PINNED,
+    PlacementOptions,
+    training_data,
+)
 from benchmarks.workers.profiled_programs import dumped_programs, exchanged_bytes, profiled
 from benchmarks.workers.protocol import serve_questions
 from benchmarks.workers.transfers import counted_transfers, name_of
@@ -42,6 +46,9 @@ _STRATEGIES: dict[str, Callable[[PlacementOptions], sg.Strategy]] = {
         options.devices,
         placement={"embeddings": "central"},
         parameter_device=options.parameter_device,
+    ),
+    "hybrid, pinned": lambda options: sg.HybridStrategy(
+        options.devices, placement={"": "pinned_host"}
     ),
     "central": lambda options: sg.CentralStorageStrategy(options.devices, options.parameter_device),
 }
@@ -99,7 +106,7 @@ class PlacedTraining:
         table: Any = self._table.embeddings
         dense = [variable for variable in self._model.weights if variable is not table]
         arrays: dict[str, Any] = {one.path: np.asarray(one.value) for one in dense}
-        arrays["table"] = np.asarray(jnp.take(table.kept, ids, axis=0))
+        arrays["table"] = np.asarray(sg.nn.embedding_lookup(table, ids))
         np.savez(path, **arrays)
         return {}
 
@@ -141,12 +148,18 @@ class PlacedTraining:
 
 
 def held_bytes() -> Counter[str]:
-    """Returns the bytes of the arrays that live on each device, by its name; shared ones once."""
+    """Returns the bytes of the arrays that live on each device, by its name; shared ones once.
+
+    What is in pinned memory of the host is there by the name of the device and that memory.
+    """
     buffers: dict[tuple[str, int], int] = {}
     for platform in {"cpu", jax.default_backend()}:
         for array in jax.live_arrays(platform):
             for shard in array.addressable_shards:
-                place = (name_of(shard.device), shard.data.unsafe_buffer_pointer())
+                memory = shard.data.sharding.memory_kind
+                name = name_of(shard.device)
+                name += f" {PINNED}" if memory == PINNED else ""
+                place = (name, shard.data.unsafe_buffer_pointer())
                 buffers[place] = max(buffers.get(place, 0), shard.data.nbytes)
     held: Counter[str] = Counter()
     for (device, _), num_bytes in buffers.items():

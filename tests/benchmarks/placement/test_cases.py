@@ -18,7 +18,7 @@ H200 = {"device_kind": "NVIDIA H200", "gpu_bytes": 142 * GIGABYTE, "host_bytes":
 
 def test_sides_of_a_case_train_the_same_on_two_replicas() -> None:
     for case in CASES:
-        assert len({one.options.placement for one in case.sides}) == len(case.sides) == 5
+        assert len({one.options.placement for one in case.sides}) == len(case.sides) == 6
         assert {len(one.options.devices) for one in case.sides} == {2}
         assert {one.options.table_bytes for one in case.sides} == {102_400_000}
         assert len({one.options.optimizer for one in case.sides}) == 1

@@ -15,7 +15,12 @@ TOLD = {
     "exchanged": {"step: all-reduce": 40_000_000, "step: all-gather": 20_000_000},
     "sent": {"cpu:0": 10_000_000, "cpu:1": 5_000_000, "cpu:2": 30_000_000},
     "fed": {"cpu:0": 1_000, "cpu:1": 1_000},
-    "held": {"cpu:0": 100_000_000, "cpu:1": 120_000_000, "cpu:2": 50_000_000},
+    "held": {
+        "cpu:0": 100_000_000,
+        "cpu:1": 120_000_000,
+        "cpu:2": 50_000_000,
+        "cpu:1 pinned_host": 7_000_000,
+    },
     "peak": {},
     "steps": 10,
 }
@@ -42,18 +47,19 @@ def test_figures_are_of_a_step_and_of_the_fullest_device() -> None:
     assert FIRST.exchanged_bytes == {"step: all-reduce": 4e6, "step: all-gather": 2e6}
     assert FIRST.moved_bytes == {"in programs": 6e6, "to replicas": 1.5e6, "to the other": 3e6}
     assert FIRST.fed_bytes == 200
+    assert FIRST.pinned_bytes == 7e6
     peaks = {**TOLD, "peak": {"cpu:1": 7, "cpu:2": 9}}
     assert Figures.of(CASE, CASE.sides[0], peaks, 0.0).peak_bytes == 7
 
 
 def test_table_shows_every_side() -> None:
-    moved = ["120.00", "50.00", "6.00", "1.50", "3.00", "10.50"]
+    moved = ["120.00", "50.00", "7.00", "6.00", "1.50", "3.00", "10.50"]
     assert cells([FIRST, SECOND]) == [
         ["Mirrored", "4.00", "1.00", "1.00", "1.00", *moved],
         ["shard_state=all", "4.00", "1.00", "0.50", "2.00", *moved],
     ]
     peak = dataclasses.replace(FIRST, held_bytes=40_000_000_000, peak_bytes=60_000_000_000)
-    assert cells([peak])[0][5:] == ["40,000", *moved[1:5], "60,000"]
+    assert cells([peak])[0][5:] == ["40,000", *moved[1:6], "60,000"]
 
 
 def test_rows_have_all_that_was_measured() -> None:

@@ -108,7 +108,7 @@ def test_sides_train_the_same_and_tell(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "placement.json").read_text(encoding="utf-8"))
     assert went_well, written["failures"]
     rows = {row["name"]: row for row in written["rows"]}
-    assert len(rows) == 5
+    assert len(rows) == 6
     mirrored, central = rows["Mirrored"], rows["CentralStorage"]
     # Each replica has the table, what Adagrad keeps of it, and as much of the dense layers.
     dense = 4 * (512 * 128 + 128 + 128 * 64 + 64 + 64 + 1)
@@ -119,6 +119,9 @@ def test_sides_train_the_same_and_tell(tmp_path: Path) -> None:
     assert rows["Hybrid, central"]["held_bytes"] == pytest.approx(2 * dense, abs=64)
     assert central["held_bytes"] < 64
     assert central["other_held_bytes"] == pytest.approx(state, abs=64)
+    pinned = rows["Hybrid, pinned_host"]
+    assert pinned["held_bytes"] < 4096  # what has less than 1,024 elements
+    assert pinned["held_bytes"] + pinned["pinned_bytes"] == pytest.approx(state, rel=0.01)
     # Rows to 64 examples of 8 ids, and all dense weights to both.
     assert central["to_replicas_bytes"] == pytest.approx(64 * 8 * 256 + 2 * dense, abs=64)
     assert mirrored["to_replicas_bytes"] == mirrored["to_other_bytes"] == 0
