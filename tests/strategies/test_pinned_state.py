@@ -101,7 +101,7 @@ class Runs:
                 ("central", "Adam", 3),
                 ("hybrid, 1", "Adam", 3),
                 ("central, 1", "Adagrad", 1),
-                ("hybrid, 4", "Lamb", 1),
+                ("hybrid, 4", "Adagrad", 1),
                 ("sharded table", "Adafactor", 3),
                 ("central table", "Adam", 3),
                 ("central kernel", "Adagrad", 1),
