@@ -77,6 +77,7 @@ def _differences(page: str, name: str) -> list[str]:
         _FOLDER.parent / "checkpoints.md",
         _FOLDER.parent / "logical_devices.md",
         _FOLDER.parent / "preemption.md",
+        _FOLDER.parent / "summaries.md",
         _FOLDER.parent / "tpu.md",
     ],
     ids=lambda path: path.stem,

@@ -44,6 +44,8 @@ class Program:
         topology: the devices of the replicas.
         name: of the function, for messages.
         exchange: where the variables are, if they are not in this process.
+
+    `make_plain` returns a program of the same step without summaries; None where none can be made.
     """
 
     # How many of the last outputs are what the replicas hand over, and whether steps may follow one
@@ -64,6 +66,8 @@ class Program:
         self._read_only = [_Place(variable) for variable in trace.read_only]
         self._constants: list[Any] | None = None
         self._summaries = None if trace.summaries is None else StepSummaries(trace, topology)
+        self._plain: Program | None = None
+        self.make_plain: Callable[[], Program] | None = None
         self._step = self._compile(many=False)
         self._many: Any = None
 
@@ -76,6 +80,8 @@ class Program:
         Returns:
             The result, with `PerReplica` leaves; plain ones with one replica.
         """
+        if (plain := self._without_summaries()) is not None:
+            return plain.run(arguments)
         return self._assemble(self._run(arguments.split, arguments.shared))
 
     def run_many(self, split: list[Any], shared: list[Any]) -> Any:
@@ -90,11 +96,21 @@ class Program:
         """
         if self._topology.is_absent:
             return self._assemble(self._zeros())
+        if (plain := self._without_summaries()) is not None:
+            return plain.run_many(split, shared)
         if self._exchange is not None or not self._may_loop:
             return self._assemble(self._run_one_by_one(split, shared))
         if self._many is None:
             self._many = self._compile(many=True)
         return self._assemble(self._call(self._many, split, shared))
+
+    def _without_summaries(self) -> Program | None:
+        """The program of a call that records nothing, if that is another one."""
+        if self._summaries is None or not self._summaries.decide():
+            return None
+        if self._plain is None and self.make_plain is not None:
+            self._plain = self.make_plain()
+        return self._plain
 
     def _run(self, split: list[Any], shared: list[Any]) -> list[Any]:
         if self._topology.is_absent:

@@ -144,6 +144,17 @@ def program_of(
         exchange: where variables are that are not in this process; None for none.
         serves_all: whether all of them are there.
     """
+    program = _program_of(trace, topology, name, exchange, serves_all=serves_all)
+    if trace.summaries is not None:
+        program.make_plain = lambda: _program_of(
+            trace.without_summaries(), topology, name, exchange, serves_all=serves_all
+        )
+    return program
+
+
+def _program_of(
+    trace: Trace, topology: Topology, name: str, exchange: Exchange | None, *, serves_all: bool
+) -> Program:
     if current_function_trace() is not None and not serves_all:
         # A function that holds the step has one program for all parts.
         return Program(trace, topology, name)

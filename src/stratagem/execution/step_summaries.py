@@ -21,6 +21,9 @@ __all__ = ["StepSummaries"]
 class StepSummaries:
     """Tells the program of a step whether to compute summaries, and has their values written.
 
+    A branch that is not taken still takes time to get past: a step with such branches has a second
+    program without summaries, for calls that record none.
+
     Args:
         trace: of the step.
         topology: the devices of the replicas.
@@ -34,24 +37,32 @@ class StepSummaries:
         with jax.ensure_compile_time_eval():  # it outlives a jax.jit around the first call
             self._true = topology.replicate(np.True_)
 
-    def begin(self, constants: list[Any]) -> list[Any]:
-        """Decides what is recorded; returns the constants that tell the program.
-
-        Args:
-            constants: of the program, as of a step that records nothing.
+    def decide(self) -> bool:
+        """Decides what the next call records; tells whether it may do without all summaries.
 
         Raises:
             ValueError: a summary is to be written, and no step is known.
+        """
+        if is_tracing():
+            return False
+        self._recording = begin_recording(self._summaries.every)
+        # Processes that do not decide alike still have one program.
+        is_plain = self._summaries.are_dear and not self._topology.spans_processes
+        return self._recording is None and is_plain
+
+    def begin(self, constants: list[Any]) -> list[Any]:
+        """Returns the constants that tell the program what was decided.
+
+        Args:
+            constants: of the program, as of a step that records nothing.
         """
         records: Any = self._true
         if is_tracing():  # what is around this step decides
             collector = current_collector()
             if collector is not None and isinstance(collector.records, Tracer):
                 records = collector.records
-        else:
-            self._recording = begin_recording(self._summaries.every)
-            if self._recording is None:
-                return constants
+        elif self._recording is None:
+            return constants
         place = self._trace.records
         assert place is not None
         return [*constants[:place], records, *constants[place + 1 :]]
@@ -74,7 +85,6 @@ class StepSummaries:
                 outputs = [PerReplica(stacked=output) for output in outputs]
             values = jax.tree.unflatten(self._summaries.structure, outputs)
             self._recording.keep(self._summaries.summaries, values, num_steps)
-            self._recording = None
         return others
 
     def _of_first(self, outputs: list[Any]) -> list[Any]:

@@ -65,6 +65,14 @@ class Trace:
                 flags.append(source in ("split", "rows"))
         return flags
 
+    def without_summaries(self) -> Trace:
+        """Returns the trace of a step that writes none."""
+        first = len(self.written)
+        outputs = self.jaxpr.jaxpr.outvars
+        kept = [*outputs[: first + self.num_results], *outputs[first + self.num_outputs :]]
+        jaxpr = ClosedJaxpr(self.jaxpr.jaxpr.replace(outvars=kept), self.jaxpr.consts)
+        return dataclasses.replace(self, jaxpr=jaxpr, summaries=None, records=None)
+
     @property
     def num_results(self) -> int:
         """How many arrays the function returns."""

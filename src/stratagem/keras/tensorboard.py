@@ -135,8 +135,10 @@ class TensorBoard(keras.callbacks.Callback):
         """Makes the train folder the default for summaries in layers."""
         self._is_training = True
         self._num_steps = self._iterations()
-        # Keras's own step, of a model of no strategy, does not hold what an optimizer counts.
-        self._counts_in_step = strategy_of(self.model) is not None
+        # What is known before a call needs no branch in its program; and Keras's own step, of a
+        # model of no strategy, does not hold what an optimizer counts.
+        several = self.model.steps_per_execution > 1
+        self._counts_in_step = several and strategy_of(self.model) is not None
         step = _NextStep(self._optimizer) if self._counts_in_step else self._num_steps
         self._push_default("train", step)
 

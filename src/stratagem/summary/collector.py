@@ -91,11 +91,13 @@ class Collected:
         summaries: whose values are results of it.
         structure: pytree structure of these values.
         staged: those that are written by callbacks.
+        are_dear: whether any takes more than to hand a value over, were it not recorded either.
     """
 
     summaries: Sequence[Summary]
     structure: Any
     staged: Sequence[Summary] = ()
+    are_dear: bool = False
 
     @property
     def every(self) -> list[Summary]:
@@ -120,6 +122,7 @@ class Collector:
         self.settings = current_settings()
         self.summaries: list[Summary] = []
         self._staged: list[Summary] = []
+        self._are_dear = False
         self.values: list[Mapping[str, Any]] = []
 
     def __enter__(self) -> Collector:
@@ -159,7 +162,7 @@ class Collector:
         if not self.summaries and not self._staged:
             return [], None
         values, structure = jax.tree.flatten(self.values)
-        return values, Collected(self.summaries, structure, self._staged)
+        return values, Collected(self.summaries, structure, self._staged, self._are_dear)
 
     def clear(self) -> None:
         """Forgets what it kept: the function is called once more."""
@@ -205,8 +208,15 @@ class Collector:
         if data is not None:
             data = jax.lax.stop_gradient(jnp.asarray(data))
             values["data"] = data if reduce is None else _where(flag, reduce, data)
+        if reduce is not None:
+            self._note_dear()
         self.extend([summary], [values])
         return flag
+
+    def _note_dear(self) -> None:
+        if self._outer is not None:
+            self._outer._note_dear()
+        self._are_dear = True
 
 
 def resolve(
