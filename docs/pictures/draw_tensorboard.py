@@ -7,11 +7,13 @@ It needs `chromium`, or a browser of its kind named by --browser, and `stratagem
 
 import argparse
 import contextlib
+import json
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -23,8 +25,15 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 PICTURE = Path(__file__).with_name("tensorboard.png")
-SIZE = (1400, 900)
+SIZE = (1560, 960)
 EPOCHS = 12
+OF_TRAINING = {"runId": "defaultExperimentId/train"}
+CARDS = [
+    {"plugin": "scalars", "tag": "epoch_loss"},
+    {"plugin": "scalars", "tag": "epoch_accuracy"},
+    {"plugin": "histograms", "tag": "activations", **OF_TRAINING},
+    {"plugin": "images", "tag": "first channel", **OF_TRAINING, "sample": 0},
+]
 
 
 class Noting(layers.Layer):
@@ -45,7 +54,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         train(folder)
         with served(folder) as address:
-            page = f"{address}/?darkMode=false#timeseries"
+            pinned = urllib.parse.quote(json.dumps(CARDS))
+            page = f"{address}/?darkMode=false&smoothing=0&pinnedCards={pinned}#timeseries"
             shot = Path(folder, "shot.png")
             take(browser, page, shot)
             with Image.open(shot) as picture:
@@ -122,6 +132,7 @@ def take(browser, page, path):
                 "--headless=new",
                 "--no-sandbox",
                 "--disable-gpu",
+                "--disable-3d-apis",  # charts that no GPU draws are SVG
                 "--hide-scrollbars",
                 f"--user-data-dir={profile}",
                 f"--window-size={SIZE[0]},{SIZE[1]}",
