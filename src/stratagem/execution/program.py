@@ -66,7 +66,6 @@ class Program:
         self._read_only = [_Place(variable) for variable in trace.read_only]
         self._constants: list[Any] | None = None
         self._summaries = None if trace.summaries is None else StepSummaries(trace, topology)
-        self._plain: Program | None = None
         self.make_plain: Callable[[], Program] | None = None
         self._step = self._compile(many=False)
         self._many: Any = None
@@ -106,11 +105,8 @@ class Program:
 
     def _without_summaries(self) -> Program | None:
         """The program of a call that records nothing, if that is another one."""
-        if self._summaries is None or not self._summaries.decide():
-            return None
-        if self._plain is None and self.make_plain is not None:
-            self._plain = self.make_plain()
-        return self._plain
+        is_plain = self._summaries is not None and self._summaries.decide()
+        return self.make_plain() if is_plain and self.make_plain is not None else None
 
     def _run(self, split: list[Any], shared: list[Any]) -> list[Any]:
         if self._topology.is_absent:
@@ -257,9 +253,9 @@ class Program:
         for place, value in zip(self._written, new_values, strict=True):
             place.store(value)
         self._finish(handed, shared)
-        if summaries is not None:
-            return summaries.end(results, len(split[0]) if function is self._many else None)
-        return results
+        if summaries is None:
+            return results
+        return summaries.end(results, len(split[0]) if function is self._many else None)
 
     def _finish(self, handed: list[Any], shared: list[Any]) -> None:
         """Does what follows from what the replicas hand over, which is nothing here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -146,8 +147,10 @@ def program_of(
     """
     program = _program_of(trace, topology, name, exchange, serves_all=serves_all)
     if trace.summaries is not None:
-        program.make_plain = lambda: _program_of(
-            trace.without_summaries(), topology, name, exchange, serves_all=serves_all
+        program.make_plain = functools.cache(
+            lambda: _program_of(
+                trace.without_summaries(), topology, name, exchange, serves_all=serves_all
+            )
         )
     return program
 

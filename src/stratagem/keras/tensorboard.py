@@ -137,8 +137,9 @@ class TensorBoard(keras.callbacks.Callback):
         self._num_steps = self._iterations()
         # What is known before a call needs no branch in its program; and Keras's own step, of a
         # model of no strategy, does not hold what an optimizer counts.
-        several = self.model.steps_per_execution > 1
-        self._counts_in_step = several and strategy_of(self.model) is not None
+        model: Any = self.model
+        several = model.steps_per_execution > 1
+        self._counts_in_step = several and strategy_of(model) is not None
         step = _NextStep(self._optimizer) if self._counts_in_step else self._num_steps
         self._push_default("train", step)
 

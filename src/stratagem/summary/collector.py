@@ -36,7 +36,7 @@ class _Current(threading.local):
     collector: Collector | None = None
 
 
-_current = _Current()
+_current: _Current = _Current()
 
 
 @dataclasses.dataclass
