@@ -221,6 +221,13 @@ def test_hooks_see_values_of_their_steps(tmp_path, caplog) -> None:
     np.testing.assert_allclose(got, [2 * losses[0], 2 * losses[4]], rtol=1e-4)
 
 
+def test_speed_of_training_is_written(tmp_path) -> None:
+    make(tmp_path, log_step_count_steps=4).train(train_fn(), max_steps=10)
+    points = read_scalars(tmp_path / "model")["global_step/sec"]
+    assert [step for step, _ in points] == [5, 9]
+    assert all(speed > 0 for _, speed in points)
+
+
 def test_loss_that_diverges_ends_training(tmp_path) -> None:
     estimator = make(tmp_path, rate=1e30)
     with pytest.raises(est.NanLossDuringTrainingError, match="became NaN during training"):

@@ -10,6 +10,7 @@ from stratagem.estimator.hooks import (
     CheckpointSaverListener,
     LoggingTensorHook,
     SessionRunHook,
+    StepCounterHook,
 )
 from stratagem.estimator.hooks.checkpoint_saver import check_listeners
 from stratagem.estimator.run_config import RunConfig
@@ -49,6 +50,7 @@ def training_hooks(
     if every_steps is not None and is_chief:
         values = {"loss": "loss", "step": "global_step"}
         own.append(LoggingTensorHook(values, every_n_iter=every_steps))
+        own.append(StepCounterHook(every_steps, output_dir=model_dir))
     savers = [hook for hook in (*own, *of_chief) if isinstance(hook, CheckpointSaverHook)]
     if savers and listeners:
         savers[0].add_listeners(listeners)
