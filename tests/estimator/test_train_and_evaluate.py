@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 import stratagem as sg
+from stratagem.collectives import host
 from stratagem.estimator import (
     CheckpointSaverListener,
     EvalSpec,
@@ -21,6 +23,9 @@ from stratagem.estimator import (
 from stratagem.estimator.checkpoint_evaluation import CheckpointEvaluator, EvaluationListener
 from tests.estimator.fake_estimator import FakeEstimator
 from tests.estimator.hooks.fake_loop import FakeClock
+
+# The package's name of that is the function.
+module = sys.modules[train_and_evaluate.__module__]
 
 
 def train_fn():
@@ -162,11 +167,16 @@ def in_cluster(monkeypatch, task_type: str, index: int, **jobs) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
 
 
+class Group:
+    num_processes = 2
+
+
 @pytest.mark.parametrize(("index", "num_saves"), [(0, 3), (1, 0)])
 def test_workers_in_lockstep_train_and_evaluate_nothing(
     tmp_path, monkeypatch, index, num_saves
 ) -> None:
     in_cluster(monkeypatch, "worker", index, worker=2)
+    monkeypatch.setattr(module, "current_group", Group)
     saves = []
 
     class Listener(CheckpointSaverListener):
@@ -182,12 +192,45 @@ def test_workers_in_lockstep_train_and_evaluate_nothing(
     assert estimator.evaluated == []
 
 
-@pytest.mark.parametrize("task_type", ["chief", "ps"])
-def test_tasks_that_do_not_train_in_lockstep_are_an_error(tmp_path, monkeypatch, task_type) -> None:
-    in_cluster(monkeypatch, task_type, 0, chief=1, ps=1)
+def test_cluster_of_one_trains_and_evaluates_nothing(tmp_path, monkeypatch) -> None:
+    in_cluster(monkeypatch, "chief", 0, chief=1)
     estimator = FakeEstimator(tmp_path)
-    with pytest.raises(NotImplementedError, match="of a cluster whose training has the strategy"):
+    specs = TrainSpec(train_fn, 20), EvalSpec(eval_fn)
+    assert train_and_evaluate(estimator, *specs) == (None, None)
+    assert (estimator.sessions[0].global_step, estimator.evaluated) == (20, [])
+
+
+@pytest.mark.parametrize(
+    ("task_type", "jobs"),
+    [
+        ("chief", {"chief": 1, "ps": 1}),
+        ("ps", {"chief": 1, "ps": 1}),
+        ("worker", {"chief": 1, "worker": 1}),
+    ],
+)
+def test_tasks_that_do_not_train_in_lockstep_are_an_error(
+    tmp_path, monkeypatch, task_type, jobs
+) -> None:
+    in_cluster(monkeypatch, task_type, 0, **jobs)
+    estimator = FakeEstimator(tmp_path)
+    with pytest.raises(NotImplementedError, match="of which 1 train together"):
         train_and_evaluate(estimator, TrainSpec(train_fn, 20), EvalSpec(eval_fn))
+    assert estimator.trained == []
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_processes_that_train_together_evaluate_together(tmp_path, monkeypatch, is_due) -> None:
+    told = []
+
+    def broadcast(own, *, name):
+        told.append(own)
+        return is_due
+
+    monkeypatch.setattr(host, "broadcast_object", broadcast)
+    estimator = FakeEstimator(tmp_path, save_steps=10)
+    train_and_evaluate(estimator, TrainSpec(train_fn, 25), EvalSpec(eval_fn, throttle_secs=3600))
+    assert estimator.evaluated == ([10, 20, 25] if is_due else [25])
+    assert told == ([True, False, False] if is_due else [True, True, True])
 
 
 def test_evaluator_evaluates_what_is_there(tmp_path, monkeypatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stratagem.collectives import host
 from stratagem.estimator.estimator_protocol import EstimatorProtocol
 from stratagem.estimator.hooks import CheckpointSaverListener, SecondOrStepTimer, Session
 from stratagem.estimator.hooks.timers import Clock
@@ -147,7 +148,7 @@ class EvaluationListener(CheckpointSaverListener):
         """
         if self._is_first:  # saved before the first step
             self._is_first = False
-        elif self._timer.should_trigger_for_step(global_step_value):
+        elif self._is_due(global_step_value):
             self._evaluate(global_step_value)
         else:
             _logger.info(
@@ -163,6 +164,11 @@ class EvaluationListener(CheckpointSaverListener):
         """
         if global_step_value != self._timer.last_triggered_step():
             self._evaluate(global_step_value)
+
+    def _is_due(self, step: int) -> bool:
+        """The same on all processes, which evaluate together: by the clock of the first."""
+        own = self._timer.should_trigger_for_step(step)
+        return host.broadcast_object(own, name="whether to evaluate the checkpoint")
 
     def _evaluate(self, step: int) -> None:
         self._timer.update_last_triggered_step(step)

@@ -14,8 +14,8 @@ from stratagem.estimator.checkpoint_evaluation import (
 from stratagem.estimator.estimator_protocol import EstimatorProtocol, check_estimator
 from stratagem.estimator.evaluator_task import run_evaluator
 from stratagem.estimator.train_spec import EvalSpec, TrainSpec
+from stratagem.group import current_group
 from stratagem.messages import explain
-from stratagem.strategies import ParameterServerStrategy
 
 __all__ = ["train_and_evaluate"]
 
@@ -63,7 +63,7 @@ def train_and_evaluate(
     if config.task_type == "evaluator":
         return _results(run_evaluator(estimator, train_spec, eval_spec))
     if config.cluster_spec:
-        _train_in_lockstep(estimator, train_spec)
+        _train_as_task(estimator, train_spec)
         return None, None
     return _train_and_evaluate_here(estimator, train_spec, eval_spec)
 
@@ -77,20 +77,19 @@ def _train_and_evaluate_here(
     return _results(listener.last)
 
 
-def _train_in_lockstep(estimator: EstimatorProtocol, train_spec: TrainSpec) -> None:
+def _train_as_task(estimator: EstimatorProtocol, train_spec: TrainSpec) -> None:
     config = estimator.config
-    strategy = config.train_distribute
-    if (
-        config.task_type == "ps"
-        or strategy is None
-        or isinstance(strategy, ParameterServerStrategy)
-    ):
+    group = current_group()
+    num_together = 1 if group is None else group.num_processes
+    if config.num_ps_replicas or num_together != config.num_worker_replicas:
         raise NotImplementedError(
             explain(
-                f"This process is {config.task_type} {config.task_id} of a cluster whose training "
-                f"has the strategy {strategy!r}.",
-                expected="workers that train in lockstep.",
-                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy()).",
+                f"This process is {config.task_type} {config.task_id} of a cluster, with "
+                f"{config.num_ps_replicas} parameter servers and {config.num_worker_replicas} "
+                f"workers, of which {num_together} train together.",
+                expected="all workers in lockstep, and no parameter servers.",
+                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy()), and leave "
+                '"ps" out of TF_CONFIG.',
             )
         )
     _train(estimator, train_spec, (train_spec.saving_listeners or ()) if config.is_chief else ())
