@@ -134,6 +134,26 @@ def test_dnn_classifier_of_strings_is_that_of_one_device(make, num_replicas, tmp
     assert [row["classes"][0].decode() for row in predicted] == [VOCABULARY[i] for i in said]
 
 
+def train_with_two_optimizers(model, optimizers, labels) -> None:
+    """An epoch of the gradients that JAX computes on one device."""
+    encoded = encoded_by_hand()
+    for optimizer, variables in optimizers:
+        optimizer.build(variables)
+
+    def loss_of(values, rows, start):
+        with keras.StatelessScope(list(zip(model.trainable_variables, values, strict=True))):
+            logits = model(rows)
+        y = labels[start : start + GLOBAL_BATCH, None].astype(np.float32)
+        return keras.ops.mean(keras.ops.binary_crossentropy(y, logits, from_logits=True))
+
+    for start in range(0, COUNT, GLOBAL_BATCH):
+        values = [variable.value for variable in model.trainable_variables]
+        grads = jax.grad(loss_of)(values, rows_of(encoded, start), start)
+        by_id = {id(v): g for v, g in zip(model.trainable_variables, grads, strict=True)}
+        for optimizer, variables in optimizers:
+            optimizer.apply([by_id[id(one)] for one in variables], variables)
+
+
 @of_strategies
 def test_wide_and_deep_has_an_optimizer_for_each_part(make, num_replicas, tmp_path) -> None:
     def combined(**kwargs):
@@ -152,26 +172,14 @@ def test_wide_and_deep_has_an_optimizer_for_each_part(make, num_replicas, tmp_pa
     deep = [one for one in model.trainable_variables if not one.path.startswith("wide")]
     for variable in deep:
         variable.assign(weights[deep_name(variable)])
-    optimizers = [
-        (keras.optimizers.Adagrad(0.001), deep),
-        (keras.optimizers.Ftrl(0.005), wide.trainable_variables),
-    ]
-    for optimizer, variables in optimizers:
-        optimizer.build(variables)
-    encoded = encoded_by_hand()
-
-    def loss_of(values, rows, start):
-        with keras.StatelessScope(list(zip(model.trainable_variables, values, strict=True))):
-            logits = model(rows)
-        y = labels[start : start + GLOBAL_BATCH, None].astype(np.float32)
-        return keras.ops.mean(keras.ops.binary_crossentropy(y, logits, from_logits=True))
-
-    for start in range(0, COUNT, GLOBAL_BATCH):
-        values = [variable.value for variable in model.trainable_variables]
-        grads = jax.grad(loss_of)(values, rows_of(encoded, start), start)
-        by_id = {id(v): g for v, g in zip(model.trainable_variables, grads, strict=True)}
-        for optimizer, variables in optimizers:
-            optimizer.apply([by_id[id(one)] for one in variables], variables)
+    train_with_two_optimizers(
+        model,
+        [
+            (keras.optimizers.Adagrad(0.001), deep),
+            (keras.optimizers.Ftrl(0.005), wide.trainable_variables),
+        ],
+        labels,
+    )
 
     estimator = combined(config=config(make()), model_dir=str(tmp_path))
     data = batches(labels, GLOBAL_BATCH // num_replicas)
@@ -189,7 +197,7 @@ def test_wide_and_deep_has_an_optimizer_for_each_part(make, num_replicas, tmp_pa
         trained["linear/linear_model/bias_weights"], np.asarray(wide.bias), rtol=1e-4, atol=1e-6
     )
 
-    probabilities = 1 / (1 + np.exp(-model.predict(encoded, verbose=0)))
+    probabilities = 1 / (1 + np.exp(-model.predict(encoded_by_hand(), verbose=0)))
     result = estimator.evaluate(data)
     for key, curve in (("auc", "ROC"), ("auc_precision_recall", "PR")):
         metric = keras.metrics.AUC(curve=curve)
@@ -265,6 +273,23 @@ def test_one_batch_of_arrays_and_datasets_are_input_too(tmp_path) -> None:
         lambda mode: sg.input.Dataset((FEATURES, NAMES), batch_size=5 if mode == "eval" else 1)
     )
     assert of_arrays == pytest.approx(of_dataset, rel=1e-5)
+
+
+def test_export_predicts_of_encoded_features_what_the_estimator_predicts(tmp_path) -> None:
+    columns = wide_columns()
+    classifier = sg.estimator.LinearClassifier(
+        columns, n_classes=3, label_vocabulary=VOCABULARY, model_dir=str(tmp_path / "model")
+    )
+    classifier.train(lambda: (FEATURES, NAMES), steps=2)
+    encoded = sg.feature_column.encode_features(FEATURES, columns)
+    receiver_fn = sg.estimator.export.build_raw_serving_input_receiver_fn(encoded)
+    path = classifier.export_saved_model(str(tmp_path / "export"), receiver_fn)
+    served = sg.estimator.load_exported(path)["serving_default"](**encoded)
+    predicted = list(classifier.predict(lambda: FEATURES))
+    np.testing.assert_allclose(
+        served["scores"], [row["probabilities"] for row in predicted], rtol=1e-5
+    )
+    assert np.asarray(served["classes"])[0].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -152,10 +152,24 @@ def numeric_column(
     Source: TF 2.21 feature_column_v2.py, numeric_column.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if normalizer_fn is not None and not callable(normalizer_fn):
+        raise TypeError(
+            explain(
+                f"numeric_column({key!r}) received normalizer_fn={normalizer_fn!r}.",
+                expected="a function of an array.",
+                fix="pass a function such as lambda x: x / 100.0.",
+            )
+        )
+    _check_numbers(key, sizes, dtype)
+    default = _default(key, sizes, default_value)
+    return NumericColumn(key, sizes, default, np.dtype(dtype).name, normalizer_fn)
+
+
+def _check_numbers(key: str, sizes: tuple[int, ...], dtype: str) -> None:
     if any(not isinstance(size, int) or size < 1 for size in sizes):
         raise ValueError(
             explain(
-                f"numeric_column({key!r}) received shape={shape!r}.",
+                f"numeric_column({key!r}) received shape={sizes}.",
                 expected="positive integers.",
                 fix="pass the shape of one example, such as (3,).",
             )
@@ -168,26 +182,21 @@ def numeric_column(
                 fix="leave dtype out.",
             )
         )
-    if normalizer_fn is not None and not callable(normalizer_fn):
-        raise TypeError(
+
+
+def _default(key: str, sizes: tuple[int, ...], given: Any) -> tuple[float, ...] | None:
+    if given is None:
+        return None
+    default = tuple(float(number) for number in np.ravel(given))
+    if len(default) not in (1, math.prod(sizes)):
+        raise ValueError(
             explain(
-                f"numeric_column({key!r}) received normalizer_fn={normalizer_fn!r}.",
-                expected="a function of an array.",
-                fix="pass a function such as lambda x: x / 100.0.",
+                f"numeric_column({key!r}) received default_value={given!r}.",
+                expected=f"one number, or {math.prod(sizes)} for shape {sizes}.",
+                fix="pass one number.",
             )
         )
-    default = None
-    if default_value is not None:
-        default = tuple(float(number) for number in np.ravel(default_value))
-        if len(default) not in (1, math.prod(sizes)):
-            raise ValueError(
-                explain(
-                    f"numeric_column({key!r}) received default_value={default_value!r}.",
-                    expected=f"one number, or {math.prod(sizes)} for shape {sizes}.",
-                    fix="pass one number.",
-                )
-            )
-    return NumericColumn(key, sizes, default, np.dtype(dtype).name, normalizer_fn)
+    return default
 
 
 def bucketized_column(

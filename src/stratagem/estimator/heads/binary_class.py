@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import keras
 
+from stratagem.estimator.export_output import ExportOutput, PredictOutput, RegressionOutput
 from stratagem.estimator.feature_column.numeric import NumericColumn
 from stratagem.estimator.heads.class_head import ClassHead
 from stratagem.estimator.heads.labels import check_range, matching_labels
@@ -149,16 +150,13 @@ class BinaryClassHead(ClassHead):
     def _own_loss(self, labels: Any, logits: Any) -> Any:
         return keras.ops.binary_crossentropy(labels, logits, from_logits=True)
 
-    def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, Any]:
-        classes = {
-            "scores": predictions["probabilities"],
-            "classes": predictions["all_class_ids"],
-        }
+    def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:
+        classes = self._classification(predictions)
         return {
             "serving_default": classes,
             "classification": classes,
-            "regression": {"outputs": predictions["logistic"]},
-            "predict": predictions,
+            "regression": RegressionOutput(predictions["logistic"]),
+            "predict": PredictOutput(predictions),
         }
 
 

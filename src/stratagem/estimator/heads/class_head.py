@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from stratagem.estimator.export_output import ClassificationOutput
 from stratagem.estimator.feature_column.numeric import NumericColumn
 from stratagem.estimator.heads.head import Head
 from stratagem.estimator.heads.labels import check_vocabulary, class_names, label_ids
@@ -49,6 +50,9 @@ class ClassHead(Head):
         """Makes strings (bytes, as TensorFlow's are) of `classes` and `all_classes`."""
         of_names = predictions.keys() & {"classes", "all_classes"}
         return {**predictions, **{key: self._names[predictions[key]] for key in of_names}}
+
+    def _classification(self, predictions: dict[str, Any]) -> ClassificationOutput:
+        return ClassificationOutput(predictions["probabilities"], predictions["all_class_ids"])
 
     def _class_predictions(self, logits: Any, class_logits: Any) -> dict[str, Callable[[], Any]]:
         def class_ids() -> Any:

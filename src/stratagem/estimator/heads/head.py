@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from stratagem.estimator.export_output import ExportOutput
 from stratagem.estimator.feature_column.numeric import NumericColumn, numeric_column
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.spec import EstimatorSpec
@@ -120,7 +121,7 @@ class Head(abc.ABC):
         """Losses of examples, of rank 2."""
 
     @abc.abstractmethod
-    def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, Any]:
+    def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:
         """What an export gives, by signature."""
 
     def decode(self, predictions: dict[str, Any]) -> dict[str, Any]:

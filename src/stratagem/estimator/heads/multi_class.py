@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import keras
 
+from stratagem.estimator.export_output import ExportOutput, PredictOutput
 from stratagem.estimator.feature_column.numeric import NumericColumn
 from stratagem.estimator.heads.binary_class import BinaryClassHead
 from stratagem.estimator.heads.class_head import ClassHead
@@ -124,12 +125,13 @@ class MultiClassHead(ClassHead):
         )
         return losses[..., None]
 
-    def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, Any]:
-        classes = {
-            "scores": predictions["probabilities"],
-            "classes": predictions["all_class_ids"],
+    def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:
+        classes = self._classification(predictions)
+        return {
+            "serving_default": classes,
+            "classification": classes,
+            "predict": PredictOutput(predictions),
         }
-        return {"serving_default": classes, "classification": classes, "predict": predictions}
 
 
 def binary_or_multi_class_head(

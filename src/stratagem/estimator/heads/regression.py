@@ -8,6 +8,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from stratagem.estimator.export_output import ExportOutput, PredictOutput, RegressionOutput
 from stratagem.estimator.feature_column.numeric import NumericColumn
 from stratagem.estimator.heads.head import Head
 from stratagem.estimator.heads.labels import matching_labels
@@ -131,9 +132,13 @@ class RegressionHead(Head):
     def _own_loss(self, labels: Any, logits: Any) -> Any:
         return keras.ops.square(labels - logits)
 
-    def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, Any]:
-        value = {"outputs": predictions["predictions"]}
-        return {"serving_default": value, "regression": value, "predict": predictions}
+    def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:
+        value = RegressionOutput(predictions["predictions"])
+        return {
+            "serving_default": value,
+            "regression": value,
+            "predict": PredictOutput(predictions),
+        }
 
     @property
     def _weights_an_example(self) -> int:
