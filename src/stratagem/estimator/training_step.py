@@ -15,6 +15,7 @@ from stratagem.estimator.train_op import Minimize, as_train_ops
 from stratagem.execution import ReplicaScope, current_scope, value_and_grad
 from stratagem.execution.created_variables import is_uninitialized
 from stratagem.keras.optimizer import build_in_replica
+from stratagem.keras.served_optimizer import share_name
 from stratagem.keras.step_mode import StepMode, step_mode
 from stratagem.messages import explain
 from stratagem.summary.collector import Collector
@@ -30,10 +31,12 @@ class _Plan:
     Args:
         variables: of each update.
         losses: those updates that have one loss and so one gradient.
+        optimizers: of each update. Later calls make others, which are the same to servers.
     """
 
     variables: list[list[Any]]
     losses: list[list[int]]
+    optimizers: list[Any]
 
     def of_loss(self, ops: list[int]) -> list[Any]:
         """The variables of some updates together."""
@@ -70,8 +73,8 @@ class TrainingStep(ModelStep):
             ops = as_train_ops(spec.train_op, spec.loss)
             own = self._trainable(scope)
             variables = [own if op.variables is None else list(op.variables) for op in ops]
-            plans.append(_Plan(variables, _by_loss(ops)))
-            _build(ops, variables, self.strategy)
+            plans.append(_Plan(variables, _by_loss(ops), [op.optimizer for op in ops]))
+            _build(ops, plans[0], self.strategy)
 
         with Collector(), ReplicaScope(outer.get_current_value) as scope:
             self.call(features, labels, plan)
@@ -125,7 +128,7 @@ class TrainingStep(ModelStep):
         def scaled_loss() -> Any:
             def build(spec: EstimatorSpec) -> list[Minimize]:
                 ops = as_train_ops(spec.train_op, spec.loss)
-                _build(ops, plan.variables, self.strategy)
+                _build(ops, plan, self.strategy)
                 return ops
 
             call = self.call(features, labels, build)
@@ -157,12 +160,14 @@ def _by_loss(ops: list[Minimize]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _build(ops: list[Minimize], variables: list[list[Any]], strategy: Any) -> None:
+def _build(ops: list[Minimize], plan: _Plan, strategy: Any) -> None:
     """Makes what the optimizers keep, within the call of the model function that made them."""
-    for op in ops:
+    for op, first in zip(ops, plan.optimizers, strict=True):
         same = [index for index, other in enumerate(ops) if other.optimizer is op.optimizer]
         if not op.optimizer.built:
-            targets = _distinct(variable for index in same for variable in variables[index])
+            if strategy.serves_all:
+                share_name(op.optimizer, first, strategy.serving)
+            targets = _distinct(variable for index in same for variable in plan.variables[index])
             build_in_replica(op.optimizer, targets, strategy)
 
 

@@ -31,4 +31,6 @@ def is_uninitialized(variable: Any) -> bool:
     Returns:
         True if so.
     """
+    if hasattr(variable, "has_value"):  # the value itself may be far away
+        return not variable.has_value
     return getattr(variable, "_value", None) is None

@@ -45,6 +45,7 @@ __all__ = [
     "scalars_of",
     "send",
     "send_gradients",
+    "share_name",
     "take_built",
 ]
 
@@ -53,7 +54,7 @@ _UNDECAYED = "_stratagem_undecayed"
 
 _built: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 _given: weakref.WeakSet[Any] = weakref.WeakSet()
-_num_slots: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+_num_slots: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
@@ -67,13 +68,16 @@ def install() -> None:
             made.slot_of = reference_variable  # of no strategy, too, which may get one
             return made
         serving = reference_variable.serving
-        serving.place(reference_variable)
         kept = kept_name(name_on_servers(self, serving), name or "var")
-        slot = f"{reference_variable.place.name}:{kept}"
         counts = _num_slots.setdefault(self, Counter())
-        counts[slot] += 1
-        number = counts[slot]
-        name_there = slot if number == 1 else f"{slot}_{number}"
+        counts[id(reference_variable), kept] += 1
+        number = counts[id(reference_variable), kept]
+        own_name = kept if number == 1 else f"{kept}_{number}"
+
+        def name_there() -> str:  # a step may have made both, and the variable is placed first
+            serving.place(reference_variable)
+            return f"{reference_variable.place.name}:{own_name}"
+
         with making_slot(name_there), making_slot_of(reference_variable):
             made = original(self, reference_variable, name, *args, **kwargs)
         made.made_for(functools.partial(_give_late, weakref.ref(self)))
@@ -105,6 +109,17 @@ def name_on_servers(optimizer: Any, serving: Any) -> str:
         name = serving.name_optimizer(optimizer)
         object.__setattr__(optimizer, _NAME, name)
     return name
+
+
+def share_name(optimizer: Any, first: Any, serving: Any) -> None:
+    """Lets an optimizer be the same one to servers as another, which has its variables.
+
+    Args:
+        optimizer: not built.
+        first: like it; has to live as long as servers are to keep what they have for both.
+        serving: of the process.
+    """
+    object.__setattr__(optimizer, _NAME, name_on_servers(first, serving))
 
 
 def note_built(optimizer: Any, strategy: Any) -> None:

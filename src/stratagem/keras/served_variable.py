@@ -64,7 +64,7 @@ class _Next(threading.local):
     """What the variable that is created now will be."""
 
     in_process = False
-    slot: str | None = None
+    slot: str | Callable[[], str] | None = None
 
 
 _next: _Next = _Next()
@@ -81,8 +81,12 @@ def kept_in_process() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def making_slot(name: str) -> Generator[None]:
-    """The variable that is created in a `with` block is what servers keep by that name."""
+def making_slot(name: str | Callable[[], str]) -> Generator[None]:
+    """The variable that is created in a `with` block is what servers keep by that name.
+
+    Args:
+        name: the name; or a function that returns it when the variable is initialised.
+    """
     _next.slot, previous = name, _next.slot
     try:
         yield
@@ -125,7 +129,7 @@ class ServedVariable(DistributedVariable):
 
     place: Any = None
     held: Any = None
-    _slot: str | None = None
+    _slot: str | Callable[[], str] | None = None
     _give: Callable[[], None] | None = None
 
     def __init__(
@@ -230,7 +234,7 @@ class ServedVariable(DistributedVariable):
     def _initialize_with_initializer(self, initializer: Any) -> None:
         shape: Any = self._shape
         if self._slot is not None:
-            self.place = Stored(self._slot)
+            self.place = Stored(self._slot() if callable(self._slot) else self._slot)
             return
         check_explicit_device(self.path, self._home)
         num_bytes = math.prod(shape) * np.dtype(jnp.dtype(self._dtype)).itemsize

@@ -44,6 +44,7 @@ _LOOK_AT_HEAD_S = 1.0
 _REFUSED_S = 3.0
 _TERMINATION_S = 10.0
 _TAIL_BYTES = 3000
+_RAY_FOLDER = "/tmp/ray"
 # What `ray start` prints when the machine is a node.
 _STARTED = b"Ray runtime started."
 
@@ -300,6 +301,8 @@ def join_as_node(
     wait_for_answer(head_address, resource_of_task(task_type, task_index), limit_s)
     options = [
         f"--address={head_address}",
+        # Of its own: tasks that share a machine would take the same names for their sockets.
+        f"--temp-dir={_RAY_FOLDER}/{task_type}-{task_index}-{os.getpid()}",
         *_options(host, {resource_of_task(task_type, task_index): 1}),
     ]
     while (lines := _failed_start(node := RayNode(options, head_address), deadline_s)) is not None:
