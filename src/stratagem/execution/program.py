@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -135,8 +135,8 @@ class Program:
         if self._ids is None:
             self._ids = IdsProgram(self.trace, self._topology, self._name)
         pools = {
-            "read_only": [functools.partial(self._value, one.variable) for one in self._read_only],
-            "written": [functools.partial(self._value, one.variable) for one in self._written],
+            "read_only": [partial(self._value, variable) for variable in self.trace.read_only],
+            "written": [partial(self._value, variable) for variable in self.trace.written],
             "split": split,
             "shared": shared,
             "constant": self.trace.constants,
@@ -219,8 +219,8 @@ class Program:
         shared: list[Any],
         rows: Sequence[Any] = (),
     ) -> list[Any]:
-        written = [self._value(place.variable) for place in self._written]
-        read_only = [self._value(place.variable) for place in self._read_only]
+        written = [*map(self._value, self.trace.written)]
+        read_only = [*map(self._value, self.trace.read_only)]
         shared = [self._everywhere(value) for value in shared]
         if self._constants is None:
             with jax.ensure_compile_time_eval():  # they outlive a jax.jit around this call
@@ -285,11 +285,8 @@ class Program:
         if not value.committed:
             return value
         devices = self._topology.all_devices
-        return (
-            value
-            if devices is None or value.sharding.device_set == set(devices)
-            else self._topology.replicate(value)
-        )
+        is_there = devices is None or value.sharding.device_set == set(devices)
+        return value if is_there else self._topology.replicate(value)
 
     def _compile(self, *, many: bool) -> Any:
         function = self._many_steps if many else self._one_step
