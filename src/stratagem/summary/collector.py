@@ -32,11 +32,7 @@ __all__ = [
 ]
 
 
-class _Current(threading.local):
-    collector: Collector | None = None
-
-
-_current: _Current = _Current()
+_current = threading.local()
 
 
 @dataclasses.dataclass
@@ -63,7 +59,7 @@ def infers_shapes() -> bool:
 
 def current_collector() -> Collector | None:
     """Returns the innermost collector of this thread; None outside of every step."""
-    return _current.collector
+    return getattr(_current, "collector", None)
 
 
 def is_tracing() -> bool:
@@ -126,7 +122,7 @@ class Collector:
         self.values: list[Mapping[str, Any]] = []
 
     def __enter__(self) -> Collector:
-        self._outer = _current.collector
+        self._outer = current_collector()
         if self._records is None:
             self._records = True if self._outer is None else self._outer.records
             self.settings = current_settings() if self._outer is None else self._outer.settings
