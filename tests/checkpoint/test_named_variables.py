@@ -1,0 +1,50 @@
+"""Dicts of variables in checkpoints: their names say which is which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+
+
+def variables(**values: Any) -> dict[str, Any]:
+    return {
+        name.replace("__", "/"): keras.Variable(np.asarray(value, "float32"), name="v")
+        for name, value in values.items()
+    }
+
+
+def test_values_are_found_by_name_in_any_order_and_some_may_be_left_out(tmp_path) -> None:
+    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        saved = variables(a__kernel=[1.0, 2.0], a__bias=3.0, b=4.0)
+    path = sg.train.Checkpoint(model=saved).write(tmp_path / "ckpt")
+    some = variables(b=0.0, a__kernel=[0.0, 0.0])
+    sg.train.Checkpoint(model=some).read(path)
+    assert {name: one.value.tolist() for name, one in some.items()} == {
+        "b": 4.0,
+        "a/kernel": [1.0, 2.0],
+    }
+
+
+def test_names_that_were_not_saved_are_refused_and_nothing_is_changed(tmp_path) -> None:
+    path = sg.train.Checkpoint(model=variables(a=1.0, b=2.0)).write(tmp_path / "ckpt")
+    other = variables(a=0.0, c=0.0)  # as many, which for a layer would do
+    with pytest.raises(ValueError, match="c only here, b only there"):
+        sg.train.Checkpoint(model=other).read(path)
+    assert float(other["a"].value) == 0.0
+
+
+def test_another_shape_is_refused(tmp_path) -> None:
+    path = sg.train.Checkpoint(model=variables(a=1.0)).write(tmp_path / "ckpt")
+    with pytest.raises(ValueError, match=r"model/a has shape \(2,\) here and \(\) in"):
+        sg.train.Checkpoint(model=variables(a=[1.0, 2.0])).read(path)
+
+
+def test_other_things_in_a_dict_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"model\['a'\]=3 cannot be saved") as caught:
+        sg.train.Checkpoint(model={"a": 3})
+    assert "a dict from names to Keras variables" in str(caught.value)
