@@ -8,14 +8,12 @@ from __future__ import annotations
 import sys
 
 import jax
-
-jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
-
 import numpy as np
 
 import stratagem as sg
 from tests.estimator.model_functions import dense_classifier, examples, weights_of
 
+jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 X, Y = examples(38)
 GLOBAL_BATCH = 8
 
@@ -39,7 +37,7 @@ def main(num_devices: int, model_dir: str, folder: str) -> None:
         for start in range(0, len(X), GLOBAL_BATCH):
             rows = slice(start, min(start + GLOBAL_BATCH, len(X)))
             x, y = X[rows], Y[rows]
-            for place in range(0, num_devices):
+            for place in range(num_devices):
                 replica = slice((index * num_devices + place) * size, None)
                 if len(x[replica][:size]):
                     yield x[replica][:size], y[replica][:size]
