@@ -201,3 +201,54 @@ def test_two_optimizers_update_from_the_same_weights(num_replicas, tmp_path) -> 
             trained = estimator.get_variable_value(f"{name}/{part}")
             np.testing.assert_allclose(trained, value, atol=1e-5)
     assert estimator.get_variable_value("global_step") == 3
+
+
+def table_of_words(features, labels, mode, params):
+    """A table that is large enough for its gradient to be rows, and an optimizer that scales."""
+    normal = keras.initializers.RandomNormal(seed=1)
+    rows = keras.layers.Embedding(20_000, 8, embeddings_initializer=normal)(features)
+    outputs = keras.layers.Dense(1, kernel_initializer=normal)(keras.ops.mean(rows, axis=1))
+    loss = keras.ops.mean((outputs[:, 0] - labels) ** 2)
+    optimizer = keras.optimizers.Adagrad(0.1)
+    if params["scales"]:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    return sg.estimator.EstimatorSpec(mode, loss=loss, train_op=optimizer)
+
+
+@pytest.mark.parametrize("scales", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_tables_are_trained_wherever_they_are_kept(scales, tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 20_000, (32, 4)).astype("int32")
+    labels = rng.normal(size=32).astype("float32")
+    strategies = {
+        "alone": None,
+        "mirrored": sg.MirroredStrategy(["cpu:0", "cpu:1"]),
+        "central": sg.CentralStorageStrategy(["cpu:0", "cpu:1"]),
+        "sharded": sg.HybridStrategy(["cpu:0", "cpu:1"], placement={"embeddings": "sharded"}),
+    }
+    tables = {}
+    for name, strategy in strategies.items():
+        config = sg.estimator.RunConfig(train_distribute=strategy, save_summary_steps=None)
+        estimator = sg.estimator.Estimator(
+            table_of_words, tmp_path / name, config, params={"scales": scales}
+        )
+        batch_size = GLOBAL_BATCH if strategy is None else GLOBAL_BATCH // 2
+        estimator.train(dataset_of(ids, labels, batch_size))
+        tables[name] = estimator.get_variable_value("embedding/embeddings")
+
+    model = keras.Sequential(
+        [
+            keras.layers.Embedding(
+                20_000, 8, embeddings_initializer=keras.initializers.RandomNormal(seed=1)
+            ),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(1, kernel_initializer=keras.initializers.RandomNormal(seed=1)),
+        ]
+    )
+    model.compile(keras.optimizers.Adagrad(0.1), "mse")
+    for i in range(0, 32, GLOBAL_BATCH):
+        model.train_on_batch(ids[i : i + GLOBAL_BATCH], labels[i : i + GLOBAL_BATCH])
+    expected = np.asarray(model.layers[0].embeddings.value)
+    assert len(np.unique(ids)) > 100
+    for name, table in tables.items():
+        np.testing.assert_allclose(table, expected, atol=1e-5, err_msg=name)
