@@ -227,6 +227,8 @@ def _kinds(batch: HostBatch) -> Any:
 
 
 def _concatenate(arrays: list[Any]) -> Any:
+    if len(arrays) == 1:
+        return arrays[0]
     if any(isinstance(array, jax.Array) for array in arrays):
         return jnp.concatenate(arrays)
     return np.concatenate(arrays)
