@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -180,6 +181,41 @@ def test_other_tasks_are_no_coordinators() -> None:
 def test_program_that_is_none_of_the_workers_is_told(jobs, task) -> None:
     with pytest.raises(ValueError, match=r"independent=True in task .* of a cluster with"):
         ClusterPlan.independent(sg.ClusterSpec(jobs), task)
+
+
+@pytest.mark.parametrize(
+    ("independent", "task"),
+    [
+        (True, ("ps", 0)),
+        (True, ("evaluator", 0)),
+        (False, ("ps", 0)),
+        (False, ("worker", 1)),
+        (False, ("evaluator", 0)),
+    ],
+    ids=str,
+)
+def test_tasks_that_do_not_train_make_a_strategy_that_starts_nothing(
+    monkeypatch, independent: bool, task: tuple[str, int]
+) -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+    told = {"cluster": cluster, "task": {"type": task[0], "index": task[1]}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+    with sg.ParameterServerStrategy(independent=independent) as strategy:
+        assert repr(task) in repr(strategy)
+        with pytest.raises(RuntimeError, match=f"used in {task[0]} {task[1]}, which does not"):
+            strategy.run(print)
+        with (
+            pytest.raises(RuntimeError, match="used in"),
+            strategy.scope(),
+        ):
+            pass
+
+
+def test_server_that_is_not_in_the_cluster_is_refused(monkeypatch) -> None:
+    told = {"cluster": {"chief": ["a:1"], "ps": ["d:1"]}, "task": {"type": "ps", "index": 3}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+    with pytest.raises(ValueError, match="ps"):
+        sg.ParameterServerStrategy(independent=True)
 
 
 def test_chief_is_one_of_the_independent_workers() -> None:

@@ -21,6 +21,7 @@ from stratagem.estimator import (
     train_and_evaluate,
 )
 from stratagem.estimator.checkpoint_evaluation import CheckpointEvaluator, EvaluationListener
+from stratagem.estimator.strategy_choice import close_made
 from tests.estimator.fake_estimator import FakeEstimator
 from tests.estimator.hooks.fake_loop import FakeClock
 
@@ -201,21 +202,41 @@ def test_cluster_of_one_trains_and_evaluates_nothing(tmp_path, monkeypatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("task_type", "jobs"),
+    ("strategy", "words"),
     [
-        ("chief", {"chief": 1, "ps": 1}),
-        ("ps", {"chief": 1, "ps": 1}),
-        ("worker", {"chief": 1, "worker": 1}),
+        (None, "2 tasks of .* are to train, without a strategy"),
+        (lambda: sg.OneDeviceStrategy("cpu:0"), "of 2 workers, of which 1 train together"),
     ],
 )
-def test_tasks_that_do_not_train_in_lockstep_are_an_error(
-    tmp_path, monkeypatch, task_type, jobs
+def test_workers_that_nothing_brings_together_are_an_error(
+    tmp_path, monkeypatch, strategy, words
 ) -> None:
-    in_cluster(monkeypatch, task_type, 0, **jobs)
-    estimator = FakeEstimator(tmp_path)
-    with pytest.raises(NotImplementedError, match="of which 1 train together"):
+    in_cluster(monkeypatch, "worker", 0, chief=1, worker=1)
+    estimator = FakeEstimator(tmp_path, config=RunConfig(train_distribute=strategy))
+    with pytest.raises(ValueError, match=words):
         train_and_evaluate(estimator, TrainSpec(train_fn, 20), EvalSpec(eval_fn))
     assert estimator.trained == []
+
+
+@pytest.mark.parametrize(
+    ("task_type", "strategy"), [("ps", None), ("worker", sg.ParameterServerStrategy)]
+)
+def test_tasks_that_serve_a_training_wait_for_its_end(
+    tmp_path, monkeypatch, task_type, strategy
+) -> None:
+    class Server:
+        num_joined = 0
+
+        def join(self) -> None:
+            Server.num_joined += 1
+
+    in_cluster(monkeypatch, task_type, 0, chief=1, ps=1, worker=1)
+    monkeypatch.setattr(module, "run_standard_server", Server)
+    estimator = FakeEstimator(tmp_path, config=RunConfig(train_distribute=strategy))
+    specs = TrainSpec(train_fn, 20), EvalSpec(eval_fn)
+    assert train_and_evaluate(estimator, *specs) == (None, None)
+    assert (Server.num_joined, estimator.trained) == (1, [])
+    close_made()
 
 
 @pytest.mark.parametrize("is_due", [True, False])

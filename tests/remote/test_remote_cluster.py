@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,8 @@ def test_value_that_cannot_be_sent_is_told(fake_head) -> None:
 
 def test_other_python_is_told(fake_head, monkeypatch) -> None:
     class Other(RemoteCluster):
-        def _run(self, package: Any, command: Any, python: str = "") -> Any:
-            return super()._run(package, command, "3.7")
+        def _run(self, package: Any, plan: Any) -> Any:
+            return super()._run(package, dataclasses.replace(plan, python="3.7"))
 
     with pytest.raises(RuntimeError, match="has not come to its end") as raised:
         Other(fake_head.url).run(len, ("ab",))
@@ -132,6 +133,8 @@ def test_what_cannot_be_sent_is_named() -> None:
 
     with pytest.raises(TypeError, match=r"Variable 'lock' of .* cannot be sent to the cluster"):
         cluster.run(closing)
+    with pytest.raises(TypeError, match=r"Variable 'lock' of Argument 0\.hooks\[1\] of .*lock"):
+        cluster.run(print, (types.SimpleNamespace(hooks=[len, closing]),))
     with pytest.raises(TypeError, match=r"Argument 1 of .* cannot be sent to the cluster"):
         cluster.run(divmod, (1, lock))
     with pytest.raises(TypeError, match=r"Argument 'b' of .* cannot be sent to the cluster"):

@@ -51,6 +51,7 @@ class SharedCluster(Closing):
         self._spec, self._task = plan.spec, plan.task
         self._worker = id_in_cluster(plan.spec, *plan.task)
         self._is_leader = plan.task == leader_of(plan.spec)
+        self._num_trainings = 0
         self._ray: Any = None  # loaded when it is known whether the cluster has a token
         self._closing: contextlib.ExitStack | None = None
         with contextlib.ExitStack() as stack:
@@ -95,6 +96,43 @@ class SharedCluster(Closing):
                 fix="leave independent=True out where one process is to coordinate the others.",
             )
         )
+
+    def next_training(self) -> int:
+        """Returns the number of the training that this program comes to now, from 1."""
+        self._num_trainings += 1
+        return self._num_trainings
+
+    def begin(self, number: int) -> None:
+        """Tells the others that the variables of a training have their values. Call in the leader.
+
+        Args:
+            number: of the training.
+        """
+        self._asked("begin", number)
+
+    def wait_for_begin(self, number: int, limit_s: float) -> None:
+        """Waits until the leader has called `begin`.
+
+        Args:
+            number: of the training.
+            limit_s: how long.
+
+        Raises:
+            DeadlineExceededError: it did not in time.
+        """
+        deadline_s = time.monotonic() + limit_s
+        while self._asked("num_begun") < number:
+            if time.monotonic() > deadline_s:
+                raise DeadlineExceededError(
+                    explain(
+                        f"The leader, {leader_of(self._spec)}, has not begun training {number} "
+                        f"within {limit_s:g} s.",
+                        expected="a leader that runs the same program.",
+                        fix="look at what the leader prints; RunConfig(session_creation_timeout_"
+                        "secs=...) changes the limit.",
+                    )
+                )
+            threading.Event().wait(_POLL_S)
 
     def close(self) -> None:
         """Leaves the cluster; the leader waits for the others, and ends the servers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import jax
@@ -13,16 +13,15 @@ from stratagem.estimator.host_parts import HostParts
 from stratagem.estimator.model_function import arguments_of
 from stratagem.messages import explain
 
-__all__ = ["ModelBatches"]
+__all__ = ["InputFunction", "ModelBatches", "features_and_labels", "require_batch"]
 
 
-class ModelBatches:
-    """Iterates once over what an input function returns, distributed over replicas.
+class InputFunction:
+    """An input function with its arguments, as a function that makes a dataset. It can be sent.
 
     Args:
         input_fn: returns a dataset of batches of one replica, `(features, labels)` or `features`;
             or one such batch.
-        strategy: whose replicas take the batches in turn.
         mode: one of `ModeKeys`, for an `input_fn` that takes it.
         params: likewise.
         config: likewise.
@@ -36,7 +35,6 @@ class ModelBatches:
     def __init__(
         self,
         input_fn: Any,
-        strategy: Any,
         mode: str,
         params: Any,
         config: Any,
@@ -53,24 +51,42 @@ class ModelBatches:
                 )
             )
         told = {"mode": mode, "params": params, "config": config}
-        given = {name: told[name] for name in arguments_of(input_fn) if name in told}
-        takes_context = "input_context" in arguments_of(input_fn)
+        arguments = arguments_of(input_fn)
+        self._input_fn = input_fn
+        self._given = {name: told[name] for name in arguments if name in told}
+        self._takes_context = "input_context" in arguments
+        self._host_parts, self._mode = host_parts, mode
+        self._repeats = repeats
 
-        def dataset(context: Any) -> Any:
-            extra = {"input_context": context} if takes_context else {}
-            call: Callable[..., Any] = input_fn
-            made = host_parts.encoded(call(**given, **extra), mode)
-            return _one_batch(made, repeats=repeats) if _is_batch(made) else made
+    def __call__(self, context: Any) -> Any:
+        """Returns the dataset.
 
+        Args:
+            context: the `InputContext`, for an `input_fn` that takes it.
+        """
+        extra = {"input_context": context} if self._takes_context else {}
+        made = self._host_parts.encoded(self._input_fn(**self._given, **extra), self._mode)
+        return _one_batch(made, repeats=self._repeats) if _is_batch(made) else made
+
+
+class ModelBatches:
+    """Iterates once over what an input function returns, distributed over replicas.
+
+    Args:
+        input_fn: the input function, with its arguments.
+        strategy: whose replicas take the batches in turn.
+    """
+
+    def __init__(self, input_fn: InputFunction, strategy: Any) -> None:
         with strategy.scope():
-            distributed = strategy.distribute_datasets_from_function(dataset)
+            distributed = strategy.distribute_datasets_from_function(input_fn)
             self._iterator: Iterator[Any] = iter(distributed)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return self
 
     def __next__(self) -> tuple[Any, Any]:
-        return _features_and_labels(next(self._iterator))
+        return features_and_labels(next(self._iterator))
 
     def first(self) -> tuple[Any, Any]:
         """Returns the first batch, from which the shapes of everything follow.
@@ -78,17 +94,15 @@ class ModelBatches:
         Raises:
             ValueError: there is none.
         """
-        batch = next(self, None)
-        if batch is None:
-            raise ValueError(
-                explain(
-                    "input_fn gives no batch.",
-                    expected="a dataset of at least one batch.",
-                    fix="check what the dataset reads: files may be missing, or all batches short "
-                    "ones that are dropped.",
-                )
-            )
-        return batch
+        return require_batch(next(self, None))
+
+    def after(self, first: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
+        """Returns an iterator over all batches.
+
+        Args:
+            first: what `first` has returned.
+        """
+        return itertools.chain([first], self)
 
     def close(self) -> None:
         """Ends reading ahead."""
@@ -107,7 +121,36 @@ def _one_batch(batch: Any, *, repeats: bool) -> Generator[Any]:
     yield from itertools.repeat(batch) if repeats else (batch,)
 
 
-def _features_and_labels(batch: Any) -> tuple[Any, Any]:
+def require_batch(batch: Any) -> Any:
+    """Returns the first batch of a dataset.
+
+    Args:
+        batch: the batch; None where there is none.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if batch is None:
+        raise ValueError(
+            explain(
+                "input_fn gives no batch.",
+                expected="a dataset of at least one batch.",
+                fix="check what the dataset reads: files may be missing, or all batches short "
+                "ones that are dropped.",
+            )
+        )
+    return batch
+
+
+def features_and_labels(batch: Any) -> tuple[Any, Any]:
+    """Returns the two parts of a batch; None for labels where there are none.
+
+    Args:
+        batch: `(features, labels)`, or features.
+
+    Raises:
+        ValueError: a tuple of other parts.
+    """
     if not isinstance(batch, tuple | list):
         return batch, None
     if len(batch) != 2:

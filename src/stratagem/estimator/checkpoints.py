@@ -76,10 +76,16 @@ class ModelCheckpoints:
             checkpoint_name=CHECKPOINT_NAME,
             step_counter=self._store.global_step,
         )
-        path = manager.save(check_interval=False)
+        with self._store.at_one_moment():
+            path = manager.save(check_interval=False)
         assert path is not None
         self._values = (path, len(self._store.named))
         return path
+
+    @property
+    def latest(self) -> str | None:
+        """The path of the newest checkpoint in the folder; None where there is none."""
+        return latest_checkpoint(self._folder)
 
     def restore(self, path: str) -> None:
         """Gives all variables their values in a checkpoint, unless they have them.

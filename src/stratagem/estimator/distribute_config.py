@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stratagem.cluster import ClusterSpec, normalize_cluster_spec
@@ -18,8 +18,9 @@ class DistributeConfig:
     """The strategies of training and of evaluation, and the cluster of a standalone client.
 
     Args:
-        train_distribute: the strategy of training; None for one device.
-        eval_distribute: the strategy of evaluation; None for one device.
+        train_distribute: the strategy of training, or a function without arguments that makes it,
+            such as its class; None for one device.
+        eval_distribute: likewise of evaluation.
         remote_cluster: the servers that this program uses as their client, without being a task of
             the cluster itself: a `ClusterSpec`, or a dict as it takes.
 
@@ -36,8 +37,8 @@ class DistributeConfig:
     Source: TF 2.21 distribute_config.py, DistributeConfig.
     """
 
-    train_distribute: Strategy | None = None
-    eval_distribute: Strategy | None = None
+    train_distribute: Strategy | Callable[[], Strategy] | None = None
+    eval_distribute: Strategy | Callable[[], Strategy] | None = None
     remote_cluster: ClusterSpec | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class DistributeConfig:
 
 
 def check_strategy(name: str, strategy: object) -> None:
-    """Raises unless an argument is a strategy, or None.
+    """Raises unless an argument is a strategy, a function, or None.
 
     Args:
         name: the argument.
@@ -58,11 +59,11 @@ def check_strategy(name: str, strategy: object) -> None:
     Raises:
         TypeError: another type.
     """
-    if strategy is not None and not isinstance(strategy, Strategy):
+    if strategy is not None and not isinstance(strategy, Strategy) and not callable(strategy):
         raise TypeError(
             explain(
                 f"{name}={strategy!r} is of type {type(strategy).__name__}.",
-                expected="a strategy, or None for one device.",
+                expected="a strategy, a function that makes one, or None for one device.",
                 fix=f"pass {name}=sg.MirroredStrategy(), for example.",
             )
         )

@@ -15,7 +15,7 @@ import numpy as np
 
 from stratagem.checkpoint.together import done_by_first, is_first
 from stratagem.estimator import training
-from stratagem.estimator.batches import ModelBatches
+from stratagem.estimator.batches import InputFunction, ModelBatches
 from stratagem.estimator.checkpoints import latest_checkpoint, read_names, read_variable
 from stratagem.estimator.estimator_arguments import (
     as_hooks,
@@ -42,6 +42,8 @@ from stratagem.estimator.prediction import batches_of, check_keys, examples_of
 from stratagem.estimator.run_config import RunConfig
 from stratagem.estimator.session import HookedLoop, ModelSession
 from stratagem.estimator.spec import EstimatorSpec
+from stratagem.estimator.standalone_client import remote_cluster_of, run_remotely
+from stratagem.estimator.strategy_choice import close_made, made_strategy, strategy_of_training
 from stratagem.estimator.training_hooks import training_hooks
 from stratagem.estimator.training_summaries import TrainingSummaries, write_results
 from stratagem.estimator.warm_start import as_warm_start, warm_start
@@ -118,6 +120,14 @@ class Estimator:
         self._warm_start = as_warm_start(warm_start_from)
         self._host_parts = HostParts()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs of it: it has variables of its own."""
+        return {name: value for name, value in vars(self).items() if name != "_models"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._models = PlacedModels(self._function, self._model_dir, self._config)
+
     @property
     def model_dir(self) -> str:
         """The folder of checkpoints and summaries."""
@@ -177,22 +187,30 @@ class Estimator:
         check_steps("max_steps", max_steps)
         last_step = last_step_of(steps, max_steps)
         hooks = as_hooks(hooks)
+        if remote_cluster_of(self._config) is not None:
+            run_remotely(self, _train_there, (input_fn, hooks, steps, max_steps, saving_listeners))
+            return self
+        strategy = strategy_of_training(self._config)  # joins a cluster before JAX is used
         latest = self.latest_checkpoint()
         if latest is not None and max_steps is not None and self._step_of(latest) >= max_steps:
+            self._models.skip_training(strategy)
             return self
         self._set_seed()
-        model = self._models.under(self._config.train_distribute)
-        batches = self._batches(input_fn, model, ModeKeys.TRAIN, repeats=True)
+        model = self._models.under(strategy)
+        batches = model.part.batches(self._input(input_fn, ModeKeys.TRAIN, repeats=True))
         training.train(
             model,
             batches,
             model_dir=self._model_dir,
             initialize=lambda: self._initialize(model, self.latest_checkpoint()),
             make_hooks=lambda spec: training_hooks(
-                spec, hooks, self._config, saving_listeners, self._model_dir
+                spec, hooks, self._config, saving_listeners, self._model_dir, model.part
             ),
             last_step=last_step,
-            summaries=TrainingSummaries(self._model_dir, self._config.save_summary_steps),
+            wait_limit_s=self._config.session_creation_timeout_secs,
+            summaries=TrainingSummaries(
+                self._model_dir, self._config.save_summary_steps if model.part.saves else None
+            ),
         )
         return self
 
@@ -226,8 +244,9 @@ class Estimator:
         loop_hooks = as_hooks(hooks)
         path = self._checkpoint_to_use(checkpoint_path)
         self._set_seed()
-        model = self._models.under(self._config.eval_distribute)
-        batches = self._batches(input_fn, model, ModeKeys.EVAL, repeats=steps is not None)
+        model = self._models.under(made_strategy(self._config.eval_distribute))
+        source = self._input(input_fn, ModeKeys.EVAL, repeats=steps is not None)
+        batches = ModelBatches(source, model.strategy)
         step = model.evaluation
         with contextlib.closing(batches):
             first = batches.first()
@@ -288,7 +307,8 @@ class Estimator:
         path = self._checkpoint_to_use(checkpoint_path)
         self._set_seed()
         model = self._models.under(None)
-        batches = self._batches(input_fn, model, ModeKeys.PREDICT, repeats=False)
+        source = self._input(input_fn, ModeKeys.PREDICT, repeats=False)
+        batches = ModelBatches(source, model.strategy)
         step = model.prediction
         with contextlib.closing(batches):
             first = batches.first()
@@ -397,17 +417,9 @@ class Estimator:
         """
         return read_variable(self._trained(self.latest_checkpoint()), name)
 
-    def _batches(
-        self, input_fn: Callable[..., Any], model: PlacedModel, mode: str, *, repeats: bool
-    ) -> ModelBatches:
-        return ModelBatches(
-            input_fn,
-            model.strategy,
-            mode,
-            self.params,
-            self._config,
-            self._host_parts,
-            repeats=repeats,
+    def _input(self, input_fn: Callable[..., Any], mode: str, *, repeats: bool) -> InputFunction:
+        return InputFunction(
+            input_fn, mode, self.params, self._config, self._host_parts, repeats=repeats
         )
 
     def _initialize(self, model: PlacedModel, path: str | None) -> bool:
@@ -440,3 +452,17 @@ class Estimator:
     def _set_seed(self) -> None:
         if self._config.tf_random_seed is not None:
             keras.utils.set_random_seed(self._config.tf_random_seed)
+
+
+def _train_there(
+    estimator: Estimator,
+    input_fn: Any,
+    hooks: Any,
+    steps: int | None,
+    max_steps: int | None,
+    saving_listeners: Any,
+) -> None:
+    """What a client has the tasks of its cluster do."""
+    if estimator.config.task_type != "evaluator":
+        estimator.train(input_fn, hooks, steps, max_steps, saving_listeners)
+        close_made()

@@ -68,6 +68,10 @@ class ModelStep:
         self.strategy = strategy
         self.spec: EstimatorSpec | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker needs of it: no values of a trace."""
+        return {**vars(self), "spec": None}
+
     def step(self, features: Any, labels: Any) -> Any:
         """The replica function.
 

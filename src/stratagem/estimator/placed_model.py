@@ -5,10 +5,12 @@ from __future__ import annotations
 import jax
 
 from stratagem.estimator.checkpoints import ModelCheckpoints
+from stratagem.estimator.coordinated_training import Coordinated
 from stratagem.estimator.evaluation import EvaluationStep
 from stratagem.estimator.model_function import ModelFunction
 from stratagem.estimator.prediction import PredictionStep
 from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.training_part import OwnProgram, TrainingPart
 from stratagem.estimator.training_step import TrainingStep
 from stratagem.estimator.variable_store import VariableStore
 from stratagem.strategies import OneDeviceStrategy
@@ -33,6 +35,7 @@ class PlacedModel:
         self.strategy = strategy
         store = VariableStore(strategy)
         self.store = store
+        self.part = _part_of_training(strategy)
         self.checkpoints = ModelCheckpoints(store, model_dir, config)
         self.training = TrainingStep(function, store, strategy)
         self.evaluation = EvaluationStep(function, store, strategy)
@@ -69,8 +72,24 @@ class PlacedModels:
             )
         return self._models[strategy]
 
+    @staticmethod
+    def skip_training(strategy: Strategy | None) -> None:
+        """Notes that a training has nothing to do, for those that would wait for it.
+
+        Args:
+            strategy: of the training.
+        """
+        if strategy is not None:
+            _part_of_training(strategy).skip()
+
     def _on_default_device(self) -> Strategy:
         if self._one_device is None:
             device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
             self._one_device = OneDeviceStrategy(device or jax.local_devices()[0])
         return self._one_device
+
+
+def _part_of_training(strategy: Strategy) -> TrainingPart:
+    if not strategy.serves_all:
+        return TrainingPart(strategy)
+    return Coordinated(strategy) if strategy.schedules else OwnProgram(strategy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 import os
 from collections.abc import Callable, Mapping
@@ -53,10 +54,12 @@ class RunConfig:
         keep_checkpoint_max: how many checkpoints to keep; None or 0 for all.
         keep_checkpoint_every_n_hours: of those that are not kept otherwise, one in so many hours.
         log_step_count_steps: steps between two lines about the loss and the speed; None for none.
-        train_distribute: the strategy of training; None for one device.
+        train_distribute: the strategy of training, or a function without arguments that makes it in
+            the tasks that train, such as its class. None for one device; in a cluster with
+            parameter servers for `ParameterServerStrategy(independent=True)`.
         device_fn: None; the strategy decides where variables are.
         protocol: None, "grpc" or "grpc+verbs": kept, and not used.
-        eval_distribute: the strategy of evaluation; None for one device.
+        eval_distribute: the strategy of evaluation, or a function likewise; None for one device.
         experimental_distribute: both strategies, and the cluster of a standalone client.
         experimental_max_worker_delay_secs: the longest time that a worker waits before it starts;
             None for 60.
@@ -85,10 +88,10 @@ class RunConfig:
     keep_checkpoint_max: int | None = 5
     keep_checkpoint_every_n_hours: float = 10000
     log_step_count_steps: int | None = 100
-    train_distribute: Strategy | None = None
+    train_distribute: Strategy | Callable[[], Strategy] | None = None
     device_fn: Callable[..., Any] | None = None
     protocol: str | None = None
-    eval_distribute: Strategy | None = None
+    eval_distribute: Strategy | Callable[[], Strategy] | None = None
     experimental_distribute: DistributeConfig | None = None
     experimental_max_worker_delay_secs: int | None = None
     session_creation_timeout_secs: float = 7200
@@ -208,6 +211,17 @@ class RunConfig:
                 )
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A process that it is sent to makes strategies of its own, and reads its `TF_CONFIG`.
+
+        It is a task of the cluster that this one may be a client of.
+        """
+        settings = {field.name: getattr(self, field.name) for field in _settings_of(self)}
+        makers = {name: _maker(settings[name]) for name in ("train_distribute", "eval_distribute")}
+        both = None if self.experimental_distribute is None else DistributeConfig()
+        settings |= {**makers, "experimental_distribute": both}
+        return functools.partial(type(self), **settings), ()
+
     def replace(self, **changes: Any) -> RunConfig:
         """Returns a config with other settings.
 
@@ -227,7 +241,7 @@ class RunConfig:
         Example:
             >>> sg.estimator.RunConfig().replace(save_checkpoints_steps=10).save_checkpoints_secs
         """
-        settings = [field.name for field in dataclasses.fields(self) if field.init]
+        settings = [field.name for field in _settings_of(self)]
         unknown = sorted(set(changes) - set(settings))
         if unknown:
             raise ValueError(
@@ -297,3 +311,13 @@ class RunConfig:
     def service(self) -> Mapping[str, Any] | None:
         """What stands under `service` in `TF_CONFIG`."""
         return self._task.service
+
+
+def _settings_of(config: RunConfig) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(config) if field.init]
+
+
+def _maker(given: Any) -> Any:
+    """What makes the same strategy elsewhere."""
+    is_made = isinstance(given, Strategy) and given.can_be_made_again
+    return given.made_again() if is_made else given

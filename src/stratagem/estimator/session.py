@@ -10,7 +10,6 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.checkpoint.together import is_first
 from stratagem.estimator.checkpoints import ModelCheckpoints
 from stratagem.estimator.hooks import (
     SessionRunArgs,
@@ -20,6 +19,7 @@ from stratagem.estimator.hooks import (
 )
 from stratagem.estimator.model_step import ModelStep, hooks_of
 from stratagem.estimator.spec import EstimatorSpec
+from stratagem.estimator.training_part import TrainingPart
 from stratagem.estimator.variable_store import GLOBAL_STEP
 from stratagem.messages import explain
 
@@ -35,6 +35,7 @@ class ModelSession:
         checkpoints: of the step's variables.
         model_dir: the folder of checkpoints and summaries.
         summary_writer: of that folder; None off the chief.
+        part: of this process, of the training; None for what each process does by itself.
     """
 
     def __init__(
@@ -44,12 +45,13 @@ class ModelSession:
         checkpoints: ModelCheckpoints,
         model_dir: str,
         summary_writer: Any = None,
+        part: TrainingPart | None = None,
     ) -> None:
         self.mode = step.mode
         self.model_dir = model_dir
-        self.is_chief = is_first()
-        topology = step.strategy.topology
-        self.num_workers = topology.num_replicas // topology.num_local_replicas
+        self._part = TrainingPart(step.strategy) if part is None else part
+        self.is_chief = self._part.is_chief
+        self.num_workers = self._part.num_workers
         self._step = step
         self._spec = spec
         self._checkpoints = checkpoints
@@ -80,15 +82,19 @@ class ModelSession:
             num_trained: steps of training that it was.
         """
         self._values = values
-        self._global_step += num_trained
+        if num_trained and self._part.counts_all:
+            self.read_global_step()
+        else:
+            self._global_step += num_trained
 
     def save_checkpoint(self) -> str:
         """Saves what was trained. Call on every process.
 
         Returns:
-            The path of the checkpoint.
+            The path of the checkpoint; of the latest one where another process saves by itself, ""
+            before the first.
         """
-        return self._checkpoints.save()
+        return self._checkpoints.save() if self._part.saves else self._checkpoints.latest or ""
 
     def run(self, fetches: Any) -> Any:
         """Returns values of the last finished step, and waits for it if it has not ended.

@@ -13,9 +13,14 @@ from stratagem.estimator.checkpoint_evaluation import (
 )
 from stratagem.estimator.estimator_protocol import EstimatorProtocol, check_estimator
 from stratagem.estimator.evaluator_task import run_evaluator
+from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.standalone_client import remote_cluster_of, run_remotely
+from stratagem.estimator.strategy_choice import close_made, strategy_of_training
 from stratagem.estimator.train_spec import EvalSpec, TrainSpec
 from stratagem.group import current_group
 from stratagem.messages import explain
+from stratagem.remote import run_standard_server
+from stratagem.strategies import ServedStrategy
 
 __all__ = ["train_and_evaluate"]
 
@@ -31,8 +36,10 @@ def train_and_evaluate(
 
     By itself a process trains, evaluates after a checkpoint, not more often than
     `eval_spec.throttle_secs`, and evaluates the last one. How often checkpoints are written is the
-    `RunConfig`'s. In a cluster that `TF_CONFIG` describes, chief and workers train, and the
-    evaluator evaluates what they save; without an evaluator nothing is evaluated.
+    `RunConfig`'s. In a cluster that `TF_CONFIG` describes, chief and workers train, parameter
+    servers serve until the training has ended, and the evaluator evaluates what is saved until
+    `max_steps`; without an evaluator nothing is evaluated. With
+    `DistributeConfig(remote_cluster=...)` all of that happens on the cluster.
 
     Args:
         estimator: the Estimator; all tasks share its folder.
@@ -46,7 +53,7 @@ def train_and_evaluate(
     Raises:
         TypeError: another type of any argument.
         DeadlineExceededError: an evaluator got no checkpoint in time.
-        NotImplementedError: tasks of a cluster that do not train in lockstep.
+        ValueError: several workers, and nothing by which they train one model.
 
     Example::
 
@@ -59,13 +66,40 @@ def train_and_evaluate(
     check_estimator(estimator)
     _check_spec("train_spec", train_spec, TrainSpec)
     _check_spec("eval_spec", eval_spec, EvalSpec)
-    config = estimator.config
-    if config.task_type == "evaluator":
+    if remote_cluster_of(estimator.config) is not None:
+        return run_remotely(estimator, _train_and_evaluate_there, (train_spec, eval_spec))
+    task_type = estimator.config.task_type
+    if task_type == "evaluator":
         return _results(run_evaluator(estimator, train_spec, eval_spec))
-    if config.cluster_spec:
-        _train_as_task(estimator, train_spec)
+    if task_type == "ps":
+        run_standard_server().join()
+        return None, None
+    if estimator.config.cluster_spec:
+        _play_part_in_cluster(estimator, train_spec)
         return None, None
     return _train_and_evaluate_here(estimator, train_spec, eval_spec)
+
+
+def _train_and_evaluate_there(
+    estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> _Results:
+    """What a client has each task do. A coordinator is the only one that has the program."""
+    if estimator.config.num_ps_replicas:
+        return _train_and_evaluate_here(estimator, train_spec, eval_spec)
+    return train_and_evaluate(estimator, train_spec, eval_spec)
+
+
+def _play_part_in_cluster(estimator: EstimatorProtocol, train_spec: TrainSpec) -> None:
+    """Trains, or serves where another task coordinates the training."""
+    strategy = strategy_of_training(estimator.config)
+    if isinstance(strategy, ServedStrategy) and strategy.absent_task is not None:
+        run_standard_server().join()
+        return
+    if not isinstance(strategy, ServedStrategy):
+        _require_lockstep(estimator.config)
+    is_chief = estimator.config.is_chief
+    _train(estimator, train_spec, (train_spec.saving_listeners or ()) if is_chief else ())
+    close_made()  # the parameter servers end with their leader, when all others have finished
 
 
 def _train_and_evaluate_here(
@@ -77,22 +111,18 @@ def _train_and_evaluate_here(
     return _results(listener.last)
 
 
-def _train_as_task(estimator: EstimatorProtocol, train_spec: TrainSpec) -> None:
-    config = estimator.config
+def _require_lockstep(config: RunConfig) -> None:
     group = current_group()
     num_together = 1 if group is None else group.num_processes
-    if config.num_ps_replicas or num_together != config.num_worker_replicas:
-        raise NotImplementedError(
+    if num_together != config.num_worker_replicas:
+        raise ValueError(
             explain(
-                f"This process is {config.task_type} {config.task_id} of a cluster, with "
-                f"{config.num_ps_replicas} parameter servers and {config.num_worker_replicas} "
-                f"workers, of which {num_together} train together.",
-                expected="all workers in lockstep, and no parameter servers.",
-                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy()), and leave "
-                '"ps" out of TF_CONFIG.',
+                f"This process is {config.task_type} {config.task_id} of a cluster of "
+                f"{config.num_worker_replicas} workers, of which {num_together} train together.",
+                expected="a strategy of all of them.",
+                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy).",
             )
         )
-    _train(estimator, train_spec, (train_spec.saving_listeners or ()) if config.is_chief else ())
 
 
 def _train(estimator: EstimatorProtocol, spec: TrainSpec, listeners: Sequence[Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stratagem.checkpoint.together import is_first
 from stratagem.estimator.hooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
@@ -15,6 +14,7 @@ from stratagem.estimator.hooks import (
 from stratagem.estimator.hooks.checkpoint_saver import check_listeners
 from stratagem.estimator.run_config import RunConfig
 from stratagem.estimator.spec import EstimatorSpec
+from stratagem.estimator.training_part import TrainingPart
 from stratagem.messages import explain
 
 __all__ = ["training_hooks"]
@@ -26,6 +26,7 @@ def training_hooks(
     config: RunConfig,
     saving_listeners: Sequence[CheckpointSaverListener] | None,
     model_dir: str,
+    part: TrainingPart,
 ) -> list[SessionRunHook]:
     """Returns all hooks of a training on this process: what saves first, and last what others made.
 
@@ -35,6 +36,7 @@ def training_hooks(
         config: says when to save and to log.
         saving_listeners: told of each checkpoint.
         model_dir: the folder of the checkpoints.
+        part: of this process, of the training.
 
     Raises:
         TypeError: a listener of another type.
@@ -43,7 +45,7 @@ def training_hooks(
     Source: tensorflow/estimator estimator.py, _train_with_estimator_spec.
     """
     listeners = check_listeners("saving_listeners", saving_listeners)
-    is_chief = is_first()
+    is_chief = part.is_chief
     own = [*hooks, *(spec.training_hooks or ())]
     of_chief = list(spec.training_chief_hooks or ()) if is_chief else []
     every_steps = config.log_step_count_steps
@@ -54,7 +56,7 @@ def training_hooks(
     savers = [hook for hook in (*own, *of_chief) if isinstance(hook, CheckpointSaverHook)]
     if savers and listeners:
         savers[0].add_listeners(listeners)
-    if not savers:
+    if not savers and part.saves:
         savers = _savers(spec, config, listeners, model_dir)
         return [*savers, *of_chief, *own]
     return [*of_chief, *own]

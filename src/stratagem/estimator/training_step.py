@@ -15,7 +15,7 @@ from stratagem.estimator.train_op import Minimize, as_train_ops
 from stratagem.execution import ReplicaScope, current_scope, value_and_grad
 from stratagem.execution.created_variables import is_uninitialized
 from stratagem.keras.optimizer import build_in_replica
-from stratagem.keras.served_optimizer import share_name
+from stratagem.keras.served_optimizer import give_to_servers, share_name
 from stratagem.keras.step_mode import StepMode, step_mode
 from stratagem.messages import explain
 from stratagem.summary.collector import Collector
@@ -53,6 +53,16 @@ class TrainingStep(ModelStep):
 
     mode = ModeKeys.TRAIN
     _plan: _Plan | None = None
+
+    def prepare(self, batch: tuple[Any, Any]) -> EstimatorSpec:
+        """Traces the step; servers get what they are to hold."""
+        spec = super().prepare(batch)
+        if self.strategy.serves_all:
+            assert self._plan is not None
+            self.strategy.serving.place(self.store.global_step)
+            for optimizer in self._plan.optimizers:
+                give_to_servers(optimizer)
+        return spec
 
     def step(self, features: Any, labels: Any) -> Any:
         """Makes one update, and returns what hooks may fetch."""
@@ -114,7 +124,7 @@ class TrainingStep(ModelStep):
             if not pairs:
                 raise _no_gradients(op, plan.variables[index])
             op.optimizer.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
-        self.store.global_step.assign(self.store.global_step + 1)
+        self.store.global_step.assign_add(1)  # steps of others count, too
         values = reported(values)
         summary.scalar("loss", values["loss"])
         return values

@@ -44,6 +44,7 @@ class VariableStore:
         self._modes: dict[str, _Mode] = {}
         self._named: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
+        self._strategy = strategy
         with strategy.scope(), variables_from(None):
             self.global_step = Variable(0, trainable=False, name=GLOBAL_STEP, dtype="int32")
         self._named[GLOBAL_STEP] = self.global_step
@@ -69,6 +70,12 @@ class VariableStore:
         finally:
             _current.reset(token)
         source.end()
+
+    def at_one_moment(self) -> contextlib.AbstractContextManager[None]:
+        """Lets reads of variables in a `with` block agree, while others train on their servers."""
+        if not self._strategy.serves_all:
+            return contextlib.nullcontext()
+        return self._strategy.serving.caching_reads()
 
     def is_complete(self, mode: str) -> bool:
         """Tells whether the variables of a mode are known.

@@ -27,6 +27,7 @@ class JobPlan:
         head: the address of Ray; "" for what Ray says.
         url: at which the head takes jobs, as seen from itself; "" for what Ray says.
         lease_s: how long the job goes on without its client; None for ever.
+        answers: the task whose answer is the job's, unless another one fails; None for the first.
         python: the version that a pickled function needs, such as "3.11"; "" for any.
     """
 
@@ -37,6 +38,7 @@ class JobPlan:
     head: str = ""
     url: str = ""
     lease_s: float | None = None
+    answers: tuple[str, int] | None = None
     python: str = ""
 
     def to_json(self) -> str:
@@ -53,6 +55,7 @@ class JobPlan:
         content: dict[str, Any] = json.loads(text)
         content["command"] = tuple(content["command"])
         content["tasks"] = tuple((kind, index) for kind, index in content["tasks"])
+        content["answers"] = tuple(content["answers"]) if content["answers"] else None
         return cls(**content)
 
     def variables(self) -> dict[str, str]:

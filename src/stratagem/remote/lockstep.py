@@ -52,7 +52,7 @@ def run_in_lockstep(
 
     Returns:
         The exit code of the task that failed first, or 0; and the answer of that task, or of the
-        first task of all.
+        one that the plan names, or of the first task of all.
     """
     ray = load_ray()
     ray.init(address=plan.head or None, logging_level="error", log_to_driver=False)
@@ -60,7 +60,7 @@ def run_in_lockstep(
         tasks.start(plan)
         frames.write("started", "")
         failed = tasks.follow(frames, is_over)
-        chosen = failed or tasks.all[0]
+        chosen = failed or tasks.named(plan.answers)
         return (failed.code or _FAILED) if failed else 0, tasks.answer_of(chosen)
 
 
@@ -125,6 +125,10 @@ class _Tasks:
                 if task.code is None:
                     task.asked = task.actor.next.remote(_POLL_S)
         return None
+
+    def named(self, name: tuple[str, int] | None) -> _Task:
+        """Returns the task of a type and index; the first one for None."""
+        return next(one for one in self.all if name in (None, (one.kind, one.index)))
 
     def answer_of(self, task: _Task) -> bytes:
         """Returns what a task has written as its answer."""

@@ -1,4 +1,4 @@
-"""Where workers with programs of their own learn of their servers: an actor of Ray.
+"""Where workers with programs of their own learn of their servers and of each other: an actor.
 
 Ray loads this module in the actor's process, so nothing here loads JAX.
 """
@@ -12,7 +12,7 @@ NAMESPACE = "stratagem"
 
 
 class Meeting:
-    """Knows the servers, and who uses them.
+    """Knows the servers, who uses them, and how far the leader is.
 
     Args:
         keys: of the cluster, pickled.
@@ -23,6 +23,7 @@ class Meeting:
         self._keys = keys
         self._addresses = addresses
         self._present: dict[int, str] = {}  # the node of each worker
+        self._num_begun = 0
 
     def enter(self, worker: int, node: str) -> tuple[bytes, list[str]]:
         """Notes that a worker is there.
@@ -48,6 +49,18 @@ class Meeting:
     def present(self) -> dict[int, str]:
         """Returns the workers that have not finished, and the node of each."""
         return self._present
+
+    def begin(self, number: int) -> None:
+        """Notes that the leader has made the variables of a training, and given them values.
+
+        Args:
+            number: of the training, from 1.
+        """
+        self._num_begun = max(self._num_begun, number)
+
+    def num_begun(self) -> int:
+        """Returns how many trainings the leader has begun."""
+        return self._num_begun
 
     def move(self, server: int, address: str) -> None:
         """Notes where a server is now.

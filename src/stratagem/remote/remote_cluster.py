@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import getpass
-import inspect
 import secrets
 import shlex
 import signal
@@ -32,7 +31,7 @@ from stratagem.remote.jobs import Jobs
 from stratagem.remote.leader import leader_of, tasks_of
 from stratagem.remote.lease import Lease
 from stratagem.remote.local_code import Package, local_modules, pack
-from stratagem.remote.pickling import CALL, dump, load_pickled
+from stratagem.remote.pickling import CALL, dump, find_culprit, load_pickled, outside_of
 from stratagem.remote.ray_nodes import resource_of_task
 
 __all__ = ["RemoteArguments", "RemoteCluster"]
@@ -113,6 +112,8 @@ class RemoteCluster:
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
+        *,
+        answer_of: tuple[str, int] | None = None,
     ) -> Any:
         """Calls a function on the cluster; what it prints appears here.
 
@@ -122,22 +123,27 @@ class RemoteCluster:
             fn: the function.
             args: its arguments.
             kwargs: its keyword arguments.
+            answer_of: type and index of the task whose result to return, where several call it;
+                None for the first.
 
         Returns:
-            What it returns; where several tasks call it, what the first of them returns.
+            What it returns.
 
         Raises:
             Exception: what it raises; the cause holds the traceback there.
             TypeError: something that cannot be sent, there or back.
             RuntimeError: it did not end by an exception.
-            ValueError: the modules are larger than `STRATAGEM_UPLOAD_LIMIT_BYTES`.
+            ValueError: the modules are larger than `STRATAGEM_UPLOAD_LIMIT_BYTES`, or no such task
+                calls it.
             DeadlineExceededError: servers are missing.
             UnavailableError: the cluster was lost. PermissionError: it wants another token.
         """
+        self._check_task(answer_of)
         call = _pickled(fn, args, dict(kwargs or {}))
         package = pack(None, local_modules(), more={CALL: call}, excludes=self._excludes)
         python = ".".join(map(str, sys.version_info[:2]))
-        ended, nonce = self._run(package, _FUNCTION, python)
+        plan = dataclasses.replace(self._plan(_FUNCTION), python=python, answers=answer_of)
+        ended, nonce = self._run(package, plan)
         if not ended.answer:
             raise RuntimeError(
                 explain(
@@ -175,11 +181,21 @@ class RemoteCluster:
         folder = path.parents[module.count(".")] if module else path.parent
         command = ("-m", module, *args) if module else (path.name, *args)
         package = pack(folder, local_modules(), excludes=self._excludes)
-        return self._run(package, command)[0].code
+        return self._run(package, self._plan(command))[0].code
 
-    def _run(self, package: Package, command: Sequence[str], python: str = "") -> tuple[Ended, str]:
+    def _check_task(self, task: tuple[str, int] | None) -> None:
+        known = self._plan(()).tasks
+        if task is not None and task not in known:
+            raise ValueError(
+                explain(
+                    f"answer_of={task!r} is none of the tasks that call the function: {known}.",
+                    expected="type and index of one of them, or None.",
+                    fix="leave answer_of out.",
+                )
+            )
+
+    def _run(self, package: Package, plan: JobPlan) -> tuple[Ended, str]:
         self._wait_for_servers()
-        plan = dataclasses.replace(self._plan(command), python=python)
         if not self._jobs.has_package(package.name):
             self._jobs.upload(package.name, package.content)
         if self._spec is not None:
@@ -342,16 +358,8 @@ def _culprit(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     """Names what of a call cannot be pickled."""
     parts = {f"Argument {place}": value for place, value in enumerate(args)}
     parts |= {f"Argument {name!r}": value for name, value in kwargs.items()}
-    with contextlib.suppress(TypeError, ValueError):
-        outside = inspect.getclosurevars(fn)
-        parts |= {f"Variable {name!r}": value for name, value in outside.nonlocals.items()}
-        parts |= {f"Variable {name!r}": value for name, value in outside.globals.items()}
-    for name, value in parts.items():
-        try:
-            dump(value)
-        except Exception:  # noqa: BLE001 - a reduction may raise anything
-            return f"{name} of {fn!r}, {value!r},"
-    return f"{fn!r}"
+    found = find_culprit(parts | outside_of(fn))
+    return f"{fn!r}" if found is None else f"{found[0]} of {fn!r}, {found[1]!r},"
 
 
 def _unsendable_error(fn: Callable[..., Any], lines: Sequence[str]) -> RuntimeError:

@@ -11,6 +11,7 @@ from stratagem.strategies.coordinator_options import CoordinatorOptions, checked
 from stratagem.strategies.served_cluster import (
     ClusterPlan,
     checked_resolver,
+    is_absent,
     make_cluster,
     update_mode,
 )
@@ -28,6 +29,9 @@ class ParameterServerStrategy(ServedStrategy):
     The process that makes it is the coordinator: Keras's `fit` deals batches out to the workers,
     and `sg.coordinator.ClusterCoordinator` schedules functions of your own. Ray starts the
     processes and starts them again when they die. Without a cluster they run on this machine.
+
+    One program may run as every task of a cluster that has a chief: in tasks that do not train, the
+    strategy starts nothing, and training under it is an error.
 
     Args:
         cluster_resolver: tells the cluster; None for that of `TF_CONFIG`, or else this machine.
@@ -49,8 +53,8 @@ class ParameterServerStrategy(ServedStrategy):
         options: limits, from `sg.coordinator.options`; None for its defaults.
 
     Raises:
-        ValueError: a cluster without servers or workers, numbers that make no sense, or a task that
-            is not the coordinator. TypeError: an argument of another type.
+        ValueError: a cluster without servers or workers, numbers that make no sense, or without a
+            chief a task that is not the coordinator. TypeError: an argument of another type.
         ImportError: Ray, pyzmq or cloudpickle is not installed.
         DeadlineExceededError: not all tasks of the cluster came in time.
 
@@ -82,8 +86,13 @@ class ParameterServerStrategy(ServedStrategy):
         resolver = checked_resolver(cluster_resolver)
         refuse_to_plan("A ParameterServerStrategy")
         spec = resolver.cluster_spec()
+        self._resolver = resolver
+        own_task = (resolver.task_type, resolver.task_id)
+        if is_absent(spec, own_task, independent=independent):
+            self.begin_absent(own_task)
+            return
         if independent:
-            plan = ClusterPlan.independent(spec, (resolver.task_type, resolver.task_id))
+            plan = ClusterPlan.independent(spec, own_task)
         elif spec:
             plan = ClusterPlan.of(spec, resolver.task_type)
         else:
@@ -96,7 +105,6 @@ class ParameterServerStrategy(ServedStrategy):
             backup_workers=backup_workers,
             max_staleness=max_staleness,
         )
-        self._resolver = resolver
         cluster = make_cluster(plan)
         if plan.task is None:
             self.begin(cluster, variable_partitioner, mode, limits)

@@ -14,6 +14,7 @@ from stratagem.cluster import (
     id_in_cluster,
     worker_count,
 )
+from stratagem.cluster.roles import check_task, task_count
 from stratagem.messages import explain
 from stratagem.servers import ClusterKeys, UpdateMode
 
@@ -22,6 +23,7 @@ __all__ = [
     "ClusterPlan",
     "Processes",
     "checked_resolver",
+    "is_absent",
     "make_cluster",
     "set_cluster_maker",
     "update_mode",
@@ -281,6 +283,27 @@ def checked_resolver(resolver: Any) -> ClusterResolver:
             )
         )
     return resolver or TFConfigClusterResolver()
+
+
+def is_absent(spec: ClusterSpec, task: tuple[str | None, int | None], *, independent: bool) -> bool:
+    """Tells whether a task takes no part in a training, though its program is that of all tasks.
+
+    Args:
+        spec: the cluster; None of its tasks trains where it has no servers.
+        task: type and index of this process.
+        independent: whether workers train by themselves, and not as a coordinator tells them.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    task_type, index = task
+    is_cluster = bool(spec) and task_count(spec, "ps") > 0 and index is not None
+    has_chief = is_cluster and task_count(spec, "chief") > 0
+    others = ("ps", "evaluator") if independent else ("ps", "evaluator", "worker")
+    is_other = is_cluster and (independent or has_chief) and task_type in others
+    if is_other and (task_type != "evaluator" or "evaluator" in spec.jobs):
+        check_task(spec, task_type, index)
+    return is_other
 
 
 def set_cluster_maker(make: Callable[[ClusterPlan], Cluster]) -> None:

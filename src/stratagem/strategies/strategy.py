@@ -23,6 +23,7 @@ from stratagem.strategies.automatic import AutomaticOps
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
 from stratagem.strategies.logical_devices import LogicalDevices
+from stratagem.strategies.made_by_call import MadeByCall
 from stratagem.topology import Topology, planned_topology
 from stratagem.values import PerReplica, regroup
 from stratagem.values.distributed import DistributedValues
@@ -31,7 +32,7 @@ from stratagem.variables import KeepingPolicy, VariableRegistry, agree_on_initia
 __all__ = ["Strategy"]
 
 
-class Strategy(LogicalDevices):
+class Strategy(MadeByCall, LogicalDevices):
     """Decides how training is spread over devices.
 
     A strategy has a topology (which devices), a variable policy, an execution and cross-device ops;
@@ -88,8 +89,7 @@ class Strategy(LogicalDevices):
         raise RuntimeError(
             explain(
                 f"{self} was given to copy.copy.",
-                expected="copy.deepcopy: a shallow copy would share its variables with the "
-                "original.",
+                expected="copy.deepcopy: a shallow copy would share the original's variables.",
                 fix="use copy.deepcopy for a new strategy on the same devices, or itself.",
             )
         )
