@@ -96,9 +96,11 @@ def test_max_steps_are_those_of_all_workers_and_no_more(tmp_path) -> None:
 
 
 def test_input_without_batches_is_told(tmp_path) -> None:
-    with local_strategy(1) as strategy:
-        with pytest.raises(ValueError, match="input_fn gives no batch"):
-            estimator_of(tmp_path, strategy).train(list)
+    with (
+        local_strategy(1) as strategy,
+        pytest.raises(ValueError, match="input_fn gives no batch"),
+    ):
+        estimator_of(tmp_path, strategy).train(list)
 
 
 def test_error_of_a_step_is_raised_here(tmp_path) -> None:
@@ -106,6 +108,5 @@ def test_error_of_a_step_is_raised_here(tmp_path) -> None:
         yield X[:8], Y[:8]
         raise LookupError("no such file")
 
-    with local_strategy(1) as strategy:
-        with pytest.raises(LookupError, match="no such file"):
-            estimator_of(tmp_path, strategy).train(broken)
+    with local_strategy(1) as strategy, pytest.raises(LookupError, match="no such file"):
+        estimator_of(tmp_path, strategy).train(broken)

@@ -81,9 +81,9 @@ def test_cluster_with_servers_trains_on_them_where_nobody_asks_for_more(monkeypa
     assert strategy.absent_task == ("ps", 0)
 
 
-def test_workers_without_anything_in_common_are_refused(monkeypatch) -> None:
+def test_workers_that_share_nothing_are_refused(monkeypatch) -> None:
     in_cluster(monkeypatch, "chief", chief=1, worker=2)
-    with pytest.raises(ValueError, match="3 tasks of .* are to train, without a strategy"):
+    with pytest.raises(ValueError, match=r"3 tasks of .* are to train, without a strategy"):
         strategy_of_training(sg.estimator.RunConfig())
 
 

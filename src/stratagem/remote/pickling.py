@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from stratagem.optional_libraries import load
 
@@ -81,6 +81,7 @@ def _parts_of(name: str, value: Any) -> dict[str, Any]:
         return {f"{name}[{key!r}]": one for key, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return {f"{name}[{place}]": one for place, one in enumerate(value)}
-    state = value.__getstate__() if hasattr(value, "__dict__") else None
-    is_state = isinstance(state, Mapping) and not inspect.ismodule(value)
-    return {f"{name}.{part}": one for part, one in state.items()} if is_state else {}
+    state: Any = value.__getstate__() if hasattr(value, "__dict__") else None
+    if not isinstance(state, dict) or inspect.ismodule(value):
+        return {}
+    return {f"{name}.{part}": one for part, one in cast("dict[str, Any]", state).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from stratagem.messages import explain
@@ -17,14 +17,14 @@ from stratagem.strategies.served_cluster import Cluster
 from stratagem.strategies.served_steps import ServedSteps
 from stratagem.strategies.served_worker import begin_on_worker, connected
 from stratagem.strategies.serving import Serving
-from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.some_tasks import OfSomeTasks
 from stratagem.topology import Topology, local_devices
 from stratagem.topology.devices import DeviceLike
 
 __all__ = ["ServedStrategy"]
 
 
-class ServedStrategy(Strategy, Closing):
+class ServedStrategy(OfSomeTasks, Closing):
     """A strategy whose variables are on parameter servers.
 
     Made by one of its class methods, or as a `ParameterServerStrategy`.
@@ -32,16 +32,13 @@ class ServedStrategy(Strategy, Closing):
     `serving` reads and changes variables; `coordinator` is the `ClusterCoordinator`, once there is
     one; `limits` are the options of both, in the coordinator.
     `place` is which of how many workers with programs of their own this is.
-    `absent_task` is type and index of this process where it takes no part in the training.
     """
 
     serves_all = True
     limits: CoordinatorOptions
     place: tuple[int, int] = (0, 1)
-    absent_task: tuple[str | None, int | None] | None = None
     cluster: Cluster
     serving: Serving
-    coordinator: Any
     _connections: Connections | None = None
 
     @classmethod
@@ -72,7 +69,7 @@ class ServedStrategy(Strategy, Closing):
             options: limits; None for the defaults.
         """
         self.limits = options or CoordinatorOptions()
-        Strategy.__init__(self, Topology(local_devices()[:1]))
+        super().__init__(Topology(local_devices()[:1]))
         self.cluster = cluster
         self.schedules = True
         self.coordinator: Any = None
@@ -84,16 +81,6 @@ class ServedStrategy(Strategy, Closing):
             client, placer, mode, has_journals=cluster.has_journals, is_coordinator=True
         )
         self.exchange = ServedSteps(self.serving, 1)
-
-    def begin_absent(self, task: tuple[str | None, int | None]) -> None:
-        """Takes no part in the cluster: nothing is started.
-
-        Args:
-            task: type and index of this process.
-        """
-        Strategy.__init__(self, Topology(local_devices()[:1]))
-        self.absent_task = task
-        self.coordinator = None
 
     @classmethod
     def of_worker(
@@ -131,20 +118,6 @@ class ServedStrategy(Strategy, Closing):
             )
         )
 
-    @contextlib.contextmanager
-    def scope(self) -> Generator[Strategy]:
-        """Makes this strategy current, as `Strategy.scope` says.
-
-        Yields:
-            The strategy.
-
-        Raises:
-            RuntimeError: in a task that does not train.
-        """
-        self._require_present()
-        with super().scope():
-            yield self
-
     def run(
         self,
         fn: Callable[..., Any],
@@ -153,7 +126,7 @@ class ServedStrategy(Strategy, Closing):
         options: RunOptions | None = None,
     ) -> Any:
         """Calls a function once a replica; see `Strategy.run`. Warns in the coordinator."""
-        self._require_present()
+        self.require_present()
         if self.schedules:
             warnings.warn(
                 explain(
@@ -165,20 +138,6 @@ class ServedStrategy(Strategy, Closing):
                 stacklevel=2,
             )
         return super().run(fn, args, kwargs, options)
-
-    def _require_present(self) -> None:
-        if self.absent_task is None:
-            return
-        task_type, index = self.absent_task
-        raise RuntimeError(
-            explain(
-                f"A {type(self).__name__} was used in {task_type} {index}, which does not train.",
-                expected="the tasks that train, and sg.estimator.train_and_evaluate, which knows "
-                "what to do in each task.",
-                fix="call sg.run_standard_server().join() in tasks that serve; in the evaluator "
-                "build the model without this strategy.",
-            )
-        )
 
     def close(self) -> None:
         """Ends the workers and the servers, with all that they hold."""
