@@ -36,6 +36,7 @@ from stratagem.estimator.hooks import (
 )
 from stratagem.estimator.inputs import numpy_input_fn, pandas_input_fn
 from stratagem.estimator.mode_keys import ModeKeys
+from stratagem.estimator.model_to_estimator import model_to_estimator
 from stratagem.estimator.named_values import identity
 from stratagem.estimator.premade import (
     DNNClassifier,
@@ -109,6 +110,7 @@ __all__ = [
     "load_exported",
     "make_early_stopping_hook",
     "minimize",
+    "model_to_estimator",
     "numpy_input_fn",
     "pandas_input_fn",
     "read_eval_metrics",

@@ -35,7 +35,7 @@ from stratagem.estimator.exporting import (
 from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.host_parts import HostParts
 from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.model_function import ModelFunction
+from stratagem.estimator.model_function import ModelFunction, StartingValues
 from stratagem.estimator.model_step import hooks_of
 from stratagem.estimator.placed_model import PlacedModel, PlacedModels
 from stratagem.estimator.prediction import batches_of, check_keys, examples_of
@@ -254,7 +254,7 @@ class Estimator:
             session = ModelSession(step, spec, model.checkpoints, self._model_dir)
             loop = HookedLoop(session, [*loop_hooks, *hooks_of(spec, ModeKeys.EVAL)])
             loop.begin()
-            self._initialize(model, path)
+            self._start(model, path, session, spec)
             session.read_global_step()
             step.reset()
             loop.create_session()
@@ -317,7 +317,7 @@ class Estimator:
             session = ModelSession(step, spec, model.checkpoints, self._model_dir)
             loop = HookedLoop(session, [*loop_hooks, *hooks_of(spec, ModeKeys.PREDICT)])
             loop.begin()
-            self._initialize(model, path)
+            self._start(model, path, session, spec)
             session.read_global_step()
             loop.create_session()
             for features, _ in itertools.chain([first], batches):
@@ -376,8 +376,9 @@ class Estimator:
         path = self._checkpoint_to_use(checkpoint_path)
         receiver = check_receiver(serving_input_receiver_fn)
         model = self._models.under(None)
-        make_variables(model.prediction, receiver)
-        self._initialize(model, path)
+        spec = make_variables(model.prediction, receiver)
+        session = ModelSession(model.prediction, spec, model.checkpoints, self._model_dir)
+        self._start(model, path, session, spec)
         return write_export(
             os.fspath(export_dir_base),
             model.prediction,
@@ -430,10 +431,19 @@ class Estimator:
             warm_start(model.store, self._warm_start)
         return path is not None
 
+    def _start(
+        self, model: PlacedModel, path: str | None, session: ModelSession, spec: EstimatorSpec
+    ) -> None:
+        """Gives variables that are not trained here their values."""
+        self._initialize(model, path)
+        if path is None and spec.scaffold is not None:
+            spec.scaffold.init_fn(session)
+
     def _checkpoint_to_use(self, path: str | None) -> str | None:
-        """Returns the checkpoint to run with; None where the values are those of the warm start."""
+        """Returns the checkpoint to run with; None where the values are those of the start."""
         found = path or self.latest_checkpoint()
-        return self._trained(found) if self._warm_start is None else found
+        has_start = isinstance(self._function.function, StartingValues)
+        return found if has_start or self._warm_start is not None else self._trained(found)
 
     def _trained(self, found: str | None) -> str:
         if found is None:

@@ -9,9 +9,13 @@ from typing import Any
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.messages import explain
 
-__all__ = ["ModelFunction", "arguments_of"]
+__all__ = ["ModelFunction", "StartingValues", "arguments_of"]
 
 _KNOWN = ("features", "labels", "mode", "params", "config")
+
+
+class StartingValues:
+    """A model function whose scaffold gives all variables values, so that it needs no training."""
 
 
 class ModelFunction:

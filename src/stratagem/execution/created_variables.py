@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-__all__ = ["initialize_created_variables", "is_uninitialized"]
+__all__ = ["initialize_created_variables", "is_uninitialized", "stand_in"]
 
 
 def initialize_created_variables(strategy: Any) -> None:
@@ -34,3 +34,19 @@ def is_uninitialized(variable: Any) -> bool:
     if hasattr(variable, "has_value"):  # the value itself may be far away
         return not variable.has_value
     return getattr(variable, "_value", None) is None
+
+
+def stand_in(variable: Any) -> Any:
+    """Returns what stands in a trace for the value of a variable that was created in it.
+
+    Keras's losses of regularizers ask the scope for values, and not the variables.
+
+    Args:
+        variable: the variable.
+
+    Returns:
+        A value of its initializer; None for a variable that has its own value.
+    """
+    if not is_uninitialized(variable):
+        return None
+    return variable._initializer(variable._shape, dtype=variable._dtype)

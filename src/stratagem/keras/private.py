@@ -24,6 +24,8 @@ trainer._get_jax_state                fit hands the state to us through it; ours
 trainer._aggregate_additional_loss    where regularisation losses enter the total
 trainer._loss_tracker                 the metric that fit reports as the loss
 trainer._compile_loss                 the metrics that fit reports as the losses of outputs
+trainer._compile_config               the arguments of compile, as objects
+trainer._compile_metrics              the metrics given to compile, by the names that fit reports
 trainer._call_has_training_arg        whether call takes `training`
 trainer._compute_loss                 compute_loss with or without its `training` argument
 trainer._flatten_layers               every layer of a model
@@ -102,6 +104,7 @@ __all__ = [
     "build_for",
     "calls_in_thread",
     "clip_gradients",
+    "compile_arguments",
     "compute_fans",
     "count_update",
     "current_path",
@@ -115,6 +118,7 @@ __all__ = [
     "goes_on_with_iterator",
     "in_symbolic_scope",
     "loss_tracker",
+    "named_metrics",
     "output_loss_trackers",
     "own_variables",
     "reduction_axes",
@@ -213,6 +217,22 @@ def loss_tracker(model: Any) -> Any:
 def output_loss_trackers(model: Any) -> list[Any]:
     """Returns the metrics that report the loss of each output."""
     return [] if model._compile_loss is None else list(model._compile_loss.metrics)
+
+
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """Returns what a model was compiled with, as the objects that were given."""
+    return dict(model._compile_config.config)
+
+
+def named_metrics(model: Any) -> dict[str, Any]:
+    """Returns a model's metrics but those of losses, by the names that `fit` reports them under."""
+    compiled = model._compile_metrics
+    losses = [loss_tracker(model), *output_loss_trackers(model)]
+    named = {} if compiled is None else dict(zip(compiled.result(), compiled.metrics, strict=True))
+    for metric in model.metrics:
+        if metric is not compiled and not any(metric is loss for loss in losses):
+            named[metric.name] = metric
+    return named
 
 
 def trainable_variables(optimizer: Any) -> list[Any]:

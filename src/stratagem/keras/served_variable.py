@@ -50,6 +50,7 @@ __all__ = [
     "ServedVariable",
     "is_collected",
     "is_making_slot",
+    "is_summed",
     "kept_in_process",
     "making_slot",
 ]
@@ -113,8 +114,18 @@ def is_collected(synchronization: Any, aggregation: Any) -> bool:
         synchronization: its annotation, in any form.
         aggregation: its annotation, in any form.
     """
+    return _next.in_process or is_summed(synchronization, aggregation)
+
+
+def is_summed(synchronization: Any, aggregation: Any) -> bool:
+    """Tells whether a variable has a part on each replica, added up when read: one of a metric.
+
+    Args:
+        synchronization: its annotation, in any form.
+        aggregation: its annotation, in any form.
+    """
     on_read = parse_synchronization(synchronization) is VariableSynchronization.ON_READ
-    return _next.in_process or (on_read and parse_aggregation(aggregation).name == "SUM")
+    return on_read and parse_aggregation(aggregation).name == "SUM"
 
 
 class ServedVariable(DistributedVariable):

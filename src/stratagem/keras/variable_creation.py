@@ -18,7 +18,12 @@ from stratagem.keras.annotations import current_annotations
 from stratagem.keras.initial_value import as_initializer
 from stratagem.keras.placed_variable import PlacedVariable
 from stratagem.keras.private import current_path
-from stratagem.keras.served_variable import ServedVariable, is_collected, is_making_slot
+from stratagem.keras.served_variable import (
+    ServedVariable,
+    is_collected,
+    is_making_slot,
+    is_summed,
+)
 from stratagem.keras.valueless_variable import ValuelessVariable
 from stratagem.keras.variable import DistributedVariable
 from stratagem.keras.variable_source import VariableRequest, as_created, current_source
@@ -96,15 +101,16 @@ def install() -> None:
         strategy = get_strategy()
         if cls is not keras.Variable or strategy.topology.devices is None:
             return object.__new__(cls)
-        is_collected = _is_collected(args, kwargs)
+        annotations = _annotations(args, kwargs)
+        is_kept = is_collected(*annotations)
         source = current_source()
         if source is None:
-            return _new(strategy, is_collected=is_collected)
-        request = _request(args, kwargs, is_collected=is_collected)
+            return _new(strategy, is_collected=is_kept)
+        request = _request(args, kwargs, is_collected=is_summed(*annotations))
         existing = source.existing(request)
         if existing is not None:
             return as_created(existing, request)
-        variable = _new(strategy, is_collected=is_collected)
+        variable = _new(strategy, is_collected=is_kept)
         source.add(request, variable)
         return variable
 
@@ -142,12 +148,12 @@ def _class_of_own(strategy: Any) -> type[DistributedVariable]:
     return DistributedVariable if has_values else ValuelessVariable
 
 
-def _is_collected(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _annotations(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     annotations = current_annotations()
-    if annotations is None:
-        told = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
-        annotations = (told.get("synchronization", "auto"), told.get("aggregation", "none"))
-    return is_collected(*annotations)
+    if annotations is not None:
+        return annotations
+    told = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
+    return told.get("synchronization", "auto"), told.get("aggregation", "none")
 
 
 def adopt(variable: keras.Variable, strategy: Any) -> None:

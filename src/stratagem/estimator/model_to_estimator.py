@@ -1,0 +1,150 @@
+"""model_to_estimator: a compiled Keras model as an Estimator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import keras
+
+from stratagem.estimator.estimator import Estimator
+from stratagem.estimator.keras_model_function import KerasModelFunction, copy_of
+from stratagem.estimator.run_config import RunConfig
+from stratagem.keras.private import flatten_layers
+from stratagem.messages import explain
+
+__all__ = ["model_to_estimator"]
+
+_STEPS = ("train_step", "test_step", "predict_step")
+
+
+def model_to_estimator(
+    keras_model: keras.Model | None = None,
+    keras_model_path: str | os.PathLike[str] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    model_dir: str | os.PathLike[str] | None = None,
+    config: RunConfig | None = None,
+    checkpoint_format: Literal["checkpoint", "saver"] | None = None,
+    use_v2_estimator: bool = False,
+    metric_names_map: Mapping[str, str] | None = None,
+    export_outputs: Mapping[str, Callable[[Any], Any]] | None = None,
+) -> Estimator:
+    """Makes an Estimator of a compiled Keras model.
+
+    The Estimator trains copies of the model, which begin with its weights and the state of its
+    optimizer as they are now; the model itself stays as it is. Losses, their weights, metrics, and
+    what layers add to the loss are those of `compile`. `input_fn` gives features as an array, a
+    list, or a dict by the names of the inputs, and labels likewise by those of the outputs, in
+    batches of one replica. Weights of examples travel among the features: `{"features": x,
+    "sample_weights": w}`. Predictions are a dict by the names of the outputs: keys of a model that
+    returns a dict, else names of its last layers.
+
+    Args:
+        keras_model: the model; not together with `keras_model_path`. A subclassed one needs
+            `get_config` and `from_config`.
+        keras_model_path: a saved model of any format that Keras loads.
+        custom_objects: classes and functions by the names in the model's configuration.
+        model_dir: the folder of checkpoints and summaries; before that of the config.
+        config: a `RunConfig`, which also names the strategies.
+        checkpoint_format: accepted; there is one format, which holds all that either of
+            TensorFlow's did.
+        use_v2_estimator: accepted; there is one class of Estimators.
+        metric_names_map: new names of all metrics, by the names that Keras gives them.
+        export_outputs: functions that make an export output of a prediction, by the names of
+            outputs, such as `{"age": sg.estimator.export.RegressionOutput}`.
+
+    Returns:
+        The Estimator. Before training `evaluate` and `predict` use the weights of the model.
+
+    Raises:
+        TypeError: no Keras model.
+        ValueError: neither a model nor a path, or both; a model that is not compiled, cannot be
+            copied, or has steps of its own; or another format of checkpoints.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="sum")])
+        >>> model.compile("sgd", "mse", metrics=["mae"])
+        >>> estimator = sg.estimator.model_to_estimator(model)
+        >>> x = np.ones((4, 2), "float32")
+        >>> estimator = estimator.train(lambda: (x, x[:, :1]), steps=2)
+        >>> sorted(estimator.evaluate(lambda: (x, x[:, :1])))
+        ['global_step', 'loss', 'mae']
+        >>> next(estimator.predict(lambda: x))["sum"].shape
+        (1,)
+
+    Source: tensorflow/estimator keras_lib.py, model_to_estimator.
+    """
+    del use_v2_estimator
+    if (keras_model is None) == (keras_model_path is None):
+        raise ValueError(
+            explain(
+                f"model_to_estimator received keras_model={keras_model!r} and "
+                f"keras_model_path={keras_model_path!r}.",
+                expected="one of both.",
+                fix="pass the model, or the path of a saved one.",
+            )
+        )
+    if checkpoint_format not in (None, "checkpoint", "saver"):
+        raise ValueError(
+            explain(
+                f"checkpoint_format={checkpoint_format!r}.",
+                expected='None, "checkpoint" or "saver".',
+                fix="leave it out: all of them mean the same here.",
+            )
+        )
+    if keras_model is None:
+        assert keras_model_path is not None
+        keras_model = keras.saving.load_model(keras_model_path, custom_objects)
+    _check_model(keras_model, custom_objects)
+    if model_dir is not None:
+        config = (config or RunConfig()).replace(model_dir=os.fspath(model_dir))
+    function = KerasModelFunction(keras_model, custom_objects, metric_names_map, export_outputs)
+    return Estimator(function, config=config)
+
+
+def _check_model(model: Any, custom_objects: Mapping[str, Any] | None) -> None:
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            explain(
+                f"keras_model={model!r} is of type {type(model).__name__}.",
+                expected="a Keras model.",
+                fix="pass keras_model_path=... for a saved one.",
+            )
+        )
+    if not model.compiled or model.optimizer is None:
+        raise ValueError(
+            explain(
+                f"The Keras model {model.name!r} is not compiled.",
+                expected="a model with an optimizer and losses.",
+                fix="call model.compile(optimizer, loss) before model_to_estimator.",
+            )
+        )
+    own = [name for name in _STEPS if getattr(type(model), name) is not getattr(keras.Model, name)]
+    if own:
+        raise ValueError(
+            explain(
+                f"The Keras model {model.name!r} has its own {own}, which no Estimator calls.",
+                expected="a model whose steps are Keras's; compute_loss may be its own.",
+                fix="write them as a model function, or train by fit.",
+            )
+        )
+    if all(_is_of_keras(layer) for layer in flatten_layers(model)):
+        return
+    try:
+        copy_of(model, custom_objects or {})
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            explain(
+                f"The Keras model {model.name!r} of class {type(model).__name__} cannot be copied: "
+                f"{error}",
+                expected="a subclassed model with `get_config` and `from_config` that work.",
+                fix="return the arguments of __init__ from get_config, and name custom layers in "
+                "custom_objects.",
+            )
+        ) from error
+
+
+def _is_of_keras(layer: Any) -> bool:
+    is_own = type(layer).__module__.partition(".")[0] != "keras"
+    return not is_own and not isinstance(layer, keras.layers.Lambda)
