@@ -1,4 +1,4 @@
-"""The model function of a compiled Keras model: a copy of it, with its loss, optimizer and metrics."""
+"""The model function of a compiled Keras model: a copy, with its loss, optimizer and metrics."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class KerasModelFunction(StartingValues):
         is_training = mode == ModeKeys.TRAIN
         outputs = model(x, training=is_training) if takes_training(model) else model(x)
         predictions = outputs_by_name(model, outputs)
-        spec = {
+        spec: dict[str, Any] = {
             "predictions": predictions,
             "export_outputs": self._exported(predictions),
             "scaffold": Scaffold(lambda scaffold, session: self._start(model)),
@@ -94,10 +94,10 @@ class KerasModelFunction(StartingValues):
         metrics = self._renamed(named_metrics(model))
         return EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics, **spec)
 
-    def _compile(self, model: keras.Model, *, with_metrics: bool) -> None:
+    def _compile(self, model: Any, *, with_metrics: bool) -> None:
         given = compile_arguments(self._model)
         kind, config = self._optimizer
-        metrics = {
+        metrics: dict[str, Any] = {
             name: keras.tree.map_structure(_copied_metric, given[name]) if with_metrics else None
             for name in ("metrics", "weighted_metrics")
         }
@@ -165,7 +165,7 @@ def _copied_metric(metric: Any) -> Any:
 
 
 def _values(variables: list[Any]) -> list[np.ndarray]:
-    return [keras.ops.convert_to_numpy(variable) for variable in variables]
+    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
 
 
 def _assign_all(targets: list[Any], values: list[np.ndarray], copy: keras.Model) -> None:

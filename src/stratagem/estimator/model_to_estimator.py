@@ -93,13 +93,13 @@ def model_to_estimator(
                 fix="leave it out: all of them mean the same here.",
             )
         )
-    if keras_model is None:
-        assert keras_model_path is not None
-        keras_model = keras.saving.load_model(keras_model_path, custom_objects)
-    _check_model(keras_model, custom_objects)
+    model: Any = keras_model
+    if keras_model_path is not None:
+        model = keras.saving.load_model(keras_model_path, custom_objects)
+    _check_model(model, custom_objects)
     if model_dir is not None:
         config = (config or RunConfig()).replace(model_dir=os.fspath(model_dir))
-    function = KerasModelFunction(keras_model, custom_objects, metric_names_map, export_outputs)
+    function = KerasModelFunction(model, custom_objects, metric_names_map, export_outputs)
     return Estimator(function, config=config)
 
 
@@ -146,5 +146,5 @@ def _check_model(model: Any, custom_objects: Mapping[str, Any] | None) -> None:
 
 
 def _is_of_keras(layer: Any) -> bool:
-    is_own = type(layer).__module__.partition(".")[0] != "keras"
-    return not is_own and not isinstance(layer, keras.layers.Lambda)
+    is_own = type(layer).__module__.partition(".")[0] == "keras"
+    return is_own and not isinstance(layer, keras.layers.Lambda)
