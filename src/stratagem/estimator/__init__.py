@@ -1,6 +1,7 @@
 """Estimators: a model function, trained, evaluated and served under any strategy."""
 
-from stratagem.estimator import export
+from stratagem.estimator import experimental, export
+from stratagem.estimator.add_metrics import add_metrics
 from stratagem.estimator.distribute_config import DistributeConfig
 from stratagem.estimator.early_stopping import (
     make_early_stopping_hook,
@@ -103,6 +104,8 @@ __all__ = [
     "SummarySaverHook",
     "TrainSpec",
     "WarmStartSettings",
+    "add_metrics",
+    "experimental",
     "export",
     "get_global_step",
     "get_or_create_global_step",

@@ -35,7 +35,7 @@ from stratagem.estimator.exporting import (
 from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.host_parts import HostParts
 from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.model_function import ModelFunction, StartingValues
+from stratagem.estimator.model_function import ModelFunction
 from stratagem.estimator.model_step import hooks_of
 from stratagem.estimator.placed_model import PlacedModel, PlacedModels
 from stratagem.estimator.prediction import batches_of, check_keys, examples_of
@@ -153,6 +153,11 @@ class Estimator:
             )
 
         return call
+
+    @property
+    def gives_values(self) -> bool:
+        """Whether the model function has values to begin with, as that of a Keras model does."""
+        return self._function.gives_values
 
     def train(
         self,
@@ -442,8 +447,8 @@ class Estimator:
     def _checkpoint_to_use(self, path: str | None) -> str | None:
         """Returns the checkpoint to run with; None where the values are those of the start."""
         found = path or self.latest_checkpoint()
-        has_start = isinstance(self._function.function, StartingValues)
-        return found if has_start or self._warm_start is not None else self._trained(found)
+        has_start = self.gives_values or self._warm_start is not None
+        return found if has_start else self._trained(found)
 
     def _trained(self, found: str | None) -> str:
         if found is None:

@@ -16,7 +16,6 @@ from stratagem.estimator.keras_batches import (
     targets_of,
 )
 from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.model_function import StartingValues
 from stratagem.estimator.scaffold import Scaffold
 from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
 from stratagem.estimator.train_op import minimize
@@ -32,7 +31,7 @@ from stratagem.messages import explain
 __all__ = ["KerasModelFunction", "copy_of"]
 
 
-class KerasModelFunction(StartingValues):
+class KerasModelFunction:
     """Copies a compiled Keras model in each call, as a model function makes its layers.
 
     Args:
@@ -41,6 +40,8 @@ class KerasModelFunction(StartingValues):
         metric_names: new names of all metrics by Keras's names; None for Keras's.
         export_outputs: classes of export outputs by the names of outputs.
     """
+
+    gives_values = True
 
     def __init__(
         self,

@@ -9,13 +9,9 @@ from typing import Any
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.messages import explain
 
-__all__ = ["ModelFunction", "StartingValues", "arguments_of"]
+__all__ = ["ModelFunction", "arguments_of"]
 
 _KNOWN = ("features", "labels", "mode", "params", "config")
-
-
-class StartingValues:
-    """A model function whose scaffold gives all variables values, so that it needs no training."""
 
 
 class ModelFunction:
@@ -74,6 +70,11 @@ class ModelFunction:
                     fix="give others a value with functools.partial, or put them into params.",
                 )
             )
+
+    @property
+    def gives_values(self) -> bool:
+        """Whether its scaffolds give all variables values that need no training."""
+        return bool(getattr(self.function, "gives_values", False))
 
     @property
     def takes_labels(self) -> bool:
