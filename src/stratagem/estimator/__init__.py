@@ -40,6 +40,9 @@ from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.model_to_estimator import model_to_estimator
 from stratagem.estimator.named_values import identity
 from stratagem.estimator.premade import (
+    BaselineClassifier,
+    BaselineEstimator,
+    BaselineRegressor,
     DNNClassifier,
     DNNEstimator,
     DNNLinearCombinedClassifier,
@@ -59,6 +62,9 @@ from stratagem.estimator.train_spec import EvalSpec, TrainSpec
 from stratagem.estimator.warm_start import WarmStartSettings
 
 __all__ = [
+    "BaselineClassifier",
+    "BaselineEstimator",
+    "BaselineRegressor",
     "BestExporter",
     "BinaryClassHead",
     "CheckpointSaverHook",

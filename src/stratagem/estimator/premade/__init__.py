@@ -1,5 +1,10 @@
 """Pre-made estimators: linear models and deep networks over feature columns."""
 
+from stratagem.estimator.premade.baseline import (
+    BaselineClassifier,
+    BaselineEstimator,
+    BaselineRegressor,
+)
 from stratagem.estimator.premade.dnn import DNNClassifier, DNNEstimator, DNNRegressor
 from stratagem.estimator.premade.dnn_linear_combined import (
     DNNLinearCombinedClassifier,
@@ -9,6 +14,9 @@ from stratagem.estimator.premade.dnn_linear_combined import (
 from stratagem.estimator.premade.linear import LinearClassifier, LinearEstimator, LinearRegressor
 
 __all__ = [
+    "BaselineClassifier",
+    "BaselineEstimator",
+    "BaselineRegressor",
     "DNNClassifier",
     "DNNEstimator",
     "DNNLinearCombinedClassifier",

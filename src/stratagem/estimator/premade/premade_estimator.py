@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.feature_column.columns import FeatureColumn, check_columns, encode_groups
 from stratagem.estimator.heads.head import Head
@@ -14,7 +16,9 @@ from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.run_config import RunConfig
 from stratagem.messages import explain
 
-__all__ = ["PremadeEstimator", "columns_of"]
+__all__ = ["EXAMPLES", "PremadeEstimator", "columns_of"]
+
+EXAMPLES = "examples"
 
 
 class PremadeEstimator(Estimator):
@@ -23,7 +27,8 @@ class PremadeEstimator(Estimator):
     Args:
         model_fn: the model function; its features are encoded, its labels are numbers.
         head: of the model.
-        column_groups: the columns, one group a network.
+        column_groups: the columns, one group a network. Without groups the model function gets a
+            number for each example under `EXAMPLES`.
         model_dir: as of `Estimator`.
         config: as of `Estimator`.
         warm_start_from: as of `Estimator`.
@@ -45,12 +50,20 @@ class PremadeEstimator(Estimator):
             has_labels = isinstance(batch, tuple | list)
             features, labels = batch if has_labels else (batch, None)
             if mode == ModeKeys.PREDICT:
-                return encode_groups(features, column_groups)
+                return encoded(features, column_groups)
             _check_labels(labels)
-            encoded = encode_groups(features, [*column_groups, *weights])
-            return encoded, head.encode_labels(labels)
+            return encoded(features, [*column_groups, *weights]), head.encode_labels(labels)
+
+        def encoded(features: Any, groups: Sequence[tuple[FeatureColumn, ...]]) -> dict[str, Any]:
+            values = encode_groups(features, groups)
+            return values if column_groups else {**values, EXAMPLES: _numbered(features)}
 
         self._host_parts = HostParts(encode=encode, decode=head.decode)
+
+
+def _numbered(features: Mapping[str, Any]) -> np.ndarray:
+    """A number for each example of a batch."""
+    return np.arange(len(next(iter(features.values()))), dtype="float32")
 
 
 def columns_of(feature_columns: Iterable[FeatureColumn] | None) -> tuple[FeatureColumn, ...]:
