@@ -80,10 +80,16 @@ def test_examples_each_promise_their_last_line() -> None:
         pytest.param("05_gan.py", marks=pytest.mark.slow),
         "06_new_strategy.py",
         pytest.param("07_logical_devices.py", marks=pytest.mark.slow),
+        pytest.param("08_estimator_digits.py", marks=pytest.mark.slow),
     ],
 )
 def test_example_ends_with_the_promised_line(name: str) -> None:
     _assert_same(_run(name), _promised(name))
+
+
+def test_estimator_of_two_replicas_promises_what_one_device_has() -> None:
+    one, two = re.findall(r": (\d\.\d+)", _promised("08_estimator_digits.py"))
+    assert one == two
 
 
 @pytest.mark.slow
