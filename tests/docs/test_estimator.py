@@ -86,6 +86,28 @@ def test_line_of_a_row_uses_what_the_row_names() -> None:
             assert last in LINES[names[0]], f"{LINES[names[0]]!r} does not try {ours}"
 
 
+def _model_fn(features: Any, labels: Any, mode: str) -> Any:
+    outputs = keras.layers.Dense(1)(features)
+    if mode == sg.estimator.ModeKeys.PREDICT:
+        return sg.estimator.EstimatorSpec(mode, predictions={"sum": outputs})
+    loss = keras.ops.mean((outputs[:, 0] - labels) ** 2)
+    train_op = sg.estimator.minimize(keras.optimizers.SGD(0.01), loss)
+    return sg.estimator.EstimatorSpec(mode, {"sum": outputs}, loss, train_op)
+
+
+def _compiled(layer: Any) -> keras.Model:
+    inputs = keras.Input((3, 2))
+    model = keras.Model(inputs, layer(inputs))
+    model.compile("sgd", "mse")
+    return model
+
+
+def _mean_of(predictions: Any) -> keras.metrics.Metric:
+    metric = keras.metrics.Mean()
+    metric.update_state(predictions["sum"])
+    return metric
+
+
 @pytest.fixture(scope="module")
 def namespace(tmp_path_factory: pytest.TempPathFactory) -> Generator[dict[str, Any]]:
     """What the lines may use."""
@@ -94,36 +116,17 @@ def namespace(tmp_path_factory: pytest.TempPathFactory) -> Generator[dict[str, A
     y = np.array([0, 1, 2, 1], "int32")
     columns = [sg.feature_column.numeric_column("x", 4)]
 
-    def model_fn(features: Any, labels: Any, mode: str) -> Any:
-        outputs = keras.layers.Dense(1)(features)
-        if mode == sg.estimator.ModeKeys.PREDICT:
-            return sg.estimator.EstimatorSpec(mode, predictions={"sum": outputs})
-        loss = keras.ops.mean((outputs[:, 0] - labels) ** 2)
-        train_op = sg.estimator.minimize(keras.optimizers.SGD(0.01), loss)
-        return sg.estimator.EstimatorSpec(mode, {"sum": outputs}, loss, train_op)
-
     def data() -> Any:
         return x, y.astype("float32")
 
-    def compiled(layer: Any) -> keras.Model:
-        inputs = keras.Input((3, 2))
-        model = keras.Model(inputs, layer(inputs))
-        model.compile("sgd", "mse")
-        return model
-
-    def mean_of(predictions: Any) -> keras.metrics.Metric:
-        metric = keras.metrics.Mean()
-        metric.update_state(predictions["sum"])
-        return metric
-
-    estimator = sg.estimator.Estimator(model_fn, str(folder / "model")).train(data, steps=1)
+    estimator = sg.estimator.Estimator(_model_fn, str(folder / "model")).train(data, steps=1)
     vocabulary = folder / "words.txt"
     vocabulary.write_text("a\nb\n")
     writer = sg.summary.create_file_writer(str(folder / "summaries"))
     yield {
         "cluster": cluster,
         "columns": columns,
-        "compiled": compiled,
+        "compiled": _compiled,
         "data": data,
         "encoded": sg.feature_column.encode_features({"x": x}, columns),
         "ensemble": ensemble,
@@ -134,10 +137,10 @@ def namespace(tmp_path_factory: pytest.TempPathFactory) -> Generator[dict[str, A
         "jax": jax,
         "jnp": jnp,
         "keras": keras,
-        "keras_model": compiled(keras.layers.Flatten()),
+        "keras_model": _compiled(keras.layers.Flatten()),
         "config": None,
-        "mean_of": mean_of,
-        "model_fn": lambda features, labels, mode, params=None: model_fn(features, labels, mode),
+        "mean_of": _mean_of,
+        "model_fn": lambda features, labels, mode, params=None: _model_fn(features, labels, mode),
         "np": np,
         "pytest": pytest,
         "receiver_fn": sg.estimator.export.build_raw_serving_input_receiver_fn({"x": x}),

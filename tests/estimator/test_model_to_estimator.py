@@ -126,7 +126,10 @@ def test_cnn_with_batch_normalization_and_dropout() -> None:
     estimator.train(_input_fn(images, labels, 1))
 
     _fit(model, images, labels, epochs=2)
-    _assert_same_variables(estimator, model.variables)
+    _assert_same_variables(estimator, model.weights)
+    state = estimator.get_variable_value("seed_generator/seed_generator_state")
+    (seeds,) = [one for one in model.variables if "seed" in one.path]
+    np.testing.assert_array_equal(state, seeds.numpy())
     expected = model.evaluate(images, labels, verbose=0, return_dict=True)
     _assert_same_evaluation(estimator, _input_fn(images, labels, 1), expected)
 

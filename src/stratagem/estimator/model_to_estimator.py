@@ -32,55 +32,58 @@ def model_to_estimator(
 ) -> Estimator:
     """Makes an Estimator of a compiled Keras model.
 
-    The Estimator trains copies of the model, which begin with its weights and the state of its
-    optimizer as they are now; the model itself stays as it is. Losses, their weights, metrics, and
-    what layers add to the loss are those of `compile`. `input_fn` gives features as an array, a
-    list, or a dict by the names of the inputs, and labels likewise by those of the outputs, in
-    batches of one replica. Weights of examples travel among the features: `{"features": x,
-    "sample_weights": w}`. Predictions are a dict by the names of the outputs: keys of a model that
-    returns a dict, else names of its last layers.
+    It trains copies of the model, which begin with its weights and its optimizer's state as they
+    are now; until then `evaluate` and `predict` use these. `input_fn` gives features and labels as
+    arrays, lists, or dicts by the names of inputs and outputs, in batches of one replica; weights
+    of examples as `{"features": x, "sample_weights": w}`. Predictions are a dict by output.
 
     Args:
-        keras_model: the model; not together with `keras_model_path`. A subclassed one needs
-            `get_config` and `from_config`.
-        keras_model_path: a saved model of any format that Keras loads.
+        keras_model: the model; a subclassed one has `get_config` and `from_config`.
+        keras_model_path: instead, a saved one of any format that Keras loads.
         custom_objects: classes and functions by the names in the model's configuration.
         model_dir: the folder of checkpoints and summaries; before that of the config.
         config: a `RunConfig`, which also names the strategies.
-        checkpoint_format: accepted; there is one format, which holds all that either of
-            TensorFlow's did.
+        checkpoint_format: accepted; one format holds all that either of TensorFlow's did.
         use_v2_estimator: accepted; there is one class of Estimators.
         metric_names_map: new names of all metrics, by the names that Keras gives them.
-        export_outputs: functions that make an export output of a prediction, by the names of
-            outputs, such as `{"age": sg.estimator.export.RegressionOutput}`.
+        export_outputs: by the names of outputs what makes an export output of a prediction, such
+            as `sg.estimator.export.RegressionOutput`.
 
     Returns:
-        The Estimator. Before training `evaluate` and `predict` use the weights of the model.
+        The Estimator.
 
     Raises:
         TypeError: no Keras model.
-        ValueError: neither a model nor a path, or both; a model that is not compiled, cannot be
-            copied, or has steps of its own; or another format of checkpoints.
+        ValueError: no model, or two; one that is not compiled, cannot be copied, or has steps of
+            its own; or another format.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="sum")])
         >>> model.compile("sgd", "mse", metrics=["mae"])
-        >>> estimator = sg.estimator.model_to_estimator(model)
-        >>> x = np.ones((4, 2), "float32")
-        >>> estimator = estimator.train(lambda: (x, x[:, :1]), steps=2)
-        >>> sorted(estimator.evaluate(lambda: (x, x[:, :1])))
+        >>> data = lambda: (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+        >>> estimator = sg.estimator.model_to_estimator(model).train(data, steps=2)
+        >>> sorted(estimator.evaluate(data, steps=1))
         ['global_step', 'loss', 'mae']
-        >>> next(estimator.predict(lambda: x))["sum"].shape
-        (1,)
 
     Source: tensorflow/estimator keras_lib.py, model_to_estimator.
     """
     del use_v2_estimator
-    if (keras_model is None) == (keras_model_path is None):
+    _check_choice(keras_model, keras_model_path, checkpoint_format)
+    model: Any = keras_model
+    if keras_model_path is not None:
+        model = keras.saving.load_model(keras_model_path, custom_objects)
+    _check_model(model, custom_objects)
+    if model_dir is not None:
+        config = (config or RunConfig()).replace(model_dir=os.fspath(model_dir))
+    function = KerasModelFunction(model, custom_objects, metric_names_map, export_outputs)
+    return Estimator(function, config=config)
+
+
+def _check_choice(model: Any, path: Any, checkpoint_format: Any) -> None:
+    if (model is None) == (path is None):
         raise ValueError(
             explain(
-                f"model_to_estimator received keras_model={keras_model!r} and "
-                f"keras_model_path={keras_model_path!r}.",
+                f"model_to_estimator received keras_model={model!r} and keras_model_path={path!r}.",
                 expected="one of both.",
                 fix="pass the model, or the path of a saved one.",
             )
@@ -93,14 +96,6 @@ def model_to_estimator(
                 fix="leave it out: all of them mean the same here.",
             )
         )
-    model: Any = keras_model
-    if keras_model_path is not None:
-        model = keras.saving.load_model(keras_model_path, custom_objects)
-    _check_model(model, custom_objects)
-    if model_dir is not None:
-        config = (config or RunConfig()).replace(model_dir=os.fspath(model_dir))
-    function = KerasModelFunction(model, custom_objects, metric_names_map, export_outputs)
-    return Estimator(function, config=config)
 
 
 def _check_model(model: Any, custom_objects: Mapping[str, Any] | None) -> None:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.execution.created_variables import stand_in
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.trace_errors import disagreement, foreign_variable
 from stratagem.group import current_group
@@ -56,7 +55,7 @@ class EagerState:
                 raise foreign_variable(variable, home.strategy, self._strategy)
             stored = self._stored(variable) if variable.has_value else None
             if stored is None:
-                return stand_in(variable)
+                return None
             if not isinstance(stored, jax.Array):  # it came from another process
                 return jnp.asarray(stored)
             if home.kind is VariableKind.PLAIN and self._topology.groups is None:

@@ -14,6 +14,7 @@ import jax
 import keras
 from jax.extend.core import get_opaque_trace_state
 
+from stratagem.execution.created_variables import stand_in
 from stratagem.execution.exchange import Lookup
 from stratagem.messages import explain
 from stratagem.values import IndexedSlices
@@ -80,7 +81,7 @@ class ReplicaScope(keras.StatelessScope):
         value = self.state_mapping.get(id(variable))
         if value is None:
             value = self._read(variable)
-        return value
+        return stand_in(variable) if value is None else value
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Notes the new value of a variable."""

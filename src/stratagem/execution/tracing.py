@@ -16,11 +16,7 @@ from stratagem.context import ReplicaContext, stack
 from stratagem.context.function_trace import NeedsInitialization, current_function_trace
 from stratagem.execution.agreed_values import use_agreement
 from stratagem.execution.arguments import Arguments
-from stratagem.execution.created_variables import (
-    initialize_created_variables,
-    is_uninitialized,
-    stand_in,
-)
+from stratagem.execution.created_variables import initialize_created_variables, is_uninitialized
 from stratagem.execution.exchange import Lookup, chained_tables, gets_rows
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
@@ -177,7 +173,7 @@ class _Recorder:
         if value is not None:  # taken out here: of a variable that is not read nothing is computed
             return value[0] if self.is_stacked(variable) else value
         self._note_missed(variable)
-        return stand_in(variable)
+        return None
 
     def _note_missed(self, variable: Any) -> None:
         home: Home | None = home_of(variable)
