@@ -104,6 +104,34 @@ def test_training_goes_on_under_another_strategy(tmp_path) -> None:
     _assert_same_evaluation(estimator, _input_fn(x, y, 2), {**expected, "global_step": 12})
 
 
+_OTHERS = {
+    "central": lambda: sg.CentralStorageStrategy(["cpu:0", "cpu:1"]),
+    "in parts": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all"),
+    "hybrid": lambda: sg.HybridStrategy(
+        ["cpu:0", "cpu:1"], placement={"hidden/kernel": "sharded", "classes/bias": "central"}
+    ),
+    "groups": lambda: sg.MirroredStrategy([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _OTHERS)
+def test_training_goes_on_wherever_variables_are_kept(kind: str) -> None:
+    x, y = _vectors()
+    model = _classifier()
+    _fit(model, x, y)
+    strategy = _OTHERS[kind]()
+    estimator = model_to_estimator(
+        model, config=RunConfig(train_distribute=strategy, eval_distribute=strategy)
+    )
+    estimator.train(_input_fn(x, y, 2))
+
+    _fit(model, x, y)
+    expected = model.evaluate(x, y, verbose=0, return_dict=True)
+    _assert_same_evaluation(estimator, _input_fn(x, y, 2), expected)
+    _assert_same_variables(estimator, (*model.variables, *model.optimizer.variables))
+
+
 def test_cnn_with_batch_normalization_and_dropout() -> None:
     images = np.random.default_rng(1).normal(size=(24, 8, 8, 1)).astype("float32")
     labels = (images.mean(axis=(1, 2, 3)) > 0).astype("int32")
