@@ -71,14 +71,8 @@ LINES = {
     "tf.estimator.RegressionHead": "sg.estimator.RegressionHead()",
     "tf.estimator.MultiLabelHead": "keras.losses.BinaryCrossentropy(from_logits=True)",
     "tf.estimator.MultiHead": "sg.estimator.model_to_estimator(keras_model)",
-    "tf.estimator.PoissonRegressionHead": (
-        "sg.estimator.RegressionHead(loss_fn=lambda labels, logits: jnp.exp(logits) - labels "
-        "* logits, inverse_link_fn=jnp.exp)"
-    ),
-    "tf.estimator.LogisticRegressionHead": (
-        "sg.estimator.RegressionHead(loss_fn=lambda labels, logits: jnp.logaddexp(0, logits) "
-        "- labels * logits, inverse_link_fn=jax.nn.sigmoid)"
-    ),
+    "tf.estimator.PoissonRegressionHead": "sg.estimator.PoissonRegressionHead()",
+    "tf.estimator.LogisticRegressionHead": "sg.estimator.LogisticRegressionHead()",
     "tf.estimator.experimental.call_logit_fn": "keras.layers.Dense(1)(x)",
     "tf.estimator.experimental.dnn_logit_fn_builder": (
         "keras.Sequential([sg.feature_column.DenseFeatures(columns), "

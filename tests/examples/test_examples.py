@@ -81,14 +81,17 @@ def test_examples_each_promise_their_last_line() -> None:
         "06_new_strategy.py",
         pytest.param("07_logical_devices.py", marks=pytest.mark.slow),
         pytest.param("08_estimator_digits.py", marks=pytest.mark.slow),
+        pytest.param("09_keras_estimator.py", marks=pytest.mark.slow),
     ],
 )
 def test_example_ends_with_the_promised_line(name: str) -> None:
     _assert_same(_run(name), _promised(name))
 
 
-def test_estimator_of_two_replicas_promises_what_one_device_has() -> None:
-    one, two = re.findall(r": (\d\.\d+)", _promised("08_estimator_digits.py"))
+@pytest.mark.parametrize("name", ["08_estimator_digits.py", "09_keras_estimator.py"])
+def test_estimators_promise_the_same_twice(name: str) -> None:
+    """Of one device and of two replicas; of the Estimator and of `fit`."""
+    one, two = re.findall(r": (\d\.\d+)", _promised(name))
     assert one == two
 
 

@@ -15,7 +15,14 @@ from stratagem.estimator.evaluation_record import read_eval_metrics
 from stratagem.estimator.exported_model import ExportedModel, load_exported
 from stratagem.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
-from stratagem.estimator.heads import BinaryClassHead, Head, MultiClassHead, RegressionHead
+from stratagem.estimator.heads import (
+    BinaryClassHead,
+    Head,
+    LogisticRegressionHead,
+    MultiClassHead,
+    PoissonRegressionHead,
+    RegressionHead,
+)
 from stratagem.estimator.hooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
@@ -91,11 +98,13 @@ __all__ = [
     "LinearEstimator",
     "LinearRegressor",
     "LoggingTensorHook",
+    "LogisticRegressionHead",
     "Minimize",
     "ModeKeys",
     "MultiClassHead",
     "NanLossDuringTrainingError",
     "NanTensorHook",
+    "PoissonRegressionHead",
     "ProfilerHook",
     "RegressionHead",
     "RunConfig",
