@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import cloudpickle
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
-from stratagem.estimator.keras_model_function import KerasModelFunction, copy_of
+from stratagem.estimator.keras_model_function import KerasModelFunction
 from stratagem.estimator.model_function import ModelFunction
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -39,7 +40,7 @@ def _function(model: keras.Model) -> KerasModelFunction:
 
 def test_copy_has_the_configuration_and_other_variables() -> None:
     model = _model()
-    copy = copy_of(model, {})
+    copy = _function(model).copy()
     assert copy.get_config() == model.get_config()
     assert not copy.compiled
     ours, theirs = ({id(one) for one in each.variables} for each in (copy, model))
@@ -86,6 +87,18 @@ def test_rate_of_the_optimizer_is_that_of_the_moment() -> None:
     function = _function(model)
     model.optimizer.learning_rate = 0.25
     assert float(function(X, Y, "train").train_op.optimizer.learning_rate) == 0.5
+
+
+def test_function_can_be_sent_to_another_process() -> None:
+    sent = cloudpickle.loads(cloudpickle.dumps(_function(_model())))
+    results = []
+    for function in (sent, sent, _function(_model())):
+        spec = function(X, Y, "train")
+        spec.scaffold.init_fn(None)
+        results.append([one.numpy() for one in spec.train_op.variables])
+    assert [one.shape for one in results[0]] == [one.shape for one in results[2]]
+    for first, second in zip(results[0], results[1], strict=True):
+        np.testing.assert_array_equal(first, second)
 
 
 def test_arguments_are_those_of_a_model_function() -> None:

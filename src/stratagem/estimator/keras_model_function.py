@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,14 +29,36 @@ from stratagem.keras.private import (
 )
 from stratagem.messages import explain
 
-__all__ = ["KerasModelFunction", "copy_of"]
+__all__ = ["KerasModelFunction"]
+
+_METRICS = ("metrics", "weighted_metrics")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Recipe:
+    """What it takes to make another object like one of Keras's.
+
+    Unlike the object itself it can be sent to another process whatever the object is.
+    """
+
+    kind: Any
+    config: dict[str, Any]
+
+    @classmethod
+    def of(cls, made: Any) -> _Recipe:
+        return cls(type(made), made.get_config())
+
+    def make(self) -> Any:
+        # Keras takes the dicts apart that it makes a model of.
+        own = keras.tree.map_structure(lambda leaf: leaf, self.config)
+        return self.kind.from_config(own)
 
 
 class KerasModelFunction:
-    """Copies a compiled Keras model in each call, as a model function makes its layers.
+    """Makes a copy of a compiled Keras model in each call, as a model function makes its layers.
 
     Args:
-        model: the model. Its variables keep their values; the copies begin with what they are now.
+        model: the model as it is now: what becomes of it later makes no difference.
         custom_objects: classes and functions by the names in the model's configuration.
         metric_names: new names of all metrics by Keras's names; None for Keras's.
         export_outputs: classes of export outputs by the names of outputs.
@@ -50,15 +73,23 @@ class KerasModelFunction:
         metric_names: Mapping[str, str] | None,
         export_outputs: Mapping[str, Callable[[Any], Any]] | None,
     ) -> None:
-        self._model = model
-        self._custom_objects = dict(custom_objects or {})
+        optimizer: Any = model.optimizer
+        layers = {type(layer).__name__: type(layer) for layer in flatten_layers(model)}
+        self._objects = {**layers, **(custom_objects or {})}
         self._metric_names = None if metric_names is None else dict(metric_names)
         self._export_outputs = dict(export_outputs or {})
-        optimizer: Any = model.optimizer
-        # Of the optimizer as it is now, and not in a step, where reading a rate would be traced.
-        self._optimizer = (type(optimizer), optimizer.get_config())
+        self._model = _Recipe.of(model)
+        self._optimizer = _Recipe.of(optimizer)
+        self._compiled = compile_arguments(model)
+        for name in _METRICS:
+            self._compiled[name] = keras.tree.map_structure(_recipe_of_metric, self._compiled[name])
         self._weights = _values(model.variables)
         self._slots = _values(optimizer.variables) if optimizer.built else []
+
+    def copy(self) -> Any:
+        """Returns a model of the same configuration, with new variables; it is not compiled."""
+        with keras.saving.custom_object_scope(self._objects):
+            return self._model.make()
 
     def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
         """Builds the copy's step for a mode.
@@ -70,9 +101,9 @@ class KerasModelFunction:
             mode: one of `ModeKeys`.
         """
         features, weights = split_weights(features)
-        model: Any = copy_of(self._model, self._custom_objects)
+        model = self.copy()
         if mode != ModeKeys.PREDICT:
-            with keras.saving.custom_object_scope(self._custom_objects):
+            with keras.saving.custom_object_scope(self._objects):
                 self._compile(model, with_metrics=mode == ModeKeys.EVAL)
         x = inputs_of(model, features)
         is_training = mode == ModeKeys.TRAIN
@@ -96,18 +127,17 @@ class KerasModelFunction:
         return EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics, **spec)
 
     def _compile(self, model: Any, *, with_metrics: bool) -> None:
-        given = compile_arguments(self._model)
-        kind, config = self._optimizer
         metrics: dict[str, Any] = {
-            name: keras.tree.map_structure(_copied_metric, given[name]) if with_metrics else None
-            for name in ("metrics", "weighted_metrics")
+            name: keras.tree.map_structure(_made_metric, self._compiled[name])
+            for name in _METRICS
+            if with_metrics
         }
         # Not the model's own compile, which may take other arguments.
         keras.Model.compile(
             model,
-            optimizer=kind.from_config(config),
-            loss=given["loss"],
-            loss_weights=given["loss_weights"],
+            optimizer=self._optimizer.make(),
+            loss=self._compiled["loss"],
+            loss_weights=self._compiled["loss_weights"],
             auto_scale_loss=False,  # where it is to be, the optimizer scales already
             **metrics,
         )
@@ -148,21 +178,13 @@ class KerasModelFunction:
         return {DEFAULT_SIGNATURE: PredictOutput(predictions), **own}
 
 
-def copy_of(model: keras.Model, custom_objects: Mapping[str, Any]) -> keras.Model:
-    """Returns a model of the same configuration, with new variables; it is not compiled.
-
-    Args:
-        model: what to copy.
-        custom_objects: by the names in its configuration; those of its layers are known.
-    """
-    layers = {type(layer).__name__: type(layer) for layer in flatten_layers(model)}
-    with keras.saving.custom_object_scope({**layers, **custom_objects}):
-        return type(model).from_config(model.get_config())
+def _recipe_of_metric(metric: Any) -> Any:
+    """Of a metric of `compile`; names and functions are as good as their recipes."""
+    return _Recipe.of(metric) if isinstance(metric, keras.metrics.Metric) else metric
 
 
-def _copied_metric(metric: Any) -> Any:
-    is_object = isinstance(metric, keras.metrics.Metric)
-    return type(metric).from_config(metric.get_config()) if is_object else metric
+def _made_metric(recipe: Any) -> Any:
+    return recipe.make() if isinstance(recipe, _Recipe) else recipe
 
 
 def _values(variables: list[Any]) -> list[np.ndarray]:

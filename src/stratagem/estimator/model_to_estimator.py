@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 
 from stratagem.estimator.estimator import Estimator
-from stratagem.estimator.keras_model_function import KerasModelFunction, copy_of
+from stratagem.estimator.keras_model_function import KerasModelFunction
 from stratagem.estimator.run_config import RunConfig
 from stratagem.keras.private import flatten_layers
 from stratagem.messages import explain
@@ -72,10 +72,10 @@ def model_to_estimator(
     model: Any = keras_model
     if keras_model_path is not None:
         model = keras.saving.load_model(keras_model_path, custom_objects)
-    _check_model(model, custom_objects)
+    _check_model(model)
     if model_dir is not None:
         config = (config or RunConfig()).replace(model_dir=os.fspath(model_dir))
-    function = KerasModelFunction(model, custom_objects, metric_names_map, export_outputs)
+    function = _function_of(model, custom_objects, metric_names_map, export_outputs)
     return Estimator(function, config=config)
 
 
@@ -98,7 +98,7 @@ def _check_choice(model: Any, path: Any, checkpoint_format: Any) -> None:
         )
 
 
-def _check_model(model: Any, custom_objects: Mapping[str, Any] | None) -> None:
+def _check_model(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
             explain(
@@ -124,10 +124,14 @@ def _check_model(model: Any, custom_objects: Mapping[str, Any] | None) -> None:
                 fix="write them as a model function, or train by fit.",
             )
         )
-    if all(_is_of_keras(layer) for layer in flatten_layers(model)):
-        return
+
+
+def _function_of(model: keras.Model, *arguments: Any) -> KerasModelFunction:
+    """Makes the model function, and a copy to see that it can, unless it surely can."""
     try:
-        copy_of(model, custom_objects or {})
+        function = KerasModelFunction(model, *arguments)
+        if not all(map(_is_of_keras, flatten_layers(model))):
+            function.copy()
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
             explain(
@@ -138,6 +142,7 @@ def _check_model(model: Any, custom_objects: Mapping[str, Any] | None) -> None:
                 "custom_objects.",
             )
         ) from error
+    return function
 
 
 def _is_of_keras(layer: Any) -> bool:
