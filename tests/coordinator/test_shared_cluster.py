@@ -70,6 +70,7 @@ def member(task: tuple[str, int], ray: Any) -> Any:
     made._spec, made._task, made._ray, made._worker = ClusterSpec(_CLUSTER), task, ray, 0
     made._is_leader = task == ("chief", 0)
     made._closing = contextlib.ExitStack()
+    made._num_trainings = 0
     return made
 
 
@@ -93,6 +94,25 @@ def test_server_is_nowhere_known_once_the_leader_is_gone() -> None:
 
     gone._asked = ask
     assert gone._told_address(0) is None
+
+
+def test_workers_wait_until_the_leader_has_begun_a_training() -> None:
+    meeting = Meeting(b"", [])
+
+    def asked(method: str, *arguments: Any) -> Any:
+        return getattr(meeting, method)(*arguments)
+
+    leader, worker = member(("chief", 0), None), member(("worker", 0), None)
+    leader._asked = worker._asked = asked
+    assert [worker.next_training(), worker.next_training()] == [1, 2]
+    with pytest.raises(DeadlineExceededError, match=r"has not begun training 1 within 0.1 s"):
+        worker.wait_for_begin(1, 0.1)
+    leader.begin(2)
+    leader.begin(1)  # of a training that a late one comes to
+    worker.wait_for_begin(1, 0.1)
+    worker.wait_for_begin(2, 0.1)
+    with pytest.raises(DeadlineExceededError, match="has not begun training 3"):
+        worker.wait_for_begin(3, 0.1)
 
 
 def test_leader_waits_for_those_whose_machines_are_there(monkeypatch) -> None:

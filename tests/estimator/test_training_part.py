@@ -77,6 +77,12 @@ def test_chief_gives_servers_the_checkpoint_of_one_device(tmp_path) -> None:
 
 def test_workers_share_the_steps_and_the_chief_alone_saves(tmp_path) -> None:
     hooks = [Watching(), Watching()]
+    parts: list[tuple[int, int]] = []
+
+    def own_part(input_context: sg.InputContext) -> Any:
+        parts.append((input_context.input_pipeline_id, input_context.num_input_pipelines))
+        return endless()
+
     with own_strategies(2) as strategies:
         estimators = [
             estimator_of(tmp_path / f"{place}", strategy, save_checkpoints_steps=15)
@@ -84,11 +90,12 @@ def test_workers_share_the_steps_and_the_chief_alone_saves(tmp_path) -> None:
         ]
 
         def program(place: int) -> Any:
-            return lambda: estimators[place].train(endless, hooks=[hooks[place]], max_steps=40)
+            return lambda: estimators[place].train(own_part, hooks=[hooks[place]], max_steps=40)
 
         in_threads([program(0), program(1)])
     assert [hook.is_chief for hook in hooks] == [True, False]
     assert [hook.num_workers for hook in hooks] == [2, 2]
+    assert sorted(parts) == [(0, 2), (1, 2)]
     assert max(hooks[0].steps[-1], hooks[1].steps[-1]) in (40, 41)
     assert len(hooks[0].steps) + len(hooks[1].steps) in (40, 41)
     assert estimators[1].latest_checkpoint() is None

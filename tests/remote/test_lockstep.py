@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import json
 import os
 import threading
@@ -117,6 +118,12 @@ config = json.loads(os.environ["TF_CONFIG"])
 print(json.dumps(config), flush=True)
 open(sys.argv[1], "w").write(config["task"]["type"])
 """
+
+
+def test_answer_is_that_of_the_task_that_is_named(fake_ray, tmp_path) -> None:
+    plan = dataclasses.replace(_plan(_CONFIG), answers=("worker", 0))
+    (code, answer), _ = _run(JobPlan.from_json(plan.to_json()), tmp_path / "log")
+    assert (code, answer) == (0, b"worker")
 
 
 def test_each_task_has_its_place_in_a_cluster_of_free_ports(fake_ray, tmp_path) -> None:

@@ -124,6 +124,13 @@ def test_function_that_leaves_has_no_answer(fake_head) -> None:
         RemoteCluster(fake_head.url).run(exit, (4,))
 
 
+def test_answer_of_a_task_that_has_none_is_refused() -> None:
+    cluster = RemoteCluster({"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]})
+    words = r"answer_of=\('evaluator', 0\) is none of the tasks that call the function"
+    with pytest.raises(ValueError, match=words):
+        cluster.run(len, ("ab",), answer_of=("evaluator", 0))
+
+
 def test_what_cannot_be_sent_is_named() -> None:
     cluster = RemoteCluster("http://127.0.0.1:1")
     lock = threading.Lock()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import jax
@@ -73,11 +73,11 @@ class ModelBatches:
     """Iterates once over what an input function returns, distributed over replicas.
 
     Args:
-        input_fn: the input function, with its arguments.
+        input_fn: makes the dataset; given an `InputContext`.
         strategy: whose replicas take the batches in turn.
     """
 
-    def __init__(self, input_fn: InputFunction, strategy: Any) -> None:
+    def __init__(self, input_fn: Callable[[Any], Any], strategy: Any) -> None:
         with strategy.scope():
             distributed = strategy.distribute_datasets_from_function(input_fn)
             self._iterator: Iterator[Any] = iter(distributed)

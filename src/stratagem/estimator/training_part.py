@@ -8,6 +8,7 @@ from typing import Any
 from stratagem.checkpoint.together import is_first
 from stratagem.estimator.batches import InputFunction, ModelBatches
 from stratagem.estimator.model_step import ModelStep
+from stratagem.keras.dataset_creator import DatasetCreator, part_of
 
 __all__ = ["OwnProgram", "TrainingPart"]
 
@@ -108,6 +109,13 @@ class OwnProgram(TrainingPart):
     def num_workers(self) -> int:
         """How many processes train."""
         return self._num_workers
+
+    def batches(self, input_fn: InputFunction) -> Any:
+        """Returns the batches of this worker's part of the data."""
+        worker, num_workers = self._strategy.place
+        are_in_sync = self._strategy.serving.mode.num_needed > 0
+        own = part_of(DatasetCreator(input_fn), worker, num_workers, are_in_sync=are_in_sync)
+        return ModelBatches(own, self._strategy)
 
     def wait(self, limit_s: float) -> None:
         """Waits until the chief has begun this training."""
