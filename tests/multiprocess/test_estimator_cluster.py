@@ -171,7 +171,7 @@ def one_device(num_steps: int, global_batch_size: int) -> dict[str, np.ndarray]:
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     with jax.default_device(jax.devices("cpu")[0]):
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss)
         for step in range(num_steps):
             rows = np.arange(step * global_batch_size, (step + 1) * global_batch_size)
             picked = rows % estimated.NUM_TRAINED

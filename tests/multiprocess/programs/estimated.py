@@ -41,7 +41,7 @@ def model_fn(features: Any, labels: Any, mode: str) -> sg.estimator.EstimatorSpe
     return sg.estimator.EstimatorSpec(
         mode,
         loss=loss,
-        train_op=sg.estimator.minimize(keras.optimizers.SGD(0.1, momentum=0.9), loss),
+        train_op=sg.estimator.minimize(keras.optimizers.SGD(0.05, momentum=0.9), loss),
         eval_metric_ops={"accuracy": accuracy},
     )
 
