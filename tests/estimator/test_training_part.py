@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -56,6 +57,29 @@ def test_one_worker_makes_the_updates_of_one_device(tmp_path) -> None:
     for name, value in values_of(served).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
     assert served.evaluate(data)["global_step"] == 12
+
+
+def test_keras_model_is_trained_on_servers_as_on_one_device(tmp_path) -> None:
+    def trained(folder: Path, strategy: Any = None) -> dict[str, np.ndarray]:
+        keras.backend.clear_session()  # names begin anew
+        initializer = keras.initializers.GlorotUniform(seed=1)
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(3, "tanh", kernel_initializer=initializer)]
+        )
+        model.add(keras.layers.Dense(1, kernel_initializer=keras.initializers.Ones()))
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        estimator = sg.estimator.model_to_estimator(
+            model, model_dir=folder, config=sg.estimator.RunConfig(train_distribute=strategy)
+        )
+        estimator.train(endless, steps=5)
+        return values_of(estimator)
+
+    expected = trained(tmp_path / "alone")
+    with own_strategies(1) as (strategy,):
+        found = trained(tmp_path / "served", strategy)
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_chief_gives_servers_the_checkpoint_of_one_device(tmp_path) -> None:
