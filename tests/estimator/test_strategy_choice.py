@@ -10,6 +10,7 @@ import pytest
 import stratagem as sg
 from stratagem.estimator import strategy_choice
 from stratagem.estimator.strategy_choice import close_made, made_strategy, strategy_of_training
+from stratagem.remote.job_plan import JOB_VARIABLE
 from tests.coordinator.clusters import local_strategy
 
 
@@ -79,6 +80,14 @@ def test_cluster_with_servers_trains_on_them_where_nobody_asks_for_more(monkeypa
     strategy = strategy_of_training(sg.estimator.RunConfig())
     assert isinstance(strategy, sg.ParameterServerStrategy)
     assert strategy.absent_task == ("ps", 0)
+
+
+def test_what_a_client_has_sent_coordinates_the_workers(monkeypatch) -> None:
+    monkeypatch.setenv(JOB_VARIABLE, "1")
+    in_cluster(monkeypatch, "worker", chief=1, ps=1, worker=1)
+    strategy = strategy_of_training(sg.estimator.RunConfig())
+    assert isinstance(strategy, sg.ParameterServerStrategy)
+    assert strategy.absent_task == ("worker", 0)  # where it would train otherwise
 
 
 def test_workers_that_share_nothing_are_refused(monkeypatch) -> None:

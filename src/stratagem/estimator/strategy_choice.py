@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from stratagem import environment
 from stratagem.estimator.run_config import RunConfig
 from stratagem.messages import explain
+from stratagem.remote.job_plan import JOB_VARIABLE
 from stratagem.servers.closing import Closing
 from stratagem.strategies import ParameterServerStrategy, Strategy
 
@@ -37,7 +39,9 @@ def strategy_of_training(config: RunConfig) -> Strategy | None:
     """
     given = config.train_distribute
     if given is None and config.num_ps_replicas:
-        given = _ON_PARAMETER_SERVERS
+        # What a client has sent runs once in such a cluster, and not in each worker.
+        is_sent = environment.lookup(JOB_VARIABLE) is not None
+        given = ParameterServerStrategy if is_sent else _ON_PARAMETER_SERVERS
     if given is None and config.num_worker_replicas > 1:
         raise ValueError(
             explain(
