@@ -170,17 +170,17 @@ def head(folder: Path) -> Iterator[Head]:
     made = Head(folder, port)
     loop = asyncio.new_event_loop()
     runner = web.AppRunner(made.application(), access_log=None, shutdown_timeout=0.1)
-    is_ready = threading.Event()
+    is_ready, is_over = threading.Event(), asyncio.Event()
 
-    async def start() -> None:
+    async def run() -> None:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()
         is_ready.set()
+        await is_over.wait()
+        await runner.cleanup()
 
     def serve() -> None:
-        loop.run_until_complete(start())
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
+        loop.run_until_complete(run())
         loop.close()
 
     thread = threading.Thread(target=serve)
@@ -190,5 +190,5 @@ def head(folder: Path) -> Iterator[Head]:
         yield made
     finally:
         made.close()
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(is_over.set)
         thread.join()
