@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.estimator import CheckpointSaverHook, RunConfig, StopAtStepHook
-from stratagem.estimator.evaluation_record import write_eval_metrics
+from stratagem.estimator.loops.evaluation_record import write_eval_metrics
 from tests.estimator.hooks.fake_loop import FakeSession
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratagem.estimator.checkpoints import read_variable
+from stratagem.estimator.steps.checkpoints import read_variable
 from tests.multiprocess.cluster import PROGRAMS, addresses
 from tests.multiprocess.programs import estimated
 from tests.remote.living import descendants, wait_for_end

@@ -2,18 +2,8 @@
 
 from stratagem.estimator import experimental, export
 from stratagem.estimator.add_metrics import add_metrics
-from stratagem.estimator.distribute_config import DistributeConfig
-from stratagem.estimator.early_stopping import (
-    make_early_stopping_hook,
-    stop_if_higher_hook,
-    stop_if_lower_hook,
-    stop_if_no_decrease_hook,
-    stop_if_no_increase_hook,
-)
 from stratagem.estimator.estimator import Estimator
-from stratagem.estimator.evaluation_record import read_eval_metrics
-from stratagem.estimator.exported_model import ExportedModel, load_exported
-from stratagem.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
+from stratagem.estimator.exporting.exported_model import ExportedModel, load_exported
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
 from stratagem.estimator.heads import (
     BinaryClassHead,
@@ -43,8 +33,9 @@ from stratagem.estimator.hooks import (
     SummarySaverHook,
 )
 from stratagem.estimator.inputs import numpy_input_fn, pandas_input_fn
+from stratagem.estimator.keras_models.model_to_estimator import model_to_estimator
+from stratagem.estimator.loops.evaluation_record import read_eval_metrics
 from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.model_to_estimator import model_to_estimator
 from stratagem.estimator.named_values import identity
 from stratagem.estimator.premade import (
     BaselineClassifier,
@@ -60,12 +51,26 @@ from stratagem.estimator.premade import (
     LinearEstimator,
     LinearRegressor,
 )
-from stratagem.estimator.run_config import RunConfig
 from stratagem.estimator.scaffold import Scaffold
+from stratagem.estimator.settings.distribute_config import DistributeConfig
+from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.estimator.spec import EstimatorSpec
-from stratagem.estimator.train_and_evaluate import train_and_evaluate
+from stratagem.estimator.tasks.early_stopping import (
+    make_early_stopping_hook,
+    stop_if_higher_hook,
+    stop_if_lower_hook,
+    stop_if_no_decrease_hook,
+    stop_if_no_increase_hook,
+)
+from stratagem.estimator.tasks.exporters import (
+    BestExporter,
+    Exporter,
+    FinalExporter,
+    LatestExporter,
+)
+from stratagem.estimator.tasks.train_and_evaluate import train_and_evaluate
+from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
 from stratagem.estimator.train_op import Minimize, minimize
-from stratagem.estimator.train_spec import EvalSpec, TrainSpec
 from stratagem.estimator.warm_start import WarmStartSettings
 
 __all__ = [

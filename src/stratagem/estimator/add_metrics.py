@@ -8,8 +8,8 @@ from typing import Any
 
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.model_function import arguments_of
 from stratagem.estimator.spec import EstimatorSpec
+from stratagem.estimator.steps.model_function import arguments_of
 from stratagem.messages import explain
 
 __all__ = ["add_metrics"]

@@ -14,9 +14,6 @@ import keras
 import numpy as np
 
 from stratagem.checkpoint.together import done_by_first, is_first
-from stratagem.estimator import training
-from stratagem.estimator.batches import InputFunction, ModelBatches
-from stratagem.estimator.checkpoints import latest_checkpoint, read_names, read_variable
 from stratagem.estimator.estimator_arguments import (
     as_hooks,
     check_members,
@@ -25,27 +22,34 @@ from stratagem.estimator.estimator_arguments import (
     last_step_of,
     require_config,
 )
-from stratagem.estimator.evaluation_record import write_eval_metrics
-from stratagem.estimator.exporting import (
+from stratagem.estimator.exporting.export_programs import (
     check_receiver,
     make_variables,
     signatures_of,
     write_export,
 )
 from stratagem.estimator.hooks import SessionRunHook
-from stratagem.estimator.host_parts import HostParts
+from stratagem.estimator.loops import training
+from stratagem.estimator.loops.batches import InputFunction, ModelBatches
+from stratagem.estimator.loops.evaluation_record import write_eval_metrics
+from stratagem.estimator.loops.host_parts import HostParts
+from stratagem.estimator.loops.placed_model import PlacedModel, PlacedModels
+from stratagem.estimator.loops.session import HookedLoop, ModelSession
+from stratagem.estimator.loops.training_hooks import training_hooks
+from stratagem.estimator.loops.training_summaries import TrainingSummaries, write_results
 from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.model_function import ModelFunction
-from stratagem.estimator.model_step import hooks_of
-from stratagem.estimator.placed_model import PlacedModel, PlacedModels
-from stratagem.estimator.prediction import batches_of, check_keys, examples_of
-from stratagem.estimator.run_config import RunConfig
-from stratagem.estimator.session import HookedLoop, ModelSession
+from stratagem.estimator.settings.run_config import RunConfig
+from stratagem.estimator.settings.strategy_choice import (
+    close_made,
+    made_strategy,
+    strategy_of_training,
+)
 from stratagem.estimator.spec import EstimatorSpec
-from stratagem.estimator.standalone_client import remote_cluster_of, run_remotely
-from stratagem.estimator.strategy_choice import close_made, made_strategy, strategy_of_training
-from stratagem.estimator.training_hooks import training_hooks
-from stratagem.estimator.training_summaries import TrainingSummaries, write_results
+from stratagem.estimator.steps.checkpoints import latest_checkpoint, read_names, read_variable
+from stratagem.estimator.steps.model_function import ModelFunction
+from stratagem.estimator.steps.model_step import hooks_of
+from stratagem.estimator.steps.prediction import batches_of, check_keys, examples_of
+from stratagem.estimator.tasks.standalone_client import remote_cluster_of, run_remotely
 from stratagem.estimator.warm_start import as_warm_start, warm_start
 from stratagem.messages import explain
 

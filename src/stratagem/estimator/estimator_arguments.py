@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stratagem.estimator.hooks import SessionRunHook
-from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.messages import explain
 
 __all__ = [

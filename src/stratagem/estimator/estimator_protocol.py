@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.messages import explain
 
 __all__ = ["EstimatorProtocol", "check_estimator"]

@@ -1,6 +1,6 @@
 """The names of `tf.estimator.experimental`: `sg.estimator.experimental.X` is `sg.estimator.X`."""
 
-from stratagem.estimator.early_stopping import (
+from stratagem.estimator.tasks.early_stopping import (
     make_early_stopping_hook,
     stop_if_higher_hook,
     stop_if_lower_hook,

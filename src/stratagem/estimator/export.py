@@ -1,12 +1,12 @@
 """What `tf.estimator.export` has: inputs and outputs of exported models."""
 
-from stratagem.estimator.export_output import (
+from stratagem.estimator.exporting.export_output import (
     ClassificationOutput,
     ExportOutput,
     PredictOutput,
     RegressionOutput,
 )
-from stratagem.estimator.serving import (
+from stratagem.estimator.exporting.serving import (
     ServingInputReceiver,
     build_raw_serving_input_receiver_fn,
 )

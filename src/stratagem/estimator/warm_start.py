@@ -12,8 +12,8 @@ from typing import Any
 import keras
 
 from stratagem.checkpoint import Checkpoint
-from stratagem.estimator.checkpoints import VARIABLES, latest_checkpoint
-from stratagem.estimator.variable_store import VariableStore
+from stratagem.estimator.steps.checkpoints import VARIABLES, latest_checkpoint
+from stratagem.estimator.steps.variable_store import VariableStore
 from stratagem.messages import explain
 from stratagem.storage import is_whole
 

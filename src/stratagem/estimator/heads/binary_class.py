@@ -7,7 +7,11 @@ from typing import Any, Literal
 
 import keras
 
-from stratagem.estimator.export_output import ExportOutput, PredictOutput, RegressionOutput
+from stratagem.estimator.exporting.export_output import (
+    ExportOutput,
+    PredictOutput,
+    RegressionOutput,
+)
 from stratagem.estimator.feature_column.numeric import NumericColumn
 from stratagem.estimator.heads.class_head import ClassHead
 from stratagem.estimator.heads.labels import check_range, matching_labels

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem.estimator.export_output import ClassificationOutput
+from stratagem.estimator.exporting.export_output import ClassificationOutput
 from stratagem.estimator.feature_column.numeric import NumericColumn
 from stratagem.estimator.heads.head import Head
 from stratagem.estimator.heads.labels import check_vocabulary, class_names, label_ids

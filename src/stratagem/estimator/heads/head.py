@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.estimator.export_output import ExportOutput
+from stratagem.estimator.exporting.export_output import ExportOutput
 from stratagem.estimator.feature_column.numeric import NumericColumn, numeric_column
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.spec import EstimatorSpec

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import keras
 
-from stratagem.estimator.export_output import ExportOutput, PredictOutput
+from stratagem.estimator.exporting.export_output import ExportOutput, PredictOutput
 from stratagem.estimator.feature_column.numeric import NumericColumn
 from stratagem.estimator.heads.binary_class import BinaryClassHead
 from stratagem.estimator.heads.class_head import ClassHead

@@ -8,7 +8,11 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from stratagem.estimator.export_output import ExportOutput, PredictOutput, RegressionOutput
+from stratagem.estimator.exporting.export_output import (
+    ExportOutput,
+    PredictOutput,
+    RegressionOutput,
+)
 from stratagem.estimator.feature_column.numeric import NumericColumn
 from stratagem.estimator.heads.head import Head
 from stratagem.estimator.heads.labels import matching_labels

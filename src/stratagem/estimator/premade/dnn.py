@@ -13,7 +13,7 @@ from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.premade.networks import DeepNetwork
 from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_maker
 from stratagem.estimator.premade.premade_estimator import PremadeEstimator, columns_of
-from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.estimator.spec import EstimatorSpec
 
 __all__ = ["DNNClassifier", "DNNEstimator", "DNNRegressor"]

@@ -11,9 +11,9 @@ import numpy as np
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.feature_column.columns import FeatureColumn, check_columns, encode_groups
 from stratagem.estimator.heads.head import Head
-from stratagem.estimator.host_parts import HostParts
+from stratagem.estimator.loops.host_parts import HostParts
 from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.messages import explain
 
 __all__ = ["EXAMPLES", "PremadeEstimator", "columns_of"]

@@ -1,0 +1,207 @@
+"""The model function of a compiled Keras model: a copy, with its loss, optimizer and metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from stratagem.estimator.exporting.export_output import PredictOutput
+from stratagem.estimator.keras_models.keras_batches import (
+    inputs_of,
+    outputs_by_name,
+    split_weights,
+    targets_of,
+)
+from stratagem.estimator.mode_keys import ModeKeys
+from stratagem.estimator.scaffold import Scaffold
+from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
+from stratagem.estimator.train_op import minimize
+from stratagem.keras.private import (
+    compile_arguments,
+    flatten_layers,
+    named_metrics,
+    takes_training,
+    total_loss,
+)
+from stratagem.messages import explain
+
+__all__ = ["KerasModelFunction"]
+
+_METRICS = ("metrics", "weighted_metrics")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Recipe:
+    """What it takes to make another object like one of Keras's.
+
+    Unlike the object itself it can be sent to another process whatever the object is.
+    """
+
+    kind: Any
+    config: dict[str, Any]
+
+    @classmethod
+    def of(cls, made: Any) -> _Recipe:
+        return cls(type(made), made.get_config())
+
+    def make(self) -> Any:
+        # Keras takes the dicts apart that it makes a model of.
+        own = keras.tree.map_structure(lambda leaf: leaf, self.config)
+        return self.kind.from_config(own)
+
+
+class KerasModelFunction:
+    """Makes a copy of a compiled Keras model in each call, as a model function makes its layers.
+
+    Args:
+        model: the model as it is now: what becomes of it later makes no difference.
+        custom_objects: classes and functions by the names in the model's configuration.
+        metric_names: new names of all metrics by Keras's names; None for Keras's.
+        export_outputs: classes of export outputs by the names of outputs.
+    """
+
+    gives_values = True
+
+    def __init__(
+        self,
+        model: keras.Model,
+        custom_objects: Mapping[str, Any] | None,
+        metric_names: Mapping[str, str] | None,
+        export_outputs: Mapping[str, Callable[[Any], Any]] | None,
+    ) -> None:
+        optimizer: Any = model.optimizer
+        layers = {type(layer).__name__: type(layer) for layer in flatten_layers(model)}
+        self._objects = {**layers, **(custom_objects or {})}
+        self._metric_names = None if metric_names is None else dict(metric_names)
+        self._export_outputs = dict(export_outputs or {})
+        self._model = _Recipe.of(model)
+        self._optimizer = _Recipe.of(optimizer)
+        self._compiled = compile_arguments(model)
+        for name in _METRICS:
+            self._compiled[name] = keras.tree.map_structure(_recipe_of_metric, self._compiled[name])
+        self._weights = _values(model.variables)
+        self._slots = _values(optimizer.variables) if optimizer.built else []
+
+    def copy(self) -> Any:
+        """Returns a model of the same configuration, with new variables; it is not compiled."""
+        with keras.saving.custom_object_scope(self._objects):
+            return self._model.make()
+
+    def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        """Builds the copy's step for a mode.
+
+        Args:
+            features: an array, a list, or a dict by the names of the model's inputs; or a dict of
+                `features` and `sample_weights`.
+            labels: an array, a list, or a dict by the names of its outputs.
+            mode: one of `ModeKeys`.
+        """
+        features, weights = split_weights(features)
+        model = self.copy()
+        if mode != ModeKeys.PREDICT:
+            with keras.saving.custom_object_scope(self._objects):
+                self._compile(model, with_metrics=mode == ModeKeys.EVAL)
+        x = inputs_of(model, features)
+        is_training = mode == ModeKeys.TRAIN
+        outputs = model(x, training=is_training) if takes_training(model) else model(x)
+        predictions = outputs_by_name(model, outputs)
+        spec: dict[str, Any] = {
+            "predictions": predictions,
+            "export_outputs": self._exported(predictions),
+            "scaffold": Scaffold(lambda scaffold, session: self._start(model)),
+        }
+        if mode == ModeKeys.PREDICT:
+            return EstimatorSpec(mode, **spec)
+        y = targets_of(model, outputs, labels, "labels")
+        weights = targets_of(model, outputs, weights, "sample_weights")
+        loss = total_loss(model, x, y, outputs, weights, training=is_training)
+        if is_training:
+            train_op = minimize(model.optimizer, loss, model.trainable_variables)
+            return EstimatorSpec(mode, loss=loss, train_op=train_op, **spec)
+        model.compute_metrics(x, y, outputs, weights)
+        metrics = self._renamed(named_metrics(model))
+        return EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics, **spec)
+
+    def _compile(self, model: Any, *, with_metrics: bool) -> None:
+        metrics: dict[str, Any] = {
+            name: keras.tree.map_structure(_made_metric, self._compiled[name])
+            for name in _METRICS
+            if with_metrics
+        }
+        # Not the model's own compile, which may take other arguments.
+        keras.Model.compile(
+            model,
+            optimizer=self._optimizer.make(),
+            loss=self._compiled["loss"],
+            loss_weights=self._compiled["loss_weights"],
+            auto_scale_loss=False,  # where it is to be, the optimizer scales already
+            **metrics,
+        )
+
+    def _start(self, copy: Any) -> None:
+        """Gives the variables of a copy the values of the given model."""
+        targets = list(copy.variables)
+        if self._weights:
+            _assign_all(targets, self._weights, copy)
+        if self._slots and copy.optimizer is not None and copy.optimizer.built:
+            _assign_all(list(copy.optimizer.variables), self._slots, copy)
+
+    def _renamed(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        names = self._metric_names
+        if names is None:
+            return metrics
+        if set(names) != set(metrics):
+            raise ValueError(
+                explain(
+                    f"metric_names_map has the names {sorted(names)}.",
+                    expected=f"each metric of the Keras model: {sorted(metrics)}.",
+                    fix="name them all, as Keras does, and no others; losses are not among them.",
+                )
+            )
+        return {names[name]: metric for name, metric in metrics.items()}
+
+    def _exported(self, predictions: dict[str, Any]) -> dict[str, Any]:
+        unknown = sorted(set(self._export_outputs) - set(predictions))
+        if unknown:
+            raise ValueError(
+                explain(
+                    f"export_outputs has the names {unknown}.",
+                    expected=f"names of the Keras model's outputs: {sorted(predictions)}.",
+                    fix="correct them.",
+                )
+            )
+        own = {name: make(predictions[name]) for name, make in self._export_outputs.items()}
+        return {DEFAULT_SIGNATURE: PredictOutput(predictions), **own}
+
+
+def _recipe_of_metric(metric: Any) -> Any:
+    """Of a metric of `compile`; names and functions are as good as their recipes."""
+    return _Recipe.of(metric) if isinstance(metric, keras.metrics.Metric) else metric
+
+
+def _made_metric(recipe: Any) -> Any:
+    return recipe.make() if isinstance(recipe, _Recipe) else recipe
+
+
+def _values(variables: list[Any]) -> list[np.ndarray]:
+    return [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+
+
+def _assign_all(targets: list[Any], values: list[np.ndarray], copy: keras.Model) -> None:
+    shapes = [tuple(target.shape) for target in targets]
+    if shapes != [value.shape for value in values]:
+        raise ValueError(
+            explain(
+                f"A copy of {copy.name!r} has the variables {[one.path for one in targets]} of "
+                f"shapes {shapes}, and the given model has {[value.shape for value in values]}.",
+                expected="the same variables in the same order.",
+                fix="let get_config return all that decides about the model's layers, or pass a "
+                "model that has not been built.",
+            )
+        )
+    for target, value in zip(targets, values, strict=True):
+        target.assign(value)

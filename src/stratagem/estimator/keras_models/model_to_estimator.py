@@ -1,0 +1,150 @@
+"""model_to_estimator: a compiled Keras model as an Estimator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import keras
+
+from stratagem.estimator.estimator import Estimator
+from stratagem.estimator.keras_models.keras_model_function import KerasModelFunction
+from stratagem.estimator.settings.run_config import RunConfig
+from stratagem.keras.private import flatten_layers
+from stratagem.messages import explain
+
+__all__ = ["model_to_estimator"]
+
+_STEPS = ("train_step", "test_step", "predict_step")
+
+
+def model_to_estimator(
+    keras_model: keras.Model | None = None,
+    keras_model_path: str | os.PathLike[str] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    model_dir: str | os.PathLike[str] | None = None,
+    config: RunConfig | None = None,
+    checkpoint_format: Literal["checkpoint", "saver"] | None = None,
+    use_v2_estimator: bool = False,
+    metric_names_map: Mapping[str, str] | None = None,
+    export_outputs: Mapping[str, Callable[[Any], Any]] | None = None,
+) -> Estimator:
+    """Makes an Estimator of a compiled Keras model.
+
+    It trains copies of the model, which begin with its weights and its optimizer's state as they
+    are now; until then `evaluate` and `predict` use these. `input_fn` gives features and labels as
+    arrays, lists, or dicts by the names of inputs and outputs, in batches of one replica; weights
+    of examples as `{"features": x, "sample_weights": w}`. Predictions are a dict by output.
+
+    Args:
+        keras_model: the model; a subclassed one has `get_config` and `from_config`.
+        keras_model_path: instead, a saved one of any format that Keras loads.
+        custom_objects: classes and functions by the names in the model's configuration.
+        model_dir: the folder of checkpoints and summaries; before that of the config.
+        config: a `RunConfig`, which also names the strategies.
+        checkpoint_format: accepted; one format holds all that either of TensorFlow's did.
+        use_v2_estimator: accepted; there is one class of Estimators.
+        metric_names_map: new names of all metrics, by the names that Keras gives them.
+        export_outputs: by the names of outputs what makes an export output of a prediction, such
+            as `sg.estimator.export.RegressionOutput`.
+
+    Returns:
+        The Estimator.
+
+    Raises:
+        TypeError: no Keras model.
+        ValueError: no model, or two; one that is not compiled, cannot be copied, or has steps of
+            its own; or another format.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="sum")])
+        >>> model.compile("sgd", "mse", metrics=["mae"])
+        >>> data = lambda: (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+        >>> estimator = sg.estimator.model_to_estimator(model).train(data, steps=2)
+        >>> sorted(estimator.evaluate(data, steps=1))
+        ['global_step', 'loss', 'mae']
+
+    Source: tensorflow/estimator keras_lib.py, model_to_estimator.
+    """
+    del use_v2_estimator
+    _check_choice(keras_model, keras_model_path, checkpoint_format)
+    model: Any = keras_model
+    if keras_model_path is not None:
+        model = keras.saving.load_model(keras_model_path, custom_objects)
+    _check_model(model)
+    if model_dir is not None:
+        config = (config or RunConfig()).replace(model_dir=os.fspath(model_dir))
+    function = _function_of(model, custom_objects, metric_names_map, export_outputs)
+    return Estimator(function, config=config)
+
+
+def _check_choice(model: Any, path: Any, checkpoint_format: Any) -> None:
+    if (model is None) == (path is None):
+        raise ValueError(
+            explain(
+                f"model_to_estimator received keras_model={model!r} and keras_model_path={path!r}.",
+                expected="one of both.",
+                fix="pass the model, or the path of a saved one.",
+            )
+        )
+    if checkpoint_format not in (None, "checkpoint", "saver"):
+        raise ValueError(
+            explain(
+                f"checkpoint_format={checkpoint_format!r}.",
+                expected='None, "checkpoint" or "saver".',
+                fix="leave it out: all of them mean the same here.",
+            )
+        )
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            explain(
+                f"keras_model={model!r} is of type {type(model).__name__}.",
+                expected="a Keras model.",
+                fix="pass keras_model_path=... for a saved one.",
+            )
+        )
+    if not model.compiled or model.optimizer is None:
+        raise ValueError(
+            explain(
+                f"The Keras model {model.name!r} is not compiled.",
+                expected="a model with an optimizer and losses.",
+                fix="call model.compile(optimizer, loss) before model_to_estimator.",
+            )
+        )
+    own = [name for name in _STEPS if getattr(type(model), name) is not getattr(keras.Model, name)]
+    if own:
+        raise ValueError(
+            explain(
+                f"The Keras model {model.name!r} has its own {own}, which no Estimator calls.",
+                expected="a model whose steps are Keras's; compute_loss may be its own.",
+                fix="write them as a model function, or train by fit.",
+            )
+        )
+
+
+def _function_of(model: keras.Model, *arguments: Any) -> KerasModelFunction:
+    """Makes the model function, and a copy to see that it can, unless it surely can."""
+    try:
+        function = KerasModelFunction(model, *arguments)
+        if not all(map(_is_of_keras, flatten_layers(model))):
+            function.copy()
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            explain(
+                f"The Keras model {model.name!r} of class {type(model).__name__} cannot be copied: "
+                f"{error}",
+                expected="a subclassed model with `get_config` and `from_config` that work.",
+                fix="return the arguments of __init__ from get_config, and name custom layers in "
+                "custom_objects.",
+            )
+        ) from error
+    return function
+
+
+def _is_of_keras(layer: Any) -> bool:
+    is_own = type(layer).__module__.partition(".")[0] == "keras"
+    return is_own and not isinstance(layer, keras.layers.Lambda)

@@ -1,0 +1,343 @@
+"""What is exported when a checkpoint was evaluated: the best, the latest, the last."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stratagem.estimator.loops.evaluation_record import read_eval_metrics
+from stratagem.messages import explain
+
+__all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Exporter(abc.ABC):
+    """Exports an Estimator after an evaluation, if it finds that right.
+
+    Source: tensorflow/estimator exporter.py, Exporter.
+    """
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The name of the folder, below `export` in that of the model."""
+
+    @abc.abstractmethod
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Exports, or does not.
+
+        Args:
+            estimator: the Estimator.
+            export_path: the exporter's own folder.
+            checkpoint_path: the checkpoint that was evaluated.
+            eval_result: what evaluation has given.
+            is_the_final_export: whether training has ended; always False where it has no
+                `max_steps`.
+
+        Returns:
+            The path of the export; None for none.
+        """
+
+
+class _ServingExporter(Exporter):
+    """What all exporters of the inference function have.
+
+    Args:
+        name: of the folder.
+        serving_input_receiver_fn: tells what the exported function takes.
+        assets_extra: destination to source of files to go with it.
+        as_text: whether to write the program in a readable form, too.
+        exports_to_keep: how many exports stay; None for all.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], Any] | None,
+        assets_extra: Mapping[str, str] | None,
+        as_text: bool,
+        exports_to_keep: int | None,
+    ) -> None:
+        if serving_input_receiver_fn is not None and not callable(serving_input_receiver_fn):
+            raise TypeError(
+                explain(
+                    f"serving_input_receiver_fn={serving_input_receiver_fn!r} cannot be called.",
+                    expected="a function without arguments that returns a ServingInputReceiver.",
+                    fix="pass sg.estimator.build_raw_serving_input_receiver_fn(features).",
+                )
+            )
+        if exports_to_keep is not None and exports_to_keep < 1:
+            raise ValueError(
+                explain(
+                    f"exports_to_keep={exports_to_keep} is out of range.",
+                    expected="a number of at least 1, or None for all.",
+                    fix="correct exports_to_keep.",
+                )
+            )
+        self._name = name
+        self._receiver_fn = serving_input_receiver_fn
+        self._assets_extra = assets_extra
+        self._as_text = as_text
+        self._exports_to_keep = exports_to_keep
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self._name
+
+    def _export(self, estimator: Any, export_path: str, checkpoint_path: str) -> str:
+        path = estimator.export_saved_model(
+            export_path,
+            self._receiver_fn,
+            assets_extra=self._assets_extra,
+            as_text=self._as_text,
+            checkpoint_path=checkpoint_path,
+        )
+        self._remove_old(Path(export_path))
+        return path
+
+    def _remove_old(self, folder: Path) -> None:
+        if self._exports_to_keep is None or not folder.is_dir():
+            return
+        exports = [path for path in folder.iterdir() if path.name.isdecimal()]
+        for path in sorted(exports, key=lambda path: int(path.name))[: -self._exports_to_keep]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _loss_smaller(best_eval_result: Any, current_eval_result: Any) -> bool:
+    for result in (best_eval_result, current_eval_result):
+        if not result or "loss" not in result:
+            raise ValueError(
+                explain(
+                    f"An evaluation without a loss is to be compared: {result!r}.",
+                    expected="a result with the key 'loss'.",
+                    fix="pass BestExporter a compare_fn that compares another metric.",
+                )
+            )
+    return bool(best_eval_result["loss"] > current_eval_result["loss"])
+
+
+class BestExporter(_ServingExporter):
+    """Exports each checkpoint that is better than all before it.
+
+    It knows of those that an earlier run of the program has evaluated.
+
+    Args:
+        name: of the folder.
+        serving_input_receiver_fn: tells what the exported function takes.
+        event_file_pattern: the files of evaluations, below the folder of the model: those in the
+            same folder are read. None for the evaluations of this run alone.
+        compare_fn: called with `best_eval_result` and `current_eval_result`; returns whether the
+            current one is better. Without it the loss has to be smaller.
+        assets_extra: destination to source of files to go with the export.
+        as_text: whether to write the program in a readable form, too.
+        exports_to_keep: how many exports stay; None for all.
+
+    Raises:
+        TypeError: a `serving_input_receiver_fn` that cannot be called.
+        ValueError: a `compare_fn` with other arguments, or `exports_to_keep` below 1.
+
+    Example:
+        >>> exporter = sg.estimator.BestExporter(
+        ...     compare_fn=lambda best_eval_result, current_eval_result:
+        ...         best_eval_result["accuracy"] < current_eval_result["accuracy"])
+        >>> exporter.name
+        'best_exporter'
+
+    Source: tensorflow/estimator exporter.py, BestExporter.
+    """
+
+    def __init__(
+        self,
+        name: str = "best_exporter",
+        serving_input_receiver_fn: Callable[[], Any] | None = None,
+        event_file_pattern: str | None = "eval/*.tfevents.*",
+        compare_fn: Callable[..., bool] = _loss_smaller,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
+        _check_comparison(compare_fn)
+        self._is_better = compare_fn
+        self._pattern = event_file_pattern
+        self._model_dir: str | None = None
+        self._best: Mapping[str, Any] | None = None
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Exports what is better than all before.
+
+        Args:
+            estimator: the Estimator.
+            export_path: the exporter's folder.
+            checkpoint_path: the checkpoint that was evaluated.
+            eval_result: what evaluation has given.
+            is_the_final_export: not used.
+
+        Returns:
+            The path of the export; None for none.
+        """
+        if self._pattern and self._model_dir != estimator.model_dir:
+            self._model_dir = estimator.model_dir
+            self._best = self._best_before(Path(estimator.model_dir), eval_result)
+        if self._best is not None and not self._better(self._best, eval_result):
+            return None
+        self._best = eval_result
+        _logger.info("Exporting the best model so far: %s.", checkpoint_path)
+        return self._export(estimator, export_path, checkpoint_path)
+
+    def _best_before(self, model_dir: Path, current: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The best of the record; the current evaluation stands in it, too, and does not count."""
+        best = None
+        assert self._pattern is not None
+        for folder in sorted(model_dir.glob(str(Path(self._pattern).parent))):
+            for step, result in read_eval_metrics(folder).items():
+                if step == current.get("global_step"):
+                    continue
+                if best is None or self._better(best, result):
+                    best = result
+        return best
+
+    def _better(self, best: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+        return self._is_better(best_eval_result=best, current_eval_result=current)
+
+
+class LatestExporter(_ServingExporter):
+    """Exports each checkpoint that is evaluated.
+
+    Args:
+        name: of the folder.
+        serving_input_receiver_fn: tells what the exported function takes.
+        assets_extra: destination to source of files to go with the export.
+        as_text: whether to write the program in a readable form, too.
+        exports_to_keep: how many exports stay; None for all.
+
+    Raises:
+        TypeError: a `serving_input_receiver_fn` that cannot be called.
+        ValueError: `exports_to_keep` below 1.
+
+    Example:
+        >>> sg.estimator.LatestExporter("latest", lambda: None).name
+        'latest'
+
+    Source: tensorflow/estimator exporter.py, LatestExporter.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Exports.
+
+        Args:
+            estimator: the Estimator.
+            export_path: the exporter's folder.
+            checkpoint_path: the checkpoint that was evaluated.
+            eval_result: not used.
+            is_the_final_export: not used.
+
+        Returns:
+            The path of the export.
+        """
+        return self._export(estimator, export_path, checkpoint_path)
+
+
+class FinalExporter(_ServingExporter):
+    """Exports the last checkpoint, when training has reached `max_steps`.
+
+    Args:
+        name: of the folder.
+        serving_input_receiver_fn: tells what the exported function takes.
+        assets_extra: destination to source of files to go with the export.
+        as_text: whether to write the program in a readable form, too.
+
+    Raises:
+        TypeError: a `serving_input_receiver_fn` that cannot be called.
+
+    Example:
+        >>> sg.estimator.FinalExporter("final", lambda: None).name
+        'final'
+
+    Source: tensorflow/estimator exporter.py, FinalExporter.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+    ) -> None:
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, None)
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Exports at the end.
+
+        Args:
+            estimator: the Estimator.
+            export_path: the exporter's folder.
+            checkpoint_path: the checkpoint that was evaluated.
+            eval_result: not used.
+            is_the_final_export: whether training has ended.
+
+        Returns:
+            The path of the export; None before the end.
+        """
+        if not is_the_final_export:
+            return None
+        return self._export(estimator, export_path, checkpoint_path)
+
+
+def _check_comparison(compare_fn: Any) -> None:
+    wanted = {"best_eval_result", "current_eval_result"}
+    names = set(inspect.signature(compare_fn).parameters) if callable(compare_fn) else set()
+    if names != wanted:
+        raise ValueError(
+            explain(
+                f"compare_fn={compare_fn!r} has the arguments {sorted(names)}.",
+                expected=f"a function with exactly {sorted(wanted)}.",
+                fix="rename them: they are passed by name.",
+            )
+        )

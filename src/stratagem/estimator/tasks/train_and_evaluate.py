@@ -1,0 +1,149 @@
+"""Trains and evaluates: in one process, or as the task of a cluster that this process is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stratagem.estimator.estimator_protocol import EstimatorProtocol, check_estimator
+from stratagem.estimator.settings.run_config import RunConfig
+from stratagem.estimator.settings.strategy_choice import close_made, strategy_of_training
+from stratagem.estimator.tasks.checkpoint_evaluation import (
+    CheckpointEvaluation,
+    CheckpointEvaluator,
+    EvaluationListener,
+)
+from stratagem.estimator.tasks.evaluator_task import run_evaluator
+from stratagem.estimator.tasks.standalone_client import remote_cluster_of, run_remotely
+from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
+from stratagem.group import current_group
+from stratagem.messages import explain
+from stratagem.remote import run_standard_server
+from stratagem.strategies import ServedStrategy
+
+__all__ = ["train_and_evaluate"]
+
+_logger = logging.getLogger(__name__)
+
+_Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
+
+
+def train_and_evaluate(
+    estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> _Results:
+    """Trains an Estimator and evaluates its checkpoints; one program for all tasks of a cluster.
+
+    By itself a process trains, evaluates after a checkpoint, not more often than
+    `eval_spec.throttle_secs`, and evaluates the last one. How often checkpoints are written is the
+    `RunConfig`'s. In a cluster that `TF_CONFIG` describes, chief and workers train, parameter
+    servers serve until the training has ended, and the evaluator evaluates what is saved until
+    `max_steps`; without an evaluator nothing is evaluated. With
+    `DistributeConfig(remote_cluster=...)` all of that happens on the cluster.
+
+    Args:
+        estimator: the Estimator; all tasks share its folder.
+        train_spec: how to train.
+        eval_spec: how to evaluate, and what to export.
+
+    Returns:
+        The metrics of the last evaluation, and what each exporter returned for it. None for both
+        where this task evaluated nothing, or the training had reached `max_steps` before.
+
+    Raises:
+        TypeError: another type of any argument.
+        DeadlineExceededError: an evaluator got no checkpoint in time.
+        ValueError: several workers, and nothing by which they train one model.
+
+    Example::
+
+        train_spec = sg.estimator.TrainSpec(train_input_fn, max_steps=10_000)
+        eval_spec = sg.estimator.EvalSpec(eval_input_fn, steps=None, throttle_secs=60)
+        metrics, exports = sg.estimator.train_and_evaluate(estimator, train_spec, eval_spec)
+
+    Source: tensorflow/estimator training.py, train_and_evaluate.
+    """
+    check_estimator(estimator)
+    _check_spec("train_spec", train_spec, TrainSpec)
+    _check_spec("eval_spec", eval_spec, EvalSpec)
+    if remote_cluster_of(estimator.config) is not None:
+        return run_remotely(estimator, _train_and_evaluate_there, (train_spec, eval_spec))
+    task_type = estimator.config.task_type
+    if task_type == "evaluator":
+        return _results(run_evaluator(estimator, train_spec, eval_spec))
+    if task_type == "ps":
+        run_standard_server().join()
+        return None, None
+    if estimator.config.cluster_spec:
+        _play_part_in_cluster(estimator, train_spec)
+        return None, None
+    return _train_and_evaluate_here(estimator, train_spec, eval_spec)
+
+
+def _train_and_evaluate_there(
+    estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> _Results:
+    """What a client has each task do. A coordinator is the only one that has the program."""
+    if estimator.config.num_ps_replicas:
+        return _train_and_evaluate_here(estimator, train_spec, eval_spec)
+    return train_and_evaluate(estimator, train_spec, eval_spec)
+
+
+def _play_part_in_cluster(estimator: EstimatorProtocol, train_spec: TrainSpec) -> None:
+    """Trains, or serves where another task coordinates the training."""
+    strategy = strategy_of_training(estimator.config)
+    if isinstance(strategy, ServedStrategy) and strategy.absent_task is not None:
+        run_standard_server().join()
+        return
+    if not isinstance(strategy, ServedStrategy):
+        _require_lockstep(estimator.config)
+    is_chief = estimator.config.is_chief
+    _train(estimator, train_spec, (train_spec.saving_listeners or ()) if is_chief else ())
+    close_made()  # the parameter servers end with their leader, when all others have finished
+
+
+def _train_and_evaluate_here(
+    estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> _Results:
+    evaluator = CheckpointEvaluator(estimator, eval_spec, train_spec.max_steps)
+    listener = EvaluationListener(evaluator, eval_spec.throttle_secs)
+    _train(estimator, train_spec, [*(train_spec.saving_listeners or ()), listener])
+    return _results(listener.last)
+
+
+def _require_lockstep(config: RunConfig) -> None:
+    group = current_group()
+    num_together = 1 if group is None else group.num_processes
+    if num_together != config.num_worker_replicas:
+        raise ValueError(
+            explain(
+                f"This process is {config.task_type} {config.task_id} of a cluster of "
+                f"{config.num_worker_replicas} workers, of which {num_together} train together.",
+                expected="a strategy of all of them.",
+                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy).",
+            )
+        )
+
+
+def _train(estimator: EstimatorProtocol, spec: TrainSpec, listeners: Sequence[Any]) -> None:
+    estimator.train(
+        spec.input_fn,
+        hooks=list(spec.hooks or ()),
+        max_steps=spec.max_steps,
+        saving_listeners=list(listeners),
+    )
+
+
+def _results(evaluation: CheckpointEvaluation | None) -> _Results:
+    return (None, None) if evaluation is None else (evaluation.metrics, evaluation.exports)
+
+
+def _check_spec(name: str, spec: object, wanted: type) -> None:
+    if not isinstance(spec, wanted):
+        raise TypeError(
+            explain(
+                f"{name}={spec!r} is of type {type(spec).__name__}.",
+                expected=f"a {wanted.__name__}.",
+                fix=f"pass sg.estimator.{wanted.__name__}(input_fn, ...).",
+            )
+        )
