@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -196,6 +198,15 @@ def test_two_folders_are_refused(tmp_path) -> None:
     config = sg.estimator.RunConfig(model_dir=str(tmp_path / "a"))
     with pytest.raises(ValueError, match="is not the one of the config"):
         sg.estimator.Estimator(dense_classifier, tmp_path / "b", config)
+
+
+def test_an_evaluator_needs_the_folder_of_the_training(monkeypatch, tmp_path) -> None:
+    cluster = {"chief": ["a:1"], "evaluator": ["b:1"]}
+    task = {"type": "evaluator", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    with pytest.raises(ValueError, match="evaluator of a cluster was given no model_dir"):
+        sg.estimator.Estimator(dense_classifier)
+    assert sg.estimator.Estimator(dense_classifier, tmp_path).model_dir == str(tmp_path)
 
 
 def test_a_config_of_another_type_is_refused() -> None:

@@ -74,9 +74,21 @@ def folder_of(model_dir: str | os.PathLike[str] | None, config: RunConfig) -> st
         model_dir: what it was given.
         config: which may name one, too.
 
+    Returns:
+        The folder; None where nobody names one.
+
     Raises:
-        ValueError: both name one, and they differ.
+        ValueError: both name one, and they differ; or an evaluator has none, which would wait for
+            checkpoints in a folder of its own.
     """
+    if model_dir is None and config.model_dir is None and config.task_type == "evaluator":
+        raise ValueError(
+            explain(
+                "The evaluator of a cluster was given no model_dir.",
+                expected="the folder of the training, which all tasks share.",
+                fix="pass model_dir to the Estimator, in every task the same.",
+            )
+        )
     if model_dir is None:
         return config.model_dir
     folder = os.fspath(model_dir)
