@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -136,7 +137,7 @@ def test_what_is_large_is_in_pinned_memory_in_parts_and_tables_are_on_the_host()
     assert memory_of(model.get_layer("wide").kernel) == PINNED
     fitted(model)
     places = {
-        variable.path.removeprefix("adagrad/"): (
+        re.sub(r"^adagrad(_\d+)?/", "", variable.path): (
             memory_of(variable),
             len(variable.kept.devices()),
             variable.kept.addressable_shards[0].data.shape,
