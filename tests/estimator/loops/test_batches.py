@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.loops.batches import ModelBatches
+from stratagem.estimator.loops.batches import InputFunction, ModelBatches
+from stratagem.estimator.loops.host_parts import HostParts
 
 STRATEGY = sg.OneDeviceStrategy("cpu:0")
 
 
 def batches(input_fn, *, repeats=True):
-    return ModelBatches(input_fn, STRATEGY, "train", None, None, repeats=repeats)
+    source = InputFunction(input_fn, "train", None, None, HostParts(), repeats=repeats)
+    return ModelBatches(source, STRATEGY)
 
 
 def test_features_and_labels_are_told_apart() -> None:
