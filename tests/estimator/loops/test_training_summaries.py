@@ -11,8 +11,8 @@ from tensorboard.util import tensor_util
 
 import stratagem as sg
 from stratagem.estimator.loops import training_summaries
+from tests.estimator.loops.test_training import Losses, two_players
 from tests.estimator.model_functions import dataset_of, dense_classifier, estimator_of, examples
-from tests.estimator.test_training import Losses, two_players
 
 X, Y = examples(32)
 
