@@ -21,12 +21,16 @@ def _environment() -> dict[str, str]:
 
 
 def _settings() -> dict[str, Any]:
-    """Keras is looked at only where a test has loaded it; until then it is as it starts."""
+    """Keras and summaries are looked at only where a test has loaded them."""
+    summaries = sys.modules.get("stratagem.summary.settings")
+    summary_settings = summaries and summaries.current_settings()
     keras = sys.modules.get("keras")
     loaded = keras is not None and hasattr(keras, "distribution")
     return {
         "a strategy is current": stratagem.has_strategy(),
         "current strategy": id(stratagem.get_strategy()),
+        "summary writer": summary_settings and summary_settings.writer.value,
+        "summary step": summary_settings and summary_settings.step.value,
         "runs eagerly": stratagem.config.runs_eagerly(),
         "Keras distribution": keras.distribution.distribution() if loaded else None,
         "Keras dtype policy": keras.config.dtype_policy().name if loaded else "float32",

@@ -32,21 +32,26 @@ class Tasks:
     """
 
     def __init__(
-        self, jobs: Mapping[str, int], folder: Path, max_steps: int, strategy: str = ""
+        self,
+        jobs: Mapping[str, int],
+        folder: Path,
+        max_steps: int,
+        strategy: str = "",
+        program: str = "estimated.py",
     ) -> None:
         found = iter(addresses(sum(jobs.values())))
         all_tasks = {job: [next(found) for _ in range(count)] for job, count in jobs.items()}
         self._evaluators = all_tasks.pop("evaluator", [])
         self._cluster = all_tasks
         self._folder = folder
-        self._arguments = [str(folder), str(max_steps), strategy]
+        self._command = [str(PROGRAMS / program), str(folder), str(max_steps), strategy]
         self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
 
     def start(self, kind: str, index: int = 0) -> None:
         config = {"cluster": self._cluster, "task": {"type": kind, "index": index}}
         with (self._folder / f"{kind}-{index}.log").open("ab") as log:
             self.processes[kind, index] = subprocess.Popen(
-                [sys.executable, str(PROGRAMS / "estimated.py"), *self._arguments],
+                [sys.executable, *self._command],
                 env={
                     **os.environ,
                     "TF_CONFIG": json.dumps(config),
@@ -94,11 +99,15 @@ class Tasks:
 
 @contextmanager
 def tasks(
-    jobs: Mapping[str, int], folder: Path, max_steps: int, strategy: str = ""
+    jobs: Mapping[str, int],
+    folder: Path,
+    max_steps: int,
+    strategy: str = "",
+    program: str = "estimated.py",
 ) -> Iterator[Tasks]:
     """All tasks, started; whatever is left of them is killed, and nothing of them stays."""
     before = descendants(os.getpid())
-    made = Tasks(jobs, folder, max_steps, strategy)
+    made = Tasks(jobs, folder, max_steps, strategy, program)
     try:
         made.start_all()
         yield made

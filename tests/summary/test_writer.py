@@ -5,12 +5,20 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import stratagem as sg
+from stratagem.summary import settings
 from tests.summary.events import Read
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_the_default() -> Iterator[None]:
+    with settings.setting():
+        yield
 
 
 def test_file_is_made_with_the_first_summary(tmp_path: Path) -> None:
@@ -36,18 +44,14 @@ def test_init_makes_it_at_once(tmp_path: Path) -> None:
 def test_flush_and_a_full_queue_give_summaries_to_readers(tmp_path: Path) -> None:
     writer = sg.summary.create_file_writer(tmp_path, max_queue=2, flush_millis=3_600_000)
     writer.set_as_default(step=0)
-    try:
+    sg.summary.scalar("a", 0.0)
+    assert Read(tmp_path).tags == []
+    writer.flush()
+    assert len(Read(tmp_path).tensors("a")) == 1
+    for _ in range(3):
         sg.summary.scalar("a", 0.0)
-        assert Read(tmp_path).tags == []
-        writer.flush()
-        assert len(Read(tmp_path).tensors("a")) == 1
-        for _ in range(3):
-            sg.summary.scalar("a", 0.0)
-        assert len(Read(tmp_path).tensors("a")) == 4
-    finally:
-        sg.summary.create_noop_writer().set_as_default()
-        sg.summary.experimental.set_step(None)
-        writer.close()
+    assert len(Read(tmp_path).tensors("a")) == 4
+    writer.close()
 
 
 def test_late_summary_takes_all_before_it_to_the_file(tmp_path: Path) -> None:
@@ -55,8 +59,6 @@ def test_late_summary_takes_all_before_it_to_the_file(tmp_path: Path) -> None:
     writer.set_as_default(step=0)
     sg.summary.scalar("a", 0.0)
     assert len(Read(tmp_path).tensors("a")) == 1
-    sg.summary.create_noop_writer().set_as_default()
-    sg.summary.experimental.set_step(None)
     writer.close()
 
 

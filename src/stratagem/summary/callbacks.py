@@ -20,33 +20,23 @@ from stratagem.context import get_replica_context
 from stratagem.summary.collector import current_collector, is_tracing, resolve
 from stratagem.summary.pending import begin_recording, write_values
 from stratagem.summary.settings import current_settings, latest_settings, note_callbacks
-from stratagem.summary.summary import Summary
+from stratagem.summary.summary import Summary, SummaryCall
 
 __all__ = ["hand_on", "stage"]
 
 
-def stage(
-    tag: str,
-    encode: Callable[[Any], Any],
-    data: Any,
-    step: Any,
-    reduce: Callable[[Any], Any] | None,
-) -> Any:
+def stage(call: SummaryCall) -> Any:
     """Has a summary written by the program that is being traced.
 
     Args:
-        tag: its name.
-        encode: makes a `Summary.Value` of its data.
-        data: array, or None where `encode` has it.
-        step: of the call.
-        reduce: what is computed of the data where it is recorded; None for nothing.
+        call: what was called.
 
     Returns:
         Whether it is recorded, as far as the program knows.
     """
     collector = current_collector()
     outer = current_settings() if collector is None else collector.settings
-    resolved = resolve(tag, encode, step, outer)
+    resolved = resolve(call, outer)
     if resolved is None:
         return False
     summary, values = resolved
@@ -56,10 +46,10 @@ def stage(
     context = get_replica_context()
     if context is not None and context.num_replicas_in_sync > 1:
         flags.append(jnp.asarray(context.replica_id_in_sync_group == 0))
-    if data is not None:
-        values["data"] = jax.lax.stop_gradient(jnp.asarray(data))
+    if call.data is not None:
+        values["data"] = jax.lax.stop_gradient(jnp.asarray(call.data))
     flag = functools.reduce(jnp.logical_and, flags) if flags else True
-    return _call_back(summary, values, flag, reduce)
+    return _call_back(summary, values, flag, call.reduce)
 
 
 def hand_on(summaries: Sequence[Summary], values: Sequence[Mapping[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 from stratagem.summary.settings import current_settings
-from stratagem.summary.summary import Summary
+from stratagem.summary.summary import Summary, SummaryCall
 
 __all__ = [
     "Collected",
@@ -174,37 +174,26 @@ class Collector:
         self.summaries.extend(summaries)
         self.values.extend(values)
 
-    def add(
-        self,
-        tag: str,
-        encode: Callable[[Any], Any],
-        data: Any,
-        step: Any,
-        reduce: Callable[[Any], Any] | None,
-    ) -> Any:
+    def add(self, call: SummaryCall) -> Any:
         """Keeps a summary.
 
         Args:
-            tag: its name.
-            encode: makes a `Summary.Value` of its data.
-            data: array, or None where `encode` has it.
-            step: of the call.
-            reduce: what is computed of the data where it is recorded; None for nothing.
+            call: what was called.
 
         Returns:
             Whether it is recorded, as far as the step knows; a traced boolean where it is one.
         """
-        resolved = resolve(tag, encode, step, self.settings)
+        resolved = resolve(call, self.settings)
         if resolved is None:
             return False
         summary, values = resolved
         flag = self._records
         if summary.has_condition:
             flag = values["is_recorded"] if flag is True else flag & values["is_recorded"]
-        if data is not None:
-            data = jax.lax.stop_gradient(jnp.asarray(data))
-            values["data"] = data if reduce is None else _where(flag, reduce, data)
-        if reduce is not None:
+        if call.data is not None:
+            data = jax.lax.stop_gradient(jnp.asarray(call.data))
+            values["data"] = data if call.reduce is None else _where(flag, call.reduce, data)
+        if call.reduce is not None:
             self._note_dear()
         self.extend([summary], [values])
         return flag
@@ -215,15 +204,11 @@ class Collector:
         self._are_dear = True
 
 
-def resolve(
-    tag: str, encode: Callable[[Any], Any], step: Any, outer: Any
-) -> tuple[Summary, dict[str, Any]] | None:
+def resolve(call: SummaryCall, outer: Any) -> tuple[Summary, dict[str, Any]] | None:
     """Finds out what is known of a summary where it is called.
 
     Args:
-        tag: its name.
-        encode: makes a `Summary.Value` of its data.
-        step: of the call.
+        call: what was called.
         outer: the settings outside of the step: they are asked again when it is called.
 
     Returns:
@@ -232,6 +217,7 @@ def resolve(
     """
     settings = current_settings()
     values: dict[str, Any] = {}
+    step = call.step
     if step is None:
         is_own = settings.step is not outer.step
         step = settings.step.value
@@ -249,8 +235,8 @@ def resolve(
     elif settings.condition is not outer.condition:
         values["is_recorded"] = jnp.ones((), bool)
     summary = Summary(
-        tag,
-        encode,
+        call.tag,
+        call.encode,
         writer=settings.writer.value if settings.writer is not outer.writer else None,
         step=None if step is None else int(step),
         has_traced_step="step" in values,

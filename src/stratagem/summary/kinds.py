@@ -21,7 +21,7 @@ from stratagem.summary.encoding import (
 )
 from stratagem.summary.pending import begin_recording, write_values
 from stratagem.summary.settings import checked_step, current_settings
-from stratagem.summary.summary import Summary
+from stratagem.summary.summary import Summary, SummaryCall
 
 __all__ = ["histogram", "image", "scalar", "text", "write"]
 
@@ -65,7 +65,7 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
     def encode(number: Any) -> Any:
         return tensor_value(name, np.asarray(number).astype(np.float32), "scalar", description)
 
-    return _record(name, encode, array, step)
+    return _record(SummaryCall(name, encode, array, step))
 
 
 def histogram(
@@ -120,7 +120,8 @@ def histogram(
         counted = histogram_buckets(np.asarray(array).astype(np.float64), num_buckets, np)
         return tensor_value(name, counted, "histogram", description)
 
-    return _record(name, encode, _real(data, name), step, reduce, encode_on_host)
+    call = SummaryCall(name, encode, _real(data, name), step, reduce)
+    return _record(call, encode_on_host)
 
 
 def image(
@@ -178,7 +179,7 @@ def image(
     def encode_on_host(array: Any) -> Any:
         return image_value(name, pixels(np.asarray(array)[:max_outputs], np), description)
 
-    return _record(name, encode, array, step, reduce, encode_on_host)
+    return _record(SummaryCall(name, encode, array, step, reduce), encode_on_host)
 
 
 def text(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
@@ -215,7 +216,11 @@ def text(name: str, data: Any, step: Any = None, description: str | None = None)
         )
     encoded = np.char.encode(strings, "utf-8") if strings.dtype.kind == "U" else strings
     as_objects = encoded.astype(object)
-    return _record(name, lambda _: tensor_value(name, as_objects, "text", description), None, step)
+
+    def encode(_: None) -> Any:
+        return tensor_value(name, as_objects, "text", description)
+
+    return _record(SummaryCall(name, encode, None, step))
 
 
 def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None) -> Any:
@@ -242,12 +247,13 @@ def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None) -> Any:
     array = _array(tensor)
     if isinstance(array, np.ndarray) and array.dtype.kind in "USO":
         strings = np.char.encode(array.astype(str), "utf-8").astype(object)
-        return _record(tag, lambda _: tensor_value(tag, strings, metadata=metadata), None, step)
+        call = SummaryCall(tag, lambda _: tensor_value(tag, strings, metadata=metadata), None, step)
+        return _record(call)
 
     def encode(array: Any) -> Any:
         return tensor_value(tag, np.asarray(array), metadata=metadata)
 
-    return _record(tag, encode, array, step)
+    return _record(SummaryCall(tag, encode, array, step))
 
 
 def _array(data: Any) -> Any:
@@ -271,38 +277,27 @@ def _real(data: Any, name: str) -> Any:
     return array
 
 
-def _record(
-    tag: str,
-    encode: Callable[[Any], Any],
-    data: Any,
-    step: Any,
-    reduce: Callable[[Any], Any] | None = None,
-    encode_on_host: Callable[[Any], Any] | None = None,
-) -> Any:
+def _record(call: SummaryCall, encode_on_host: Callable[[Any], Any] | None = None) -> Any:
     """Writes a summary here, or has it written by the step that is being traced.
 
     Args:
-        tag: its name.
-        encode: makes a `Summary.Value` of what `reduce` returns.
-        data: array, or None where `encode` has it.
-        step: of the call.
-        reduce: what is computed of the data on the device; None for nothing.
+        call: what was called.
         encode_on_host: makes a `Summary.Value` of the data itself; None where `encode` does.
     """
-    step = checked_step(step)
+    step = checked_step(call.step)
     if infers_shapes():
         return False
     collector = current_collector()
     if collector is not None and collector.is_at_its_own_level:
-        return collector.add(tag, encode, data, step, reduce)
-    if isinstance(data, Tracer) or is_tracing():
-        return stage(tag, encode, data, step, reduce)
+        return collector.add(call)
+    if isinstance(call.data, Tracer) or is_tracing():
+        return stage(call)
     settings = current_settings()
     if settings.writer.value is None:
         return False
     number = None if step is None else int(np.asarray(getattr(step, "value", step)))
-    summary = Summary(tag, encode_on_host or encode, step=number)
+    summary = Summary(call.tag, encode_on_host or call.encode, step=number)
     recording = begin_recording([summary])
     if recording is None:
         return False
-    return write_values(summary, {} if data is None else {"data": data}, recording)
+    return write_values(summary, {} if call.data is None else {"data": call.data}, recording)

@@ -1,4 +1,4 @@
-"""One call of `sg.summary.scalar` and its like, in a step or on the host."""
+"""One call of `sg.summary.scalar` and its like, and what a step's program knows of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,26 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Summary"]
+__all__ = ["Summary", "SummaryCall"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SummaryCall:
+    """What a caller says.
+
+    Args:
+        tag: name of the summary in TensorBoard.
+        encode: makes a `Summary.Value` of what `reduce` returns.
+        data: array, or None where `encode` has it.
+        step: an integer, traced or not; None for the default one.
+        reduce: what is computed of the data where it is recorded; None for nothing.
+    """
+
+    tag: str
+    encode: Callable[[Any], Any]
+    data: Any
+    step: Any
+    reduce: Callable[[Any], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

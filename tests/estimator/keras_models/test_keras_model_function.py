@@ -48,6 +48,23 @@ def test_copy_has_the_configuration_and_other_variables() -> None:
     assert not ours & theirs
 
 
+def test_what_is_sent_makes_no_variable_before_it_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A variable starts JAX, and processes in lockstep have to find each other before."""
+    sent = cloudpickle.dumps(_function(_model()))
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keras.Variable, "__init__", fail)
+        with pytest.raises(AssertionError):
+            keras.optimizers.Adam()
+        received = cloudpickle.loads(sent)
+    assert float(received(X, Y, "train").loss) > 0
+
+
 def test_spec_of_training_has_the_loss_of_the_model_and_a_copy_of_its_optimizer() -> None:
     model = _model()
     spec = _function(model)(X, Y, "train")

@@ -87,9 +87,8 @@ def estimator_of(folder: Path, strategy: str = "") -> sg.estimator.Estimator:
     return sg.estimator.Estimator(model_fn, config=config)
 
 
-def main(folder: Path, max_steps: int, strategy: str) -> None:
+def main(estimator: sg.estimator.Estimator, folder: Path, max_steps: int) -> None:
     """Plays the part of this process's task."""
-    estimator = estimator_of(folder, strategy)
     task = f"{estimator.config.task_type}-{estimator.config.task_id}"
     paced = Paced(folder / f"{task}-{os.getpid()}.steps")
     metrics, _ = sg.estimator.train_and_evaluate(
@@ -102,4 +101,5 @@ def main(folder: Path, max_steps: int, strategy: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    FOLDER = Path(sys.argv[1])
+    main(estimator_of(FOLDER, sys.argv[3]), FOLDER, int(sys.argv[2]))

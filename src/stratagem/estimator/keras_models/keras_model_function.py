@@ -80,9 +80,12 @@ class KerasModelFunction:
         self._export_outputs = dict(export_outputs or {})
         self._model = _Recipe.of(model)
         self._optimizer = _Recipe.of(optimizer)
-        self._compiled = compile_arguments(model)
+        # Without the optimizer: where all this is sent to, its variables would start JAX, and
+        # processes that are to train together find each other before.
+        given = compile_arguments(model)
+        self._compiled = {name: given[name] for name in ("loss", "loss_weights")}
         for name in _METRICS:
-            self._compiled[name] = keras.tree.map_structure(_recipe_of_metric, self._compiled[name])
+            self._compiled[name] = keras.tree.map_structure(_recipe_of_metric, given[name])
         self._weights = _values(model.variables)
         self._slots = _values(optimizer.variables) if optimizer.built else []
 
