@@ -43,6 +43,9 @@ COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
 # One process of tests leaves half of two cores idle. A file's tests share what is dear to make.
 IN_TWO := --numprocesses 2 --dist loadfile
 
+# What the tests run is small: most of their time is XLA's, which here compiles for no speed.
+QUICKLY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
 # No test takes minutes here, and one that hangs must leave the others their time.
 HANGS := --override-ini faulthandler_timeout=180
 
@@ -104,7 +107,7 @@ $(PEERS): requirements/peers.txt
 
 .PHONY: test
 test: lint types compatibility $(MAIN) ## all that CI runs; pytest's own summary comes last
-	.venv/bin/python -m pytest $(IN_TWO) $(HANGS) $(TESTS)
+	$(QUICKLY) .venv/bin/python -m pytest $(IN_TWO) $(HANGS) $(TESTS)
 
 .PHONY: test-slow
 test-slow: $(MAIN) ## the tests that take minutes
@@ -137,12 +140,12 @@ compatibility: test-oldest test-newest ## the compatibility tests on the oldest 
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST) ## compatibility tests on the lowest versions that pyproject.toml allows
-	.venv-oldest/bin/python -m pytest --quiet $(IN_TWO) $(HANGS) $(COMPATIBILITY)
+	$(QUICKLY) .venv-oldest/bin/python -m pytest --quiet $(IN_TWO) $(HANGS) $(COMPATIBILITY)
 
 .PHONY: test-newest
 test-newest: ## compatibility tests on the newest Python, JAX and Keras of the lock
 	@if test -n "$(NEWEST_PYTHON)"; then \
-		$(MAKE) --silent $(NEWEST) && .venv-newest/bin/python -m pytest --quiet $(IN_TWO) $(HANGS) $(COMPATIBILITY); \
+		$(MAKE) --silent $(NEWEST) && $(QUICKLY) .venv-newest/bin/python -m pytest --quiet $(IN_TWO) $(HANGS) $(COMPATIBILITY); \
 	else \
 		echo "Skipped: the compatibility tests on the newest JAX. It needs Python 3.12 or 3.13, and"; \
 		echo "neither is on PATH or under pyenv. The main environment has the newest for its Python."; \

@@ -6,6 +6,7 @@ when the backend starts.
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -16,6 +17,7 @@ os.environ["NPROC"] = "32"
 
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,6 +77,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(Path(__file__).parent).as_posix() in _COMPATIBILITY_FILES:
             item.add_marker(pytest.mark.compatibility)
+
+
+_KEEP_PROGRAMS_S = 60.0
+_dropped_s = time.monotonic()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_dropped() -> Iterator[None]:
+    """JAX keeps what it has compiled: gigabytes, through which each garbage collection goes."""
+    global _dropped_s
+    yield
+    if time.monotonic() - _dropped_s > _KEEP_PROGRAMS_S:
+        jax.clear_caches()
+        gc.collect()
+        _dropped_s = time.monotonic()
 
 
 @pytest.fixture(autouse=True)

@@ -51,8 +51,15 @@ def text_of(step: Any) -> str:
     return re.sub(r"module @\S+", "", step.as_text())
 
 
-@pytest.mark.parametrize("num_steps", [1, 3])
-@pytest.mark.parametrize("num_devices", [1, 4])
+@pytest.mark.parametrize(
+    ("num_devices", "num_steps"),
+    [
+        (4, 3),
+        pytest.param(4, 1, marks=pytest.mark.slow),
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        pytest.param(1, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_devices_that_are_not_here_get_the_program_of_those_that_are(
     num_devices, num_steps
 ) -> None:

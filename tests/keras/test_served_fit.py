@@ -65,8 +65,15 @@ def assert_same(model: keras.Model, other: keras.Model) -> None:
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("make", "data"), [(dense, X), (table, IDS)])
-@pytest.mark.parametrize("options", [{}, {"steps_per_execution": 3}], ids=["one", "three"])
+@pytest.mark.parametrize(
+    ("make", "data", "options"),
+    [
+        pytest.param(dense, X, {}, id="dense one"),
+        pytest.param(table, IDS, {"steps_per_execution": 3}, id="table three"),
+        pytest.param(dense, X, {"steps_per_execution": 3}, marks=pytest.mark.slow),
+        pytest.param(table, IDS, {}, marks=pytest.mark.slow),
+    ],
+)
 def test_one_worker_trains_as_one_device_does(
     make: Callable[..., keras.Model], data: Any, options: dict[str, Any]
 ) -> None:

@@ -117,7 +117,7 @@ DENSE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", some_fast(DENSE, "adam", "accumulation", "global_clipnorm"))
+@pytest.mark.parametrize("name", some_fast(DENSE, "accumulation", "global_clipnorm"))
 def test_worker_trains_as_one_device_does(name) -> None:
     check(dense_model, DENSE[name], X)
 
@@ -141,7 +141,7 @@ TABLES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.compatibility
-@pytest.mark.parametrize("name", some_fast(TABLES, "adagrad", "clipnorm", "schedule"))
+@pytest.mark.parametrize("name", some_fast(TABLES, "clipnorm", "schedule"))
 def test_rows_of_tables_are_trained_as_on_one_device(name) -> None:
     check(table_model, TABLES[name], IDS)
 
@@ -274,7 +274,7 @@ def test_learning_rate_is_set_between_epochs() -> None:
 
 
 @pytest.mark.compatibility
-@pytest.mark.parametrize("make", [dense_model, table_model])
+@pytest.mark.parametrize("make", [pytest.param(dense_model, marks=pytest.mark.slow), table_model])
 def test_moving_average_of_the_weights_is_what_fit_leaves(make) -> None:
     x, y = np.concatenate(X if make is dense_model else IDS), np.concatenate(Y)
 

@@ -93,11 +93,11 @@ class Runs:
 @pytest.mark.parametrize(
     ("strategy", "optimizer", "steps"),
     [
-        ("hybrid", "Adam", 3),
         ("central", "Adagrad", 1),
         *[
             pytest.param(strategy, optimizer, steps, marks=pytest.mark.slow)
             for strategy, optimizer, steps in [
+                ("hybrid", "Adam", 3),
                 ("hybrid", "Adagrad", 1),
                 ("central", "Adam", 3),
                 ("hybrid, 1", "Adam", 3),
