@@ -10,7 +10,9 @@
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
+ifndef TOGETHER
 .NOTPARALLEL:
+endif
 .DEFAULT_GOAL := help
 
 # Prints the first of the candidates $(1) that starts and has a version between $(2) and 3.13.
@@ -37,11 +39,11 @@ PEERS := .venv-peers/.complete
 TPU := .venv-tpu/.complete
 GPU := .venv-gpu/.complete
 
-# What is run op by op depends little on versions.
-COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
+# What is run op by op, or where variables are, depends little on versions.
+COMPATIBILITY := -m "compatibility and not slow" -k "not eager and not central and not hybrid"
 
-# One process of tests leaves half of two cores idle. A file's tests share what is dear to make.
-IN_TWO := --numprocesses 2 --dist loadfile
+# Tests that wait for processes leave cores idle. A file's tests share what is dear to make.
+IN_PARALLEL := --numprocesses 3 --dist loadfile
 
 # What the tests run is small: most of their time is XLA's, which here compiles for no speed.
 QUICKLY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -106,8 +108,10 @@ $(PEERS): requirements/peers.txt
 	@touch $@
 
 .PHONY: test
-test: lint types compatibility $(MAIN) ## all that CI runs; pytest's own summary comes last
-	$(QUICKLY) .venv/bin/python -m pytest $(IN_TWO) $(HANGS) $(TESTS)
+test: ## all that CI runs; pytest's own summary comes last
+	@$(MAKE) --jobs 2 TOGETHER=yes $(MAIN) $(OLDEST) lint types $(if $(NEWEST_PYTHON),$(NEWEST))
+	@$(MAKE) compatibility
+	$(QUICKLY) .venv/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(TESTS)
 
 .PHONY: test-slow
 test-slow: $(MAIN) ## the tests that take minutes
@@ -140,12 +144,12 @@ compatibility: test-oldest test-newest ## the compatibility tests on the oldest 
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST) ## compatibility tests on the lowest versions that pyproject.toml allows
-	$(QUICKLY) .venv-oldest/bin/python -m pytest --quiet $(IN_TWO) $(HANGS) $(COMPATIBILITY)
+	$(QUICKLY) .venv-oldest/bin/python -m pytest --quiet $(IN_PARALLEL) $(HANGS) $(COMPATIBILITY)
 
 .PHONY: test-newest
 test-newest: ## compatibility tests on the newest Python, JAX and Keras of the lock
 	@if test -n "$(NEWEST_PYTHON)"; then \
-		$(MAKE) --silent $(NEWEST) && $(QUICKLY) .venv-newest/bin/python -m pytest --quiet $(IN_TWO) $(HANGS) $(COMPATIBILITY); \
+		$(MAKE) --silent $(NEWEST) && $(QUICKLY) .venv-newest/bin/python -m pytest --quiet $(IN_PARALLEL) $(HANGS) $(COMPATIBILITY); \
 	else \
 		echo "Skipped: the compatibility tests on the newest JAX. It needs Python 3.12 or 3.13, and"; \
 		echo "neither is on PATH or under pyenv. The main environment has the newest for its Python."; \

@@ -234,7 +234,10 @@ def one_device() -> dict[str, np.ndarray]:
     return plain_keras(_every_method)
 
 
-@pytest.mark.parametrize("way", ["run_eagerly", "inside the scope", "several steps"])
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param("run_eagerly", marks=pytest.mark.slow), "inside the scope", "several steps"],
+)
 def test_every_method_gives_the_numbers_of_one_device(
     way: str, one_device: dict[str, np.ndarray]
 ) -> None:

@@ -167,7 +167,7 @@ def undecayed(model: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     "options",
     [
-        {"var_names": lambda model: ["bias"]},
+        pytest.param({"var_names": lambda model: ["bias"]}, marks=pytest.mark.slow),
         {"var_list": lambda model: [model.layers[0].kernel]},
     ],
     ids=["names", "variables"],

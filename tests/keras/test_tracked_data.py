@@ -161,7 +161,6 @@ SOURCES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 # One of each way to go on; the others take minutes together.
 QUICK = (
     "PyDataset",
-    "PyDataset with a state",
     "generator",
     "Dataset of arrays",
     "tf.data",

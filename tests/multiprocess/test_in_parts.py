@@ -37,6 +37,7 @@ def _assert_like(one: dict[str, Any], of_copies: dict[str, Any], share: float) -
             np.testing.assert_allclose(one[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_processes_train_to_what_copies_do(tmp_path: Path) -> None:
     """90 examples in batches of 32."""
     (of_copies,) = _trained(tmp_path / "copies", "none", 1, "short")

@@ -167,7 +167,13 @@ def test_optimizers_take_the_shards(made) -> None:
     np.testing.assert_allclose(made, VALUES - VALUES, atol=1e-6)
 
 
-@pytest.mark.parametrize("is_eager", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize(
+    "is_eager",
+    [
+        pytest.param(False, id="compiled"),
+        pytest.param(True, id="eager", marks=pytest.mark.slow),
+    ],
+)
 def test_it_is_used_in_a_step(is_eager) -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():

@@ -59,6 +59,7 @@ def test_one_worker_makes_the_updates_of_one_device(tmp_path) -> None:
     assert served.evaluate(data)["global_step"] == 12
 
 
+@pytest.mark.slow
 def test_keras_model_is_trained_on_servers_as_on_one_device(tmp_path) -> None:
     def trained(folder: Path, strategy: Any = None) -> dict[str, np.ndarray]:
         keras.backend.clear_session()  # names begin anew

@@ -49,6 +49,7 @@ def client_of(folder: Path, strategy: Any) -> sg.estimator.Estimator:
     return sg.estimator.Estimator(model_fn, folder, config)
 
 
+@pytest.mark.slow
 def test_model_is_trained_on_the_cluster_and_its_metrics_come_back(
     cluster_head: Head, tmp_path, capfd
 ) -> None:
