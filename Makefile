@@ -39,8 +39,8 @@ PEERS := .venv-peers/.complete
 TPU := .venv-tpu/.complete
 GPU := .venv-gpu/.complete
 
-# What is run op by op, or where variables are, depends little on versions.
-COMPATIBILITY := -m "compatibility and not slow" -k "not eager and not central and not hybrid"
+# What is run op by op depends little on versions.
+COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
 
 # Tests that wait for processes leave cores idle. A file's tests share what is dear to make.
 IN_PARALLEL := --numprocesses 3 --dist loadfile

@@ -21,6 +21,7 @@ from tests.coordinator.clusters import coordinated
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.compatibility,
 ]
 
 VALUES = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
