@@ -134,10 +134,10 @@ def test_another_strategy_goes_on_from_the_journals(ray_cluster, tmp_path) -> No
                 )
             return model.get_weights(), int(model.optimizer.iterations)
 
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     weights, iterations = train(2)
     assert iterations == 8
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     found, found_iterations = train(0)
     assert found_iterations == 8
     for one, before in zip(found, weights, strict=True):

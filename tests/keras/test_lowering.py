@@ -27,7 +27,7 @@ BATCH = (
 
 def compiled_model(strategy: sg.Strategy) -> Any:
     """A model with every kind of variable: of layers, statistics, seeds, slots and metrics."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     with strategy.scope():
         model = keras.Sequential(
             [

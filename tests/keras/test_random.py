@@ -113,13 +113,13 @@ def test_seed_generator_outside_the_replicas_is_that_of_keras() -> None:
 
 def test_random_numbers_without_a_seed_work_under_one_strategy_after_another() -> None:
     # Keras keeps one generator for the program, made by whoever draws first.
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     drawn = []
     for scope in (mirrored(2).scope, mirrored(3).scope, contextlib.nullcontext):
         with scope():
             drawn.append(np.asarray(keras.random.normal((3,))).tobytes())
     assert len(set(drawn)) == 3
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
 
 
 def test_random_numbers_without_a_seed_are_refused_in_a_compiled_step() -> None:

@@ -133,7 +133,7 @@ def mirrored(num_replicas: int) -> Any:
 
 def carried_out(job: Job, scope: Scope) -> dict[str, np.ndarray]:
     """Carries a job out in a scope, from the same seed and with the same names each time."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
     return {key: np.asarray(value) for key, value in job(scope).items()}
 

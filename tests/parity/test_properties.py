@@ -94,7 +94,7 @@ def test_any_split_gives_the_numbers_of_one_device(
     num_examples: int, batch_size: int, num_replicas: int, optimizer: str, is_weighted: bool
 ) -> None:
     weights = example_weights(max(2, num_examples))[:num_examples] if is_weighted else None
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     with mirrored(num_replicas).scope():
         model = _model(optimizer)
     measured = _measured(model, weights, num_examples, batch_size)
@@ -114,7 +114,7 @@ class _Counting(keras.layers.Layer):
 def _traces(num_examples: int, epochs: int, **compile_arguments: Any) -> int:
     """Trains on two replicas in batches of 4 and returns how often the model was run in Python."""
     x, y = regression(num_examples)
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     with mirrored(2).scope():
         counting = _Counting()
         model = keras.Sequential([keras.Input((3,)), counting, keras.layers.Dense(1)])

@@ -78,6 +78,32 @@ def test_shared_state_is_compiled_for_tpus() -> None:
     assert any(one.kind == "all-gather" for one in plan.reductions)
 
 
+def test_tables_in_parts_are_compiled_for_tpus(monkeypatch) -> None:
+    """As a strategy for TPUs keeps them; of the table only rows are sent."""
+    monkeypatch.setenv("STRATAGEM_TPU_PLATFORM", "cpu")
+    num_rows, width = 2**20, 64
+
+    def model() -> keras.Model:
+        layers = [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(num_rows, width),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+        model = keras.Sequential(layers)
+        model.compile("adagrad", "mse")
+        return model
+
+    strategy = sg.TPUStrategy(placement={"embeddings": "sharded"})
+    shapes = jax.ShapeDtypeStruct((64, 4), "int32"), jax.ShapeDtypeStruct((64, 1), "float32")
+    plan = sg.plan(model, shapes, "v5e:2x4", strategy=strategy)
+    assert plan.compiler == "tpu", plan.notes
+    table = 4 * num_rows * width
+    assert plan.memory.parameters_bytes == table / 8 + 4 * (4 * width + 1)
+    assert plan.memory.total_bytes < table
+    assert 0 < sum(one.num_bytes for one in plan.reductions) < table / 100
+
+
 def test_state_in_pinned_memory_is_brought_over_in_parts() -> None:
     """Each chip has a part of it there, and gathers in its own memory what it computes with."""
     shapes = (jax.ShapeDtypeStruct((256, 1024), "float32"),) * 2

@@ -6,6 +6,7 @@ import json
 import re
 
 import jax
+import keras
 import numpy as np
 import pytest
 
@@ -53,6 +54,15 @@ def test_alias_and_options_are_kept() -> None:
             {"shard_state": "all", "devices_per_replica": 2},
             "shard_state='all' and devices_per_replica=2 were given",
         ),
+        (
+            {"shard_state": "all", "placement": {"embedding": "sharded"}},
+            "shard_state='all' and a placement were given",
+        ),
+        (
+            {"placement": {"embedding": "central"}},
+            "placement has the place 'central' for 'embedding'.\nExpected one of 'mirrored', "
+            "'sharded', 'pinned_host'.\nFix: use sg.HybridStrategy",
+        ),
     ],
 )
 def test_arguments_of_another_type_are_refused(arguments, message) -> None:
@@ -91,3 +101,28 @@ def test_cluster_that_changes_afterwards_is_warned_of(monkeypatch) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1", "b:1"]}}))
     with pytest.warns(UserWarning, match="TF_CONFIG has changed since"), strategy.scope() as made:
         assert made is strategy
+
+
+def test_rules_say_which_variables_are_in_parts() -> None:
+    strategy = sg.MultiWorkerMirroredStrategy(placement={"table": "sharded"})
+    count = strategy.num_replicas_in_sync
+    with strategy.scope():
+        table = keras.layers.Embedding(1024 * count, 8, name="table")
+        table.build()
+        dense = keras.layers.Dense(512)
+        dense.build((None, 64))
+    shapes = {shard.data.shape for shard in table.embeddings.kept.addressable_shards}
+    assert shapes == {(1024, 8)}
+    assert dense.kernel.value.shape == (64, 512)
+    assert not hasattr(dense.kernel, "kept") or dense.kernel.keeping is None
+
+
+def test_single_variable_is_on_no_device_of_its_own() -> None:
+    """Other processes have no part of it."""
+    strategy = sg.MultiWorkerMirroredStrategy(placement={"table": "sharded"})
+    with (
+        strategy.scope(),
+        keras.device("cpu:1"),
+        pytest.raises(ValueError, match=r"created in keras.device\('cpu:1'\)"),
+    ):
+        sg.Variable(1.0)

@@ -206,6 +206,15 @@ def test_state_may_be_shared_out() -> None:
     assert {shard.data.shape for shard in kernel.kept.addressable_shards} == {(8, 32)}
 
 
+def test_rules_say_which_state_is_shared_out() -> None:
+    strategy = sg.TPUStrategy(placement={"table": "sharded"})
+    with strategy.scope():
+        table = sg.Variable(np.ones((64, 32), "float32"), name="table")
+        other = sg.Variable(np.ones((64, 32), "float32"), name="other")
+    assert {shard.data.shape for shard in table.kept.addressable_shards} == {(8, 32)}
+    assert other.keeping is None
+
+
 def test_machine_without_a_tpu_is_told_what_to_do(monkeypatch) -> None:
     monkeypatch.delenv("STRATAGEM_TPU_PLATFORM")
     for call in (sg.TPUStrategy, sg.tpu.initialize_tpu_system, sg.tpu.shutdown_tpu_system):

@@ -49,7 +49,7 @@ def check_explicit_device(path: str, home: Home) -> None:
         return
     strategy = home.strategy
     is_shared = home.kind is not VariableKind.ON_READ
-    if is_shared and isinstance(strategy.keeping, PlacementRules):
+    if is_shared and isinstance(strategy.keeping, PlacementRules) and strategy.keeping.take_devices:
         return
     named = tuple(find_devices([name]))
     if named in (tuple(strategy.topology.all_devices or ()), (sole_device(strategy.keeping),)):

@@ -90,7 +90,7 @@ class StoredValue:
         if self.whole.storage is self._stored:
             return jnp.asarray(self.whole.gathered)
         if isinstance(jnp.zeros(()), Tracer):  # while Keras infers shapes
-            return self._stored
+            return self.keeping.brought(self._stored)
         return self.keeping.whole(self._stored)
 
     def hold_initial(self, value: Any) -> None:

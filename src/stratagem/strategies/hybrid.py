@@ -13,13 +13,11 @@ from stratagem.servers.closing import Closing
 from stratagem.strategies.coordinator_options import CoordinatorOptions
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.local_topology import local_topology, parameter_device_of
-from stratagem.strategies.pinned_state import PINNED_HOST, pinned_parts
 from stratagem.strategies.placement_rules import (
     CENTRAL,
-    MIRRORED,
     SERVER,
-    SHARDED,
     PlacementRules,
+    places_with_replicas,
 )
 from stratagem.strategies.served_tables import (
     ServedTables,
@@ -29,7 +27,7 @@ from stratagem.strategies.served_tables import (
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology.absent import refuse_to_plan
 from stratagem.topology.devices import DeviceLike
-from stratagem.variables import OnOneDevice, OverReplicas
+from stratagem.variables import OnOneDevice
 
 __all__ = ["HybridStrategy"]
 
@@ -95,10 +93,8 @@ class HybridStrategy(Strategy, Closing):
         asked = [*placement.values()] if isinstance(placement, Mapping) else []
         has_central = CENTRAL in asked or parameter_device is not None
         places = {
-            MIRRORED: None,
+            **places_with_replicas(placement, self.topology),
             CENTRAL: OnOneDevice(parameter_device_of(parameter_device)) if has_central else None,
-            SHARDED: OverReplicas(self.topology),
-            PINNED_HOST: pinned_parts(self.topology) if PINNED_HOST in asked else None,
             SERVER: None,
         }
         self.keeping = PlacementRules(placement, places)

@@ -62,6 +62,8 @@ class MirroredStrategy(Strategy):
         layout_map: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(local_topology(devices, name="devices"), cross_device_ops)
-        self.keeping = keeping_of_state(shard_state, self.topology, layout_map)
+        self.keeping = keeping_of_state(
+            self.topology, shard_state=shard_state, layout_map=layout_map
+        )
         if layout_map is not None:
             self.layouts = VariableLayouts(layout_map, self.topology)

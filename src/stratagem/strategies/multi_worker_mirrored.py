@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, NoReturn, final
 
 from stratagem import config, environment
@@ -41,11 +41,12 @@ class MultiWorkerMirroredStrategy(Strategy):
         shard_state: as of `MirroredStrategy`, over the replicas of all processes; for replicas of
             one device.
         layout_map: as of `MirroredStrategy`.
+        placement: "mirrored", "sharded" or "pinned_host" by rule, as of `HybridStrategy`.
 
     Raises:
         ValueError: a cluster that cannot be right, a task that does not train, processes that do
             not fit together, a number that does not divide the devices, both `shard_state` and
-            `devices_per_replica`; and as `MirroredStrategy`.
+            `devices_per_replica`; and as `MirroredStrategy` and `HybridStrategy`.
         TypeError: an argument of another type.
         DeadlineExceededError: not all processes came in time; the message names who is missing.
         RuntimeError: JAX has started already.
@@ -66,6 +67,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         devices_per_replica: int = 1,
         shard_state: str | None = None,
         layout_map: Mapping[str, Any] | None = None,
+        placement: Mapping[str | Callable[[Any], bool], str] | None = None,
     ) -> None:
         check_resolver(cluster_resolver, "cluster_resolver")
         if shard_state is not None and devices_per_replica != 1:
@@ -102,7 +104,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         may_measure = is_open and topology.spans_processes and topology.groups is None
         measured = measured_choice(topology, config.cache_dir()) if may_measure else None
         super().__init__(topology, AutomaticOps(communication_options, measured))
-        self.keeping = keeping_of_state(shard_state, self.topology, layout_map)
+        self.keeping = keeping_of_state(
+            self.topology, shard_state=shard_state, layout_map=layout_map, placement=placement
+        )
         if layout_map is not None:
             self.layouts = VariableLayouts(layout_map, self.topology)
         if is_cluster:

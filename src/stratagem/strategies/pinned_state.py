@@ -49,8 +49,8 @@ def pinned_parts(topology: Topology) -> OverReplicas:
     Raises:
         ValueError: a device that does not know such memory.
     """
-    # Of devices that are only planned for nobody knows.
-    devices: Any = () if topology.is_absent else topology.all_devices
+    # Of devices that are only planned for nobody knows; those of other processes they ask.
+    devices: Any = () if topology.is_absent else topology.local_devices
     for device in devices:
         kinds = [memory.kind for memory in device.addressable_memories()]
         if PINNED_HOST not in kinds:

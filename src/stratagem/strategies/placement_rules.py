@@ -11,13 +11,31 @@ from stratagem.context.explicit_device import explicit_device
 from stratagem.execution import is_worth_rows
 from stratagem.messages import explain
 from stratagem.placement import AtLeastBytes
-from stratagem.strategies.pinned_state import if_worth_bringing
-from stratagem.topology import find_devices
+from stratagem.strategies.pinned_state import PINNED_HOST, if_worth_bringing, pinned_parts
+from stratagem.topology import Topology, find_devices
 from stratagem.variables import Keeping, OnOneDevice, OverReplicas, keeping_of
 
-__all__ = ["CENTRAL", "MIRRORED", "PlacementRules", "SERVER", "SHARDED"]
+__all__ = ["CENTRAL", "PlacementRules", "SERVER", "places_with_replicas"]
 
 MIRRORED, CENTRAL, SHARDED, SERVER = "mirrored", "central", "sharded", "server"
+
+
+def places_with_replicas(placement: Any, topology: Topology) -> dict[str, Keeping | None]:
+    """Returns the places that replicas' devices reach by themselves.
+
+    Args:
+        placement: places by rules, as somebody gave it.
+        topology: the devices of the replicas.
+
+    Raises:
+        ValueError: a rule needs pinned memory, and some device has none.
+    """
+    asked = [*placement.values()] if isinstance(placement, Mapping) else []
+    return {
+        MIRRORED: None,
+        SHARDED: OverReplicas(topology),
+        PINNED_HOST: pinned_parts(topology) if PINNED_HOST in asked else None,
+    }
 
 
 class PlacementRules:
@@ -54,7 +72,9 @@ class PlacementRules:
                     explain(
                         f"placement has the place {place!r} for {rule!r}.",
                         expected=f"one of {', '.join(map(repr, places))}.",
-                        fix="write one of these.",
+                        fix="use sg.HybridStrategy, on the devices of one process."
+                        if place in (CENTRAL, SERVER)
+                        else "write one of these.",
                     )
                 )
             self._rules.append((rule, _as_function(rule), place))
@@ -63,6 +83,11 @@ class PlacementRules:
             rule for rule, _, _ in self._rules if not isinstance(rule, AtLeastBytes)
         ]
         self._paths: dict[str, None] = {}
+
+    @property
+    def take_devices(self) -> bool:
+        """Whether a variable may be on a device that a block of `keras.device` names."""
+        return CENTRAL in self._places
 
     @property
     def need_servers(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from stratagem.cluster import ClusterResolver
@@ -40,6 +40,7 @@ class TPUStrategy(Strategy):
             `steps_per_execution` and `run_steps` no number.
         shard_state: as of `MirroredStrategy`.
         layout_map: as of `MirroredStrategy`.
+        placement: "mirrored", "sharded" or "pinned_host" by rule, as of `HybridStrategy`.
 
     Raises:
         NotFoundError: no TPU.
@@ -64,6 +65,7 @@ class TPUStrategy(Strategy):
         steps_per_run: int | None = None,
         shard_state: str | None = None,
         layout_map: Mapping[str, Any] | None = None,
+        placement: Mapping[str | Callable[[Any], bool], str] | None = None,
     ) -> None:
         check_resolver(tpu_cluster_resolver, "tpu_cluster_resolver")
         _check_assignment(experimental_device_assignment)
@@ -85,7 +87,9 @@ class TPUStrategy(Strategy):
             groups = assigned_devices(experimental_device_assignment, devices)
             topology = Topology.of_groups(groups)
         super().__init__(topology, AutomaticOps())
-        self.keeping = keeping_of_state(shard_state, self.topology, layout_map)
+        self.keeping = keeping_of_state(
+            self.topology, shard_state=shard_state, layout_map=layout_map, placement=placement
+        )
         if layout_map is not None:
             self.layouts = VariableLayouts(layout_map, self.topology)
         self.refuses_assignment = experimental_spmd_xla_partitioning

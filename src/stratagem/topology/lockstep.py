@@ -180,8 +180,9 @@ def is_of_several(value: Any) -> bool:
     )
 
 
-def _read_all(value: Any) -> Any:
-    return value
+def _read_all(values: Any) -> Any:
+    # What is in pinned memory of the host is read to compute with it.
+    return jax.device_put(values, jax.memory.Space.Device)
 
 
 def on_every_process(arrays: Any, function: Callable[[Any], Any] | None = None) -> Any:

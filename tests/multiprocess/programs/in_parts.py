@@ -1,9 +1,9 @@
 """Trains with state in parts over the devices of all processes, and writes what came out.
 
-`python in_parts.py DEVICES SHARD_STATE FOLDER [short]`: with TF_CONFIG on that cluster, with as
-many devices a worker, as on the hosts of a TPU where STRATAGEM_TPU_PLATFORM is set; without it on
-as many devices of one process. SHARD_STATE may be "none". A short run trains and is not saved. Each
-process writes what it saw to FOLDER/process-N.npz.
+`python in_parts.py DEVICES KEPT FOLDER [short]`: with TF_CONFIG on that cluster, with as many
+devices a worker, as on the hosts of a TPU where STRATAGEM_TPU_PLATFORM is set; without it on as
+many devices of one process. KEPT is "none" for copies, a shard_state, or the place of the table. A
+short run trains and is not saved. Each process writes what it saw to FOLDER/process-N.npz.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ import numpy as np
 import stratagem as sg
 
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
-shard_state = None if sys.argv[2] == "none" else sys.argv[2]
+kept = sys.argv[2]
+how: dict[str, Any] = {}
+if kept in ("optimizer", "all"):
+    how = {"shard_state": kept}
+elif kept != "none":
+    how = {"placement": {"embedding": kept}}
 folder = Path(sys.argv[3])
 strategy: sg.Strategy
 if "STRATAGEM_TPU_PLATFORM" in os.environ:
-    strategy = sg.TPUStrategy(shard_state=shard_state)
+    strategy = sg.TPUStrategy(**how)
 elif "TF_CONFIG" in os.environ:
-    strategy = sg.MultiWorkerMirroredStrategy(shard_state=shard_state)
+    strategy = sg.MultiWorkerMirroredStrategy(**how)
 else:
-    strategy = sg.MirroredStrategy(shard_state=shard_state)
+    strategy = sg.MirroredStrategy()
 keras.utils.set_random_seed(7)
 if jax.process_index() == 1:  # it has drawn something else by now, and takes process 0's values
     keras.random.normal((3,))

@@ -121,7 +121,7 @@ def _too_large(differences: dict[str, float]) -> dict[str, float]:
 
 
 def _under_two_replicas(case: Case, sample_weight: np.ndarray | None) -> dict[str, np.ndarray]:
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
         model = compiled_model(case, keras)
