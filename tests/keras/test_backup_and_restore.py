@@ -59,7 +59,7 @@ def undisturbed(name: str, steps_per_execution: int = 1) -> tuple[list[np.ndarra
 @pytest.mark.parametrize(
     ("name", "freq", "ends"),
     [
-        ("none", 1, [EndAt(2), EndAtBegin(NUM_BATCHES)]),
+        pytest.param("none", 1, [EndAt(2), EndAtBegin(NUM_BATCHES)], marks=pytest.mark.slow),
         pytest.param("none", "epoch", [EndAt(2 * NUM_BATCHES - 1)], marks=pytest.mark.slow),
         pytest.param("one", 2, [EndAtBegin(NUM_BATCHES + 3)], marks=pytest.mark.slow),
         ("two", 3, [EndAt(4)]),

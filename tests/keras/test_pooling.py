@@ -19,7 +19,8 @@ _SHAPES_AND_WINDOWS = [
     ((2, 8, 8, 4), (2, 2)),
     ((2, 7, 9, 3), (2, 3)),
     ((2, 6, 5, 4, 2), (2, 2, 2)),
-    ((1, 12, 12, 1), (12, 12)),  # more places than a byte counts
+    # More places than a byte counts.
+    pytest.param((1, 12, 12, 1), (12, 12), marks=pytest.mark.slow),
 ]
 
 

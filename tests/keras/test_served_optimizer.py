@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,16 +26,12 @@ from tests.keras.served_models import (
     gradients_of,
     table_model,
 )
+from tests.slow_rows import slow_but_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 optimizers = keras.optimizers
 schedules = keras.optimizers.schedules
-
-
-def some_fast(names: Iterable[str], *fast: str) -> list[Any]:
-    """All names, of which only these are no slow tests."""
-    return [one if one in fast else pytest.param(one, marks=pytest.mark.slow) for one in names]
 
 
 def train(strategy: Any, model: Any, optimizer: Any, x: Any, y: Any) -> Any:
@@ -117,12 +113,12 @@ DENSE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", some_fast(DENSE, "accumulation", "global_clipnorm"))
+@pytest.mark.parametrize("name", slow_but_for(["accumulation", "global_clipnorm"], DENSE))
 def test_worker_trains_as_one_device_does(name) -> None:
     check(dense_model, DENSE[name], X)
 
 
-@pytest.mark.parametrize("name", some_fast(["clipnorm", "scaled_loss", "adam"], "scaled_loss"))
+@pytest.mark.parametrize("name", slow_but_for(["scaled_loss"], ["clipnorm", "scaled_loss", "adam"]))
 def test_devices_of_a_worker_train_as_mirrored_ones(name) -> None:
     check(dense_model, DENSE[name], X, devices_per_worker=2)
 
@@ -141,12 +137,12 @@ TABLES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.compatibility
-@pytest.mark.parametrize("name", some_fast(TABLES, "clipnorm", "schedule"))
+@pytest.mark.parametrize("name", slow_but_for(["clipnorm", "schedule"], TABLES))
 def test_rows_of_tables_are_trained_as_on_one_device(name) -> None:
     check(table_model, TABLES[name], IDS)
 
 
-@pytest.mark.parametrize("name", some_fast(["adagrad", "clipnorm", "clipvalue"], "clipnorm"))
+@pytest.mark.parametrize("name", slow_but_for(["clipnorm"], ["adagrad", "clipnorm", "clipvalue"]))
 def test_rows_of_tables_in_parts_and_of_several_devices(name) -> None:
     check(
         table_model,

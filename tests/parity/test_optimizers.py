@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from tests.parity.comparison import (
     small_regressor,
     with_known_weights,
 )
+from tests.slow_rows import slow_but_for
 
 
 def _job(make_optimizer: Callable[[], Any], **fit_arguments: Any) -> Callable[[Scope], Any]:
@@ -55,14 +56,7 @@ _OPTIMIZERS: dict[str, Callable[[], Any]] = {
 _IN_EVERY_RUN = {"adam", "muon", "global_clipnorm"}
 
 
-def _each(names: Iterable[str]) -> list[Any]:
-    return [
-        name if name in _IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.slow)
-        for name in names
-    ]
-
-
-@pytest.mark.parametrize("name", _each(_OPTIMIZERS))
+@pytest.mark.parametrize("name", slow_but_for(_IN_EVERY_RUN, _OPTIMIZERS))
 def test_built_in_optimizer(name: str) -> None:
     assert_like_plain_keras(_job(_OPTIMIZERS[name]))
 
@@ -87,7 +81,7 @@ _CLIPPING = {
 }
 
 
-@pytest.mark.parametrize("name", _each(_CLIPPING))
+@pytest.mark.parametrize("name", slow_but_for(_IN_EVERY_RUN, _CLIPPING))
 def test_gradients_are_clipped_after_they_are_summed(name: str) -> None:
     job = _job(lambda: keras.optimizers.SGD(0.1, **_CLIPPING[name]))
     clipped = assert_like_plain_keras(job, replicas=(2, 3))

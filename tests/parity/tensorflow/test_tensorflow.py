@@ -24,7 +24,6 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -40,6 +39,7 @@ from tests.parity.tensorflow.cases import (
     measure,
 )
 from tests.parity.tensorflow.one_device import tensorflow_weights
+from tests.slow_rows import slow_but_for
 
 TOLERANCE = 4e-5
 # Far above the tolerance, far below what was measured for each of the three differences.
@@ -91,13 +91,6 @@ def _names(cases: Iterable[Case]) -> list[str]:
     return [case.name for case in cases]
 
 
-def _each(cases: Iterable[Case]) -> list[Any]:
-    return [
-        pytest.param(case, id=case.name, marks=() if case.name in _QUICK else pytest.mark.slow)
-        for case in cases
-    ]
-
-
 def _reads_moving_statistics(case: Case, quantity: str) -> bool:
     reads = quantity.startswith(("evaluate", "predict")) or "moving" in quantity
     return case.has_batch_norm and reads
@@ -130,7 +123,7 @@ def _under_two_replicas(case: Case, sample_weight: np.ndarray | None) -> dict[st
     return measure(case, model, sample_weight)
 
 
-@pytest.mark.parametrize("case", _each(CASES))
+@pytest.mark.parametrize("case", slow_but_for(_QUICK, CASES))
 def test_two_replicas_agree_with_tensorflow(case: Case) -> None:
     tensorflow, one_device = MIRRORED.of(case), ONE_DEVICE.of(case)
     right = {
@@ -141,7 +134,7 @@ def test_two_replicas_agree_with_tensorflow(case: Case) -> None:
     assert _too_large(_differences(measured, right)) == {}
 
 
-@pytest.mark.parametrize("case", _each(UNEQUAL_CASES))
+@pytest.mark.parametrize("case", slow_but_for(_QUICK, UNEQUAL_CASES))
 def test_unequal_parts_weighted_as_by_tensorflow_give_its_weights(case: Case) -> None:
     measured = _under_two_replicas(case, tensorflow_weights(case))
     # The weights stand in our training loss, and not in TensorFlow's.
