@@ -6,6 +6,7 @@ import contextlib
 import time
 
 import numpy as np
+import ray  # noqa: F401 - sets a variable of its own, once, before any test
 
 from stratagem.keras import served_processes
 from stratagem.servers import ClusterKeys, Connections, Placement, ServedVariables

@@ -16,6 +16,7 @@ from tests.parity.comparison import (
     assert_like_plain_keras,
     classification,
     evaluated,
+    example_weights,
     fitted,
     mirrored,
     plain_keras,
@@ -43,6 +44,42 @@ def _reference_problem(scope: Scope) -> dict[str, Any]:
 def test_reference_problem_on_replicas_is_that_of_one_device() -> None:
     measured = assert_like_plain_keras(_reference_problem, replicas=(1, 2, 3))
     assert measured["fit loss"][1] < measured["fit loss"][0]
+
+
+def _single_numbers(loss: Any) -> Any:
+    """Predictions and targets of one axis: Keras makes one mean of each batch of them."""
+
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = regression(num_examples=21)
+        with scope():
+            inputs = keras.Input((3,))
+            outputs = keras.layers.Reshape(())(keras.layers.Dense(1)(inputs))
+            model = with_known_weights(keras.Model(inputs, outputs))
+            root = keras.metrics.RootMeanSquaredError()
+            model.compile(optimizer="adam", loss=loss, metrics=["mae", "mse", root])
+        measured = fitted(model, x, y[:, 0], batch_size=8)
+        measured |= evaluated(model, x, y[:, 0], batch_size=8)
+        with scope():
+            model.compile(optimizer="sgd", loss=loss)
+        weights = example_weights(21)
+        return measured | {
+            f"weighted {name}": value
+            for name, value in fitted(
+                model, x, y[:, 0], sample_weight=weights, batch_size=8
+            ).items()
+        }
+
+    return job
+
+
+def _mean_of_ones_own(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 3)
+
+
+@pytest.mark.parametrize("loss", ["mse", _mean_of_ones_own])
+def test_losses_and_metrics_that_are_one_mean_of_a_batch(loss: Any) -> None:
+    """The last batch has five rows: replicas have three and two, or two, two and one."""
+    assert_like_plain_keras(_single_numbers(loss), replicas=(2, 3))
 
 
 def test_reference_problem_by_hand_is_that_of_plain_keras() -> None:

@@ -283,7 +283,7 @@ def test_devices_without_pinned_memory_are_told() -> None:
         def addressable_memories(self) -> list[Any]:
             return [SimpleNamespace(kind="device"), SimpleNamespace(kind="unpinned_host")]
 
-    topology: Any = SimpleNamespace(is_absent=False, all_devices=(Device(),))
+    topology: Any = SimpleNamespace(is_absent=False, local_devices=(Device(),))
     message = r"'pinned_host' was asked for, and old:0 knows the memories \['device', 'unpinned"
     with pytest.raises(ValueError, match=message):
         pinned_parts(topology)

@@ -73,11 +73,65 @@ def _replica_loss(
         masks = [mask for mask in (in_mask, get_keras_mask(values)) if mask is not None]
         values = jnp.asarray(ops.convert_to_tensor(values, dtype=loss.dtype))
         if values.ndim == 0:
+            if context.batch.is_padded:
+                values = _of_true_rows(loss, y_true, y_pred, values, context)
+            if sample_weight is not None:
+                values *= _weight_of_batch(loss.reduction, sample_weight, values.dtype, context)
             share = current_mode() is StepMode.SHARE
             return values * example_fraction(context, values.dtype) if share else values
         mask = masks[0] & masks[1] if len(masks) == 2 else (masks[0] if masks else None)
         weights = apply_mask(sample_weight, mask, dtype=values.dtype, reduction="sum")
         return _reduce(loss.reduction, values, weights, mask, context)
+
+
+def _weight_of_batch(
+    reduction: str | None, sample_weight: Any, dtype: Any, context: ReplicaContext
+) -> Any:
+    """What Keras multiplies the one number of a batch by: the mean of its weights, or their sum."""
+    weights = jnp.asarray(sample_weight, dtype)
+    if weights.ndim == 0:
+        return weights
+    if reduction not in ("sum", "sum_over_batch_size", "mean"):
+        return jnp.ones((), dtype)
+    share = current_mode() is StepMode.SHARE
+    total = jnp.sum(true_rows(weights, context))
+    if share:
+        total = context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(total))
+    if reduction == "sum":
+        return total
+    return total / jnp.maximum(jnp.asarray(_num_elements(weights, context, share=share), dtype), 1)
+
+
+def _of_true_rows(
+    loss: Any, y_true: Any, y_pred: Any, of_all_rows: jax.Array, context: ReplicaContext
+) -> jax.Array:
+    """The one number that a loss makes of a batch, such as a mean, without the rows that pad.
+
+    All replicas compute it for each number of rows that one of them has, and choose their own: a
+    branch could hold a collective, which needs all of them.
+    """
+    result = jnp.zeros_like(of_all_rows)
+    for length in sorted(set(context.batch.lengths or ()) - {0}):
+        cut_true, cut_pred = (first_rows(value, length, context) for value in (y_true, y_pred))
+        value = jnp.asarray(ops.convert_to_tensor(loss.call(cut_true, cut_pred), dtype=loss.dtype))
+        result = jnp.where(context.num_examples == length, value, result)
+    return result
+
+
+def first_rows(values: Any, count: int, context: ReplicaContext) -> Any:
+    """Returns this replica's first examples.
+
+    Args:
+        values: pytree of arrays; those whose axis 0 is not this replica's batch pass.
+        count: how many.
+        context: the replica.
+    """
+
+    def cut(leaf: Any) -> Any:
+        is_array = isinstance(leaf, jax.Array) and leaf.ndim > 0
+        return leaf[:count] if is_array and leaf.shape[0] == context.batch.size else leaf
+
+    return jax.tree.map(cut, values)
 
 
 def _reduce(

@@ -19,8 +19,13 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.context import ReplicaContext, get_replica_context, has_strategy
-from stratagem.keras.losses import row_mask
-from stratagem.keras.private import get_keras_mask, get_stateless_scope, own_variables
+from stratagem.keras.losses import first_rows, row_mask
+from stratagem.keras.private import (
+    averaged,
+    get_keras_mask,
+    get_stateless_scope,
+    own_variables,
+)
 from stratagem.keras.step_mode import (
     StepMode,
     current_mode,
@@ -151,6 +156,12 @@ def _update_in_replica(
                 fraction if weight is None else jnp.asarray(weight, "float32") * fraction
             )
         return update_state(*bound.args, **bound.kwargs)
+    if _averages_batches(metric, bound.arguments):
+        weight = bound.arguments.get("sample_weight")
+        fraction = example_fraction(context, metric.dtype)
+        bound.arguments["sample_weight"] = fraction if weight is None else weight * fraction
+        if context.batch.is_padded:
+            return _update_with_true_rows(update_state, metric, bound, context)
     if not context.batch.is_padded or not values:
         return update_state(*bound.args, **bound.kwargs)
     # A metric of the user's own may take weights and not use them.
@@ -160,6 +171,22 @@ def _update_in_replica(
         bound.arguments["sample_weight"] = _mask_weight(weight, mask, metric, bound.arguments)
         return update_state(*bound.args, **bound.kwargs)
     return _update_with_true_rows(update_state, metric, bound, context)
+
+
+def _averages_batches(metric: Any, arguments: dict[str, Any]) -> bool:
+    """Whether a metric makes one number of a batch, such as the mean error of single numbers.
+
+    Keras counts each batch once then; here replicas count their shares of it.
+    """
+    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return False
+    weight = arguments.get("sample_weight")
+    if weight is not None and jnp.ndim(weight):
+        return False
+    y_true, y_pred = arguments.get("y_true"), arguments.get("y_pred")
+    if getattr(y_true, "ndim", 0) != 1 or getattr(y_pred, "ndim", 0) != 1:
+        return False
+    return jax.eval_shape(functools.partial(averaged, metric), y_true, y_pred).ndim == 0
 
 
 def _mask_weight(weight: Any, mask: Any, metric: Any, arguments: dict[str, Any]) -> Any:
@@ -190,7 +217,9 @@ def _update_with_true_rows(
             if length == 0:
                 return values
             # One by one: a tree map over a dict returns its keys in another order.
-            cut = {name: _cut(value, length, context) for name, value in bound.arguments.items()}
+            cut = {
+                name: first_rows(value, length, context) for name, value in bound.arguments.items()
+            }
             true_rows = inspect.BoundArguments(bound.signature, OrderedDict(cut))
             with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
                 update_state(*true_rows.args, **true_rows.kwargs)
@@ -202,14 +231,6 @@ def _update_with_true_rows(
     updated = jax.lax.switch(index, [branch(length) for length in lengths], current)
     for variable, value in zip(variables, updated, strict=True):
         variable.assign(value)
-
-
-def _cut(value: Any, length: int, context: ReplicaContext) -> Any:
-    def cut(leaf: Any) -> Any:
-        is_array = isinstance(leaf, jax.Array) and leaf.ndim > 0
-        return leaf[:length] if is_array and leaf.shape[0] == context.batch.size else leaf
-
-    return jax.tree.map(cut, value)
 
 
 def _counts_once(metric: Any) -> bool:

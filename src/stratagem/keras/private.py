@@ -44,6 +44,7 @@ DataAdapter                           what fit takes from whoever has a kind of 
 BatchNormalization._moments           the statistics that synchronisation and padding change
 BatchNormalization._reduction_axes    the axes of these statistics
 Metric._variables                     whether a metric has state of its own
+MeanMetricWrapper._fn, _fn_kwargs     whether what it averages are numbers of examples or of batches
 Optimizer._trainable_variables        what apply() without variables updates
 unpack_x_y_sample_weight              batches as Keras's own steps take them apart
 compute_fans                          the sizes that scale initial values
@@ -146,6 +147,11 @@ MOMENTS = "_moments"
 def own_variables(metric: Any) -> list[Any]:
     """Returns the variables that a metric made itself, without those of inner metrics."""
     return list(metric._variables)
+
+
+def averaged(metric: Any, y_true: Any, y_pred: Any) -> Any:
+    """Returns what a metric averages: numbers of examples, or one of the batch."""
+    return metric._fn(y_true, y_pred, **metric._fn_kwargs)
 
 
 def reduction_axes(layer: Any) -> tuple[int, ...]:

@@ -127,8 +127,9 @@ def test_workers_share_the_steps_and_the_chief_alone_saves(tmp_path) -> None:
     saved = estimators[0].evaluate(data)
     assert saved["global_step"] in (40, 41)
     assert saved["loss"] < np.mean(Y**2)
-    # Its counter is the sum of what both have sent.
-    assert estimators[0].get_variable_value("adam/iteration") == saved["global_step"]
+    # Its counter is the sum of what both have sent; one may send its last while the other saves.
+    ahead = estimators[0].get_variable_value("adam/iteration") - saved["global_step"]
+    assert ahead in (0, 1)
 
 
 def test_worker_that_comes_late_finds_the_variables(tmp_path) -> None:
