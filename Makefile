@@ -5,7 +5,7 @@
 #   PYTHON=...   interpreter of the main environment (3.11 to 3.13)
 #   ARGS=...     arguments of `make train` and its like, for example ARGS="--strategy one_device"
 #   BENCH=...    one benchmark by name; without it, all
-#   TESTS=...    what the pytest of `make test` and `make test-tpu` gets, for example TESTS="tests/context -x"
+#   TESTS=...    what the pytest of `make test`, `make test-newest-all` and `make test-tpu` gets, for example TESTS="tests/context -x"
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
@@ -154,6 +154,12 @@ test-newest: ## compatibility tests on the newest Python, JAX and Keras of the l
 		echo "Skipped: the compatibility tests on the newest JAX. It needs Python 3.12 or 3.13, and"; \
 		echo "neither is on PATH or under pyenv. The main environment has the newest for its Python."; \
 	fi
+
+.PHONY: test-newest-all
+test-newest-all: ## all tests of `make test`, slow to run, on the newest versions; needs Python 3.12 or 3.13
+	@test -n "$(NEWEST_PYTHON)" || { echo "No Python 3.12 or 3.13 found: install one." >&2; exit 1; }
+	@$(MAKE) --silent $(NEWEST)
+	$(QUICKLY) .venv-newest/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(TESTS)
 
 .PHONY: train
 train: $(MAIN) ## trains a convolutional network on handwritten digits
