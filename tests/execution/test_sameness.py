@@ -189,11 +189,13 @@ DIFFERING = {
 }
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("case", SAME)
 def test_result_is_proven_the_same(case) -> None:
     assert differing(SAME[case]) == [False]
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("case", DIFFERING)
 def test_result_may_differ(case) -> None:
     assert differing(DIFFERING[case]) == [True]

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-__all__ = ["retrace"]
+__all__ = ["retrace", "scan_counts"]
 
 # Primitives that only call: their parameter that holds the function.
 _CALLS = {
@@ -103,9 +103,7 @@ def _loop(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
 def _scan(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
     params = eqn.params
     inner: ClosedJaxpr = params["jaxpr"]
-    # What is there once a step has an axis less inside.
-    num_carry = sum(map(_has_rank_of, eqn.outvars, inner.out_avals))
-    num_consts = sum(map(_has_rank_of, eqn.invars, inner.in_avals)) - num_carry
+    num_consts, num_carry = scan_counts(eqn)
     consts, rest = inputs[:num_consts], inputs[num_consts:]
 
     def step(carry: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -121,6 +119,17 @@ def _scan(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
         unroll=params["unroll"],
     )
     return [*carry, *stacked]
+
+
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """Returns the numbers of constants and of carried values of a `scan`.
+
+    Read from the ranks: JAX 0.12 renamed the parameters. A value with one row a step has an axis
+    less inside.
+    """
+    inner = eqn.params["jaxpr"]
+    num_carry = sum(map(_has_rank_of, eqn.outvars, inner.out_avals))
+    return sum(map(_has_rank_of, eqn.invars, inner.in_avals)) - num_carry, num_carry
 
 
 def _has_rank_of(atom: Any, aval: Any) -> bool:

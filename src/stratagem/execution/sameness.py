@@ -13,6 +13,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
 from stratagem.collectives import is_sum_over_replicas
+from stratagem.execution.retracing import scan_counts
 
 __all__ = [
     "contains_primitive",
@@ -208,7 +209,7 @@ def _cond_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
 
 
 def _scan_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
-    num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    num_consts, num_carry = scan_counts(eqn)
     consts, carry, xs = (
         inputs[:num_consts],
         inputs[num_consts : num_consts + num_carry],
