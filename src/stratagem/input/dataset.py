@@ -170,7 +170,7 @@ class Dataset:
 
     @property
     def element_spec(self) -> Any:
-        """Shapes and dtypes of a batch: pytree of `jax.ShapeDtypeStruct`, batch axis None."""
+        """Shapes and dtypes of a batch: pytree of `sg.input.ArraySpec`, batch axis None."""
         return self._source.element_spec()
 
     def __iter__(self) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.iterator import DistributedIterator, require_outside_replicas
 from stratagem.input.loader import Loader
 from stratagem.input.sharding import Shard
-from stratagem.input.sources import INFINITE_CARDINALITY, Reader, Source
+from stratagem.input.sources import INFINITE_CARDINALITY, ArraySpec, Reader, Source
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions
 
@@ -129,7 +129,7 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """Shapes and dtypes of the parts: pytree of `jax.ShapeDtypeStruct`, batch axis None.
+        """Shapes and dtypes of the parts: pytree of `sg.input.ArraySpec`, batch axis None.
 
         The first batch may be read to find out.
         """
@@ -206,7 +206,7 @@ class DistributedDataset:
 
 
 def _as_on_devices(spec: Any) -> Any:
-    return jax.ShapeDtypeStruct(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
+    return ArraySpec(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
 
 
 def _as_is(reader: Reader) -> HostBatch:

@@ -60,7 +60,7 @@ class TestTensorFlow:
         assert all(isinstance(batch["y"], np.ndarray) for batch in batches)
         assert batches[0]["y"].dtype == np.uint8
         assert source.cardinality == 3
-        assert source.element_spec()["y"] == jax.ShapeDtypeStruct((None,), "uint8")
+        assert source.element_spec()["y"] == sg.input.ArraySpec((None,), "uint8")
 
     def test_cardinality_may_be_infinite_or_unknown(self) -> None:
         dataset = self.tf.data.Dataset.range(4).batch(2)

@@ -9,8 +9,10 @@ from stratagem.input.sources.source import (
     Reader,
     Source,
 )
+from stratagem.input.sources.spec import ArraySpec
 
 __all__ = [
+    "ArraySpec",
     "BATCHES_A_SNAPSHOT",
     "FileSource",
     "HintSource",

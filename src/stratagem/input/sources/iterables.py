@@ -13,9 +13,9 @@ from stratagem.input.sources.source import (
     UNKNOWN_CARDINALITY,
     Reader,
     Source,
-    spec_of,
     stateless_reader,
 )
+from stratagem.input.sources.spec import spec_of
 
 __all__ = ["IterableSource", "OneShotSource"]
 
@@ -68,7 +68,7 @@ class OneShotSource(Source):
         """Looks at the first batch, which stays the first to be read.
 
         Returns:
-            Pytree of `jax.ShapeDtypeStruct`; None where there is no data at all.
+            Pytree of `ArraySpec`; None where there is no data at all.
         """
         for first in self._batches:
             self._batches = itertools.chain([_copied(first)], self._batches)

@@ -21,6 +21,7 @@ from stratagem.input.sources.source import (
     Source,
     stateless_reader,
 )
+from stratagem.input.sources.spec import ArraySpec
 from stratagem.options import AutoShardPolicy
 
 __all__ = [
@@ -166,12 +167,11 @@ class TensorFlowSource(Source):
         """Returns the shapes and dtypes of a batch, the batch axis None, reading nothing.
 
         Returns:
-            Pytree of `jax.ShapeDtypeStruct`.
+            Pytree of `ArraySpec`.
         """
 
         def spec(leaf: Any) -> Any:
-            shape: Any = (None, *leaf.shape.as_list()[1:])
-            return jax.ShapeDtypeStruct(shape, leaf.dtype.as_numpy_dtype)
+            return ArraySpec((None, *leaf.shape.as_list()[1:]), leaf.dtype.as_numpy_dtype)
 
         return jax.tree.map(spec, self._dataset.element_spec)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import abc
 from typing import Any
 
-import jax
-import numpy as np
-
+from stratagem.input.sources.spec import spec_of
 from stratagem.messages import explain
 from stratagem.options import AutoShardPolicy
 
@@ -17,7 +15,6 @@ __all__ = [
     "Reader",
     "Source",
     "UNKNOWN_CARDINALITY",
-    "spec_of",
     "stateless_reader",
 ]
 
@@ -140,31 +137,13 @@ class Source(abc.ABC):
         """Returns the shapes and dtypes of a batch, the batch axis None. May read one batch.
 
         Returns:
-            Pytree of `jax.ShapeDtypeStruct`; None where there is no data at all.
+            Pytree of `ArraySpec`; None where there is no data at all.
         """
         reader = self.open(0)
         try:
             return spec_of(next(reader, None))
         finally:
             reader.close()
-
-
-def spec_of(batch: Any) -> Any:
-    """Returns the shapes and dtypes of a batch, the batch axis None.
-
-    Args:
-        batch: pytree of arrays.
-
-    Returns:
-        Pytree of `jax.ShapeDtypeStruct`.
-    """
-
-    def spec(leaf: Any) -> Any:
-        array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
-        shape: Any = (None, *tuple(array.shape)[1:])
-        return jax.ShapeDtypeStruct(shape, np.asarray(array[:0]).dtype if shape else array.dtype)
-
-    return jax.tree.map(spec, batch)
 
 
 def stateless_reader(kind: str, *, fix: str) -> NotImplementedError:

@@ -1,0 +1,45 @@
+"""Shapes and dtypes of batches, whose number of examples is open."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["ArraySpec", "spec_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of an array; an axis of open length is None.
+
+    JAX's `ShapeDtypeStruct` refuses open axes from JAX 0.12 on.
+
+    Args:
+        shape: length of each axis, or None.
+        dtype: of the elements.
+
+    Example:
+        >>> sg.input.Dataset(np.zeros((5, 2), "float32"), batch_size=2).element_spec
+        ArraySpec(shape=(None, 2), dtype=dtype('float32'))
+
+    Source: TF 2.21 framework/tensor.py, TensorSpec.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+
+def spec_of(batch: Any) -> Any:
+    """Returns the specs of a batch, a pytree of arrays, with an open batch axis."""
+
+    def spec(leaf: Any) -> ArraySpec:
+        array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
+        return ArraySpec((None, *tuple(array.shape)[1:]), np.asarray(array[:0]).dtype)
+
+    return jax.tree.map(spec, batch)
