@@ -72,6 +72,12 @@ _RELATIVE_TOLERANCE = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets pass what JAX 0.12 says of plain Keras when it builds a model from 64-bit data."""
+    ignored = "ignore:Explicitly requested dtype .* requested in ShapeDtypeStruct:UserWarning"
+    config.addinivalue_line("filterwarnings", ignored)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks whole files: what is promised there is promised on every version."""
     for item in items:
