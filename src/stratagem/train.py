@@ -1,10 +1,16 @@
 """What `tf.train` has for clusters, checkpoints and the step of training.
 
 Source: TF 2.21 server_lib.py, checkpoint.py, checkpoint_management.py, checkpoint_options.py,
-training_util.py.
+checkpoint_utils.py, training_util.py.
 """
 
-from stratagem.checkpoint import Checkpoint, CheckpointManager, CheckpointOptions
+from stratagem.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    CheckpointOptions,
+    checkpoints_iterator,
+    latest_checkpoint,
+)
 from stratagem.cluster import ClusterSpec
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
 from stratagem.keras import RandomState
@@ -15,6 +21,8 @@ __all__ = [
     "CheckpointOptions",
     "ClusterSpec",
     "RandomState",
+    "checkpoints_iterator",
     "get_global_step",
     "get_or_create_global_step",
+    "latest_checkpoint",
 ]

@@ -2,6 +2,7 @@
 
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.in_memory import MemoryBackup
+from stratagem.checkpoint.latest import checkpoints_iterator, latest_checkpoint
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.policies import (
@@ -32,4 +33,6 @@ __all__ = [
     "SaveEverySeconds",
     "SaveEverySteps",
     "SavePolicy",
+    "checkpoints_iterator",
+    "latest_checkpoint",
 ]
