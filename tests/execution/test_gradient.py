@@ -129,3 +129,68 @@ def test_stochastic_layer_moves_its_seed_once(model) -> None:
     after = np.asarray(dropout.seed_generator.state.value)
     assert not np.array_equal(before, after)
     assert set(np.unique(gradient)) == {0.0, 2.0}
+
+
+def _params() -> dict[str, object]:
+    return {"kernel": jnp.arange(6.0).reshape(3, 2), "biases": [jnp.ones(2), 0.5]}
+
+
+def _loss(params) -> jax.Array:
+    first, second = params["biases"]
+    return jnp.sum(jnp.tanh(jnp.ones((4, 3)) @ params["kernel"] / 9 + first) * second)
+
+
+def test_gradients_of_a_pytree_of_arrays_are_those_of_jax(tolerance) -> None:
+    value, gradients = sg.value_and_grad(_loss, _params())
+    expected_value, expected = jax.value_and_grad(_loss)(_params())
+    np.testing.assert_allclose(value, expected_value, **tolerance("float32"))
+    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), gradients, expected)
+
+
+def test_gradient_by_an_unused_array_is_zero_and_aux_comes_through() -> None:
+    (value, aux), gradients = sg.value_and_grad(
+        lambda params: (params[0] ** 2, "rest"), (3.0, jnp.ones(2)), has_aux=True
+    )
+    assert (float(value), aux, float(gradients[0])) == (9.0, "rest", 6.0)
+    assert gradients[1].tolist() == [0, 0]
+
+
+def test_gradients_by_arrays_keep_what_is_assigned_to_variables(in_replicas) -> None:
+    counter = keras.Variable(0.0)
+
+    def step(x):
+        def loss(params):
+            counter.assign_add(1.0)
+            return jnp.sum(params["w"] * x) * 1.0
+
+        return sg.value_and_grad(loss, {"w": jnp.float32(2.0)})
+
+    value, gradients = in_replicas(step, jnp.arange(3.0))
+    assert (float(value), float(gradients["w"]), float(counter.value)) == (6.0, 3.0, 1.0)
+
+
+@pytest.fixture(params=[(1, False), (1, True), (2, False), (2, True)])
+def in_replicas(request):
+    count, eagerly = request.param
+    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(count)])
+    sg.config.run_eagerly(eagerly)
+    yield lambda fn, *args: jax.tree.map(
+        lambda leaf: strategy.local_results(leaf)[0],
+        strategy.run(fn, args=args),
+        is_leaf=lambda leaf: isinstance(leaf, sg.PerReplica),
+    )
+    sg.config.run_eagerly(False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ([jnp.ones(2), keras.Variable(1.0)], "received a pytree of ArrayImpl, Variable to"),
+        ([sg.PerReplica(stacked=jnp.ones(2))], "received a pytree of PerReplica to differentiate"),
+        ({"n": 3}, "received an array of dtype int32 to differentiate by"),
+    ],
+)
+def test_what_cannot_be_differentiated_by_is_named(variables, message) -> None:
+    with pytest.raises(TypeError, match=message):
+        sg.value_and_grad(lambda *_: 1.0, variables)

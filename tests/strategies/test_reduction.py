@@ -185,3 +185,48 @@ def test_part_of_a_compiled_step_outside_merge_call_is_refused() -> None:
             use()
     with pytest.raises(ValueError, match="belongs to a compiled step"):
         sg.MirroredStrategy(["cpu:0", "cpu:1"]).local_results(leaked)
+
+
+@pytest.fixture(params=[(1, False), (2, False), (2, True)])
+def strategy_of_keys(request):
+    count, eagerly = request.param
+    sg.config.run_eagerly(eagerly)
+    yield sg.MirroredStrategy([f"cpu:{index}" for index in range(count)])
+    sg.config.run_eagerly(False)
+
+
+def _bits(keys) -> list[object]:
+    return jax.random.key_data(keys).tolist()
+
+
+def test_mean_of_one_key_on_all_replicas_is_that_key(strategy_of_keys) -> None:
+    strategy, keys = strategy_of_keys, jax.random.split(jax.random.key(3), 2)
+    state = strategy.run(lambda keys: {"w": jax.numpy.ones(()), "keys": keys}, args=(keys,))
+    mean = strategy.reduce("MEAN", state, axis=None)
+    assert (float(mean["w"]), _bits(mean["keys"])) == (1.0, _bits(keys))
+
+
+def test_keys_are_gathered(strategy_of_keys) -> None:
+    strategy, keys = strategy_of_keys, jax.random.split(jax.random.key(3), 2)
+    count = strategy.num_replicas_in_sync
+    gathered = strategy.gather(strategy.run(lambda keys: keys, args=(keys,)), axis=-1)
+    assert _bits(gathered) == count * _bits(keys)
+    inside = strategy.run(lambda k: sg.get_replica_context().all_gather(k, axis=0), args=(keys,))
+    assert _bits(strategy.local_results(inside)[-1]) == count * _bits(keys)
+
+
+def test_keys_are_not_added_up(strategy_of_keys) -> None:
+    strategy, key = strategy_of_keys, jax.random.key(3)
+    with pytest.raises(TypeError, match="reduce received random keys that it cannot add up"):
+        strategy.reduce("MEAN", strategy.run(lambda: key[None]), axis=0)
+    with pytest.raises(TypeError, match="all_reduce received random keys that it cannot add up"):
+        strategy.run(lambda: sg.get_replica_context().all_reduce("SUM", key))
+
+
+def test_keys_that_differ_have_no_mean() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    keys = strategy.distribute_values_from_function(
+        lambda context: jax.random.key(context.replica_id_in_sync_group)
+    )
+    with pytest.raises(TypeError, match="reduce received random keys that it cannot add up"):
+        strategy.reduce("MEAN", keys, axis=None)

@@ -169,6 +169,8 @@ class ReplicaContext:
     def _reduce_leaf(self, op: ReduceOp, leaf: Any) -> Any:
         if isinstance(leaf, IndexedSlices):
             return self._communicator.all_reduce_slices(op, leaf).combined()
+        if is_key(leaf):
+            raise not_a_number("all_reduce")
         return self._communicator.all_reduce(op, leaf)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
@@ -207,7 +209,11 @@ class ReplicaContext:
         axis = check_axis(axis, leaf.ndim, "all_gather")
         batch = self._batch
         padded = axis == 0 and batch.is_padded and leaf.shape[0] == batch.size
-        return self._communicator.all_gather(leaf, axis, batch.lengths if padded else None)
+        lengths = batch.lengths if padded else None
+        if is_key(leaf):
+            data = self._communicator.all_gather(jax.random.key_data(leaf), axis, lengths)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        return self._communicator.all_gather(leaf, axis, lengths)
 
     def _require_current(self, method: str, instead: str = "strategy.run") -> None:
         current = get_replica_context()
@@ -244,6 +250,26 @@ def check_not_slices(value: Any, method: str) -> None:
                 "to_dense().",
             )
         )
+
+
+def is_key(value: Any) -> bool:
+    """Tells whether a value is an array of JAX's random keys."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def not_a_number(method: str) -> TypeError:
+    """Returns the error for random keys in a sum or a mean.
+
+    Args:
+        method: the method that was called.
+    """
+    return TypeError(
+        explain(
+            f"{method} received random keys that it cannot add up.",
+            expected="numbers. strategy.reduce takes the MEAN of keys that all replicas have.",
+            fix="take one replica's key with strategy.local_results, or all with strategy.gather.",
+        )
+    )
 
 
 def check_axis(axis: Any, ndim: int, method: str) -> int:

@@ -29,6 +29,7 @@ from stratagem.execution.created_variables import initialize_created_variables
 from stratagem.execution.eager_meeting import asked_by_all
 from stratagem.execution.eager_state import EagerState
 from stratagem.execution.functionalize import ReplicaScope
+from stratagem.execution.lost_changes import call_with_copies
 from stratagem.execution.trace_errors import apart, created_again
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
@@ -253,7 +254,7 @@ class _Session:
             summaries,
         ):
             args, kwargs = self._local_arguments(place, device)
-            result = self._fn(*args, **kwargs)
+            result = call_with_copies(self._fn, args, kwargs)
         return jax.tree.map(
             lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result
         )

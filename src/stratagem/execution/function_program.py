@@ -21,6 +21,7 @@ from stratagem.context.function_trace import (
 from stratagem.execution.agreement import agree_on_program, name_of
 from stratagem.execution.arguments import Static
 from stratagem.execution.created_variables import initialize_created_variables
+from stratagem.execution.lost_changes import call_with_copies
 from stratagem.execution.trace_errors import created_again
 from stratagem.messages import explain
 from stratagem.summary.collector import Collected, Collector
@@ -195,7 +196,7 @@ class _Attempt:
         args, kwargs = self._call.with_arrays(arrays)
         summaries = Collector(records)
         with tracing_function(self.trace), _FunctionScope(self.trace), summaries:
-            outputs = self.results.flatten(self.fn(*args, **kwargs))
+            outputs = self.results.flatten(call_with_copies(self.fn, args, kwargs))
         values_of_summaries, self.summaries = summaries.results()
         outputs += [jnp.asarray(value) for value in values_of_summaries]
         return [self.trace.value_of(v) for v in self.trace.written.values()], outputs

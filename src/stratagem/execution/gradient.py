@@ -23,47 +23,59 @@ from stratagem.execution.lookups import (
 from stratagem.messages import explain
 from stratagem.summary.callbacks import hand_on
 from stratagem.summary.collector import Collector
-from stratagem.values import IndexedSlices
+from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
+from stratagem.values.regrouping import is_array
 
 __all__ = ["value_and_grad"]
 
 
 def value_and_grad(
-    fn: Callable[[], Any], variables: Any, *, has_aux: bool = False, sparse_gradients: bool = False
+    fn: Callable[..., Any], variables: Any, *, has_aux: bool = False, sparse_gradients: bool = False
 ) -> Any:
     """Calls a function and returns its value and the gradients of it. Call anywhere.
+
+    The gradients are with respect to Keras variables, which `fn` reads, or to a pytree of arrays,
+    with which `fn` is called, as by `jax.value_and_grad(fn)(arrays)`.
 
     In replica context the gradients are those of this replica's own value; an optimizer's
     `apply_gradients` sums them over replicas. Of a table that `fn` only looks rows up in (a Keras
     `Embedding`, `sg.nn.embedding_lookup`) it then exchanges the rows alone, where they are fewer.
 
     Args:
-        fn: called once without arguments (traced twice where rows are looked up); returns a scalar,
-            or with `has_aux` a pair of a scalar and any pytree. What it assigns to variables is
-            kept.
-        variables: pytree of Keras variables to differentiate by.
+        fn: called once (traced twice where rows are looked up), without arguments, or with
+            `variables` where these are arrays; returns a scalar, or with `has_aux` a pair of a
+            scalar and any pytree. What it assigns to Keras variables is kept.
+        variables: pytree of Keras variables, or of arrays and Python numbers.
         has_aux: whether `fn` returns a pair.
         sparse_gradients: whether gradients of such tables are `IndexedSlices`, for code of your own
             that handles rows; every optimizer takes them.
 
     Returns:
         `(value, gradients)`: gradients in the structure of `variables`, each of its variable's
-        shape and dtype, None for a variable that `fn` did not read or whose dtype has no gradient.
+        shape and dtype, None for a variable that `fn` did not read or whose dtype has no gradient;
+        zeros for an array that `fn` did not use.
         With `has_aux`, value is the pair that `fn` returned.
 
     Raises:
-        ValueError: the value is not a scalar.
+        ValueError: the value is not a scalar. TypeError: neither variables nor arrays, or both.
 
     Example:
         >>> v = sg.Variable(3.0)
         >>> sg.value_and_grad(lambda: v * v, [v])
         (Array(9., dtype=float32), [Array(6., dtype=float32)])
+        >>> sg.value_and_grad(lambda params: params["w"] ** 2, {"w": 3.0})
+        (Array(9., dtype=float32, weak_type=True), {'w': Array(6., dtype=float32, weak_type=True)})
 
     Source: JAX, jax.value_and_grad; TF 2.21 backprop.py, GradientTape.gradient.
     """
-    flat, structure = jax.tree.flatten(variables)
+    flat, structure = jax.tree.flatten(variables, is_leaf=_is_distributed)
+    if _are_arrays(flat):
+        arrays = jax.tree.unflatten(structure, [_as_array(leaf) for leaf in flat])
+        call = _Differentiated(fn, [], has_aux=has_aux, arrays=(arrays,))
+        (value, aux), _, (gradients,) = call.differentiate(call.tables_of_rows(is_wanted=False))
+        return ((value, aux) if has_aux else value), gradients
     call = _Differentiated(fn, flat, has_aux=has_aux)
-    (value, aux), grads = call.differentiate(call.tables_of_rows(is_wanted=sparse_gradients))
+    (value, aux), grads, _ = call.differentiate(call.tables_of_rows(is_wanted=sparse_gradients))
     if not sparse_gradients:
         grads = {key: _whole(gradient, current_scope()) for key, gradient in grads.items()}
     gradients = jax.tree.unflatten(structure, [grads.get(id(variable)) for variable in flat])
@@ -83,18 +95,71 @@ def _whole(slices: Any, scope: ReplicaScope | None) -> Any:
     return gradient
 
 
-class _Differentiated:
-    """One function and the variables to differentiate it by."""
+def _is_distributed(leaf: Any) -> bool:
+    return isinstance(leaf, DistributedValues)
 
-    def __init__(self, fn: Callable[[], Any], variables: list[Any], *, has_aux: bool) -> None:
+
+def _are_arrays(flat: list[Any]) -> bool:
+    """Whether to differentiate by arrays, and not by variables."""
+    kinds = {_is_number(leaf) for leaf in flat}
+    if any(isinstance(leaf, PerReplica) for leaf in flat) or len(kinds) > 1:
+        found = sorted({type(leaf).__name__ for leaf in flat})
+        raise TypeError(
+            explain(
+                f"value_and_grad received a pytree of {', '.join(found)} to differentiate by.",
+                expected="Keras variables, or arrays of one replica, and not both.",
+                fix="call it in the function given to strategy.run, where a PerReplica is an "
+                "array; and differentiate by variables and by arrays in two calls.",
+            )
+        )
+    return True in kinds
+
+
+def _is_number(leaf: Any) -> bool:
+    is_number = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
+    return is_number or is_array(leaf) or isinstance(leaf, Mirrored)
+
+
+def _as_array(leaf: Any) -> jax.Array:
+    array = jnp.asarray(leaf)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(
+            explain(
+                f"value_and_grad received an array of dtype {array.dtype} to differentiate by.",
+                expected="floats.",
+                fix="leave it out of the pytree, and let the function close over it.",
+            )
+        )
+    return array
+
+
+class _Differentiated:
+    """One function and the variables or the arrays to differentiate it by.
+
+    Args:
+        fn: the function.
+        variables: that it reads.
+        has_aux: whether it returns a pair.
+        arrays: its arguments.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        variables: list[Any],
+        *,
+        has_aux: bool,
+        arrays: tuple[Any, ...] = (),
+    ) -> None:
         self._fn = fn
+        self._arrays = arrays
         self._has_aux = has_aux
         self._outer = current_scope()
         self._variables = [v for v in variables if jnp.issubdtype(jnp.dtype(v.dtype), jnp.inexact)]
         self._values = [_current_value(variable, self._outer) for variable in self._variables]
 
     def _call(
-        self, values: list[Any], lookups: Lookups, summaries: Collector
+        self, values: list[Any], lookups: Lookups, summaries: Collector, arrays: tuple[Any, ...]
     ) -> tuple[ReplicaScope, Any, Any]:
         """Calls the function with given values of the variables."""
         outer = self._outer
@@ -102,7 +167,7 @@ class _Differentiated:
         for variable, value in zip(self._variables, values, strict=True):
             scope.set_value(variable, value)
         with scope, lookups, summaries:
-            result = self._fn()
+            result = self._fn(*arrays)
         value, aux = result if self._has_aux else (result, None)
         _require_scalar(value)
         return scope, value, aux
@@ -125,7 +190,7 @@ class _Differentiated:
         read_ids: set[int] = set()
 
         def count(values: list[Any]) -> None:
-            scope, _, _ = self._call(values, counted, Collector())
+            scope, _, _ = self._call(values, counted, Collector(), self._arrays)
             read_ids.update(scope.read_ids)
 
         if is_traced:
@@ -142,8 +207,8 @@ class _Differentiated:
 
     def differentiate(
         self, tables: list[tuple[Any, list[tuple[int, ...]]]]
-    ) -> tuple[Any, dict[int, Any]]:
-        """Returns the pair of value and rest, and the gradients by id of the variable.
+    ) -> tuple[Any, dict[int, Any], tuple[Any, ...]]:
+        """Returns the pair of value and rest, gradients by id of the variable and by the arrays.
 
         Args:
             tables: as `tables_of_rows` returns them; their gradients are `IndexedSlices`.
@@ -155,12 +220,12 @@ class _Differentiated:
         received = self._received([one for one in tables if is_elsewhere(one[0])])
         summaries = Collector()
 
-        def functional(inputs: tuple[list[Any], dict[int, Any]]) -> tuple[Any, Any]:
-            values, stand_ins = inputs
+        def functional(inputs: Any) -> tuple[Any, Any]:
+            values, stand_ins, arrays = inputs
             rows = {key: [row for _, row in pairs] for key, pairs in received.items()}
             lookups = Lookups([table for table, _ in tables], stand_ins, rows)
             summaries.clear()
-            scope, value, aux = self._call(values, lookups, summaries)
+            scope, value, aux = self._call(values, lookups, summaries, arrays)
             are_matched.append(lookups.are_matched and not table_ids & scope.read_ids)
             read_ids.update(scope.read_ids)
             written[:] = [(v, key in scope.unproven) for key, v in scope.writes.items()]
@@ -171,8 +236,8 @@ class _Differentiated:
             id(table): [jnp.zeros(shape, table.dtype) for shape in shapes]
             for table, shapes in tables
         }
-        (value, rest), (grads, rows) = jax.value_and_grad(functional, has_aux=True)(
-            (self._values, stand_ins)
+        (value, rest), (grads, rows, by_array) = jax.value_and_grad(functional, has_aux=True)(
+            (self._values, stand_ins, self._arrays)
         )
         aux, updates, ids, of_summaries = rest
         if not all(are_matched):  # the function did something else than when it was counted
@@ -188,7 +253,7 @@ class _Differentiated:
         }
         for table, _ in tables:
             by_id[id(table)] = slices_of(table, ids[id(table)], rows[id(table)])
-        return (value, aux), by_id
+        return (value, aux), by_id, by_array
 
     @property
     def _receive(self) -> Callable[[Lookup], tuple[int, Any]] | None:

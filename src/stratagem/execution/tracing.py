@@ -20,6 +20,7 @@ from stratagem.execution.created_variables import initialize_created_variables, 
 from stratagem.execution.exchange import Lookup, chained_tables, gets_rows
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
+from stratagem.execution.lost_changes import call_with_copies
 from stratagem.execution.sameness import may_wait_for_ever
 from stratagem.execution.trace import Trace
 from stratagem.execution.trace_errors import (
@@ -106,7 +107,7 @@ class _Recorder:
         in_replica = stack.push(stack.FrameKind.REPLICA, self._strategy, context)
         with in_replica, scope, Collector(records) as summaries:
             try:
-                result = self._fn(*args, **kwargs)
+                result = call_with_copies(self._fn, args, kwargs)
             except jax.errors.ConcretizationTypeError as error:
                 error.add_note(_BRANCHING_NOTE)
                 raise

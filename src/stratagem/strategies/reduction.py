@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from stratagem.context import stack
-from stratagem.context.replica import check_axis, check_equal_shapes, check_not_slices
+from stratagem.context.replica import (
+    check_axis,
+    check_equal_shapes,
+    check_not_slices,
+    is_key,
+    not_a_number,
+)
 from stratagem.errors import InvalidArgumentError
 from stratagem.group import current_group
 from stratagem.messages import explain
@@ -74,16 +81,42 @@ def reduce(op: ReduceOp, value: Any, axes: tuple[int, ...] | None, *, num_replic
             check_not_slices(value, f"reduce with axis={axes}")
         return _reduce_slices(op, value, num_replicas)
     if isinstance(value, PerReplica):
-        if value.local is not None:
-            return _reduce_local(op, value.local, axes)
-        if axes is None and value.lengths is None and value.stacked is not None:
-            if is_of_several(value.stacked):
-                return on_every_process(value.stacked, _mean if op is ReduceOp.MEAN else _sum)
-            return _one_copy(_combine(op, value.stacked))
-        return _reduce_parts(op, list(of_all(value, num_replicas).components), axes)
+        return _reduce_per_replica(op, value, axes, num_replicas)
     plain = value.value if isinstance(value, Mirrored) else value
     _check_contribution(op, plain, num_replicas)
+    if axes is not None and is_key(plain):
+        raise not_a_number("reduce")
     return jnp.asarray(plain) if axes is None else _reduce_parts(op, [plain], axes)
+
+
+def _reduce_per_replica(
+    op: ReduceOp, value: PerReplica, axes: tuple[int, ...] | None, num_replicas: int
+) -> Any:
+    if is_key(value.local) or is_key(value.stacked):
+        return _same_key(op, value, axes, num_replicas)
+    if value.local is not None:
+        return _reduce_local(op, value.local, axes)
+    if axes is None and value.lengths is None and value.stacked is not None:
+        if is_of_several(value.stacked):
+            return on_every_process(value.stacked, _mean if op is ReduceOp.MEAN else _sum)
+        return _one_copy(_combine(op, value.stacked))
+    return _reduce_parts(op, list(of_all(value, num_replicas).components), axes)
+
+
+def _same_key(op: ReduceOp, keys: PerReplica, axes: Any, num_replicas: int) -> Any:
+    """The random keys of one replica, if all have the same: their mean."""
+    if op is ReduceOp.MEAN and axes is None and keys.stacked is not None and not keys.lengths:
+        parts = of_all(_key_data(keys), num_replicas).components
+        first, *others = [np.asarray(part) for part in parts]
+        if all(np.array_equal(first, other) for other in others):
+            return jax.random.wrap_key_data(
+                jnp.asarray(first), impl=jax.random.key_impl(keys.stacked)
+            )
+    raise not_a_number("reduce")
+
+
+def _key_data(keys: PerReplica) -> PerReplica:
+    return PerReplica(stacked=jax.random.key_data(keys.stacked), lengths=keys.lengths)
 
 
 def _check_contribution(op: ReduceOp, plain: Any, num_replicas: int) -> None:
@@ -251,6 +284,10 @@ def gather(value: Any, axis: Any, *, num_replicas: int) -> Any:
         return context.communicator.all_gather(
             local, axis, context.batch.lengths if padded else None
         )
+    if is_key(value.stacked):
+        axis = check_axis(axis, value.stacked.ndim - 1, "gather")
+        data = gather(_key_data(value), axis, num_replicas=num_replicas)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value.stacked))
     parts = [movable(part) for part in of_all(value, num_replicas).components]
     axes = [check_axis(axis, part.ndim, "gather") for part in parts]
     check_equal_shapes(
