@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from stratagem.context import stack
 from stratagem.input.sources import (
     SHARD_HINT,
     FileSource,
+    GeneratorSource,
     HintSource,
+    RepeatedSource,
     Source,
     as_source,
     batched_source,
+    check_count,
     every_nth,
 )
 from stratagem.messages import explain
@@ -110,6 +113,68 @@ class Dataset:
         Source: TF 2.21 data/ops/options.py, AutoShardPolicy.FILE.
         """
         return cls(FileSource(files, lambda some: as_source(make(some))))
+
+    @classmethod
+    def from_generator(cls, generator: Callable[..., Iterable[Any]], args: Any = ()) -> Dataset:
+        """Makes a dataset of the batches of a generator function, called for each epoch.
+
+        A loop that goes on from the middle calls the function and passes over the batches before,
+        so that it has to yield the same ones.
+
+        Args:
+            generator: returns an iterable of batches of the global batch size.
+            args: positional arguments of the function.
+
+        Returns:
+            The dataset. Its length is not known.
+
+        Raises:
+            TypeError: a generator itself, or anything else that cannot be called.
+
+        Example:
+            >>> def batches(count):
+            ...     for i in range(count):
+            ...         yield np.full(2, i)
+            >>> dataset = sg.input.Dataset.from_generator(batches, args=(2,))
+            >>> [batch.tolist() for batch in dataset], [batch.tolist() for batch in dataset]
+            ([[0, 0], [1, 1]], [[0, 0], [1, 1]])
+
+        Source: TF 2.21 dataset_ops.py, Dataset.from_generator.
+        """
+        if not callable(generator):
+            raise TypeError(
+                explain(
+                    f"from_generator received {generator!r} of type {type(generator).__name__}.",
+                    expected="a function that returns an iterable of batches.",
+                    fix="pass the function and not what it returns: from_generator(batches).",
+                )
+            )
+        return cls(GeneratorSource(lambda: generator(*args)))
+
+    def repeat(self, count: int | None = None) -> Dataset:
+        """Returns a dataset of several epochs of this one, one after the other.
+
+        A source that shuffles does so anew in each. The last batch of an epoch stays as short as
+        it is.
+
+        Args:
+            count: how many epochs; None or -1 for a dataset without end.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            TypeError: `count` is not an int.
+            ValueError: `count` is below -1.
+
+        Example:
+            >>> dataset = sg.input.Dataset(np.arange(3), batch_size=2)
+            >>> [batch.tolist() for batch in dataset.repeat(2)]
+            [[0, 1], [2], [0, 1], [2]]
+
+        Source: TF 2.21 dataset_ops.py, Dataset.repeat.
+        """
+        return Dataset(RepeatedSource(self._source, check_count(count)))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Returns a dataset of every `num_shards`th example, before they are shuffled and batched.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,15 @@ from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.iterator import DistributedIterator, require_outside_replicas
 from stratagem.input.loader import Loader
 from stratagem.input.sharding import Shard
-from stratagem.input.sources import INFINITE_CARDINALITY, ArraySpec, Reader, Source
+from stratagem.input.sources import (
+    INFINITE_CARDINALITY,
+    ArraySpec,
+    Reader,
+    RepeatedReader,
+    Source,
+    check_count,
+    repeated_cardinality,
+)
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions
 
@@ -68,6 +77,7 @@ class DistributedDataset:
         if strategy.topology.spans_processes and not reads_alike:
             self._agreement = Agreement(strategy.topology.num_local_replicas)
         self._epoch = -1  # of the iterator that was made last
+        self._repeats: tuple[int | None, ...] = ()  # counts of `repeat`, the innermost first
 
     def __iter__(self) -> DistributedIterator:
         require_outside_replicas("A distributed dataset was iterated")
@@ -92,7 +102,7 @@ class DistributedDataset:
     @property
     def cardinality(self) -> int:
         """Steps of an epoch; -1 if it has no end, -2 if that is not known."""
-        count = self._own_cardinality()
+        count = functools.reduce(repeated_cardinality, self._repeats, self._own_cardinality())
         return count if self._agreement is None else self._agreement.cardinality(count)
 
     @property
@@ -160,6 +170,37 @@ class DistributedDataset:
             state = reduce_func(state, batch)
         return state
 
+    def repeat(self, count: int | None = None) -> DistributedDataset:
+        """Returns a dataset of several epochs of this one, one after the other.
+
+        Its batches are those of iterating this one again and again. Where processes read
+        different data, each begins its own anew as soon as it has ended. Call on every process.
+
+        Args:
+            count: how many epochs; None or -1 for a dataset without end.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            TypeError: `count` is not an int.
+            ValueError: `count` is below -1.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> dataset = strategy.distribute_dataset([np.arange(4), np.arange(3)])
+            >>> len(dataset.repeat(3))
+            6
+
+        Source: TF 2.21 dataset_ops.py, Dataset.repeat.
+        """
+        repeated = copy.copy(self)
+        repeated._repeats = (*self._repeats, check_count(count))
+        repeated._epoch = -1
+        if self._agreement is not None:
+            repeated._agreement = Agreement(self._strategy.topology.num_local_replicas)
+        return repeated
+
     def make_loader(self, epoch: int, state: Any) -> Loader:
         """Opens the source.
 
@@ -170,15 +211,10 @@ class DistributedDataset:
         Returns:
             What reads it and moves its batches.
         """
-        if self._shard is not None:
-            reader, read = self._shard.open(epoch), _as_is
-        elif isinstance(self._source, list):
-            reader = _ParallelReader([source.open(epoch) for source in self._source])
-            read = _together
-        else:
-            reader = self._source.open(epoch)
-            count = self._strategy.topology.num_local_replicas
-            read = functools.partial(_in_turn, num_replicas=count)
+        open_epoch = self._open
+        for count in self._repeats:
+            open_epoch = functools.partial(RepeatedReader, open_epoch, count=count)
+        reader, read = open_epoch(epoch), _as_is
         if state is not None:
             reader.restore(state["source"])
             for _ in range(state["then_read"]):
@@ -195,6 +231,17 @@ class DistributedDataset:
             can_seek=self._shard is not None and self._agreement is None,
             give_up=give_up,
         )
+
+    def _open(self, epoch: int) -> Reader:
+        """Begins to read one epoch, step by step."""
+        if self._shard is not None:
+            return self._shard.open(epoch)
+        if isinstance(self._source, list):
+            return _Steps(
+                _ParallelReader([source.open(epoch) for source in self._source]), _together
+            )
+        count = self._strategy.topology.num_local_replicas
+        return _Steps(self._source.open(epoch), functools.partial(_in_turn, num_replicas=count))
 
     def go_to_epoch(self, epoch: int) -> None:
         """Says which epoch an iterator that was restored is in: the next one follows it.
@@ -225,6 +272,27 @@ def _in_turn(reader: Reader, num_replicas: int) -> HostBatch:
     while len(parts) < num_replicas:
         parts.append(next(reader, None))
     return join_parts(parts)
+
+
+class _Steps(Reader):
+    """Reads the batches of all replicas of this process from those of single replicas."""
+
+    def __init__(self, reader: Reader, read: Callable[[Reader], HostBatch]) -> None:
+        self._reader = reader
+        self._read = read
+        self.has_cheap_state = reader.has_cheap_state
+
+    def read(self) -> HostBatch:
+        return self._read(self._reader)
+
+    def state(self) -> Any:
+        return self._reader.state()
+
+    def restore(self, state: Any) -> None:
+        self._reader.restore(state)
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 class _ParallelReader(Reader):

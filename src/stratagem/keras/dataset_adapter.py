@@ -134,6 +134,8 @@ def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, An
         dataset = _distributed(strategy, name, value)
         if isinstance(value, DatasetCreator):
             require_end(dataset.cardinality, name, steps)
+        else:
+            require_end(dataset.cardinality, name, steps, f"{type(value).__name__} that")
         adapters[key] = DatasetAdapter(dataset)
     return adapters
 

@@ -108,13 +108,16 @@ def part_of(
     return dataset_fn
 
 
-def require_end(cardinality: int, name: str, steps: Any) -> None:
+def require_end(
+    cardinality: int, name: str, steps: Any, kind: str = "DatasetCreator whose dataset"
+) -> None:
     """Raises where an epoch would never end.
 
     Args:
         cardinality: of the dataset.
         name: of the method that reads it.
         steps: how many batches it is to read; None for all.
+        kind: what it is, for the message.
 
     Raises:
         ValueError: that is so.
@@ -122,8 +125,7 @@ def require_end(cardinality: int, name: str, steps: Any) -> None:
     if steps is None and cardinality == INFINITE_CARDINALITY:
         raise ValueError(
             explain(
-                f"{name} received a DatasetCreator whose dataset has no end, and no number of "
-                "steps.",
+                f"{name} received a {kind} has no end, and no number of steps.",
                 expected="a dataset that ends, or the number of batches to read.",
                 fix="pass steps_per_epoch to fit, validation_steps for validation_data, and steps "
                 "to evaluate and predict.",

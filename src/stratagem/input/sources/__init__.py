@@ -1,6 +1,13 @@
 """Sources of batches: one small adapter for each kind of dataset."""
 
 from stratagem.input.sources.choice import as_source, batched_source, every_nth
+from stratagem.input.sources.iterables import GeneratorSource
+from stratagem.input.sources.repeated import (
+    RepeatedReader,
+    RepeatedSource,
+    check_count,
+    repeated_cardinality,
+)
 from stratagem.input.sources.shards import SHARD_HINT, FileSource, HintSource
 from stratagem.input.sources.source import (
     BATCHES_A_SNAPSHOT,
@@ -15,13 +22,18 @@ __all__ = [
     "ArraySpec",
     "BATCHES_A_SNAPSHOT",
     "FileSource",
+    "GeneratorSource",
     "HintSource",
     "INFINITE_CARDINALITY",
     "Reader",
+    "RepeatedReader",
+    "RepeatedSource",
     "SHARD_HINT",
     "Source",
     "UNKNOWN_CARDINALITY",
     "as_source",
     "batched_source",
+    "check_count",
     "every_nth",
+    "repeated_cardinality",
 ]

@@ -54,6 +54,15 @@ def as_source(dataset: Any) -> Source:
     for fits, make in _ADAPTERS:
         if fits(dataset):
             return make(dataset)
+    if callable(dataset):
+        raise TypeError(
+            explain(
+                f"The function {dataset!r} was given as a dataset.",
+                expected="an iterable of batches.",
+                fix="wrap the function, which is then called for each epoch: "
+                "sg.input.Dataset.from_generator(function).",
+            )
+        )
     raise TypeError(
         explain(
             f"{dataset!r} of type {type(dataset).__name__} was given as a dataset.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -16,8 +16,9 @@ from stratagem.input.sources.source import (
     stateless_reader,
 )
 from stratagem.input.sources.spec import spec_of
+from stratagem.messages import explain
 
-__all__ = ["IterableSource", "OneShotSource"]
+__all__ = ["GeneratorSource", "IterableSource", "OneShotSource"]
 
 # How iterators of other libraries are asked for their state, and how they take it.
 _STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
@@ -32,6 +33,7 @@ class IterableSource(Source):
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
+        self._latest: _IteratorReader | None = None
 
     @property
     def cardinality(self) -> int:
@@ -49,8 +51,45 @@ class IterableSource(Source):
 
         Returns:
             The reader.
+
+        Raises:
+            ValueError: the object gave the same iterator as before, and that has ended.
         """
-        return _IteratorReader(iter(self._batches), self._batches)
+        iterator = iter(self._batches)
+        reader, before = _IteratorReader(iterator, self._batches), self._latest
+        if before is not None and before.iterator is iterator:
+            reader = _IteratorReader(iterator, self._batches, before=before)
+        self._latest = reader
+        return reader
+
+
+class GeneratorSource(Source):
+    """What a function returns, which is called anew for each epoch.
+
+    Args:
+        make: returns an iterable of batches.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
+        self._make = make
+
+    def open(self, epoch: int) -> Reader:
+        """Calls the function."""
+        return _GeneratorReader(iter(self._make()))
+
+
+class _GeneratorReader(Reader):
+    """Reads what a function returned; goes on by reading what comes before once more."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+
+    def read(self) -> Any:
+        return _copied(next(self._iterator))
+
+    def close(self) -> None:
+        if callable(close := getattr(self._iterator, "close", None)):
+            close()
 
 
 class OneShotSource(Source):
@@ -63,6 +102,7 @@ class OneShotSource(Source):
     def __init__(self, batches: Iterator[Any]) -> None:
         self._iterator = batches
         self._batches = batches
+        self._latest: _IteratorReader | None = None
 
     def element_spec(self) -> Any:
         """Looks at the first batch, which stays the first to be read.
@@ -82,9 +122,10 @@ class OneShotSource(Source):
             epoch: has no influence.
 
         Returns:
-            The reader.
+            The reader. Its first batch raises a ValueError where there is none any more.
         """
-        return _IteratorReader(self._batches, self._iterator)
+        self._latest = _IteratorReader(self._batches, self._iterator, before=self._latest)
+        return self._latest
 
 
 class _IteratorReader(Reader):
@@ -93,16 +134,34 @@ class _IteratorReader(Reader):
     Args:
         iterator: over batches.
         origin: what it was made of; has the state where the iterator has none.
+        before: read the same iterator in an earlier epoch; None if there was none.
     """
 
     has_cheap_state = False
 
-    def __init__(self, iterator: Iterator[Any], origin: Any) -> None:
+    def __init__(
+        self, iterator: Iterator[Any], origin: Any, before: _IteratorReader | None = None
+    ) -> None:
         self._iterator = iterator
         self._origin = origin
+        # Kept as a number: a chain of readers would grow with each epoch.
+        self._num_before = 0 if before is None else before.num_taken
+        self.num_taken = self._num_before
+
+    @property
+    def iterator(self) -> Iterator[Any]:
+        """The iterator that is read."""
+        return self._iterator
 
     def read(self) -> Any:
-        return _copied(next(self._iterator))
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            if self.num_taken == self._num_before > 0:
+                raise _used_up(self._origin, self._num_before) from None
+            raise
+        self.num_taken += 1
+        return _copied(batch)
 
     def state(self) -> Any:
         owner, names = self._stateful()
@@ -113,6 +172,7 @@ class _IteratorReader(Reader):
         getattr(owner, names[1])(state)
         if owner is not self._iterator and owner is self._origin:
             self._iterator = iter(self._origin)
+        self.num_taken = self._num_before = 0  # whoever sets a state may set it back
 
     def _stateful(self) -> tuple[Any, tuple[str, str]]:
         for owner in (self._iterator, self._origin):
@@ -128,6 +188,18 @@ class _IteratorReader(Reader):
         close = getattr(self._iterator, "close", None)  # of a generator: runs its `finally`
         if callable(close) and self._iterator is not self._origin:
             close()
+
+
+def _used_up(origin: Any, num_taken: int) -> ValueError:
+    return ValueError(
+        explain(
+            f"A dataset was read again that is an object of type {type(origin).__name__}, which "
+            f"ended after {num_taken} batches.",
+            expected="data that can be read from its beginning in each epoch; a generator or an "
+            "iterator can be read once.",
+            fix="pass the function that makes it: sg.input.Dataset.from_generator(function).",
+        )
+    )
 
 
 def _copied(batch: Any) -> Any:
