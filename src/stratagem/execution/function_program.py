@@ -278,6 +278,8 @@ class FunctionProgram:
         RuntimeError: variables of several strategies were used.
     """
 
+    is_reused = False  # after its first call
+
     def __init__(self, closed: Any, attempt: _Attempt, strategies: list[Any]) -> None:
         trace, candidates = attempt.trace, attempt.candidates
         homes = [home_of(v) for v in [*trace.read.values(), *trace.written.values()]]

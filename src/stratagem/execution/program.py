@@ -52,6 +52,7 @@ class Program:
     # another on the devices.
     _num_handed = 0
     _may_loop = True
+    is_reused = False  # after its first call
 
     def __init__(
         self, trace: Trace, topology: Topology, name: str, exchange: Exchange | None = None

@@ -11,11 +11,13 @@ from typing import Any
 from stratagem import config
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.agreement import name_of
-from stratagem.execution.arguments import Arguments, Static, flatten_arguments
+from stratagem.execution.arguments import Arguments, flatten_arguments
 from stratagem.execution.exchange import Exchange
+from stratagem.execution.function_identity import FunctionKeys
 from stratagem.execution.joined_program import JoinedProgram, is_joined
 from stratagem.execution.parted_program import PartedProgram, is_parted
 from stratagem.execution.program import Program
+from stratagem.execution.recompilations import Recompilations
 from stratagem.execution.step_capture import offer_step
 from stratagem.execution.trace import Trace
 from stratagem.execution.tracing import trace_replica_function
@@ -37,6 +39,8 @@ class CompiledExecution:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._programs: OrderedDict[Any, Program] = OrderedDict()
+        self._keys = FunctionKeys()
+        self._recompilations = Recompilations()
 
     @property
     def programs(self) -> list[Program]:
@@ -73,12 +77,13 @@ class CompiledExecution:
         """
         offer_step(self._strategy, fn, arguments, self._trace)
         is_inside = current_function_trace() is not None
-        key = (_identity(fn), arguments.structure, arguments.leaves, is_inside)
+        key = (self._keys.key(fn), arguments.structure, arguments.leaves, is_inside)
         program = self._programs.get(key)
         if program is not None and program.trace.summaries is not None:
             program = self._programs.get((key, trace_key()))
         if program is not None:
             self._programs.move_to_end(key)
+            program.is_reused = True
             return program
         topology = self._strategy.topology
         with compiling(name_of(fn)) if topology.spans_processes else contextlib.nullcontext():
@@ -95,6 +100,8 @@ class CompiledExecution:
             self._strategy.exchange,
             serves_all=self._strategy.serves_all,
         )
+        if not is_inside:  # else the outer function was compiled again
+            self._recompilations.note(fn, (arguments.structure, arguments.leaves), program)
         if trace.summaries is not None:
             self._programs[(key, trace_key())] = program
         while len(self._programs) > config.program_cache_size():
@@ -168,11 +175,3 @@ def _program_of(
     if exchange is None and is_joined(trace, topology):
         return JoinedProgram(trace, topology, name)
     return PartedProgram(trace, topology, name, exchange)
-
-
-def _identity(fn: Callable[..., Any]) -> Any:
-    try:
-        hash(fn)
-    except TypeError:
-        return Static(fn)
-    return fn
