@@ -80,6 +80,7 @@ def _differences(page: str, name: str) -> list[str]:
             # Keras itself reads a variable so, for the configuration of an optimizer.
             marks=pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
         ),
+        _FOLDER.parent / "guides.md",
         _FOLDER.parent / "logical_devices.md",
         _FOLDER.parent / "preemption.md",
         _FOLDER.parent / "summaries.md",

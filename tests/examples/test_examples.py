@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +11,25 @@ import keras
 import numpy as np
 import pytest
 
-_EXAMPLES = Path(__file__).parents[2] / "examples"
-_PROMISE = "# Expected last line: "
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-# What the test session sets for itself, and an example has to get from the library.
-_SET_BY_LIBRARY = ("KERAS_BACKEND", "NPROC")
-# Far beyond what an example takes: it ends one that hangs.
-_LIMIT_S = 900
-_LAUNCHER = (
-    *("-c", "from stratagem.cli import main; main()"),
-    *("launch", "--workers", "2", "--show", "leader"),
-)
+from tests.examples.programs import EXAMPLES, LAUNCHER, assert_same, promised, run
 
-
-def _run(name: str, *arguments: str, launcher: Sequence[str] = ()) -> str:
-    """Returns the last line that an example prints."""
-    environment = {key: text for key, text in os.environ.items() if key not in _SET_BY_LIBRARY}
-    finished = subprocess.run(
-        [sys.executable, *launcher, str(_EXAMPLES / name), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout.splitlines()[-1]
-
-
-def _promised(name: str) -> str:
-    first = (_EXAMPLES / name).read_text().splitlines()[0]
-    assert first.startswith(_PROMISE), f"{name} starts with {first!r}, not with {_PROMISE!r}"
-    return first.removeprefix(_PROMISE)
-
-
-def _assert_same(line: str, promised: str) -> None:
-    """Words must be equal; numbers may differ by what rounding makes of a whole training."""
-    assert _NUMBER.sub("0", line) == _NUMBER.sub("0", promised)
-    got = [float(number) for number in _NUMBER.findall(line)]
-    np.testing.assert_allclose(got, [float(n) for n in _NUMBER.findall(promised)], rtol=0.01)
+_LAUNCHER = (*LAUNCHER, "--workers", "2", "--show", "leader")
 
 
 def _train(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     """Returns the last line of the main example and the results that it wrote."""
     launcher = _LAUNCHER if "multi_worker" in arguments else ()
-    line = _run("01_train_digits.py", "--output", str(folder), *arguments, launcher=launcher)
+    program = EXAMPLES / "01_train_digits.py"
+    line = run(program, "--output", str(folder), *arguments, launcher=launcher)[-1]
     return line, json.loads((folder / "history.json").read_text())
 
 
 def test_examples_each_promise_their_last_line() -> None:
-    names = sorted(path.name for path in _EXAMPLES.glob("*.py"))
+    names = sorted(path.name for path in EXAMPLES.glob("*.py"))
     assert len(names) >= 5
     for number, name in enumerate(names, start=1):
         assert name.startswith(f"{number:02d}_")
-        assert _promised(name)
+        assert promised(EXAMPLES / name)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +46,13 @@ def test_examples_each_promise_their_last_line() -> None:
     ],
 )
 def test_example_ends_with_the_promised_line(name: str) -> None:
-    _assert_same(_run(name), _promised(name))
+    assert_same(run(EXAMPLES / name)[-1], promised(EXAMPLES / name))
 
 
 @pytest.mark.parametrize("name", ["08_estimator_digits.py", "09_keras_estimator.py"])
 def test_estimators_promise_the_same_twice(name: str) -> None:
     """Of one device and of two replicas; of the Estimator and of `fit`."""
-    one, two = re.findall(r": (\d\.\d+)", _promised(name))
+    one, two = re.findall(r": (\d\.\d+)", promised(EXAMPLES / name))
     assert one == two
 
 
@@ -141,7 +102,7 @@ def _assert_same_curves(results: dict[str, Any], reference: dict[str, Any]) -> N
 @pytest.mark.slow
 def test_train_digits_whole_run_reaches_the_promised_accuracy(tmp_path: Path) -> None:
     line, _ = _train(tmp_path)
-    _assert_same(line, _promised("01_train_digits.py"))
+    assert_same(line, promised(EXAMPLES / "01_train_digits.py"))
     assert float(line.removeprefix("Test accuracy: ")) >= 0.97
 
 

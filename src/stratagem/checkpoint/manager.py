@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -25,7 +26,7 @@ from stratagem.checkpoint.policies import (
     SavePolicy,
 )
 from stratagem.checkpoint.saving import Place
-from stratagem.checkpoint.together import done_by_first
+from stratagem.checkpoint.together import done_by_first, is_first
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
 from stratagem.storage import COMMIT_MARK, is_whole, wait_for_writing
@@ -147,6 +148,9 @@ class CheckpointManager:
         if number is None:
             number = int(self.checkpoint.save_counter) + 1
         folder = self._folder / f"{self._name}-{number}"
+        if not is_first():  # TensorFlow's guides delete the folders of other workers afterwards
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(parents=True, exist_ok=True)
         place = _InSeries(folder, self._sweep)
         path = self.checkpoint.save_as(str(folder), options, place=place)
         self._saved_step, self._saved_time_s = step or 0, time.monotonic()
