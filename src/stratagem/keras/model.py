@@ -18,6 +18,7 @@ import keras
 
 from stratagem.context import get_replica_context, get_strategy, has_strategy
 from stratagem.goodput import current_events
+from stratagem.keras.callback_support import check_callbacks, listed
 from stratagem.keras.dataset_adapter import adapted, is_dataset
 from stratagem.keras.made_in_scope import scope_of
 from stratagem.keras.planned_models import strategy_for_plan
@@ -140,6 +141,11 @@ def _wrap_entry_point(name: str) -> None:
         if strategy is None:
             return original(self, *args, **kwargs)
         bound = signature.bind_partial(self, *args, **kwargs)
+        check_callbacks(
+            name,
+            listed(bound.arguments.get("callbacks")),
+            spans_processes=strategy.topology.spans_processes,
+        )
         wanted = name.endswith("_on_batch") or _somebody_looks(
             bound.arguments.get("verbose", "auto"), bound.arguments.get("callbacks")
         )

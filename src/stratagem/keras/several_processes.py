@@ -15,6 +15,7 @@ from typing import Any
 import keras
 
 from stratagem.group import agree_on_random_state, current_group
+from stratagem.keras.callback_support import CHIEF_ONLY, listed
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
 from stratagem.variables import VariableKind, WholeValue, home_of, keeping_of
@@ -22,8 +23,6 @@ from stratagem.variables import VariableKind, WholeValue, home_of, keeping_of
 __all__ = ["SAVERS", "saved_once", "settle_call"]
 
 SAVERS = ("save", "save_weights", "export")
-# Writers that need nothing of the other processes; `ModelCheckpoint` saves the model, which does.
-_WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 
 
 def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:
@@ -42,10 +41,10 @@ def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:
     wants_logs = any(group.exchange("who looks at logs", wants_logs))
     callbacks = arguments.get("callbacks")
     if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+        callbacks = listed(callbacks)
         _make_folders(callbacks)
         if group.process_id != 0:
-            arguments["callbacks"] = [one for one in callbacks if not isinstance(one, _WRITERS)]
+            arguments["callbacks"] = [one for one in callbacks if not isinstance(one, CHIEF_ONLY)]
     if group.process_id != 0:
         arguments["verbose"] = 0
     return wants_logs
