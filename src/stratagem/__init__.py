@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stratagem import environment as _environment
+from stratagem.old_names import OLD_NAMES as _OLD_NAMES
 from stratagem.public_names import PUBLIC_NAMES as _PUBLIC
 
 if TYPE_CHECKING:
@@ -217,6 +218,11 @@ _environment.select_keras_backend()
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OLD_NAMES:
+        raise AttributeError(
+            f"module 'stratagem' has no attribute {name!r}\nExpected a name of this library.\n"
+            f"Fix: write {_OLD_NAMES[name]}."
+        )
     if name not in _PUBLIC:
         raise AttributeError(f"module 'stratagem' has no attribute {name!r}")
     module_name, attribute = _PUBLIC[name]

@@ -40,6 +40,7 @@ LAYERS = (
         "environment",
         "errors",
         "messages",
+        "old_names",
         "optional_libraries",
         "options",
         "partitioners",

@@ -18,6 +18,7 @@ from stratagem.execution.function_program import (
     trace_function,
 )
 from stratagem.execution.recompilations import Recompilations
+from stratagem.messages import explain
 from stratagem.summary.settings import trace_key
 
 __all__ = ["Function", "function"]
@@ -71,7 +72,13 @@ class Function:
         return program.run(call.arrays)
 
 
-def function(fn: Callable[..., Any]) -> Function:
+def function(
+    fn: Callable[..., Any] | None = None,
+    *,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool = False,
+    input_signature: Any = None,
+) -> Any:
     """Compiles a step that holds `run`, `reduce` and what is around them in one program.
 
     Call the result in cross-replica context. Arrays, `PerReplica` values and Python numbers among
@@ -83,10 +90,16 @@ def function(fn: Callable[..., Any]) -> Function:
     function itself.
 
     Args:
-        fn: the function; it may be a method.
+        fn: the function; it may be a method. None where this is a decorator with arguments.
+        jit_compile: accepted for the sake of moved code; the program is always compiled.
+        reduce_retracing: likewise; a program is of one kind of arguments.
+        input_signature: must be None.
 
     Returns:
-        A callable with the arguments and the results of `fn`.
+        A callable with the arguments and the results of `fn`; a decorator without `fn`.
+
+    Raises:
+        TypeError: an `input_signature`, or `fn` cannot be called.
 
     Example:
         >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -100,6 +113,24 @@ def function(fn: Callable[..., Any]) -> Function:
 
     Source: TF 2.21 polymorphic_function.py, function.
     """
+    if input_signature is not None:
+        raise TypeError(
+            explain(
+                f"sg.function received input_signature={input_signature!r}.",
+                expected="None: there is a program for each kind of arguments.",
+                fix="leave it out, and pass arguments of the shapes and dtypes that you want.",
+            )
+        )
+    if fn is None:
+        return Function
+    if not callable(fn):
+        raise TypeError(
+            explain(
+                f"sg.function received {fn!r} of type {type(fn).__name__}.",
+                expected="a function.",
+                fix="write @sg.function above the function.",
+            )
+        )
     return Function(fn)
 
 

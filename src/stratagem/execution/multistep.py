@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +50,9 @@ def run_steps(
         StopIteration: the data has ended before the first step.
         InvalidArgumentError: results of steps that cannot be stacked.
     """
-    function = fn if reduce_op is None else _Reduced(fn, reduce_op)
+    function = _OfBatch(fn)
+    if reduce_op is not None:
+        function = _Reduced(function, reduce_op)
     results: list[Any] = []
     if eagerly:
         first = next(iterator)  # StopIteration where the data has ended
@@ -63,6 +66,28 @@ def run_steps(
     if reduce_op is None:
         return joined
     return jax.tree.map(_of_any_replica, joined, is_leaf=_is_per_replica)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfBatch:
+    """A replica function that is called with a batch, or with its parts if it takes no batch."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, batch: Any) -> Any:
+        is_taken_apart = type(batch) is tuple and not _takes(self.fn, batch)
+        return self.fn(*batch) if is_taken_apart and _takes(self.fn, *batch) else self.fn(batch)
+
+
+def _takes(fn: Callable[..., Any], *args: Any) -> bool:
+    """Whether a function can be called so; what tells no signature is taken to."""
+    try:
+        inspect.signature(fn).bind(*args)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Self
 
 from stratagem.messages import explain
+from stratagem.old_names import OLD_ARGUMENTS
 
 __all__ = ["MadeByCall"]
 
@@ -17,7 +19,20 @@ class MadeByCall:
     _made_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Returns an object that its `__init__` is still to make."""
+        """Returns an object that its `__init__` is still to make.
+
+        Raises:
+            TypeError: an argument that TensorFlow had.
+        """
+        for name in OLD_ARGUMENTS.keys() & kwargs.keys():
+            if name not in inspect.signature(cls.__init__).parameters:
+                raise TypeError(
+                    explain(
+                        f"{cls.__name__} received {name}={kwargs[name]!r}.",
+                        expected="devices.",
+                        fix=f"write {OLD_ARGUMENTS[name]}.",
+                    )
+                )
         made = object.__new__(cls)
         made._made_with = (args, kwargs)
         return made

@@ -24,15 +24,18 @@ from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
 from stratagem.strategies.logical_devices import LogicalDevices
 from stratagem.strategies.made_by_call import MadeByCall
+from stratagem.strategies.old_methods import OldMethods
+from stratagem.strategies.run_arguments import check_run
 from stratagem.topology import Topology, planned_topology
-from stratagem.values import PerReplica, regroup
+from stratagem.values import PerReplica, regroup, select_replica
 from stratagem.values.distributed import DistributedValues
+from stratagem.values.regrouping import is_per_replica
 from stratagem.variables import KeepingPolicy, VariableRegistry, agree_on_initial_values
 
 __all__ = ["Strategy"]
 
 
-class Strategy(MadeByCall, LogicalDevices):
+class Strategy(MadeByCall, LogicalDevices, OldMethods):
     """Decides how training is spread over devices.
 
     A strategy has a topology (which devices), a variable policy, an execution and cross-device ops;
@@ -186,7 +189,7 @@ class Strategy(MadeByCall, LogicalDevices):
         stack.require_cross_replica(
             self, "run", instead="call the function itself; it is in a replica."
         )
-        self._check_run_arguments(fn, args, options)
+        check_run(fn, args, options)
         frame = stack.current_frame()
         if frame is not None and frame.replica is not None:
             raise RuntimeError(
@@ -205,32 +208,6 @@ class Strategy(MadeByCall, LogicalDevices):
     def _opened(self) -> contextlib.AbstractContextManager[Any]:
         return stack.push(stack.FrameKind.SCOPE, self)
 
-    def _check_run_arguments(self, fn: Any, args: Any, options: Any) -> None:
-        if not callable(fn):
-            raise TypeError(
-                explain(
-                    f"run received fn={fn!r} of type {type(fn).__name__}.",
-                    expected="a function.",
-                    fix="pass the function itself and its arguments in `args`.",
-                )
-            )
-        if not isinstance(args, tuple | list):
-            raise ValueError(
-                explain(
-                    f"run received args of type {type(args).__name__}.",
-                    expected="a tuple or list of positional arguments.",
-                    fix="write args=(value,) with a comma.",
-                )
-            )
-        if options is not None and not isinstance(options, RunOptions):
-            raise TypeError(
-                explain(
-                    f"run received options={options!r} of type {type(options).__name__}.",
-                    expected="sg.RunOptions or None.",
-                    fix="leave `options` out.",
-                )
-            )
-
     def run_steps(
         self,
         fn: Callable[[Any], Any],
@@ -245,7 +222,8 @@ class Strategy(MadeByCall, LogicalDevices):
         context.
 
         Args:
-            fn: the replica function of one batch, as in `run(fn, args=(batch,))`.
+            fn: the replica function, called as in `run(fn, args=(batch,))`; or, where it takes the
+                parts of a tuple and not the tuple, as in `run(fn, args=batch)`.
             iterator: of a dataset that this strategy distributed.
             num_steps: how many batches at most; fewer where the data ends. None for what a
                 `TPUStrategy` was told as `steps_per_run`.
@@ -431,10 +409,11 @@ class Strategy(MadeByCall, LogicalDevices):
         """Returns the parts of a value that this process holds. Call in cross-replica context.
 
         Args:
-            value: a `PerReplica`, or anything else.
+            value: a `PerReplica`, a pytree with such leaves, or anything else.
 
         Returns:
-            Tuple of its components, true rows only; `(value,)` for what is not distributed.
+            Tuple of its components, true rows only; of pytrees, one for each replica of this
+            process; `(value,)` for what is not distributed.
 
         Raises:
             RuntimeError: in replica context.
@@ -450,9 +429,12 @@ class Strategy(MadeByCall, LogicalDevices):
         )
         if isinstance(value, PerReplica):
             return value.components
+        count = self.topology.num_local_replicas
         if isinstance(value, DistributedValues):
-            return (value,) * self.topology.num_local_replicas
-        return (value,)
+            return (value,) * count
+        if not any(map(is_per_replica, jax.tree.leaves(value, is_leaf=is_per_replica))):
+            return (value,)
+        return tuple(select_replica(index, value) for index in range(count))
 
     experimental_local_results = local_results
 

@@ -1,0 +1,39 @@
+"""TensorFlow's names that are spelled otherwise here: one table for each place."""
+
+from __future__ import annotations
+
+__all__ = ["OLD_ARGUMENTS", "OLD_METHODS", "OLD_NAMES", "SAME_METHODS"]
+
+# Of a strategy: another name of the same method.
+SAME_METHODS = {
+    "call_for_each_replica": "run",
+    "experimental_run_v2": "run",
+    "unwrap": "local_results",
+}
+
+# Of a strategy: what to write.
+OLD_METHODS = {
+    "experimental_make_numpy_dataset": "strategy.distribute_dataset(sg.input.Dataset(arrays, "
+    "batch_size=global_batch_size))",
+    "experimental_run": "strategy.run(fn, args=next(iterator))",
+    "experimental_run_steps_on_iterator": "strategy.run_steps(fn, iterator, num_steps)",
+    "make_dataset_iterator": "iter(strategy.distribute_dataset(dataset))",
+    "make_input_fn_iterator": "iter(strategy.distribute_datasets_from_function(dataset_fn))",
+}
+
+# Of a strategy's constructor: what to write.
+OLD_ARGUMENTS = {
+    "num_gpus": 'devices=[f"gpu:{i}" for i in range(num_gpus)]',
+    "num_gpus_per_worker": 'devices=[f"gpu:{i}" for i in range(num_gpus_per_worker)]',
+}
+
+# Of the root: what to write.
+OLD_NAMES = {
+    "GradientTape": "sg.value_and_grad(loss_fn, variables)",
+    "constant": "jax.numpy.asarray(value)",
+    "data": "sg.input.Dataset(arrays, batch_size=...), or any other dataset",
+    "distribute": "the names of tf.distribute themselves, such as sg.MirroredStrategy",
+    "print": "jax.debug.print(...)",
+    "reduce_mean": "jax.numpy.mean(value)",
+    "reduce_sum": "jax.numpy.sum(value)",
+}

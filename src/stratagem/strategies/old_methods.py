@@ -1,0 +1,33 @@
+"""TensorFlow's older methods of a strategy, by the table in `old_names`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from stratagem.messages import explain
+from stratagem.old_names import OLD_METHODS, SAME_METHODS
+
+__all__ = ["OldMethods"]
+
+
+class OldMethods:
+    """Answers for older names of a strategy's methods, which `dir` does not list."""
+
+    def __getattr__(self, name: str) -> Any:
+        kind = type(self).__name__
+        if name in SAME_METHODS:
+            new = SAME_METHODS[name]
+            warnings.warn(
+                f"{kind}.{name} is an older name of {kind}.{new}.", DeprecationWarning, stacklevel=2
+            )
+            return getattr(self, new)
+        if name in OLD_METHODS:
+            raise AttributeError(
+                explain(
+                    f"{kind} has no method {name!r}.",
+                    expected="TensorFlow's newer names.",
+                    fix=f"write {OLD_METHODS[name]}.",
+                )
+            )
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
