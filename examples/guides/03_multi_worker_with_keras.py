@@ -1,4 +1,4 @@
-# Expected last line: Accuracy after 3 epochs: 0.943, goes on from the saved model: True
+# Expected last line: Accuracy after 3 epochs: 0.940, goes on from the saved model: True
 """Ports "Multi-worker training with Keras",
 https://www.tensorflow.org/tutorials/distribute/multi_worker_with_keras
 
@@ -15,7 +15,8 @@ Differences from TensorFlow's guide:
 - One program is what the guide writes into `mnist_setup.py`, `main.py` and its cells. Without
   TF_CONFIG there is one worker. The strategy comes first: workers meet before JAX starts.
 - scikit-learn's digits of 8 x 8 pixels replace MNIST, with a learning rate fit to them.
-- `sg.input.Dataset` replaces the tf.data pipeline, `sg.BackupAndRestore` Keras's callback.
+- `sg.input.Dataset` replaces the tf.data pipeline; the last batch of each round of `repeat()` is
+  short. `sg.BackupAndRestore` replaces Keras's callback.
 - Only the chief writes what all workers save. The temporary folders of the others stay empty.
 - The model is saved in Keras's format, which needs a name that ends with `.keras`.
 """
@@ -29,7 +30,6 @@ import keras
 import numpy as np
 from sklearn.datasets import load_digits
 
-NUM_REPEATS = 15
 FOLDER = os.path.join("runs", "guides", "multi_worker_with_keras")
 
 
@@ -38,9 +38,8 @@ def mnist_dataset(batch_size):
     x_train, y_train = load_digits(return_X_y=True)
     # The values are in the range [0, 16].
     x_train = x_train.reshape(-1, 8, 8) / np.float32(16)
-    x_train = np.tile(x_train.astype(np.float32), (NUM_REPEATS, 1, 1))
-    y_train = np.tile(y_train, NUM_REPEATS)
-    return sg.input.Dataset((x_train, y_train), batch_size=batch_size, shuffle=True)
+    x_train, y_train = x_train.astype(np.float32), y_train.astype(np.int32)
+    return sg.input.Dataset((x_train, y_train), batch_size=batch_size, shuffle=True).repeat()
 
 
 def build_and_compile_cnn_model():

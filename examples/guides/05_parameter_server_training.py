@@ -8,7 +8,8 @@ Differences from TensorFlow's guide:
 
 - The strategy starts workers and servers on this machine: no ports, no servers to make before.
 - Words become ids in NumPy, since Keras's lookup layers need TensorFlow.
-- `sg.input.Dataset` replaces the tf.data pipeline, `sg.value_and_grad` GradientTape.
+- `sg.input.Dataset` replaces the tf.data pipeline; the last batch of each round of `repeat()` is
+  short. `sg.value_and_grad` replaces GradientTape.
 - A sharded table is one Keras variable; its shards are `embeddings.variables`.
 - The learning rate is smaller: Keras 3's RMSprop adds epsilon to the root, the legacy one under it.
 - `sg.TensorBoard` and `sg.BackupAndRestore` replace Keras's callbacks.
@@ -42,9 +43,7 @@ strategy = sg.ParameterServerStrategy(
 global_batch_size = 64
 x = np.random.default_rng(0).random((10, 10), "float32")
 y = np.random.default_rng(1).random((10, 1), "float32")
-dataset = sg.input.Dataset(
-    (np.tile(x, (128, 1)), np.tile(y, (128, 1))), batch_size=64, shuffle=True
-)
+dataset = sg.input.Dataset((x, y), batch_size=global_batch_size, shuffle=True).repeat()
 
 # Model construction and compiling
 with strategy.scope():
@@ -98,8 +97,7 @@ def preprocessed(examples):
 
 
 def dataset_fn(_):
-    repeated = {name: 4 * values for name, values in examples.items()}
-    return sg.input.Dataset(preprocessed(repeated), batch_size=32, shuffle=True)
+    return sg.input.Dataset(preprocessed(examples), batch_size=32, shuffle=True).repeat()
 
 
 # Build the model
@@ -196,7 +194,7 @@ def eval_step(iterator):
 
 def eval_dataset_fn():
     eval_examples = preprocessed(feature_and_label_gen(num_examples=16))
-    return sg.input.Dataset(eval_examples, batch_size=8, shuffle=True)
+    return sg.input.Dataset(eval_examples, batch_size=8, shuffle=True).repeat()
 
 
 per_worker_eval_dataset = coordinator.create_per_worker_dataset(eval_dataset_fn)

@@ -183,7 +183,9 @@ def input_gen():
         yield np.random.rand(4)
 
 
-dist_dataset = mirrored_strategy.experimental_distribute_dataset(sg.input.Dataset(input_gen()))
+dist_dataset = mirrored_strategy.experimental_distribute_dataset(
+    sg.input.Dataset.from_generator(input_gen)
+)
 iterator = iter(dist_dataset)
 for _ in range(4):
     values = mirrored_strategy.run(lambda x: x, args=(next(iterator),))
