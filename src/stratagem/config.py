@@ -15,6 +15,8 @@ __all__ = [
     "barrier_timeout_s",
     "cache_dir",
     "checkpoint_timeout_s",
+    "filter_tracebacks",
+    "filters_tracebacks",
     "join_timeout_s",
     "peer_timeout_s",
     "program_cache_size",
@@ -53,15 +55,7 @@ def run_eagerly(enabled: bool) -> None:
 
     Source: TF 2.21 tf.config.run_functions_eagerly.
     """
-    if not isinstance(enabled, bool):
-        raise TypeError(
-            explain(
-                f"enabled={enabled!r} is of type {type(enabled).__name__}.",
-                expected="True or False.",
-                fix="pass a bool.",
-            )
-        )
-    _settings.run_eagerly = enabled
+    _settings.run_eagerly = _as_bool(enabled)
 
 
 def runs_eagerly() -> bool:
@@ -71,6 +65,54 @@ def runs_eagerly() -> bool:
         The value last given to `run_eagerly`, else that of `STRATAGEM_RUN_EAGERLY`.
     """
     return _settings.run_eagerly
+
+
+class _Tracebacks:
+    """The setting of this process; a step may run in any of its threads."""
+
+    are_filtered: bool | None = None
+
+
+def filter_tracebacks(enabled: bool) -> None:
+    """Chooses whether frames of this library are left out of tracebacks, as they are by default.
+
+    Args:
+        enabled: False to see them, for debugging the library itself.
+
+    Raises:
+        TypeError: `enabled` is not a bool.
+
+    Example:
+        >>> sg.config.filter_tracebacks(False)
+        >>> sg.config.filters_tracebacks()
+        False
+        >>> sg.config.filter_tracebacks(True)
+
+    Source: JAX, jax_traceback_filtering.
+    """
+    _Tracebacks.are_filtered = _as_bool(enabled)
+
+
+def filters_tracebacks() -> bool:
+    """Tells whether frames of this library are left out of tracebacks.
+
+    Returns:
+        The value last given to `filter_tracebacks`, else that of `STRATAGEM_TRACEBACK_FILTERING`.
+    """
+    chosen = _Tracebacks.are_filtered
+    return environment.read("traceback_filtering") if chosen is None else chosen
+
+
+def _as_bool(enabled: object) -> bool:
+    if not isinstance(enabled, bool):
+        raise TypeError(
+            explain(
+                f"enabled={enabled!r} is of type {type(enabled).__name__}.",
+                expected="True or False.",
+                fix="pass a bool.",
+            )
+        )
+    return enabled
 
 
 def program_cache_size() -> int:

@@ -122,6 +122,12 @@ VARIABLES = {
         parse=_parse_bool,
         meaning="Run replica functions op by op, one thread a replica, for debugging.",
     ),
+    "traceback_filtering": Variable(
+        name="STRATAGEM_TRACEBACK_FILTERING",
+        default=True,
+        parse=_parse_bool,
+        meaning="Leave frames of this library out of tracebacks.",
+    ),
     "program_cache_size": Variable(
         name="STRATAGEM_PROGRAM_CACHE_SIZE",
         default=256,

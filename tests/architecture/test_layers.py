@@ -46,6 +46,7 @@ LAYERS = (
         "partitioners",
         "placement",
         "public_names",
+        "tracebacks",
     ),
 )
 NO_JAX_BELOW = LAYERS.index(("topology",))

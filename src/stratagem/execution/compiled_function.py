@@ -20,6 +20,7 @@ from stratagem.execution.function_program import (
 from stratagem.execution.recompilations import Recompilations
 from stratagem.messages import explain
 from stratagem.summary.settings import trace_key
+from stratagem.tracebacks import filters_traceback
 
 __all__ = ["Function", "function"]
 
@@ -46,6 +47,7 @@ class Function:
         """Binds a function that was defined in a class, as Python does with its own."""
         return self if instance is None else types.MethodType(self, instance)
 
+    @filters_traceback
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, tracing it if it was not called with such arguments before."""
         if config.runs_eagerly() or not _is_outermost():

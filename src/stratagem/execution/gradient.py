@@ -23,12 +23,14 @@ from stratagem.execution.lookups import (
 from stratagem.messages import explain
 from stratagem.summary.callbacks import hand_on
 from stratagem.summary.collector import Collector
+from stratagem.tracebacks import filters_traceback
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
 
 __all__ = ["value_and_grad"]
 
 
+@filters_traceback
 def value_and_grad(
     fn: Callable[..., Any], variables: Any, *, has_aux: bool = False, sparse_gradients: bool = False
 ) -> Any:

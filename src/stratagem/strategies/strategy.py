@@ -27,6 +27,7 @@ from stratagem.strategies.made_by_call import MadeByCall
 from stratagem.strategies.old_methods import OldMethods
 from stratagem.strategies.run_arguments import check_run
 from stratagem.topology import Topology, planned_topology
+from stratagem.tracebacks import filters_traceback
 from stratagem.values import PerReplica, regroup, select_replica
 from stratagem.values.distributed import DistributedValues
 from stratagem.values.regrouping import is_per_replica
@@ -151,6 +152,7 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
         if stack.current_frame() is None:
             agree_on_initial_values(self.variables, self.topology)
 
+    @filters_traceback
     def run(
         self,
         fn: Callable[..., Any],
@@ -208,6 +210,7 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
     def _opened(self) -> contextlib.AbstractContextManager[Any]:
         return stack.push(stack.FrameKind.SCOPE, self)
 
+    @filters_traceback
     def run_steps(
         self,
         fn: Callable[[Any], Any],
@@ -260,6 +263,7 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
                 self, fn, iterator, num_steps, reduce_op=op, eagerly=config.runs_eagerly()
             )
 
+    @filters_traceback
     def distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
     ) -> DistributedDataset:
@@ -299,6 +303,7 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
 
     experimental_distribute_dataset = distribute_dataset
 
+    @filters_traceback
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
@@ -340,6 +345,7 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
+    @filters_traceback
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Combines the parts of a value over replicas. Call in cross-replica context.
 
@@ -374,6 +380,7 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
         count = self.num_replicas_in_sync
         return _map(lambda leaf: reduction.reduce(op, leaf, axes, num_replicas=count), value)
 
+    @filters_traceback
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenates the parts of a value in replica order. Call in cross-replica context.
 
@@ -405,6 +412,7 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
 
     concat = gather
 
+    @filters_traceback
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the parts of a value that this process holds. Call in cross-replica context.
 
@@ -438,6 +446,7 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
 
     experimental_local_results = local_results
 
+    @filters_traceback
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Makes a value whose parts a function computes. Call in cross-replica context.
 

@@ -1,0 +1,66 @@
+"""Tracebacks of the user's own lines: frames of this library are left out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from stratagem import config
+
+__all__ = ["filters_traceback"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_FOLDER = str(Path(__file__).parent)
+_NOTE = (
+    "Frames of stratagem are left out. sg.config.filter_tracebacks(False) or "
+    "STRATAGEM_TRACEBACK_FILTERING=0 shows them."
+)
+
+
+def filters_traceback(fn: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Makes a public function leave this library's frames out of the tracebacks of its errors.
+
+    Args:
+        fn: the function.
+    """
+
+    @functools.wraps(fn)
+    def filtered(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        # Only a bare re-raise, such as that of a `with`, adds no entry for this frame again.
+        with _Filter():
+            return fn(*args, **kwargs)
+
+    return filtered
+
+
+class _Filter:
+    """Removes this library's frames from the traceback of an error that passes."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is None or not config.filters_tracebacks():
+            return
+        entries: list[TracebackType] = []
+        entry = error.__traceback__
+        while entry is not None:
+            entries.append(entry)
+            entry = entry.tb_next
+        if _is_ours(entries[-1]) and _NOTE not in getattr(error, "__notes__", ()):
+            error.add_note(_NOTE)
+        kept: TracebackType | None = None
+        for entry in reversed(entries):
+            if not _is_ours(entry):
+                kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        error.__traceback__ = kept
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return entry.tb_frame.f_code.co_filename.startswith(_FOLDER)
