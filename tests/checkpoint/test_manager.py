@@ -203,3 +203,13 @@ def test_something_has_to_be_kept(tmp_path: Path, count: int) -> None:
 def test_interval_needs_a_counter(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no steps to count"):
         make(tmp_path, checkpoint_interval=3)
+
+
+def test_folder_that_another_process_names_is_there_after_a_save(tmp_path, monkeypatch) -> None:
+    """TensorFlow's guides delete it then; nothing is written into it."""
+    checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
+    monkeypatch.setattr("stratagem.checkpoint.manager.is_first", lambda: False)
+    monkeypatch.setattr(checkpoint, "save_as", lambda path, options, place: path)
+    folder = tmp_path / "workertemp_1" / "ckpt"
+    sg.train.CheckpointManager(checkpoint, folder, max_to_keep=1).save()
+    assert list(folder.iterdir()) == []
