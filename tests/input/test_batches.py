@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import keras
@@ -190,3 +191,36 @@ def test_predict_of_a_dataset_that_is_not_batched_says_so() -> None:
         model = small_regressor()
     with pytest.raises(ValueError, match="Expected batched arrays, all with the same leading size"):
         model.predict(Examples(), verbose=0)
+
+
+def _objects(rows: list[Any]) -> Any:
+    array = np.empty(len(rows), object)
+    array[:] = rows
+    return array
+
+
+class RaggedTensor:
+    """What of a tf.RaggedTensor, and of its value from tf.data, is looked at."""
+
+    row_splits = np.array([0, 2, 5])
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (_objects([np.zeros(2), np.zeros(3)]), r"an array of objects with rows of shape \(2,\), "),
+        (_objects([[1, 2], [3]]), "an array of objects with rows of 2 values, 1 values"),
+        ({"x": _objects([[1]] * 6)}, "1 values and 2 more"),
+        (np.array(RaggedTensor(), object), "a RaggedTensor with rows of 2 values, 3 values"),
+        ([np.zeros(2), np.zeros(3)], "make one array of a list of rows"),
+        (RaggedTensor(), "a RaggedTensor with rows of 2 values, 3 values"),
+    ],
+)
+def test_rows_of_different_lengths_are_refused_with_the_way_out(batch: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        take_batch(batch, 2)
+    assert "keras.utils.pad_sequences" in str(caught.value)
+
+
+def test_texts_are_no_rows() -> None:
+    assert take_batch(_objects(["a", "bc"]), 2).num_examples == 2

@@ -18,6 +18,8 @@ from stratagem.values.regrouping import is_array
 
 __all__ = ["HostBatch", "PlacedBatches", "join_parts", "place", "take_batch", "take_own_part"]
 
+_MOST_ROWS = 4  # named in a message
+
 
 @dataclasses.dataclass(frozen=True)
 class HostBatch:
@@ -118,17 +120,22 @@ def take_batch(data: Any, num_replicas: int) -> HostBatch:
         The batch. Arrays that lie on an accelerator stay there.
 
     Raises:
-        ValueError: an array without a batch axis, or leaves of different leading sizes.
+        ValueError: an array without a batch axis, leaves of different leading sizes, or rows of
+            different lengths.
     """
     leaves, structure = jax.tree.flatten(data, is_leaf=lambda leaf: leaf is None)
     arrays = [_array(leaf) for leaf in leaves if leaf is not None]
+    for array in arrays:
+        _check_rows(array)
     sizes = {array.shape[0] if array.ndim else None for array in arrays}
     if len(sizes) != 1 or None in sizes:
         raise ValueError(
             explain(
                 f"A batch has arrays of the shapes {[array.shape for array in arrays]}.",
                 expected="batched arrays, all with the same leading size.",
-                fix="batch the data: dataset.batch(n), or yield arrays with a leading batch axis.",
+                fix="batch the data: dataset.batch(n), or yield arrays with a leading batch axis; "
+                "make one array of a list of rows, after keras.utils.pad_sequences where their "
+                "lengths differ.",
             )
         )
     num_examples = arrays[0].shape[0]
@@ -162,7 +169,42 @@ def _array(leaf: Any) -> Any:
     """An array on the host, except that what is on an accelerator already stays there."""
     if isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu":
         return leaf
+    _check_ragged(leaf)
     return np.asarray(leaf)
+
+
+def _check_ragged(leaf: Any) -> None:
+    """Raises for a tf.RaggedTensor, and for what tf.data makes of it."""
+    if hasattr(leaf, "row_splits"):
+        lengths = np.diff(np.asarray(leaf.row_splits))
+        raise _ragged(f"a {type(leaf).__name__}", [f"{length} values" for length in lengths])
+
+
+def _check_rows(array: Any) -> None:
+    """Raises for an array of objects whose rows are arrays. Texts may be there."""
+    if array.dtype != object:
+        return
+    if not array.ndim:
+        _check_ragged(array.item())
+        return
+    rows = [row for row in array.flat if isinstance(row, list | tuple | np.ndarray | jax.Array)]
+    if rows:
+        lengths = [
+            f"shape {row.shape}" if hasattr(row, "shape") else f"{len(row)} values" for row in rows
+        ]
+        raise _ragged("an array of objects", lengths)
+
+
+def _ragged(kind: str, rows: list[str]) -> ValueError:
+    more = f" and {len(rows) - _MOST_ROWS} more" if len(rows) > _MOST_ROWS else ""
+    return ValueError(
+        explain(
+            f"A batch holds {kind} with rows of {', '.join(rows[:_MOST_ROWS])}{more}.",
+            expected="arrays of numbers, whose rows all have one shape.",
+            fix="pad the rows to one length and pass the true lengths, or a mask, beside them: "
+            "keras.utils.pad_sequences(rows, padding='post').",
+        )
+    )
 
 
 def join_parts(
