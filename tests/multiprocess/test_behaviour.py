@@ -92,3 +92,12 @@ def test_initial_values_are_those_of_process_0_without_a_seed(seen) -> None:
     for name in ("weights", "weights of NumPy"):
         assert seen[0][name] == seen[1][name]
         assert any(seen[0][name])
+
+
+def test_a_save_to_a_folder_of_each_worker_returns_what_the_chief_wrote(seen) -> None:
+    """As the clean-up of TensorFlow's guides has it; the folders of the others stay empty."""
+    assert seen[0]["paths of the guide"] == seen[1]["paths of the guide"]
+    for one in seen:
+        assert one["paths exist"] == [True, True]
+        assert one["restored"]
+    assert all("workertemp" not in path for path in seen[1]["paths of the guide"])

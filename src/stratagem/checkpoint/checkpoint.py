@@ -85,7 +85,7 @@ class Checkpoint:
             options: how it is written.
 
         Returns:
-            The path, such as "runs/ckpt-1".
+            The path, such as "runs/ckpt-1": on every process that of process 0, which writes.
 
         Raises:
             OSError: it could not be written; what was there before still is.
@@ -216,8 +216,9 @@ class Checkpoint:
             **step_of_run(),
         }
         folder = Path(os.fspath(path)).absolute()
-        save(arrays, notes, place or Place(folder), options or CheckpointOptions())
-        return os.fspath(path)
+        written = save(arrays, notes, place or Place(folder), options or CheckpointOptions())
+        # A worker may name a folder of its own, in which nothing is written.
+        return os.fspath(path) if written == folder else str(written)
 
     def _read(
         self,

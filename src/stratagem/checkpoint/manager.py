@@ -110,11 +110,10 @@ class CheckpointManager:
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the checkpoints, the oldest first; those that are whole."""
-        names = done_by_first(
-            "CheckpointManager.checkpoints", lambda: [one.path.name for one in self._entries()]
+        """The paths of the checkpoints, the oldest first: those that are whole, of process 0."""
+        return done_by_first(
+            "CheckpointManager.checkpoints", lambda: [str(one.path) for one in self._entries()]
         )
-        return [str(self._folder / name) for name in names]
 
     @property
     def latest_checkpoint(self) -> str | None:

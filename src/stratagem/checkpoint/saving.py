@@ -46,7 +46,7 @@ class Place:
 
 def save(
     items: Mapping[str, Arrays], notes: Mapping[str, Any], place: Place, options: CheckpointOptions
-) -> None:
+) -> Path:
     """Writes a checkpoint, or has it written. Call on every process; process 0 writes.
 
     Args:
@@ -55,18 +55,23 @@ def save(
         place: where.
         options: how.
 
+    Returns:
+        The folder that process 0 has written; with `is_async` this process's own name for it.
+
     Raises:
         OSError: it could not be written, and training was to wait for it; nothing of it is left.
     """
     then = partial(_finish, place, options)
     if not options.is_async:
         with telling_of_save():
-            done_by_first("Checkpoint.write", partial(_write_now, items, notes, place, then))
-    elif is_first():
+            work = partial(_write_now, items, notes, place, then)
+            return Path(done_by_first("Checkpoint.write", work))
+    if is_first():
         begun_s = time.monotonic()
         writing = storage_process().write(place.prepare, items, notes, then=then)
         writing.add_done_callback(_report)
         tell_when_written(writing, begun_s)
+    return place.folder
 
 
 def wait_for_writing() -> None:
@@ -115,14 +120,15 @@ def load_arrays(folder: Path, manifest: Mapping[str, Any], names: list[str]) -> 
 
 def _write_now(
     items: Mapping[str, Arrays], notes: Mapping[str, Any], place: Place, then: Any
-) -> None:
+) -> str:
     if jax.process_count() > 1:
         storage_process().write(place.prepare, items, notes, then=then).result()
-        return
+        return str(place.folder)
     storage.wait_for_writing()
     folder = place.prepare()
     storage.write(folder, items, notes)
     then(folder)
+    return str(place.folder)
 
 
 def _finish(place: Place, options: CheckpointOptions, folder: Path) -> None:

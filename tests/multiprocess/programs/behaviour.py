@@ -6,6 +6,7 @@ Each process writes what it saw to FOLDER/process-N.json.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -113,5 +114,22 @@ with strategy.scope():
     numpy_drawn = sg.Variable(np.random.default_rng().normal(size=3))
 seen["weights"] = [float(np.sum(w)) for w in drawn.get_weights()]
 seen["weights of NumPy"] = np.asarray(numpy_drawn.value).tolist()
+
+# TensorFlow's guides: each worker but the chief saves to a folder of its own, and deletes it.
+own_folder = folder / "guide" if rank == 0 else folder / "guide" / f"workertemp_{rank}"
+own_folder.mkdir(parents=True, exist_ok=True)
+checkpoint = sg.train.Checkpoint(model=drawn)
+manager = sg.train.CheckpointManager(checkpoint, own_folder, max_to_keep=1)
+written = [manager.save(), checkpoint.write(own_folder / "written")]
+drawn.save(own_folder / "model.keras")
+seen["paths of the guide"] = [*written, *manager.checkpoints]
+seen["paths exist"] = [Path(path).is_dir() for path in written]
+if rank:
+    shutil.rmtree(own_folder)
+host.barrier("cleaned up")
+before = drawn.get_weights()
+drawn.layers[0].kernel.assign(drawn.layers[0].kernel * 0)
+checkpoint.restore(written[0])
+seen["restored"] = all(map(np.array_equal, before, drawn.get_weights()))
 
 (folder / f"process-{rank}.json").write_text(json.dumps(seen))
