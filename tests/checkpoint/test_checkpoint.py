@@ -99,9 +99,10 @@ def test_sum_is_shared_out_and_mean_is_given_to_each(tmp_path: Path) -> None:
         variable.assign(9.0)
     checkpoint.restore(path)
 
+    parts = strategy.run(lambda: {name: variable + 0.0 for name, variable in kinds.items()})
+
     def read(name: str) -> list[float]:
-        parts = strategy.run(lambda: kinds[name] + 0.0)
-        return [float(part) for part in strategy.local_results(parts)]
+        return [float(part) for part in strategy.local_results(parts[name])]
 
     assert read("sum") == [1.5, 1.5]
     assert read("mean") == [1.5, 1.5]

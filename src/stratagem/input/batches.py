@@ -189,10 +189,11 @@ def _check_rows(array: Any) -> None:
         return
     rows = [row for row in array.flat if isinstance(row, list | tuple | np.ndarray | jax.Array)]
     if rows:
-        lengths = [
-            f"shape {row.shape}" if hasattr(row, "shape") else f"{len(row)} values" for row in rows
+        shapes = [
+            f"{len(row)} values" if isinstance(row, list | tuple) else f"shape {row.shape}"
+            for row in rows
         ]
-        raise _ragged("an array of objects", lengths)
+        raise _ragged("an array of objects", shapes)
 
 
 def _ragged(kind: str, rows: list[str]) -> ValueError:
