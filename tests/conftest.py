@@ -73,8 +73,10 @@ _RELATIVE_TOLERANCE = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets pass what JAX 0.12 says of plain Keras when it builds a model from 64-bit data."""
+    """Lets pass what JAX 0.12 says of plain Keras, and that rows of a test compile a step each."""
     ignored = "ignore:Explicitly requested dtype .* requested in ShapeDtypeStruct:UserWarning"
+    config.addinivalue_line("filterwarnings", ignored)
+    ignored = "ignore:.*was compiled 3 times for arguments of the same kinds:RuntimeWarning"
     config.addinivalue_line("filterwarnings", ignored)
 
 

@@ -94,7 +94,6 @@ def test_changed_state_is_seen_and_unchanged_state_is_one_program(strategy, hold
     assert call() == 3.0
 
 
-@pytest.mark.filterwarnings("ignore:.*was compiled 3 times:RuntimeWarning")
 def test_changed_state_of_a_function_is_seen(strategy, monkeypatch) -> None:
     def call(factor: Any, extra: Any = 0.0) -> float:
         def step(x: Any, extra: Any = extra) -> Any:
@@ -172,6 +171,7 @@ def test_step_that_is_compiled_again_and_again_is_named(strategy, is_function) -
     assert "by the names ['batch'] differs" in str(caught[0].message)
 
 
+@pytest.mark.filterwarnings("error:.*was compiled 3 times")
 def test_other_kinds_of_arguments_are_no_recompilation(strategy) -> None:
     for size in range(1, 6):
         strategy.run(lambda x: x.sum(), args=(jnp.ones(size),))
@@ -190,6 +190,7 @@ def test_global_settings_are_part_of_a_key() -> None:
         keras.config.set_epsilon(1e-7)
 
 
+@pytest.mark.filterwarnings("error:.*was compiled 3 times")
 def test_steps_of_a_factory_that_are_used_again_are_no_recompilation(strategy) -> None:
     def make(factor: Any) -> Any:
         return lambda x: x * factor
