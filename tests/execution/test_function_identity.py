@@ -200,3 +200,13 @@ def test_steps_of_a_factory_that_are_used_again_are_no_recompilation(strategy) -
         for _ in range(2):
             strategy.run(step, args=(1.0,))
             compiled(1.0)
+
+
+def test_equal_containers_are_not_the_same_one(strategy) -> None:
+    def call() -> tuple[list[int], Any]:
+        calls: list[int] = []
+        return calls, strategy.run(lambda: (calls.append(1), calls)[1])
+
+    for _ in range(2):
+        calls, returned = call()
+        assert calls == returned == [1]

@@ -163,10 +163,12 @@ class _State:
         if isinstance(value, jax.Array) or _is_of_library(value):
             return _Same(value)
         if isinstance(value, np.ndarray):
-            return _array(value)
+            return _Same(value), _array(value)
         parts = _parts(value)
         if parts is not None:
-            return self._items(parts)
+            # A step may change what can be changed, or return it: an equal one does not do.
+            is_mutable = isinstance(value, list | set | dict | collections.deque)
+            return _Same(value) if is_mutable else None, self._items(parts)
         return (
             self._function(value) if isinstance(value, types.FunctionType) else self._object(value)
         )
@@ -184,17 +186,17 @@ class _State:
         return (
             _Same(fn.__code__),
             self._items(fn.__defaults__ or ()),
-            self.of(fn.__kwdefaults__ or {}),
+            self._items(_flat(fn.__kwdefaults__ or {})),
             self._items(fn.__closure__ or ()),
-            self.of(known),
-            self.of(vars(fn)),
+            self._items(_flat(known)),
+            self._items(_flat(vars(fn))),
         )
 
     def _object(self, value: Any) -> Any:
         if hasattr(value, "__next__") or isinstance(value, bytearray | memoryview | array.array):
             raise _UnknownError
         if isinstance(value, type):
-            return _Same(value), self.of(dict(vars(value)))
+            return _Same(value), self._items(_flat(vars(value)))
         if _is_of_library(type(value), "stratagem") and not isinstance(value, _OF_KERAS):
             return _Same(value)  # a strategy changes with each program that it keeps
         attributes = [value.__dict__] if hasattr(value, "__dict__") else []
@@ -202,14 +204,18 @@ class _State:
         return _Same(value), self.of(type(value)), self._items(attributes)
 
 
+def _flat(mapping: Any) -> list[Any]:
+    return [part for item in mapping.items() for part in item]
+
+
 def _parts(value: Any) -> list[Any] | None:
     """The parts of what is nothing but its parts; None for anything else."""
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
         return [*value]
     if isinstance(value, dict):
-        return [part for item in value.items() for part in item]
+        return _flat(value)
     if isinstance(value, functools.partial):
-        return [value.func, value.args, value.keywords]
+        return [value.func, *value.args, None, *_flat(value.keywords)]
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, types.CellType):
