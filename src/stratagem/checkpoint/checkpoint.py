@@ -10,24 +10,21 @@ from typing import Any
 import keras
 
 from stratagem.background_errors import raise_reported
-from stratagem.checkpoint.matching import match
+from stratagem.checkpoint.load_status import LoadStatus
 from stratagem.checkpoint.objects import Part, part_of, state_of
 from stratagem.checkpoint.options import CheckpointOptions
-from stratagem.checkpoint.saving import Place, load_arrays, load_manifest, save, wait_for_writing
-from stratagem.checkpoint.sharing import shared_by_first
-from stratagem.checkpoint.together import done_by_all, done_by_first, is_first
+from stratagem.checkpoint.restoration import COMPONENTS, Restoration
+from stratagem.checkpoint.saving import Place, load_manifest, save, wait_for_writing
+from stratagem.checkpoint.together import done_by_first
 from stratagem.checkpoint.told_saves import step_of_run, tell_restored
-from stratagem.checkpoint.values import components_of, give, values_of
+from stratagem.checkpoint.values import components_of, values_of
 from stratagem.messages import explain
-from stratagem.storage import Arrays
 
 __all__ = ["Checkpoint"]
 
 # Where `keras.Model.load_weights` looks for a model's state.
 _KERAS_ITEM = "pytree"
 _COUNTER = "save_counter"
-# Beside the aggregates, which are what other numbers of replicas go on with.
-_COMPONENTS = "components"
 
 
 class Checkpoint:
@@ -41,8 +38,8 @@ class Checkpoint:
     Args:
         root: one object; it is saved under the name "root".
         **kwargs: objects by name: Keras models, layers, optimizers, metrics, seed generators and
-            variables, dicts from names to variables, and what has `get_state()` and
-            `set_state()`, such as an iterator of a distributed dataset.
+            variables, dicts from names to variables, pytrees of arrays, and what has `get_state()`
+            and `set_state()`, such as an iterator of a distributed dataset. They are attributes.
 
     Raises:
         TypeError: an object of another kind.
@@ -54,7 +51,7 @@ class Checkpoint:
         >>> plain = keras.Variable(0, dtype="int32")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = sg.train.Checkpoint(step=step).save(folder + "/ckpt")
-        ...     sg.train.Checkpoint(step=plain).restore(path)
+        ...     _ = sg.train.Checkpoint(step=plain).restore(path).assert_consumed()
         >>> int(plain.value)
         7
 
@@ -62,6 +59,7 @@ class Checkpoint:
     """
 
     def __init__(self, root: Any = None, **kwargs: Any) -> None:
+        self._restoration: Restoration | None = None
         self._objects: dict[str, Any] = ({} if root is None else {"root": root}) | kwargs
         if _COUNTER in kwargs:
             raise ValueError(
@@ -151,39 +149,99 @@ class Checkpoint:
 
     def restore(
         self, save_path: str | os.PathLike[str], options: CheckpointOptions | None = None
-    ) -> None:
+    ) -> LoadStatus:
         """Gives all objects, and the counter of saves, the state of a checkpoint.
 
-        Nothing is changed if anything does not fit. Call on every process; process 0 reads.
+        Objects whose variables are not there yet get their values when they are built: by a call, a
+        step, `fit` or `build`. So do those that are set as attributes later. A pytree is not
+        changed: the restored one is the attribute of its name. Nothing is changed if anything does
+        not fit. Call on every process; process 0 reads.
 
         Args:
             save_path: what `save` returned.
             options: how it is read.
 
+        Returns:
+            What tells whether all has been restored.
+
         Raises:
             DataLossError: the checkpoint is damaged.
             NotFoundError: there is none.
-            ValueError: the checkpoint is of other objects, or shapes differ.
+            ValueError: the checkpoint is of other objects, or shapes differ; what is built later
+                raises it then.
         """
-        self._read(save_path, self.parts(), options)
+        return self._read(save_path, options, with_counter=True)
 
     def read(
         self, save_path: str | os.PathLike[str], options: CheckpointOptions | None = None
-    ) -> None:
-        """Gives all objects the state of a checkpoint, and leaves the counter of saves.
+    ) -> LoadStatus:
+        """Gives all objects the state of a checkpoint, as `restore`, but not the counter of saves.
 
         Args:
             save_path: what `write` or `save` returned.
             options: how it is read.
 
+        Returns:
+            What tells whether all has been restored.
+
         Raises:
             DataLossError: the checkpoint is damaged.
             NotFoundError: there is none.
-            ValueError: the checkpoint is of other objects, or shapes differ.
+            ValueError: as `restore`.
         """
-        parts = self.parts()
-        del parts[_COUNTER]
-        self._read(save_path, parts, options)
+        return self._read(save_path, options, with_counter=False)
+
+    def hold(self) -> None:
+        """Reads what objects wait for now, and keeps it on the host. Call on every process.
+
+        Raises:
+            DataLossError: the checkpoint is damaged.
+        """
+        if self._restoration is not None:
+            self._restoration.hold()
+
+    def attach(self, name: str, value: Any) -> None:
+        """Saves another object, too, under a name; gives it what a restore has left for that name.
+
+        `checkpoint.name = value` does the same.
+
+        Args:
+            name: of the object; one that has it is replaced.
+            value: as in the constructor.
+
+        Raises:
+            TypeError: an object of another kind.
+            ValueError: what was restored does not fit.
+        """
+        _check_kind(name, value)
+        self._objects[name] = value
+        if self._restoration is not None and self._restoration.wants(name):
+            self._restoration.restore({name: value})
+
+    def detach(self, name: str) -> None:
+        """Saves the object of a name no longer, if there is one.
+
+        Args:
+            name: of the object.
+        """
+        self._objects.pop(name, None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name == _COUNTER or hasattr(type(self), name):
+            object.__setattr__(self, name, value)
+        else:
+            self.attach(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and name in self._objects:
+            return self._objects[name]
+        raise AttributeError(
+            explain(
+                f"Checkpoint has no {name!r}.",
+                expected="a method, or the name of an object that it saves.",
+                fix=f"pass {name}=... when it is made, or set checkpoint.{name} = ...",
+            )
+        )
 
     def parts(self) -> dict[str, Part]:
         """Returns the objects and the counter of saves, taken apart into their variables.
@@ -205,53 +263,47 @@ class Checkpoint:
         # Reading what has a component on each replica takes all processes.
         items = _item_names(parts)
         arrays = {items[name]: values_of(part) for name, part in parts.items()}
-        arrays[_COMPONENTS] = {
+        arrays[COMPONENTS] = {
             f"{items[name]}/{path}": components
             for name, part in parts.items()
             for path, components in components_of(part).items()
         }
         notes = {
-            "objects": {name: {"kind": p.kind, "item": items[name]} for name, p in parts.items()},
+            "objects": {name: _noted(part, items[name]) for name, part in parts.items()},
             "states": {name: state_of(part) for name, part in parts.items() if part.source},
             **step_of_run(),
         }
         folder = Path(os.fspath(path)).absolute()
         written = save(arrays, notes, place or Place(folder), options or CheckpointOptions())
-        # A worker may name a folder of its own, in which nothing is written.
         return os.fspath(path) if written == folder else str(written)
 
     def _read(
         self,
         save_path: str | os.PathLike[str],
-        parts: Mapping[str, Part],
         options: CheckpointOptions | None,
-    ) -> None:
+        *,
+        with_counter: bool,
+    ) -> LoadStatus:
         folder = Path(os.fspath(save_path)).absolute()
         manifest = done_by_first("Checkpoint.restore", lambda: load_manifest(folder))
-        items = {name: manifest["objects"].get(name, {}).get("item") for name in parts}
-        with_components = options is not None and options.restore_components
-        wanted = [*items.values(), *([_COMPONENTS] if with_components else [])]
-
-        def read() -> tuple[dict[str, dict[str, str]], dict[str, Arrays] | None]:
-            _check_objects(parts, manifest["objects"], str(folder))
-            found = {
-                name: match(part, manifest["items"][items[name]], str(folder))
-                for name, part in parts.items()
-            }
-            return found, load_arrays(folder, manifest, wanted) if is_first() else None
-
-        found, own = done_by_all("Checkpoint.restore", read)
-        arrays = shared_by_first(own, {name: manifest["items"][name] for name in wanted})
-        for name, part in parts.items():
-            components = {
-                path.removeprefix(f"{items[name]}/"): array
-                for path, array in arrays.get(_COMPONENTS, {}).items()
-                if path.startswith(f"{items[name]}/")
-            }
-            give(part, found[name], arrays[items[name]], components)
-            if part.source is not None:
-                part.source.set_state(manifest["states"][name])
+        restoration = Restoration(
+            folder,
+            manifest,
+            with_components=options is not None and options.restore_components,
+            ignored=frozenset() if with_counter else frozenset({_COUNTER}),
+            replace=self._objects.__setitem__,
+        )
+        counted = {_COUNTER: self.save_counter} if with_counter else {}
+        try:
+            restoration.restore(self._objects | counted)
+        except Exception:
+            restoration.end()
+            raise
+        if self._restoration is not None:
+            self._restoration.end()
+        self._restoration = restoration
         tell_restored(manifest, str(folder))
+        return LoadStatus(restoration.consumption)
 
 
 def _check_kind(name: str, value: Any) -> None:
@@ -261,31 +313,18 @@ def _check_kind(name: str, value: Any) -> None:
         return
 
 
+def _noted(part: Part, item: str) -> dict[str, Any]:
+    noted: dict[str, Any] = {"kind": part.kind, "item": item}
+    if part.tree is not None:
+        noted["leaves"] = {
+            path: {"described": leaf.described, "sharding": leaf.sharding}
+            for path, leaf in part.tree.leaves.items()
+        }
+    return noted
+
+
 def _item_names(parts: Mapping[str, Part]) -> dict[str, str]:
     """What Orbax calls each object's arrays."""
     models = [name for name, part in parts.items() if part.kind == "model"]
     first = models[0] if models else None
     return {name: _KERAS_ITEM if name == first else f"{name}_state" for name in parts}
-
-
-def _check_objects(parts: Mapping[str, Part], saved: Mapping[str, Any], where: str) -> None:
-    unknown = [name for name in parts if name not in saved]
-    if unknown:
-        raise ValueError(
-            explain(
-                f"{where} holds no {' and no '.join(unknown)}.",
-                expected=f"its objects: {', '.join(sorted(saved))}.",
-                fix="make the Checkpoint with the names with which it was saved, or without what "
-                "is new.",
-            )
-        )
-    for name, part in parts.items():
-        kind = saved[name]["kind"]
-        if (part.source is not None) != (kind == "state"):
-            raise ValueError(
-                explain(
-                    f"{name} is a {part.kind} here and was saved in {where} as a {kind}.",
-                    expected="an object like the one that was saved.",
-                    fix="give the object another name, or restore another checkpoint.",
-                )
-            )

@@ -127,6 +127,8 @@ class MemoryBackup:
             give_own(part, paths[name], values)
             if part.source is not None:
                 part.source.set_state(snapshot.notes["states"][name])
+            if part.tree is not None:
+                self._checkpoint.attach(name, part.tree.restored())
         tell_restored(snapshot.notes, "memory")
         return number
 
@@ -162,7 +164,11 @@ def _matched(snapshot: Snapshot, parts: Mapping[str, Part]) -> dict[str, dict[st
     for name, part in parts.items():
         arrays, shapes = snapshot.items[name], snapshot.notes["components"][name]
         entries = [
-            {"path": path, "shape": tuple(shapes.get(path, array.shape))}
+            {
+                "path": path,
+                "shape": tuple(shapes.get(path, array.shape)),
+                "dtype": str(array.dtype),
+            }
             for path, array in arrays.items()
         ]
         try:

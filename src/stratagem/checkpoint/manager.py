@@ -181,6 +181,8 @@ class CheckpointManager:
         for path in reversed(paths):
             try:
                 self.checkpoint.restore(path, CheckpointOptions(restore_components=True))
+                if skip_damaged:  # what objects wait for may be damaged, too
+                    self.checkpoint.hold()
             except DataLossError:
                 if not skip_damaged or path == paths[0]:
                     raise

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stratagem.checkpoint.objects import NAMED_VARIABLES, Part
+from stratagem.checkpoint.objects import NAMED_VARIABLES, PYTREE, Part
 from stratagem.messages import explain
 
-__all__ = ["match"]
+__all__ = ["METRICS", "OPTIMIZER", "match"]
 
-_OPTIMIZER, _METRICS = "optimizer_variables", "metrics_variables"
+OPTIMIZER, METRICS = "optimizer_variables", "metrics_variables"
 _MOST_NAMED = 5
 
 
@@ -19,7 +19,8 @@ def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[
 
     By path; where the paths are others, because layers that are not named by hand have other names
     in another process, by the order in which the object has its variables. In a dict of variables
-    names are what its author says, and there may be more in the checkpoint.
+    names are what its author says, and there may be more in the checkpoint. A pytree has to have
+    the same leaves, of the same dtypes.
 
     Args:
         part: the object.
@@ -30,8 +31,10 @@ def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[
         The path in the checkpoint, by the path of the variable.
 
     Raises:
-        ValueError: there are other variables, or one has another shape.
+        ValueError: there are other variables, or one has another shape, or a leaf another dtype.
     """
+    if part.kind == PYTREE:
+        return _match_leaves(part, entries, where)
     found: dict[str, str] = {}
     saved = _grouped(part, [entry["path"] for entry in entries])
     own = _grouped(part, part.variables)
@@ -43,9 +46,9 @@ def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[
         saved[""] = list(part.variables)  # what else was saved is not asked for
     for group, paths in own.items():
         there = saved.get(group, [])
-        if group == _OPTIMIZER and not there:
+        if group == OPTIMIZER and not there:
             continue  # it was not compiled when it was saved
-        if group == _METRICS and len(there) != len(paths):
+        if group == METRICS and len(there) != len(paths):
             continue  # they come into being with the first batch, and begin anew with each epoch
         if set(there) != set(paths) and len(there) != len(paths):
             raise _other_variables(part, paths, there, where)
@@ -56,6 +59,30 @@ def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[
                 raise _other_shape(part, path, shape, saved_path, shapes[saved_path], where)
             found[path] = saved_path
     return found
+
+
+def _match_leaves(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[str, str]:
+    saved = {entry["path"]: entry for entry in entries}
+    if saved.keys() != part.variables.keys():
+        raise _other_variables(part, list(part.variables), list(saved), where)
+    for path, leaf in part.variables.items():
+        entry = saved[path]
+        there = f"{entry['dtype']}{list(entry['shape'])}"
+        if "described" in entry:
+            is_same, there = entry["described"] == leaf.described, entry["described"]
+        else:  # saved as something else, or kept in memory
+            is_same = there == f"{leaf.dtype}{list(leaf.shape)}"
+        if not is_same:
+            raise ValueError(
+                explain(
+                    f"{leaf.path} is {leaf.described} here, {leaf.sharding}, and {there} in "
+                    f"{where}, {entry.get('sharding', 'on the host')}.",
+                    expected="a pytree of the shapes and dtypes with which it was saved.",
+                    fix="make the arrays as they were, or restore into a pytree like the saved one "
+                    "and convert it.",
+                )
+            )
+    return {path: path for path in saved}
 
 
 def _grouped(part: Part, paths: Iterable[str]) -> dict[str, list[str]]:

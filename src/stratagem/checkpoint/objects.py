@@ -6,18 +6,30 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import keras
 
+from stratagem.checkpoint.trees import Tree, is_tree
 from stratagem.messages import explain
 from stratagem.variables import ShardedVariable, home_of
 
-__all__ = ["NAMED_VARIABLES", "Part", "Stateful", "part_of", "state_of"]
+__all__ = [
+    "NAMED_VARIABLES",
+    "PYTREE",
+    "Part",
+    "Stateful",
+    "build_optimizer",
+    "model_groups",
+    "part_by_path",
+    "part_of",
+    "state_of",
+]
 
 # The kind of a dict of variables, whose names say which is which.
 NAMED_VARIABLES = "variables"
+PYTREE = "pytree"
 
 
 @runtime_checkable
@@ -46,12 +58,14 @@ class Part:
         kind: what it is, for messages.
         variables: by path, in the order in which the object has them.
         source: what has a state of its own beside variables; None for nothing.
+        tree: whose leaves the variables are; None for objects that change in place.
     """
 
     name: str
     kind: str
     variables: dict[str, Any]
     source: Stateful | None = None
+    tree: Tree | None = None
 
 
 def part_of(name: str, value: Any) -> Part:
@@ -60,7 +74,7 @@ def part_of(name: str, value: Any) -> Part:
     Args:
         name: what the checkpoint calls it.
         value: a Keras model, layer, optimizer, metric, seed generator or variable, a dict from
-            names to variables, or an object with `get_state` and `set_state`.
+            names to variables, an object with `get_state` and `set_state`, or a pytree of arrays.
 
     Returns:
         Its variables, and what else has a state.
@@ -71,24 +85,26 @@ def part_of(name: str, value: Any) -> Part:
     """
     if isinstance(value, keras.Variable | ShardedVariable):
         return Part(name, "variable", {"value": value})
-    if isinstance(value, dict):
-        _check_variables(name, value)
+    if isinstance(value, dict) and _holds_variables(value):
         return Part(name, NAMED_VARIABLES, dict(value))
     if isinstance(value, keras.Model):
-        return Part(name, "model", _of_model(name, value))
+        return _of_model(name, value)
     for kind, class_ in _KINDS.items():
         if isinstance(value, class_):
             if not getattr(value, "built", True):
                 raise _not_built(name, kind, value)
-            return Part(name, kind, dict(_by_path(_variables(value))))
+            return part_by_path(name, kind, {"": _variables(value)})
     if isinstance(value, Stateful):
         return Part(name, "state", {}, value)
+    if is_tree(value):
+        tree = Tree(name, value)
+        return Part(name, PYTREE, dict(tree.leaves), tree=tree)
     raise TypeError(
         explain(
             f"{name}={value!r} cannot be saved.",
             expected="a Keras model, layer, optimizer, metric, seed generator or variable, a dict "
-            "of variables, or an object with get_state() and set_state(), such as an iterator of "
-            f"a distributed dataset; got {type(value).__name__}.",
+            "of variables, a pytree of arrays, or an object with get_state() and set_state(), such "
+            f"as an iterator of a distributed dataset; got {type(value).__name__}.",
             fix="keep numbers in a keras.Variable: step = sg.Variable(0, dtype='int32').",
         )
     )
@@ -118,39 +134,43 @@ def state_of(part: Part) -> Any:
     return state
 
 
-def _check_variables(name: str, variables: dict[Any, Any]) -> None:
-    for key, variable in variables.items():
-        if not isinstance(key, str) or not isinstance(variable, keras.Variable | ShardedVariable):
-            raise TypeError(
-                explain(
-                    f"{name}[{key!r}]={variable!r} cannot be saved.",
-                    expected="a dict from names to Keras variables.",
-                    fix="pass other objects to the Checkpoint by names of their own.",
-                )
-            )
+def part_by_path(name: str, kind: str, groups: Mapping[str, Iterable[Any]]) -> Part:
+    """Returns the part of an object whose variables come in groups; "" for those of none."""
+    variables = {
+        f"{group}/{path}" if group else path: variable
+        for group, members in groups.items()
+        for path, variable in _by_path(members)
+    }
+    return Part(name, kind, variables)
 
 
-def _of_model(name: str, model: keras.Model) -> dict[str, keras.Variable]:
-    if not model.built:
-        raise _not_built(name, "model", model)
+def model_groups(model: keras.Model) -> dict[str, list[Any]]:
+    """Returns a model's variables as `keras.Model.get_state_tree` has them, which Keras reads."""
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not optimizer.built:
-        _build(optimizer, model)
-    # As `keras.Model.get_state_tree` has them, so that plain Keras reads what is written.
-    groups: dict[str, Iterable[keras.Variable]] = {
+    return {
         "trainable_variables": model.trainable_variables,
         "non_trainable_variables": model.non_trainable_variables,
         "optimizer_variables": [] if optimizer is None else optimizer.variables,
         "metrics_variables": model.metrics_variables,
     }
-    return {
-        f"{group}/{path}": variable
-        for group, variables in groups.items()
-        for path, variable in _by_path(variables)
-    }
 
 
-def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+def _holds_variables(value: dict[Any, Any]) -> bool:
+    """Whether a dict is one from names to variables; an empty one may become that."""
+    kinds = keras.Variable | ShardedVariable
+    return all(isinstance(key, str) and isinstance(one, kinds) for key, one in value.items())
+
+
+def _of_model(name: str, model: keras.Model) -> Part:
+    if not model.built:
+        raise _not_built(name, "model", model)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        build_optimizer(optimizer, model)
+    return part_by_path(name, "model", model_groups(model))
+
+
+def build_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
     """Makes the optimizer's variables where the model's are."""
     homes = [home_of(variable) for variable in model.variables]
     strategy = next((home.strategy for home in homes if home is not None), None)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.checkpoint.saving import load_manifest
-from stratagem.checkpoint.together import done_by_first
 
 __all__ = ["RunCalls", "is_built", "restore_latest"]
 
@@ -48,14 +45,13 @@ def restore_latest(manager: CheckpointManager, calls: RunCalls) -> str | None:
         DataLossError: it is damaged.
         ValueError: it is of other objects, or shapes differ.
     """
-    objects = _objects(manager.checkpoint)
-    objects.pop(_NAME, None)  # of a handler before this one
+    checkpoint = manager.checkpoint
+    checkpoint.detach(_NAME)  # of a handler before this one
     path = manager.restore_or_initialize()
-    objects[_NAME] = calls
-    if path is not None:
-        count = done_by_first("the count of steps", lambda: _saved_count(path))
-        if count is not None:
-            calls.set_state(count)
+    count = calls.count
+    checkpoint.attach(_NAME, calls)  # which gets the count that was saved
+    if path is None:  # what was restored before is another run's
+        calls.set_state(count)
     return path
 
 
@@ -70,11 +66,3 @@ def is_built(checkpoint: Checkpoint) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _saved_count(path: str) -> Any:
-    return load_manifest(Path(path))["states"].get(_NAME)
-
-
-def _objects(checkpoint: Checkpoint) -> dict[str, Any]:
-    return checkpoint._objects  # pyright: ignore[reportPrivateUsage]

@@ -17,7 +17,7 @@ from stratagem.background_errors import raise_reported, report_error
 from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.together import done_by_first, is_first
 from stratagem.checkpoint.told_saves import tell_when_written, telling_of_save
-from stratagem.storage import Arrays, storage_process
+from stratagem.storage import Arrays, Wanted, storage_process
 
 __all__ = ["Place", "load_arrays", "load_manifest", "save", "wait_for_writing"]
 
@@ -56,7 +56,7 @@ def save(
         options: how.
 
     Returns:
-        The folder that process 0 has written; with `is_async` this process's own name for it.
+        The folder that process 0 has written, or will have.
 
     Raises:
         OSError: it could not be written, and training was to wait for it; nothing of it is left.
@@ -71,7 +71,8 @@ def save(
         writing = storage_process().write(place.prepare, items, notes, then=then)
         writing.add_done_callback(_report)
         tell_when_written(writing, begun_s)
-    return place.folder
+    # A worker may name a folder of its own, in which nothing is written.
+    return Path(done_by_first("Checkpoint.write", lambda: str(place.folder)))
 
 
 def wait_for_writing() -> None:
@@ -99,13 +100,13 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     return storage_process().read_manifest(folder)
 
 
-def load_arrays(folder: Path, manifest: Mapping[str, Any], names: list[str]) -> dict[str, Arrays]:
+def load_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dict[str, Arrays]:
     """Reads and checks arrays.
 
     Args:
         folder: of the checkpoint.
         manifest: what it says of itself.
-        names: of the items.
+        names: of the items; a dict names the arrays of each that are read.
 
     Returns:
         The arrays by path, by item.

@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from stratagem.checkpoint.creation import is_in_step
 from stratagem.checkpoint.objects import Part
+from stratagem.checkpoint.trees import Leaf
 from stratagem.topology.lockstep import is_of_several, on_every_process, wait_until_ready
 from stratagem.topology.pieces import on_host
 from stratagem.values import PerReplica
@@ -154,7 +156,16 @@ def give(
             if own.shape == (topology.num_replicas, *variable.shape):
                 variable.storage = stored_components(own.astype(variable.dtype), topology)
                 continue
-        variable.assign(values[saved_path])
+        _set(variable, values[saved_path])
+
+
+def _set(variable: Any, value: _Array) -> None:
+    """Sets a value now, also while a step is traced that is to find it."""
+    if isinstance(variable, Leaf) or not is_in_step():
+        variable.assign(value)
+        return
+    store = getattr(variable, "store_whole", variable._direct_assign)
+    store(variable._convert_to_tensor(value, dtype=variable.dtype))
 
 
 def _whole(variable: Any) -> Any:

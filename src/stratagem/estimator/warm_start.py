@@ -106,7 +106,7 @@ def warm_start(store: VariableStore, settings: WarmStartSettings) -> None:
     left = [(renamed.get(name, name), variable) for name, variable in chosen.items()]
     while left:  # several may begin with one of the checkpoint
         round_ = dict(reversed(left))
-        Checkpoint(**{VARIABLES: round_}).read(path)
+        Checkpoint(**{VARIABLES: round_}).read(path).expect_partial()
         left = [pair for pair in left if round_[pair[0]] is not pair[1]]
 
 

@@ -89,7 +89,7 @@ class RandomState:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = checkpoint.save(folder + "/ckpt")
         ...     first = np.random.random(3)
-        ...     checkpoint.restore(path)
+        ...     _ = checkpoint.restore(path)
         >>> bool(np.all(np.random.random(3) == first))
         True
 

@@ -10,6 +10,7 @@ import keras  # noqa: E402
 environment.require_jax_backend(keras.config.backend())
 
 from stratagem import strategies  # noqa: E402 - the default strategy fills its slot on import
+from stratagem.checkpoint.creation import set_keras  # noqa: E402
 from stratagem.keras import (  # noqa: E402
     batch_normalization,
     embedding,
@@ -27,7 +28,11 @@ from stratagem.keras import (  # noqa: E402
     served_shipping,
     variable_creation,
 )
-from stratagem.keras.private import in_symbolic_scope  # noqa: E402
+from stratagem.keras.private import (  # noqa: E402
+    flatten_layers,
+    get_stateless_scope,
+    in_symbolic_scope,
+)
 from stratagem.strategies.logical_devices import set_shape_inference  # noqa: E402
 from stratagem.summary import collector  # noqa: E402
 
@@ -39,6 +44,7 @@ def install() -> None:
     assert strategies.DefaultStrategy
     set_shape_inference(in_symbolic_scope)
     collector.set_shape_inference(in_symbolic_scope)
+    set_keras(flatten_layers, get_stateless_scope, in_symbolic_scope)
     layers = (batch_normalization, embedding, pooling)
     for part in (
         variable_creation,

@@ -6,6 +6,7 @@ Nothing here knows of variables, and nothing loads JAX before Orbax is called.
 from stratagem.storage.files import (
     COMMIT_MARK,
     Arrays,
+    Wanted,
     is_whole,
     read_arrays,
     read_manifest,
@@ -20,6 +21,7 @@ __all__ = [
     "MemorySlots",
     "Snapshot",
     "StorageProcess",
+    "Wanted",
     "is_whole",
     "read_arrays",
     "read_manifest",

@@ -11,7 +11,7 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from stratagem.storage.warnings_of_orbax import Collected, collected_warnings
 __all__ = [
     "Arrays",
     "COMMIT_MARK",
+    "Wanted",
     "is_whole",
     "read_arrays",
     "read_manifest",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
+Wanted = Sequence[str] | Mapping[str, Sequence[str]]
 
 COMMIT_MARK = "commit_success.txt"
 """What Orbax writes last."""
@@ -123,13 +125,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return checked(manifest, str(folder))
 
 
-def read_arrays(folder: Path, manifest: Mapping[str, Any], names: list[str]) -> dict[str, Arrays]:
+def read_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dict[str, Arrays]:
     """Reads and checks arrays.
 
     Args:
         folder: of the checkpoint.
         manifest: what it says of itself.
-        names: of the items.
+        names: of the items; a dict names the arrays of each that are read, the others stay on disk.
 
     Returns:
         The arrays by path, by item, as host arrays.
@@ -138,8 +140,13 @@ def read_arrays(folder: Path, manifest: Mapping[str, Any], names: list[str]) -> 
         DataLossError: a file is missing or damaged.
     """
     orbax = _orbax()
-    wanted = {name: _abstract(manifest["items"][name]) for name in names}
-    asked = {name: _nested(item) for name, item in wanted.items() if _with_bytes(item)}
+    entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
+    wanted = {name: _abstract(chosen) for name, chosen in entries.items()}
+    asked = {
+        name: _nested({**_left_on_disk(manifest["items"][name], orbax.PLACEHOLDER), **item})
+        for name, item in wanted.items()
+        if _with_bytes(item)
+    }
     warned = Collected()
     try:
         with collected_warnings(warned):
@@ -150,7 +157,7 @@ def read_arrays(folder: Path, manifest: Mapping[str, Any], names: list[str]) -> 
     for name in names:
         flat = dict(wanted[name])
         flat |= {path: _leaf(trees[name], path) for path in _with_bytes(flat)}
-        for entry in manifest["items"][name]:
+        for entry in entries[name]:
             check_array(entry, flat[entry["path"]], str(folder))
         items[name] = flat
     return items
@@ -179,12 +186,24 @@ def _require(folder: Path) -> None:
     )
 
 
-def _with_bytes(flat: Arrays) -> Arrays:
+def _with_bytes(flat: Mapping[str, Any]) -> Mapping[str, Any]:
     """Without arrays of no elements, which Orbax refuses: the manifest has all that they are."""
-    return {path: array for path, array in flat.items() if array.size}
+    return {path: array for path, array in flat.items() if array is ... or array.size}
 
 
-def _nested(flat: Arrays) -> dict[str, Any]:
+def _chosen(entries: list[dict[str, Any]], names: Wanted, name: str) -> list[dict[str, Any]]:
+    if not isinstance(names, Mapping):
+        return entries
+    paths = set(names[name])
+    return [entry for entry in entries if entry["path"] in paths]
+
+
+def _left_on_disk(entries: list[dict[str, Any]], mark: Any) -> dict[str, Any]:
+    """Every array of an item that has bytes as one that is not read."""
+    return {entry["path"]: mark for entry in entries if 0 not in entry["shape"]}
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """A dict of dicts, as Orbax and Keras have it."""
     tree: dict[str, Any] = {}
     for path, value in _with_bytes(flat).items():

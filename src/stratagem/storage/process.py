@@ -25,7 +25,7 @@ import numpy as np
 from stratagem import environment
 from stratagem.background_errors import take_reported
 from stratagem.messages import explain
-from stratagem.storage.files import Arrays
+from stratagem.storage.files import Arrays, Wanted
 from stratagem.storage.staging import Staging
 
 __all__ = ["ENDING_SIGNALS", "StorageProcess", "storage_process", "wait_for_writing"]
@@ -123,14 +123,14 @@ class StorageProcess:
             return self._submit(lambda: self._ask("read_manifest", folder)).result()
 
     def read_arrays(
-        self, folder: Path, manifest: Mapping[str, Any], names: list[str]
+        self, folder: Path, manifest: Mapping[str, Any], names: Wanted
     ) -> dict[str, Arrays]:
         """Reads and checks arrays.
 
         Args:
             folder: of the checkpoint.
             manifest: what it says of itself.
-            names: of the items.
+            names: of the items; a dict names the arrays of each that are read.
 
         Returns:
             The arrays by path, by item, as host arrays.

@@ -62,7 +62,7 @@ class StorageServer:
         return files.read_manifest(folder)
 
     def _read_arrays(
-        self, folder: Path, manifest: Mapping[str, Any], names: list[str]
+        self, folder: Path, manifest: Mapping[str, Any], names: files.Wanted
     ) -> list[Placed]:
         return self._staging.put(files.read_arrays(folder, manifest, names))
 

@@ -99,7 +99,8 @@ class ModelCheckpoints:
         if self._values == (path, count):
             return
         # Of variables that all replicas have a part of each gets its own again.
-        self._checkpoint().read(path, CheckpointOptions(restore_components=True))
+        status = self._checkpoint().read(path, CheckpointOptions(restore_components=True))
+        status.expect_partial()  # what evaluates has no optimizer
         self._values = (path, count)
         self.is_initial = False
 

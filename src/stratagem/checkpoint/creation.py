@@ -1,0 +1,105 @@
+"""Moments at which variables come into being: after a method, or with a first value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from stratagem.execution.created_variables import is_uninitialized
+
+__all__ = [
+    "call_after",
+    "infers_shapes",
+    "is_in_step",
+    "layers_of",
+    "set_keras",
+    "when_initialized",
+]
+
+
+class _Slot:
+    """What only Keras's private names tell, filled by the Keras layer."""
+
+    def __init__(self) -> None:
+        self.flatten_layers: Callable[[Any], list[Any]] = lambda layer: [layer]
+        self.stateless_scope: Callable[[], Any] = lambda: None
+        self.infers_shapes: Callable[[], bool] = lambda: False
+
+
+_slot = _Slot()
+
+
+def set_keras(
+    flatten_layers: Callable[[Any], list[Any]],
+    stateless_scope: Callable[[], Any],
+    infers_shapes: Callable[[], bool],
+) -> None:
+    """Says how a layer is taken apart, and how scopes are found in which nothing is assigned."""
+    _slot.flatten_layers, _slot.stateless_scope = flatten_layers, stateless_scope
+    _slot.infers_shapes = infers_shapes
+
+
+def infers_shapes() -> bool:
+    """Tells whether Keras calls a model to have its layers built; it passes over errors then."""
+    return _slot.infers_shapes()
+
+
+def layers_of(layer: Any) -> list[Any]:
+    """Returns a layer and every layer inside it."""
+    return _slot.flatten_layers(layer)
+
+
+def is_in_step() -> bool:
+    """Tells whether code is traced, or called for shapes: an assignment would be part of it."""
+    return _slot.stateless_scope() is not None or isinstance(jnp.zeros(()), Tracer)
+
+
+def call_after(owner: Any, method: str, action: Callable[[], bool]) -> None:
+    """Calls an action after each call of a method of one object, until it returns True."""
+    members = vars(owner)
+    original, had_own = getattr(owner, method), method in members
+
+    @functools.wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if waiting and waiting[0]():
+            waiting.clear()
+            if members.get(method) is called:
+                members.pop(method)
+                if had_own:
+                    members[method] = original
+        return result
+
+    waiting = [action]
+    # Not by assignment: a layer that is built lets nothing be set.
+    members[method] = called
+
+
+def when_initialized(variables: Iterable[Any], action: Callable[[], None]) -> None:
+    """Calls an action as soon as each of some variables has its first value; now, if all have."""
+    waiting = {id(one): one for one in variables if is_uninitialized(one)}
+    if not waiting:
+        action()
+        return
+    for variable in list(waiting.values()):
+        _after_first_value(variable, functools.partial(_count, waiting, variable, action))
+
+
+def _count(waiting: dict[int, Any], variable: Any, action: Callable[[], None]) -> None:
+    waiting.pop(id(variable), None)
+    if not waiting:
+        action()
+
+
+def _after_first_value(variable: Any, then: Callable[[], None]) -> None:
+    def got() -> bool:
+        if is_uninitialized(variable):
+            return False
+        then()
+        return True
+
+    call_after(variable, "_deferred_initialize", got)

@@ -1,0 +1,168 @@
+"""Pytrees of arrays in checkpoints: leaves by path, and a tree like it of restored ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.topology.lockstep import is_of_several, on_every_process
+
+__all__ = ["Leaf", "Tree", "is_tree"]
+
+_ONLY_LEAF = "value"
+_GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
+_NUMBERS = (bool, int, float, complex)
+
+
+class Leaf:
+    """An array, key or number of a pytree; the one that takes its place once it is restored.
+
+    Args:
+        path: in the tree.
+        value: array of JAX or NumPy, `jax.ShapeDtypeStruct`, or number.
+    """
+
+    def __init__(self, path: str, value: Any) -> None:
+        self.path = path
+        self._value = value
+        self.restored: Any = value
+        is_key = _is_key(value)
+        array: Any = jax.eval_shape(jax.random.key_data, value) if is_key else value
+        if isinstance(value, _NUMBERS):
+            array = np.asarray(value)
+        self.shape = tuple(array.shape)
+        self.dtype = str(np.dtype(array.dtype))
+
+    @property
+    def described(self) -> str:
+        """Its dtype and shape as JAX writes them, such as float32[2, 3] or key<fry>[]."""
+        if _is_key(self._value):
+            return f"{self._value.dtype}{list(self._value.shape)}"
+        return f"{self.dtype}{list(self.shape)}"
+
+    @property
+    def sharding(self) -> str:
+        """Where it lies, for messages."""
+        sharding = getattr(self._value, "sharding", None)
+        return "on the host" if sharding is None else str(sharding)
+
+    def own_value(self) -> Any:
+        """Returns the whole array. Call on every process.
+
+        Raises:
+            ValueError: it only tells shape and dtype.
+        """
+        if isinstance(self._value, jax.ShapeDtypeStruct):
+            raise ValueError(
+                explain(
+                    f"{self.path} is {self._value}, which has no value to save.",
+                    expected="an array; a ShapeDtypeStruct tells what is to be restored.",
+                    fix="restore first, or pass a pytree of arrays.",
+                )
+            )
+        if isinstance(self._value, _NUMBERS):
+            return np.asarray(self._value)
+        value = jax.random.key_data(self._value) if _is_key(self._value) else self._value
+        is_in_parts = is_of_several(value) and not value.is_fully_replicated
+        return on_every_process(value) if is_in_parts else value
+
+    def assign(self, value: Any) -> None:
+        """Sets what takes its place: an array with its sharding, or a number of its type.
+
+        Args:
+            value: what was saved, on the host.
+        """
+        old, host = self._value, np.asarray(value)
+        if isinstance(old, _NUMBERS):
+            self.restored = type(old)(host.item())
+        elif _is_key(old):
+            keys = jax.random.wrap_key_data(jnp.asarray(host), impl=_key_kind(old))
+            self.restored = keys if _is_uncommitted(old) else jax.device_put(keys, old.sharding)
+        elif isinstance(old, jax.Array | jax.ShapeDtypeStruct):
+            self.restored = _placed(host, old)
+        else:
+            self.restored = type(old)(host) if isinstance(old, np.generic) else np.array(host)
+
+
+class Tree:
+    """A pytree, and its leaves by path.
+
+    Args:
+        name: what the checkpoint calls it.
+        tree: of arrays, keys and numbers.
+
+    Raises:
+        TypeError: a leaf is something else.
+    """
+
+    def __init__(self, name: str, tree: Any) -> None:
+        paths, self._treedef = jax.tree_util.tree_flatten_with_path(tree)
+        self.leaves: dict[str, Leaf] = {}
+        seen: Counter[str] = Counter()
+        for keys, value in paths:
+            if not _is_leaf(value):
+                raise TypeError(
+                    explain(
+                        f"{name}{jax.tree_util.keystr(keys)}={value!r} cannot be saved.",
+                        expected="a pytree of arrays, keys and numbers, or a dict from names to "
+                        f"Keras variables; got {type(value).__name__}.",
+                        fix="pass Keras objects to the Checkpoint by names of their own, and "
+                        "register a dataclass with jax.tree_util.register_dataclass.",
+                    )
+                )
+            path = "/".join(_text(key) for key in keys) or _ONLY_LEAF
+            seen[path] += 1
+            if seen[path] > 1:
+                path = f"{path}#{seen[path]}"
+            self.leaves[path] = Leaf(f"{name}{jax.tree_util.keystr(keys)}", value)
+
+    def restored(self) -> Any:
+        """Returns a pytree like it, of what its leaves were given."""
+        return jax.tree.unflatten(self._treedef, [leaf.restored for leaf in self.leaves.values()])
+
+
+def is_tree(value: Any) -> bool:
+    """Tells whether a value is an array or a container that JAX takes apart."""
+    is_container = not jax.tree_util.all_leaves([value]) and value is not None
+    return is_container or (_is_leaf(value) and not isinstance(value, _NUMBERS))
+
+
+def _is_leaf(value: Any) -> bool:
+    arrays = jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct
+    if isinstance(value, _NUMBERS):
+        return np.asarray(value).dtype != object  # more than 64 bits
+    if not isinstance(value, arrays):
+        return False
+    return _is_key(value) or np.dtype(value.dtype).kind not in "OUSMm"
+
+
+def _is_key(value: Any) -> bool:
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _text(key: Any) -> str:
+    return jax.tree_util.keystr((key,), simple=True).replace("/", "%2F")
+
+
+def _key_kind(value: Any) -> Any:
+    """The generator of a key; where there is none yet, one of its dtype."""
+    if isinstance(value, jax.Array):
+        return jax.random.key_impl(value)
+    return next(kind for kind in _GENERATORS if jax.random.key(0, impl=kind).dtype == value.dtype)
+
+
+def _is_uncommitted(value: Any) -> bool:
+    return value.sharding is None or (isinstance(value, jax.Array) and not value.committed)
+
+
+def _placed(host: np.ndarray[Any, Any], like: Any) -> jax.Array:
+    """A device array of the sharding of another one, or uncommitted as it is."""
+    if _is_uncommitted(like):
+        return jnp.asarray(host)
+    return jax.make_array_from_callback(host.shape, like.sharding, lambda index: host[index])

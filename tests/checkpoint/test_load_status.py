@@ -1,0 +1,95 @@
+"""The status of a restore: assertions of what has been restored, and a warning at its end."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A checkpoint of two variables."""
+    one, two = sg.Variable(1.0), sg.Variable(2.0)
+    return sg.train.Checkpoint(one=one, two=two).save(tmp_path / "ckpt")
+
+
+def test_all_is_restored(path: str) -> None:
+    checkpoint = sg.train.Checkpoint(one=sg.Variable(0.0), two=sg.Variable(0.0))
+    for status in (checkpoint.restore(path), checkpoint.read(path)):
+        assert status.assert_consumed() is status
+        assert status.assert_existing_objects_matched() is status
+        assert status.assert_nontrivial_match() is status
+        assert status.expect_partial() is status
+
+
+def test_value_without_an_object(path: str) -> None:
+    status = sg.train.Checkpoint(one=sg.Variable(0.0)).restore(path).expect_partial()
+    status.assert_existing_objects_matched().assert_nontrivial_match()
+    with pytest.raises(AssertionError, match=r"no object has got two/value; it holds nothing for"):
+        status.assert_consumed()
+    assert "waiting=1" in repr(status)
+
+
+def test_object_without_a_value_keeps_its_own(path: str) -> None:
+    one, new = sg.Variable(0.0), sg.Variable(7.0)
+    checkpoint = sg.train.Checkpoint(one=one, two=sg.Variable(0.0), new=new)
+    status = checkpoint.restore(path).expect_partial().assert_nontrivial_match()
+    assert [float(one.value), float(new.value)] == [1.0, 7.0]
+    with pytest.raises(AssertionError, match=r"ckpt-1 holds nothing for new\.\nExpected"):
+        status.assert_existing_objects_matched()
+    with pytest.raises(AssertionError, match="no object has got none; it holds nothing for new"):
+        status.assert_consumed()
+
+
+def test_no_object_at_all(path: str) -> None:
+    status = sg.train.Checkpoint().read(path).expect_partial().assert_existing_objects_matched()
+    with pytest.raises(AssertionError, match="No object is one of"):
+        status.assert_nontrivial_match()
+
+
+def test_optimizer_that_was_not_saved_is_an_object_without_a_value(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    path = sg.train.Checkpoint(model=model).save(tmp_path / "ckpt")
+    model.compile("adam", "mse")
+    status = sg.train.Checkpoint(model=model).restore(path).expect_partial()
+    with pytest.raises(AssertionError, match=r"holds nothing for model\.optimizer"):
+        status.assert_existing_objects_matched()
+
+
+def test_metrics_of_a_model_may_be_left_over(tmp_path: Path) -> None:
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    model = make()
+    model.train_on_batch(np.zeros((2, 2)), np.zeros((2, 1)))
+    path = sg.train.Checkpoint(model=model).save(tmp_path / "ckpt")
+    sg.train.Checkpoint(model=make()).restore(path).assert_consumed()
+
+
+@pytest.mark.parametrize("is_expected", [False, True])
+def test_what_is_left_over_is_told_once_when_nothing_can_get_it_any_more(
+    is_expected: bool, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "stratagem")
+    checkpoint = sg.train.Checkpoint(one=sg.Variable(0.0), new=sg.Variable(0.0))
+    status = checkpoint.restore(path)
+    if is_expected:
+        status.expect_partial()
+    del status
+    gc.collect()
+    assert not caplog.messages  # an object may still be set
+    del checkpoint
+    gc.collect()
+    assert len(caplog.messages) == (0 if is_expected else 1)
+    if not is_expected:
+        assert "Values that no object has got: two/value." in caplog.text
+        assert "Objects that it does not hold: new." in caplog.text

@@ -1,0 +1,361 @@
+"""Variables that are created after a restore begin with the values that were saved."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from tests.slow_rows import slow_but_for
+
+ROWS = np.random.default_rng(0).random((8, 4)).astype("float32")
+TARGETS = ROWS.sum(axis=1, keepdims=True)
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "one": lambda: sg.OneDeviceStrategy("cpu:0"),
+    "two": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"]),
+    "central": lambda: sg.CentralStorageStrategy(["cpu:0", "cpu:1"]),
+    "sharded": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all"),
+}
+
+
+def scope_of(strategy: Any) -> Any:
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
+def layers() -> list[keras.Layer]:
+    return [
+        keras.layers.Dense(3, "tanh"),
+        keras.layers.Dropout(0.3),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(1),
+    ]
+
+
+class Subclassed(keras.Model):
+    """What is built by its first call alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers()
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        for layer in self.inner:
+            inputs = layer(inputs, training=training)
+        return inputs
+
+
+def fill(variables: list[Any]) -> list[np.ndarray]:
+    """Sets variables to numbers that no initializer gives; returns these."""
+    generator = np.random.default_rng(3)
+    for variable in variables:
+        value = generator.integers(5, 99, variable.shape) / (1 if "seed" in variable.path else 100)
+        variable.assign(value.astype(variable.dtype))
+    return [np.asarray(variable.value) for variable in variables]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[np.ndarray]]:
+    """A checkpoint of a model and a counter, and what the model's variables have in it."""
+    model = keras.Sequential([keras.layers.Input((4,)), *layers()])
+    values = fill(model.variables)
+    checkpoint = sg.train.Checkpoint(model=model, step=sg.Variable(5, dtype="int32"))
+    return checkpoint.save(tmp_path_factory.mktemp("saved") / "ckpt"), values
+
+
+def assert_has(model: keras.Model, values: list[np.ndarray]) -> None:
+    assert len(model.variables) == len(values)
+    for variable, value in zip(model.variables, values, strict=True):
+        np.testing.assert_array_equal(np.asarray(variable.value), value, err_msg=variable.path)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "subclassed"])
+@pytest.mark.parametrize("name", slow_but_for(["none", "two"], STRATEGIES))
+def test_model_has_the_saved_values_after_build_and_call(name: str, kind: str, saved: Any) -> None:
+    path, values = saved
+    strategy = STRATEGIES[name]()
+
+    def make() -> keras.Model:
+        with scope_of(strategy):
+            return keras.Sequential(layers()) if kind == "sequential" else Subclassed()
+
+    build_or_call: list[Callable[[keras.Model], Any]] = [
+        lambda model: model(ROWS),
+        lambda model: model.predict(ROWS, verbose=0),
+    ]
+    if kind == "sequential":
+        build_or_call.append(lambda model: model.build((None, 4)))
+    for bring_into_being in build_or_call:
+        model = make()
+        status = sg.train.Checkpoint(model=model).restore(path).expect_partial()
+        assert not model.built
+        with scope_of(strategy):
+            bring_into_being(model)
+        status.assert_existing_objects_matched()
+        assert_has(model, values)
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize("name", slow_but_for(["two"], [n for n in STRATEGIES if n != "none"]))
+def test_values_are_there_in_the_step_that_creates_the_variables(
+    name: str, is_eager: bool, saved: Any
+) -> None:
+    path, values = saved
+    strategy = STRATEGIES[name]()
+    reference = keras.Sequential([keras.layers.Input((4,)), *layers()])
+    for variable, value in zip(reference.variables, values, strict=True):
+        variable.assign(value)
+    expected = np.asarray(reference(ROWS))
+    sg.config.run_eagerly(is_eager)
+    try:
+        with strategy.scope():
+            model = keras.Sequential(layers()) if is_eager else Subclassed()
+            step = sg.Variable(0, dtype="int32")
+        status = sg.train.Checkpoint(model=model, step=step).restore(path)
+        assert int(step) == 5
+        with pytest.raises(AssertionError, match="is not restored as a whole: no object has got"):
+            status.assert_consumed()
+        results = strategy.run(model, args=(ROWS,))
+        np.testing.assert_allclose(strategy.local_results(results)[0], expected, atol=1e-5)
+        status.assert_consumed()
+        assert_has(model, values)
+    finally:
+        sg.config.run_eagerly(False)
+
+
+def trained(model: keras.Model) -> list[float]:
+    history = model.fit(ROWS, TARGETS, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    return history.history["loss"]
+
+
+def dense(*, is_built: bool) -> keras.Model:
+    begin = [keras.layers.Input((4,))] if is_built else []
+    model = keras.Sequential([*begin, keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    return model
+
+
+@pytest.fixture(scope="module")
+def halfway(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]:
+    """A checkpoint of plain Keras's training, and how its loss went on from there."""
+    keras.utils.set_random_seed(1)
+    model = dense(is_built=True)
+    trained(model)
+    path = sg.train.Checkpoint(net=model).save(tmp_path_factory.mktemp("halfway") / "ckpt")
+    return path, trained(model)
+
+
+@pytest.mark.parametrize("name", slow_but_for(["none", "two"], STRATEGIES))
+def test_fit_goes_on_where_another_strategy_was(name: str, halfway: Any) -> None:
+    path, losses = halfway
+    with scope_of(STRATEGIES[name]()):
+        model = dense(is_built=False)
+    status = sg.train.Checkpoint(net=model).restore(path)
+    assert int(model.optimizer.iterations) == 4  # which is there before the model is built
+    np.testing.assert_allclose(trained(model), losses, rtol=1e-5)
+    status.assert_consumed()
+    assert int(model.optimizer.iterations) == 8
+
+
+def test_own_loop_goes_on_with_an_optimizer_that_is_built_by_its_first_update(
+    halfway: Any, tmp_path: Path
+) -> None:
+    """Saved as two objects by plain Keras, restored in a step of two replicas."""
+    path, _ = halfway
+    plain = dense(is_built=True)
+    sg.train.Checkpoint(net=plain).restore(path)
+    apart = sg.train.Checkpoint(net=plain, optimizer=plain.optimizer).save(tmp_path / "ckpt")
+
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.Adam(0.05)
+    status = sg.train.Checkpoint(net=model, optimizer=optimizer).restore(apart).expect_partial()
+    assert int(optimizer.iterations) == 4
+
+    def step(rows: Any, targets: Any) -> Any:
+        model(rows)
+
+        def loss_of() -> Any:
+            errors = keras.losses.mean_squared_error(targets, model(rows))
+            return sg.compute_average_loss(errors, global_batch_size=4)
+
+        loss, grads = sg.value_and_grad(loss_of, model.trainable_variables)
+        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+        return loss
+
+    batches = [(ROWS[first : first + 4], TARGETS[first : first + 4]) for first in (0, 4)]
+    for batch, own in zip(strategy.distribute_dataset(batches), batches, strict=True):
+        strategy.run(step, args=batch)
+        plain.train_on_batch(*own)
+    assert int(optimizer.iterations) == 6
+    for one, two in zip(
+        [*model.variables, *optimizer.variables],
+        [*plain.variables, *plain.optimizer.variables],
+        strict=True,
+    ):
+        np.testing.assert_allclose(np.asarray(one.value), two.value, rtol=1e-5, atol=1e-6)
+    status.assert_existing_objects_matched()
+
+
+def test_model_that_is_compiled_later_gets_its_optimizer(halfway: Any) -> None:
+    path, losses = halfway
+    model = keras.Sequential([keras.layers.Input((4,)), *dense(is_built=False).layers])
+    status = sg.train.Checkpoint(net=model).restore(path)
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    status.assert_consumed()
+    np.testing.assert_allclose(trained(model), losses, rtol=1e-5)
+
+
+def test_object_that_is_set_later_is_restored_then(saved: Any, tmp_path: Path) -> None:
+    path, values = saved
+    checkpoint = sg.train.Checkpoint()
+    status = checkpoint.restore(path)
+    assert int(checkpoint.save_counter) == 1
+    checkpoint.step = sg.Variable(0, dtype="int32")
+    checkpoint.model = keras.Sequential(layers())
+    assert int(checkpoint.step) == 5
+    checkpoint.model.build((None, 4))
+    assert_has(checkpoint.model, values)
+    status.assert_consumed()
+    checkpoint.step.assign(6)
+    checkpoint.step = checkpoint.step  # is restored once
+    assert int(checkpoint.step) == 6
+    again = sg.Variable(0, dtype="int32")
+    sg.train.Checkpoint(step=again).restore(checkpoint.save(tmp_path / "ckpt")).expect_partial()
+    assert int(again) == 6
+    with pytest.raises(AttributeError, match="Checkpoint has no 'other'"):
+        _ = checkpoint.other
+
+
+@pytest.mark.parametrize("kind", ["sequential", "subclassed"])
+def test_another_shape_is_refused_when_the_variable_is_created(kind: str, tmp_path: Path) -> None:
+    built = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    path = sg.train.Checkpoint(model=built).save(tmp_path / "ckpt")
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, inputs: Any) -> Any:
+            return self.dense(inputs)
+
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        model = Net() if kind == "subclassed" else keras.Sequential([keras.layers.Dense(2)])
+    sg.train.Checkpoint(model=model).restore(path)
+    told = r"model/trainable_variables/\S*kernel.* has shape \(5, 2\) here and \(4, 2\) in .*ckpt-1"
+    with pytest.raises(ValueError, match=told):
+        strategy.run(model, args=(np.zeros((2, 5), "float32"),))
+
+
+def test_another_number_of_layers_is_refused_when_the_model_is_built(saved: Any) -> None:
+    model = keras.Sequential([*layers(), keras.layers.Dense(1)])
+    sg.train.Checkpoint(model=model).restore(saved[0]).expect_partial()
+    with pytest.raises(ValueError, match="variables of model, which has"):
+        model.build((None, 4))
+
+
+@pytest.mark.parametrize("name", ["none", "two"])
+def test_metric_that_makes_its_state_with_the_first_update(name: str, tmp_path: Path) -> None:
+    predicted = ROWS[:, :2]
+    whole = keras.metrics.R2Score()
+    whole.update_state(ROWS[:, 1:3], predicted)
+    path = sg.train.Checkpoint(score=whole).save(tmp_path / "ckpt")
+    strategy = STRATEGIES[name]()
+    with scope_of(strategy):
+        metric = keras.metrics.R2Score()
+    status = sg.train.Checkpoint(score=metric).restore(path)
+    if strategy is None:
+        metric.update_state(ROWS[:, 2:], predicted)
+    else:  # two replicas
+        strategy.run(metric.update_state, args=(ROWS[:, 2:], predicted))
+        whole.update_state(ROWS[:, 2:], predicted)
+    whole.update_state(ROWS[:, 2:], predicted)
+    status.assert_consumed()
+    np.testing.assert_allclose(float(metric.result()), float(whole.result()), rtol=1e-5)
+
+
+def test_layer_whose_variables_are_all_there_before_its_first_step(tmp_path: Path) -> None:
+    """A dropout layer's seed: it is set, and not made a part of the step."""
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        old, new = keras.layers.Dropout(0.5), keras.layers.Dropout(0.5)
+    old.build((None, 4))
+    fill(old.variables)
+    path = sg.train.Checkpoint(drop=old).save(tmp_path / "ckpt")
+    sg.train.Checkpoint(drop=new).restore(path)
+    for _ in range(2):  # the second call would begin again
+        one, two = (
+            strategy.run(lambda x, layer=layer: layer(x, training=True), args=(ROWS,))
+            for layer in (old, new)
+        )
+        for ours, theirs in zip(
+            strategy.local_results(one), strategy.local_results(two), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(*(layer.variables[0].value for layer in (old, new)))
+
+
+def test_a_later_restore_takes_the_place_of_one_that_waits(saved: Any, tmp_path: Path) -> None:
+    model = keras.Sequential(layers())
+    checkpoint = sg.train.Checkpoint(model=model)
+    checkpoint.restore(saved[0])
+    other = keras.Sequential([keras.layers.Input((4,)), *layers()])
+    checkpoint.restore(sg.train.Checkpoint(model=other).save(tmp_path / "ckpt"))
+    model.build((None, 4))
+    assert_has(model, [np.asarray(variable.value) for variable in other.variables])
+    assert "called" not in repr(vars(model)["build"])
+
+
+def test_what_is_waited_for_stays_on_disk(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    from stratagem.checkpoint import restoration
+
+    original = restoration.load_arrays
+
+    def counted(*args: Any) -> Any:
+        items = original(*args)
+        read.append(sum(array.size for arrays in items.values() for array in arrays.values()))
+        return items
+
+    monkeypatch.setattr(restoration, "load_arrays", counted)
+    path, values = saved
+    model = keras.Sequential(layers())
+    sg.train.Checkpoint(model=model).restore(path).expect_partial()
+    assert read == [1]  # the counter of saves
+    model.build((None, 4))
+    assert read == [1, sum(value.size for value in values)]
+
+
+def test_manager_restores_a_model_that_is_not_built(saved: Any, tmp_path: Path) -> None:
+    """Also where the newest one is damaged, which is found out at once."""
+
+    def manager_of(step: int) -> tuple[sg.train.CheckpointManager, keras.Model]:
+        model = keras.Sequential(layers())
+        counter = sg.Variable(step, dtype="int32")
+        checkpoint = sg.train.Checkpoint(model=model, step=counter)
+        return sg.train.CheckpointManager(checkpoint, tmp_path, None, step_counter=counter), model
+
+    manager, model = manager_of(1)
+    assert manager.restore_or_initialize() is None
+    model.build((None, 4))
+    values = fill(model.variables)
+    good = manager.save()
+    manager.checkpoint.step.assign(2)
+    bad = manager.save()
+    assert good is not None
+    assert bad is not None
+    for file in (Path(bad) / "pytree" / "d").iterdir():
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    manager, model = manager_of(0)
+    assert manager.restore_or_initialize(skip_damaged=True) == good
+    model.build((None, 4))
+    assert_has(model, values)
