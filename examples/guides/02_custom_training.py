@@ -171,7 +171,6 @@ for epoch in range(EPOCHS):
 eval_accuracy = keras.metrics.SparseCategoricalAccuracy(name="eval_accuracy")
 new_model = create_model()
 new_optimizer = keras.optimizers.Adam()
-new_optimizer.build(new_model.trainable_variables)
 test_dataset = sg.input.Dataset((test_images, test_labels), batch_size=GLOBAL_BATCH_SIZE)
 
 

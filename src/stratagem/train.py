@@ -10,6 +10,9 @@ from stratagem.checkpoint import (
     CheckpointOptions,
     checkpoints_iterator,
     latest_checkpoint,
+    list_variables,
+    load_checkpoint,
+    load_variable,
 )
 from stratagem.cluster import ClusterSpec
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
@@ -25,4 +28,7 @@ __all__ = [
     "get_global_step",
     "get_or_create_global_step",
     "latest_checkpoint",
+    "list_variables",
+    "load_checkpoint",
+    "load_variable",
 ]

@@ -120,3 +120,45 @@ def test_another_number_of_rows_is_refused(first: Any, second: Any, tmp_path: Pa
         with pytest.raises(ValueError, match="table") as raised:
             other.load_weights(tmp_path / "model.weights.h5")
         assert {"(40, 4)", "(41, 4)"} <= set(re.findall(r"\(\d+, \d+\)", str(raised.value)))
+
+
+@pytest.mark.parametrize("way", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_model_that_is_built_after_the_restore(way: Any, tmp_path: Path) -> None:
+    """By `build`, with its optimizer, and by `fit`; the table is in shards on the servers."""
+    with placed("one device") as scope:
+        model = build(scope)
+        model.optimizer.learning_rate.assign(0.0)
+        expected = values(model)
+        path = sg.train.Checkpoint(model=model).save(tmp_path / "ckpt")
+    rows = np.zeros((4, 3), "int32")
+
+    def make() -> keras.Model:
+        with scope():
+            other = keras.Sequential(
+                [
+                    keras.layers.Embedding(NUM_ROWS, 4),
+                    keras.layers.Flatten(),
+                    keras.layers.BatchNormalization(),
+                    keras.layers.Dense(2),
+                ]
+            )
+            other.compile(keras.optimizers.Adam(0.01), "mse")
+        return other
+
+    with placed(way) as scope:
+        other = make()
+        status = sg.train.Checkpoint(model=other).restore(path)
+        with scope():
+            other.build((None, 3))
+        status.assert_consumed()
+        assert num_shards(other.layers[0].embeddings) == way
+        for one, two in zip(values(other), expected, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+        other = make()
+        status = sg.train.Checkpoint(model=other).restore(path)
+        other.fit(rows, np.zeros((4, 2)), batch_size=4, verbose=0)
+        status.assert_consumed()
+        for one, two in zip(other.trainable_variables, model.trainable_variables, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), two.value)
+        assert int(other.optimizer.iterations) == int(model.optimizer.iterations) + 1

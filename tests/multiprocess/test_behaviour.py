@@ -101,3 +101,19 @@ def test_a_save_to_a_folder_of_each_worker_returns_what_the_chief_wrote(seen) ->
         assert one["paths exist"] == [True, True]
         assert one["restored"]
     assert all("workertemp" not in path for path in seen[1]["paths of the guide"])
+
+
+def test_a_save_behind_training_returns_what_the_chief_writes(seen) -> None:
+    paths = [one["path behind training"] for one in seen]
+    assert paths[0] == paths[1]
+    assert paths[0][1]
+    assert "workertemp" not in paths[0][0]
+
+
+def test_models_that_are_built_after_a_restore_have_its_values_in_each_process(seen) -> None:
+    for one in seen:
+        assert one["restored when built"] == [True, True]
+
+
+def test_each_process_gets_its_own_part_of_a_pytree_again(seen) -> None:
+    assert [one["pytree"] for one in seen] == [[[1.0, 1.0], 7], [[2.0, 2.0], 7]]

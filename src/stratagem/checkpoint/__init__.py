@@ -3,6 +3,7 @@
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.in_memory import MemoryBackup
 from stratagem.checkpoint.latest import checkpoints_iterator, latest_checkpoint
+from stratagem.checkpoint.load_status import LoadStatus
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.policies import (
@@ -17,16 +18,24 @@ from stratagem.checkpoint.policies import (
     SavePolicy,
 )
 from stratagem.checkpoint.preemption_handler import PreemptionCheckpointHandler
+from stratagem.checkpoint.reader import (
+    CheckpointReader,
+    list_variables,
+    load_checkpoint,
+    load_variable,
+)
 
 __all__ = [
     "Any",
     "Checkpoint",
     "CheckpointManager",
     "CheckpointOptions",
+    "CheckpointReader",
     "KeepEveryHours",
     "KeepLatest",
     "KeepPolicy",
     "Kept",
+    "LoadStatus",
     "MemoryBackup",
     "Moment",
     "PreemptionCheckpointHandler",
@@ -35,4 +44,7 @@ __all__ = [
     "SavePolicy",
     "checkpoints_iterator",
     "latest_checkpoint",
+    "list_variables",
+    "load_checkpoint",
+    "load_variable",
 ]

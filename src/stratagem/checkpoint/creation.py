@@ -60,23 +60,40 @@ def is_in_step() -> bool:
 
 def call_after(owner: Any, method: str, action: Callable[[], bool]) -> None:
     """Calls an action after each call of a method of one object, until it returns True."""
-    members = vars(owner)
-    original, had_own = getattr(owner, method), method in members
+    # Not by assignment: a layer that is built lets nothing be set.
+    vars(owner)[method] = _Followed(owner, method, action)
 
-    @functools.wraps(original)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if waiting and waiting[0]():
-            waiting.clear()
-            if members.get(method) is called:
-                members.pop(method)
-                if had_own:
-                    members[method] = original
+
+class _Followed:
+    """A method of an object, with an action after it; a copy of the object has the method alone."""
+
+    def __init__(self, owner: Any, method: str, action: Callable[[], bool]) -> None:
+        functools.update_wrapper(self, getattr(owner, method))
+        self._members, self._method, self._action = vars(owner), method, action
+        self._original: Any = getattr(owner, method)
+        self._had_own = method in self._members
+        self._is_done = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._original(*args, **kwargs)
+        if not self._is_done and self._action():
+            self._end()
         return result
 
-    waiting = [action]
-    # Not by assignment: a layer that is built lets nothing be set.
-    members[method] = called
+    def __reduce__(self) -> Any:
+        return _itself, (self._original,)
+
+    def _end(self) -> None:
+        self._is_done, self._action = True, bool
+        if self._members.get(self._method) is not self:
+            return  # something else follows it
+        self._members.pop(self._method)
+        if self._had_own:
+            self._members[self._method] = self._original
+
+
+def _itself(method: Any) -> Any:
+    return method
 
 
 def when_initialized(variables: Iterable[Any], action: Callable[[], None]) -> None:

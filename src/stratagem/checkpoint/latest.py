@@ -11,7 +11,7 @@ from pathlib import Path
 from stratagem.checkpoint.together import done_by_first
 from stratagem.storage import is_whole
 
-__all__ = ["checkpoints_iterator", "latest_checkpoint"]
+__all__ = ["checkpoints_iterator", "latest_checkpoint", "newest_in"]
 
 # A manager that saves under a number once more writes beside the old one first.
 _NUMBERED = re.compile(r".+-\d+(\.new)?")
@@ -39,7 +39,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     Source: TF 2.21 checkpoint_management.py, latest_checkpoint.
     """
     folder = Path(os.fspath(checkpoint_dir)).absolute()
-    name = done_by_first("latest_checkpoint", lambda: _newest(folder))
+    name = done_by_first("latest_checkpoint", lambda: newest_in(folder))
     return None if name is None else str(folder / name)
 
 
@@ -98,7 +98,7 @@ def _awaited(
         time.sleep(_POLL_S)
 
 
-def _newest(folder: Path) -> str | None:
+def newest_in(folder: Path) -> str | None:
     """Returns the name of the checkpoint that was written last."""
     found: list[tuple[float, int, str]] = []
     for path in folder.glob("*-*"):

@@ -132,4 +132,42 @@ drawn.layers[0].kernel.assign(drawn.layers[0].kernel * 0)
 checkpoint.restore(written[0])
 seen["restored"] = all(map(np.array_equal, before, drawn.get_weights()))
 
+# Behind training, too, each process is told what process 0 writes.
+behind = sg.train.CheckpointOptions(enable_async=True)
+written = checkpoint.write(own_folder / "behind", behind)
+checkpoint.sync()
+seen["path behind training"] = [written, Path(written).is_dir()]
+
+# A model that is built in a step, and one more in fit; then no process needs the folder.
+with strategy.scope():
+    in_step = keras.Sequential([keras.layers.Dense(4)])
+    in_fit = keras.Sequential([keras.layers.Dense(4)])
+    in_fit.compile(keras.optimizers.SGD(0.0), "mse")
+waiting = [sg.train.Checkpoint(model=one) for one in (in_step, in_fit)]
+statuses = [one.restore(written) for one in waiting]
+host.barrier("restored")
+if rank == 0:
+    shutil.rmtree(written)
+strategy.run(in_step, args=(np.ones((2, 3), "float32"),))
+in_fit.fit(np.ones((4, 3), "float32"), np.ones((4, 4), "float32"), batch_size=4, verbose=0)
+for status in statuses:
+    status.assert_nontrivial_match().expect_partial()
+seen["restored when built"] = [
+    all(map(np.array_equal, before, one.get_weights())) for one in (in_step, in_fit)
+]
+
+
+def own_part() -> jax.Array:
+    replica = sg.get_replica_context().replica_id_in_sync_group
+    return jax.numpy.full(2, 1.0) + jax.numpy.asarray(replica, "float32")
+
+
+parts = strategy.run(own_part)
+tree = sg.train.Checkpoint(state={"parts": parts, "step": 7})
+kept = tree.write(own_folder / "tree")
+tree.state = {"parts": strategy.run(lambda: jax.numpy.zeros(2)), "step": 0}
+tree.restore(kept).assert_consumed()
+(part,) = strategy.local_results(tree.state["parts"])
+seen["pytree"] = [np.asarray(part).tolist(), tree.state["step"]]
+
 (folder / f"process-{rank}.json").write_text(json.dumps(seen))
