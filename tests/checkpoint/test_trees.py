@@ -135,6 +135,14 @@ def test_arrays_of_a_strategy_keep_their_shardings(count: int, tmp_path: Path) -
     np.testing.assert_array_equal(restored["sharded"], [0.0, 2.0, 4.0, 6.0])
     doubled = strategy.run(lambda part: part * 2.0, args=(restored["parts"],))
     assert np.asarray(strategy.local_results(doubled)[0]).tolist() == [4.0] * 3
+    three = sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
+    other = saved | {"parts": three.run(lambda: jnp.zeros(3))}
+    told = {
+        1: "parts/0 only here, parts only there",  # one replica's result is a plain array
+        2: r"tree\['parts'\].* is float32\[3, 3\] here, NamedSharding.* and float32\[2, 3\]",
+    }
+    with pytest.raises(ValueError, match=told[count]):
+        sg.train.Checkpoint(tree=other).restore(path)
 
 
 def test_other_shapes_and_dtypes_name_the_path_and_both_shardings(tmp_path: Path) -> None:

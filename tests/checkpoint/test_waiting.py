@@ -22,6 +22,10 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
     "two": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"]),
     "central": lambda: sg.CentralStorageStrategy(["cpu:0", "cpu:1"]),
     "sharded": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all"),
+    "hybrid": lambda: sg.HybridStrategy(["cpu:0", "cpu:1"], placement={"kernel": "central"}),
+    "layouts": lambda: sg.MirroredStrategy(
+        [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]], layout_map={".*kernel": ("logical", None)}
+    ),
 }
 
 
@@ -31,7 +35,7 @@ def scope_of(strategy: Any) -> Any:
 
 def layers() -> list[keras.Layer]:
     return [
-        keras.layers.Dense(3, "tanh"),
+        keras.layers.Dense(4, "tanh"),
         keras.layers.Dropout(0.3),
         keras.layers.BatchNormalization(),
         keras.layers.Dense(1),
@@ -101,7 +105,7 @@ def test_model_has_the_saved_values_after_build_and_call(name: str, kind: str, s
         assert_has(model, values)
 
 
-@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize("is_eager", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", slow_but_for(["two"], [n for n in STRATEGIES if n != "none"]))
 def test_values_are_there_in_the_step_that_creates_the_variables(
     name: str, is_eager: bool, saved: Any
@@ -136,7 +140,7 @@ def trained(model: keras.Model) -> list[float]:
 
 def dense(*, is_built: bool) -> keras.Model:
     begin = [keras.layers.Input((4,))] if is_built else []
-    model = keras.Sequential([*begin, keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    model = keras.Sequential([*begin, keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
     return model
 
@@ -174,7 +178,7 @@ def test_own_loop_goes_on_with_an_optimizer_that_is_built_by_its_first_update(
 
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+        model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
         optimizer = keras.optimizers.Adam(0.05)
     status = sg.train.Checkpoint(net=model, optimizer=optimizer).restore(apart).expect_partial()
     assert int(optimizer.iterations) == 4
@@ -202,6 +206,25 @@ def test_own_loop_goes_on_with_an_optimizer_that_is_built_by_its_first_update(
     ):
         np.testing.assert_allclose(np.asarray(one.value), two.value, rtol=1e-5, atol=1e-6)
     status.assert_existing_objects_matched()
+
+
+def test_optimizer_that_scales_losses_has_its_count_before_it_is_built(tmp_path: Path) -> None:
+    def make() -> Any:
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+
+    weight, saved = keras.Variable(np.zeros(2, "float32")), make()
+    saved.build([weight])
+    values = fill(saved.variables)
+    path = sg.train.Checkpoint(optimizer=saved).save(tmp_path / "ckpt")
+    for strategy in (None, sg.MirroredStrategy(["cpu:0", "cpu:1"])):
+        with scope_of(strategy):
+            own, optimizer = sg.Variable(np.zeros(2, "float32")), make()
+            status = sg.train.Checkpoint(optimizer=optimizer).restore(path)
+            assert int(optimizer.iterations) == int(saved.iterations)
+            optimizer.build([own])
+        status.assert_consumed()
+        for one, two in zip(optimizer.variables, values, strict=True):
+            np.testing.assert_array_equal(np.asarray(one.value), two)
 
 
 def test_model_that_is_compiled_later_gets_its_optimizer(halfway: Any) -> None:

@@ -186,8 +186,17 @@ class Waiting:
         shapes = {str(entry["path"]): tuple(entry["shape"]) for entry in self._entries}
         found: dict[str, str] = {}
         for path, variable in part.variables.items():
-            named = [one for one in shapes if one.startswith(group) and _last(one) == _last(path)]
-            saved = path if path in shapes else named[0] if len(named) == 1 else None
+            own, there = (
+                [p for p in paths if p.startswith(group) and _last(p) == _last(path)]
+                for paths in (part.variables, shapes)
+            )
+            saved = (
+                path
+                if path in shapes
+                else there[own.index(path)]
+                if len(own) == len(there)
+                else None
+            )
             if saved is not None and tuple(variable.shape) == shapes[saved]:
                 found[path] = saved
         if found:
