@@ -306,25 +306,33 @@ def test_metric_that_makes_its_state_with_the_first_update(name: str, tmp_path: 
     np.testing.assert_allclose(float(metric.result()), float(whole.result()), rtol=1e-5)
 
 
-def test_layer_whose_variables_are_all_there_before_its_first_step(tmp_path: Path) -> None:
-    """A dropout layer's seed: it is set, and not made a part of the step."""
+class Counting(keras.layers.Layer):
+    """Its variable is there from the beginning, its build makes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = sg.Variable(0.0, trainable=False, aggregation="mean")
+
+    def call(self, inputs: Any) -> Any:
+        self.count.assign_add(1.0)
+        return inputs * self.count
+
+
+def test_layer_that_is_built_in_a_step_and_makes_no_variables_there(tmp_path: Path) -> None:
+    """The value is set once: it is no part of the step."""
+    old = Counting()
+    old.count.assign(5.0)
+    old.built = True
+    path = sg.train.Checkpoint(layer=old).save(tmp_path / "ckpt")
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
-        old, new = keras.layers.Dropout(0.5), keras.layers.Dropout(0.5)
-    old.build((None, 4))
-    fill(old.variables)
-    path = sg.train.Checkpoint(drop=old).save(tmp_path / "ckpt")
-    sg.train.Checkpoint(drop=new).restore(path)
-    for _ in range(2):  # the second call would begin again
-        one, two = (
-            strategy.run(lambda x, layer=layer: layer(x, training=True), args=(ROWS,))
-            for layer in (old, new)
-        )
-        for ours, theirs in zip(
-            strategy.local_results(one), strategy.local_results(two), strict=True
-        ):
-            np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_array_equal(*(layer.variables[0].value for layer in (old, new)))
+        new = Counting()
+    status = sg.train.Checkpoint(layer=new).restore(path)
+    ones = np.ones((2, 1), "float32")
+    results = [strategy.run(new, args=(ones,)) for _ in range(2)]
+    seen = [np.asarray(strategy.local_results(one)[0])[0, 0].item() for one in results]
+    assert seen == [6.0, 7.0]
+    status.assert_consumed()
 
 
 def test_a_later_restore_takes_the_place_of_one_that_waits(saved: Any, tmp_path: Path) -> None:
