@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stratagem.input.sparse_rows import with_sparse_arrays, with_sparse_rows
 from stratagem.input.splitting import split_lengths
 from stratagem.messages import explain
 from stratagem.topology import Topology
@@ -62,7 +63,7 @@ class HostBatch:
 
     def whole(self) -> Any:
         """Returns the batch of all replicas as a pytree, padding included."""
-        return self._rebuild(self.arrays)
+        return with_sparse_arrays(self._rebuild(self.arrays))
 
     def rows(self, start: int, stop: int) -> Any:
         """Returns some rows as a pytree.
@@ -113,7 +114,8 @@ def take_batch(data: Any, num_replicas: int) -> HostBatch:
     """Looks at a batch as a data source yields it.
 
     Args:
-        data: pytree of arrays of shape (B, ...) and None; of whatever NumPy can read.
+        data: pytree of arrays of shape (B, ...) and None; of whatever NumPy can read, and sparse
+            arrays.
         num_replicas: how many replicas share it.
 
     Returns:
@@ -123,6 +125,7 @@ def take_batch(data: Any, num_replicas: int) -> HostBatch:
         ValueError: an array without a batch axis, leaves of different leading sizes, or rows of
             different lengths.
     """
+    (data,) = with_sparse_rows([data])
     leaves, structure = jax.tree.flatten(data, is_leaf=lambda leaf: leaf is None)
     arrays = [_array(leaf) for leaf in leaves if leaf is not None]
     for array in arrays:
@@ -228,7 +231,8 @@ def join_parts(
     Raises:
         ValueError: parts of different structures, dtypes or trailing shapes.
     """
-    batches = [None if part is None else take_batch(part, 1) for part in parts]
+    present = iter(with_sparse_rows([part for part in parts if part is not None]))
+    batches = [None if part is None else take_batch(next(present), 1) for part in parts]
     first = next(batch for batch in batches if batch is not None)
     for batch in batches:
         if batch is not None and _kinds(batch) != _kinds(first):
@@ -264,9 +268,9 @@ def join_parts(
     )
 
 
-def _kinds(batch: HostBatch) -> Any:
+def _kinds(batch: HostBatch) -> str:
     kinds = [f"{array.dtype}{['n', *array.shape[1:]]}" for array in batch.arrays]
-    return _unflatten(batch.structure, batch.is_array, kinds)
+    return str(_unflatten(batch.structure, batch.is_array, kinds))
 
 
 def _concatenate(arrays: list[Any]) -> Any:

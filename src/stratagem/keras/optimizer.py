@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
+from jax.experimental.sparse import JAXSparse
 
 from stratagem.context import (
     ReplicaContext,
@@ -61,6 +63,7 @@ def _wrap_apply(cls: Any) -> None:
         if context is None or scope is None:
             grads = _check_outside_replica(grads, trainable_variables)
             return original(self, grads, trainable_variables)
+        grads = _dense(grads)
         note_optimizer(self)
         variables = None if trainable_variables is None else list(trainable_variables)
         _check_owners(variables or [], context.strategy)
@@ -156,7 +159,7 @@ def _wrap_stateless_apply(cls: Any) -> None:
         if context is None or current_scope() is None:
             return original(self, optimizer_variables, grads, trainable_variables)
         note_optimizer(self)
-        summed = sum_gradients(list(grads))
+        summed = sum_gradients(_dense(grads))
         with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
             return original(self, optimizer_variables, summed, trainable_variables)
 
@@ -204,6 +207,11 @@ def _weighed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> 
     if context.num_replicas_in_sync > 1 and current_mode() is StepMode.MEAN:
         grads = [_by_true_examples(grad, context) for grad in grads]
     return grads
+
+
+def _dense(grads: Iterable[Any]) -> list[Any]:
+    """Gradients without sparse arrays of JAX, which no collective adds up."""
+    return [grad.todense() if isinstance(grad, JAXSparse) else grad for grad in grads]
 
 
 def _whole(grad: Any) -> Any:

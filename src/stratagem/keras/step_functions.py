@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from stratagem import config
@@ -173,7 +172,7 @@ class _StepFunction:
 
     def _run_eagerly(self, batch: HostBatch) -> Any:
         parts = batch.parts(self._strategy.topology.num_local_replicas)
-        data = regroup(jax.tree.map(jnp.asarray, parts), self._strategy.topology)
+        data = regroup(parts, self._strategy.topology)
         was_eager = config.runs_eagerly()
         config.run_eagerly(True)
         try:
