@@ -43,6 +43,7 @@ global_state                          the seed of keras.random without a seed
 DataAdapter                           what fit takes from whoever has a kind of data of his own
 BatchNormalization._moments           the statistics that synchronisation and padding change
 BatchNormalization._reduction_axes    the axes of these statistics
+RNN._expected_batch_size              the rows of a stateful layer's state
 Metric._variables                     whether a metric has state of its own
 MeanMetricWrapper._fn, _fn_kwargs     whether what it averages are numbers of examples or of batches
 Optimizer._trainable_variables        what apply() without variables updates
@@ -110,6 +111,7 @@ __all__ = [
     "count_update",
     "current_path",
     "decays",
+    "expected_batch_size",
     "filter_empty_gradients",
     "flatten_layers",
     "fresh_names",
@@ -135,6 +137,7 @@ __all__ = [
     "total_loss",
     "trainable_variables",
     "unpack_x_y_sample_weight",
+    "with_states",
 ]
 
 # Methods that are replaced, by name.
@@ -157,6 +160,18 @@ def averaged(metric: Any, y_true: Any, y_pred: Any) -> Any:
 def reduction_axes(layer: Any) -> tuple[int, ...]:
     """Returns the axes that batch normalisation averages over."""
     return tuple(layer._reduction_axes)
+
+
+def expected_batch_size(layer: Any) -> int | None:
+    """Returns for how many examples a stateful RNN has a state; None if it is not built."""
+    return layer._expected_batch_size
+
+
+def with_states(layer: Any, states: list[Any]) -> Any:
+    """Returns a view of a stateful RNN that has other states, of any batch size."""
+    view = object.__new__(type(layer))
+    vars(view).update(vars(layer), states=states, _expected_batch_size=None)
+    return view
 
 
 def compute_fans(shape: tuple[int, ...], initializer: Any) -> tuple[float, float]:

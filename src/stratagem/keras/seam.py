@@ -26,6 +26,7 @@ from stratagem.keras import (  # noqa: E402
     running_fit,
     served_optimizer,
     served_shipping,
+    stateful_rnn,
     variable_creation,
 )
 from stratagem.keras.private import (  # noqa: E402
@@ -45,7 +46,7 @@ def install() -> None:
     set_shape_inference(in_symbolic_scope)
     collector.set_shape_inference(in_symbolic_scope)
     set_keras(flatten_layers, get_stateless_scope, in_symbolic_scope)
-    layers = (batch_normalization, embedding, pooling)
+    layers = (batch_normalization, embedding, pooling, stateful_rnn)
     for part in (
         variable_creation,
         explicit_placement,

@@ -1,0 +1,108 @@
+"""Stateful RNNs over replicas: the state has the rows of the global batch, as with one device.
+
+`call` of `keras.layers.RNN` is replaced (Keras 3.12 to 3.15). Each replica begins with the rows of
+the state that belong to its examples; the rows of all are gathered for the next batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from stratagem.context import ReplicaContext, get_replica_context
+from stratagem.execution import current_scope
+from stratagem.keras.private import expected_batch_size, with_states
+from stratagem.messages import explain
+
+__all__ = ["check_batch_size", "install"]
+
+
+def install() -> None:
+    """Makes stateful RNNs know about replicas. Done once, on import."""
+    call = keras.layers.RNN.call
+
+    @functools.wraps(call)
+    def replica_call(
+        self: Any,
+        sequences: Any,
+        initial_state: Any = None,
+        mask: Any = None,
+        training: Any = False,
+    ) -> Any:
+        context = get_replica_context()
+        arguments: dict[str, Any] = {"mask": mask, "training": training}
+        if not self.stateful or context is None or current_scope() is None:
+            return call(self, sequences, initial_state, **arguments)
+        check_batch_size(self, sequences, context)
+        if context.num_replicas_in_sync == 1 and not context.batch.is_padded:
+            return call(self, sequences, initial_state, **arguments)
+        first = _first_row(sequences.shape[0], context)
+        if initial_state is None:
+            initial_state = jax.tree.map(
+                lambda state: _own_rows(state.value, first, sequences.shape[0]), self.states
+            )
+        # A view, because the replicas of an eager step are in this layer at once.
+        states = [_RowsOfReplica(variable, context) for variable in jax.tree.leaves(self.states)]
+        return call(with_states(self, states), sequences, initial_state, **arguments)
+
+    keras.layers.RNN.call = replica_call
+
+
+class _RowsOfReplica:
+    """Takes the place of a state's variable where a replica assigns its rows."""
+
+    def __init__(self, variable: Any, context: ReplicaContext) -> None:
+        self._variable = variable
+        self._context = context
+
+    def assign(self, rows: Any) -> None:
+        """Sets the rows of all replicas."""
+        self._variable.assign(self._context.all_gather(rows, axis=0))
+
+
+def _first_row(num_rows: int, context: ReplicaContext) -> Any:
+    """The place of this replica's first example in the batch."""
+    replica, lengths = context.replica_id_in_sync_group, context.batch.lengths
+    if lengths is None:
+        return replica * num_rows
+    starts = [sum(lengths[:index]) for index in range(len(lengths))]
+    return jnp.asarray(starts, jnp.int32)[replica]
+
+
+def _own_rows(state: Any, first: Any, num_rows: int) -> Any:
+    # Rows that pad a short part have some true row's state; what comes of them is left out.
+    rows = jnp.minimum(first + jnp.arange(num_rows), state.shape[0] - 1)
+    return jnp.take(state, rows, axis=0)
+
+
+def check_batch_size(layer: Any, sequences: Any, context: Any) -> None:
+    """Raises where the replicas' rows are not those that a stateful layer has a state of."""
+    expected = expected_batch_size(layer)
+    received = context.global_num_examples
+    if received is None:
+        received = sequences.shape[0] * context.num_replicas_in_sync
+    if expected is None or (received == expected and not context.strategy.serves_all):
+        return
+    strategy = context.strategy
+    if strategy.serves_all:
+        raise ValueError(
+            explain(
+                f"{strategy} was asked to run the RNN {layer.name!r}, which is stateful.",
+                expected="layers without a state of single examples: each worker has a batch of "
+                "its own, and servers have one state.",
+                fix="leave stateful=True out, or use sg.MirroredStrategy.",
+            )
+        )
+    raise ValueError(
+        explain(
+            f"The stateful RNN {layer.name!r} has a state of {expected} examples, and "
+            f"{strategy} gave it {received} in {context.num_replicas_in_sync} replicas.",
+            expected="the batch size of its Input to be that of all replicas together.",
+            fix=f"batch the data by {expected} without a shorter last batch, or build the model "
+            f"with keras.Input(batch_shape=({received}, ...)).",
+        )
+    )
