@@ -16,6 +16,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
 from stratagem.keras.annotations import current_annotations
 from stratagem.keras.initial_value import as_initializer
+from stratagem.keras.other_distribution import warn_of_other_distribution
 from stratagem.keras.placed_variable import PlacedVariable
 from stratagem.keras.private import current_path
 from stratagem.keras.served_variable import (
@@ -101,6 +102,7 @@ def install() -> None:
         strategy = get_strategy()
         if cls is not keras.Variable or strategy.topology.devices is None:
             return object.__new__(cls)
+        warn_of_other_distribution(strategy)
         annotations = _annotations(args, kwargs)
         is_kept = is_collected(*annotations)
         source = current_source()

@@ -1,0 +1,36 @@
+"""A warning where a distribution of Keras's own is current beside a strategy, which ignores it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+
+from stratagem.messages import explain
+
+__all__ = ["warn_of_other_distribution"]
+
+_warned_of: set[str] = set()
+
+
+def warn_of_other_distribution(strategy: Any) -> None:
+    """Warns, once for each kind, of a distribution of Keras that the variables of a scope ignore.
+
+    Args:
+        strategy: in whose scope a variable is created.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is None or (kind := type(distribution).__name__) in _warned_of:
+        return
+    _warned_of.add(kind)
+    warnings.warn(
+        explain(
+            f"keras.distribution.{kind} is current in the scope of {strategy}, and is ignored.",
+            expected="one of both: a strategy places variables and splits batches itself.",
+            fix="leave out keras.distribution; for layouts of single variables pass layout_map= to "
+            "the strategy.",
+        ),
+        RuntimeWarning,
+        stacklevel=2,
+    )
