@@ -113,9 +113,35 @@ def test_model_of_a_strategy_may_be_compiled_by_names_outside_its_scope(optimize
     assert_like_plain_keras(job, replicas=(2,))
 
 
-def test_optimizer_object_made_outside_is_told_of() -> None:
+def test_optimizer_and_metric_objects_given_to_compile_move_to_the_strategy_of_the_model() -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = regression()
+        before = keras.optimizers.Adam(0.1), keras.metrics.MeanAbsoluteError()
+        with scope():
+            model = small_regressor()
+            model.compile(optimizer=before[0], loss="mse", metrics=[before[1]])
+        first = fitted(model, x, y)
+        after = keras.optimizers.SGD(0.1, momentum=0.9), keras.metrics.MeanSquaredError()
+        model.compile(optimizer=after[0], loss="mae", metrics=[after[1]])
+        return {f"first {key}": value for key, value in first.items()} | fitted(model, x, y)
+
+    assert_like_plain_keras(job, replicas=(1, 3))
+
+
+def test_optimizer_that_is_set_behind_compile_is_named() -> None:
     with mirrored(2).scope():
         model = small_regressor()
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
-    with pytest.raises(ValueError, match="was created outside the scope of a strategy"):
+        model.compile(optimizer="sgd", loss="mse")
+    model.optimizer = keras.optimizers.Adam(name="late")
+    with pytest.raises(ValueError, match="Fix: create the optimizer 'late' in `with strategy"):
+        model.fit(*regression(), verbose=0)
+
+
+def test_layer_that_was_built_outside_is_named() -> None:
+    outside = keras.layers.Dense(1, name="stray")
+    outside.build((None, 4))
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), outside])
+        model.compile(optimizer="sgd", loss="mse")
+    with pytest.raises(ValueError, match="put the call that makes or builds 'stray' into `with"):
         model.fit(*regression(), verbose=0)

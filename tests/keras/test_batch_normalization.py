@@ -10,7 +10,14 @@ import pytest
 
 import stratagem as sg
 from tests.keras.replicas import components_of, per_replica, values_of
-from tests.parity.comparison import mirrored
+from tests.parity.comparison import (
+    Scope,
+    assert_like_plain_keras,
+    fitted,
+    mirrored,
+    regression,
+    with_known_weights,
+)
 
 _ROWS = np.asarray([[1, 0], [3, 5], [8, 2], [4, 4], [9, 7]], "float32")
 # How the rows lie on replicas: alike, with a short part, with a replica without any.
@@ -232,3 +239,18 @@ def test_subclass_keeps_true_rows_and_synchronisation() -> None:
         layer.build((None, 2))
     outputs = np.concatenate(_call(layer, (3, 2)))
     np.testing.assert_allclose(outputs, 3.0 * _normalised(_ROWS), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_synchronized_may_be_set_after_construction(is_inside) -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = regression()
+        with scope():
+            layer = keras.layers.BatchNormalization()
+            model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
+            with_known_weights(model).compile(optimizer="sgd", loss="mse")
+            layer.synchronized = is_inside
+        layer.synchronized = True
+        return fitted(model, x, y)
+
+    assert_like_plain_keras(job, replicas=(2,))

@@ -11,6 +11,14 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from tests.parity.comparison import (
+    Scope,
+    assert_like_plain_keras,
+    fitted,
+    regression,
+    small_regressor,
+    state_of,
+)
 
 _X = np.ones((6, 3), "float32")
 _Y = np.ones((6, 2), "float32")
@@ -78,3 +86,49 @@ def test_model_of_no_scope_belongs_to_none() -> None:
     model.compile("rmsprop", "mse")
     model.fit(_X, _Y, batch_size=4, verbose=0)
     assert model.distribute_strategy is sg.get_strategy()
+
+
+def _quantized(model: Any) -> None:
+    model.quantize("int8")
+
+
+def _quantized_layer_without_bias(model: Any) -> None:
+    model.layers[0].quantize("int8")
+
+
+def _with_lora(model: Any) -> None:
+    model.layers[0].enable_lora(2, a_initializer="ones", b_initializer="ones")
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of Keras itself
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
+@pytest.mark.parametrize("change", [_quantized, _quantized_layer_without_bias, _with_lora])
+def test_weights_that_a_layer_adds_later_belong_to_its_strategy(change) -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = regression()
+        with scope():
+            model = small_regressor(use_bias=change is not _quantized_layer_without_bias)
+            model.compile(optimizer="sgd", loss="mse")
+        model.fit(x, y, batch_size=5, shuffle=False, verbose=0)
+        change(model)
+        predictions = model.predict(x, batch_size=5, verbose=0)
+        result = {"predictions": predictions} | state_of(model)
+        if change is not _with_lora:
+            return result
+        model.compile(optimizer="sgd", loss="mse")
+        return result | fitted(model, x, y)
+
+    assert_like_plain_keras(job, replicas=(3,))
+
+
+@pytest.mark.parametrize("name", ["Adam", "LossScaleOptimizer"])
+def test_optimizer_belongs_to_the_strategy_of_the_variables_it_is_built_for(name) -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        model = small_regressor()
+    optimizer = keras.optimizers.Adam()
+    if name == "LossScaleOptimizer":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    optimizer.build(model.trainable_variables)
+    for variable in optimizer.variables:
+        assert strategy.extended.variable_created_in_scope(variable)

@@ -1,21 +1,26 @@
-"""Layers remember the scope that they were made in, for variables that they make later.
+"""Layers and optimizers make later variables in the scope of the strategy that they belong to.
 
-`keras.layers.Layer.__new__` and `__call__`, and `build` of `Model` and `Sequential`, are replaced
-(Keras 3.12 to 3.15). A model that is filled in a scope and built outside of it, as users of R have
-it, belongs to that strategy.
+`keras.layers.Layer.__new__`, `__call__` and `add_weight`, `build` of `Model` and `Sequential`, and
+`build`, `add_variable` and `add_variable_from_reference` of `Optimizer` are replaced (Keras 3.12 to
+3.15). A model that is filled in a scope and built outside of it, as users of R have it, belongs to
+that strategy; so do the weights that `quantize` and `enable_lora` add.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 
 from stratagem.context import get_strategy, has_strategy
+from stratagem.context.stack import current_frame
+from stratagem.keras.variable_creation import adopt
+from stratagem.variables import home_of
 
-__all__ = ["install", "scope_of"]
+__all__ = ["adopt_new", "install", "scope_of"]
 
 _strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -50,8 +55,67 @@ def install() -> None:
 
     keras.layers.Layer.__new__ = staticmethod(create)
     keras.layers.Layer.__call__ = _in_scope_until_built(keras.layers.Layer.__call__)
+    keras.layers.Layer.add_weight = _in_scope_of(keras.layers.Layer.add_weight, _owner_of_layer)
     for kind in (keras.Model, keras.Sequential):
         kind.build = _in_scope_until_built(kind.build)
+    optimizers = keras.optimizers.Optimizer
+    optimizers.build = _adopting(optimizers.build)
+    for name in ("add_variable", "add_variable_from_reference"):
+        setattr(optimizers, name, _in_scope_of(getattr(optimizers, name), _owner_of_slot))
+
+
+def adopt_new(variables: Iterable[Any], strategy: Any) -> None:
+    """Moves variables that were made outside every scope to a strategy of which copies are here.
+
+    Args:
+        variables: of an optimizer or a metric.
+        strategy: of the model that they are for.
+    """
+    if strategy.serves_all:  # servers are told of variables when these are made
+        return
+    for variable in variables:
+        if home_of(variable) is None:
+            adopt(variable, strategy)
+
+
+def _owner(variables: Iterable[Any]) -> Any:
+    """The strategy of the first of some variables that has one."""
+    homes = (home_of(variable) for variable in variables)
+    return next((home.strategy for home in homes if home is not None), None)
+
+
+def _owner_of_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return _owner(layer.variables) or _strategies.get(layer)
+
+
+def _owner_of_slot(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    # Without its own variables first: those of a new optimizer have no strategy yet.
+    reference = args[0] if args else kwargs.get("reference_variable")
+    return _owner([reference, *optimizer.variables])
+
+
+def _in_scope_of(original: Any, owner_of: Any) -> Any:
+    @functools.wraps(original)
+    def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_frame() is not None or (strategy := owner_of(self, *args, **kwargs)) is None:
+            return original(self, *args, **kwargs)
+        with strategy.scope():
+            return original(self, *args, **kwargs)
+
+    return entered
+
+
+def _adopting(original: Any) -> Any:
+    """An optimizer made outside belongs to the strategy of the variables that it is built for."""
+
+    @functools.wraps(original)
+    def build(self: Any, variables: Any) -> Any:
+        variables = list(variables)
+        if current_frame() is None and (strategy := _owner(variables)) is not None:
+            adopt_new(self.variables, strategy)
+        return original(self, variables)
+
+    return build
 
 
 def _in_scope_until_built(original: Any) -> Any:

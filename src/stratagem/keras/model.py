@@ -20,7 +20,7 @@ from stratagem.context import get_replica_context, get_strategy, has_strategy
 from stratagem.goodput import current_events
 from stratagem.keras.callback_support import check_callbacks, listed
 from stratagem.keras.dataset_adapter import adapted, is_dataset
-from stratagem.keras.made_in_scope import scope_of
+from stratagem.keras.made_in_scope import adopt_new, scope_of
 from stratagem.keras.planned_models import strategy_for_plan
 from stratagem.keras.private import (
     AGGREGATE_ADDITIONAL_LOSS,
@@ -93,18 +93,31 @@ def strategy_of(model: Any) -> Any:
         return None
     for variable, home in zip(variables, homes, strict=True):
         if home is None or home.strategy is not owner:
-            raise _foreign(variable, home, owner)
+            raise _foreign(variable, home, owner, optimizer)
     return owner
 
 
-def _foreign(variable: Any, home: Any, owner: Any) -> ValueError:
+def _foreign(variable: Any, home: Any, owner: Any, optimizer: Any = None) -> ValueError:
     place = f"under {home.strategy}" if home is not None else "outside the scope of a strategy"
+    slots = [] if optimizer is None else optimizer.variables
+    if optimizer is not None and any(variable is slot for slot in slots):
+        fix = (
+            f"create the optimizer {optimizer.name!r} in `with strategy.scope():`, or give it to "
+            "model.compile, which moves it to the strategy of the model unless that is a "
+            "ParameterServerStrategy."
+        )
+    else:
+        layer = variable.path.rpartition("/")[0] or variable.name
+        fix = (
+            f"put the call that makes or builds {layer!r} into `with strategy.scope():`, or move a "
+            "model of no strategy whole: sg.compile(model, distribute=strategy, ...)."
+        )
     return ValueError(
         explain(
             f"Variable {variable.path!r} was created {place}, and the model is to run under "
             f"{owner}.",
             expected="a model and an optimizer that are created in the scope of one strategy.",
-            fix="move the lines that build and compile the model into `with strategy.scope():`.",
+            fix=fix,
         )
     )
 
@@ -222,9 +235,10 @@ def _tell_steps(model: Any) -> None:
 
 
 def _compile_in_scope() -> None:
-    """Lets a model that was made in a scope be compiled outside of it with names, as `fit` can be.
+    """Lets a model that was made in a scope be compiled outside of it, as `fit` can be called.
 
-    An optimizer given by name makes variables when the model is compiled.
+    An optimizer given by name makes variables when the model is compiled; objects have made theirs
+    before, outside of the scope, and move.
     """
     # Where it is defined: Keras asks whether a model overrides it by comparing with that class.
     owner = next(cls for cls in JAXTrainer.__mro__ if "compile" in vars(cls))
@@ -241,10 +255,10 @@ def _compile_in_scope() -> None:
             strategy = get_strategy()
         if strategy is None:
             return original(self, *args, **kwargs)
-        if strategy.steps_per_run is not None:
-            given = signature.bind_partial(self, *args, **kwargs).arguments
-            if "steps_per_execution" not in given:
-                kwargs["steps_per_execution"] = strategy.steps_per_run
+        given = signature.bind_partial(self, *args, **kwargs).arguments
+        adopt_new(_variables_of(given), strategy)
+        if strategy.steps_per_run is not None and "steps_per_execution" not in given:
+            kwargs["steps_per_execution"] = strategy.steps_per_run
         with contextlib.nullcontext() if has_strategy() else strategy.scope():
             return original(self, *args, **kwargs)
 
