@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import keras
+import numpy as np
 import pytest
 
 import stratagem as sg
@@ -103,3 +104,28 @@ def test_results_pass(strategy) -> None:
 def test_filtering_takes_only_a_bool() -> None:
     with pytest.raises(TypeError, match="enabled='off' is of type str"):
         sg.config.filter_tracebacks("off")  # pyright: ignore[reportArgumentType]
+
+
+def _failing_loss(y_true: Any, y_pred: Any) -> Any:
+    raise KeyError("loss")
+
+
+def _failing_generator() -> Any:
+    raise KeyError("data")
+    yield
+
+
+def test_fit_and_iterators_show_no_frames_of_this_library(strategy) -> None:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", _failing_loss)
+    calls = {
+        "_failing_loss": lambda: model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0),
+        "_failing_generator": lambda: next(iter(strategy.distribute_dataset(_failing_generator()))),
+    }
+    for name, call in calls.items():
+        with pytest.raises(KeyError) as caught:
+            call()
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert frames[-1].name == name
+        assert not [frame for frame in frames if "src/stratagem" in frame.filename]

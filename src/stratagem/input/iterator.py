@@ -14,6 +14,7 @@ from stratagem.input.prefetch import Prefetcher
 from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import waiting_for_input
+from stratagem.tracebacks import filters_traceback
 
 __all__ = ["DistributedIterator", "OptionalBatch", "require_outside_replicas"]
 
@@ -80,6 +81,7 @@ class DistributedIterator:
     def __iter__(self) -> DistributedIterator:
         return self
 
+    @filters_traceback
     def __next__(self) -> Any:
         return self.take(1)[0].value()
 

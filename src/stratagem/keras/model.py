@@ -42,6 +42,7 @@ from stratagem.keras.step_functions import (
 from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
 from stratagem.keras.variable_creation import adopt
 from stratagem.messages import explain
+from stratagem.tracebacks import filters_traceback
 from stratagem.variables import home_of
 
 __all__ = ["compile", "install", "strategy_of"]
@@ -177,7 +178,7 @@ def _wrap_entry_point(name: str) -> None:
             logs_wanted.value = previous
 
     # keras.Model finds these on JAXTrainer, where subclasses' overrides still come first.
-    setattr(JAXTrainer, name, entered)
+    setattr(JAXTrainer, name, filters_traceback(entered))
 
 
 def _somebody_looks(verbose: Any, callbacks: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 
 from stratagem.keras.private import JAXEpochIterator, JAXTrainer, calls_in_thread
+from stratagem.tracebacks import filters_traceback
 
 __all__ = ["awaits_each_step", "epoch_iterator", "install", "looks_at_batches"]
 
@@ -69,7 +70,7 @@ def _follow_fit() -> None:
         with _begun():
             return original(self, *args, **kwargs)
 
-    JAXTrainer.fit = fit
+    JAXTrainer.fit = filters_traceback(fit)
 
 
 @contextlib.contextmanager
