@@ -73,7 +73,9 @@ class SoleCommunicator(Communicator):
         array = jnp.asarray(value)
         if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
             return self._note(jnp.true_divide(array, jnp.ones_like(array)))
-        return self._note(array.astype(jnp.int32) if array.dtype == bool else value)
+        if array.dtype == bool:
+            array = array.astype(jnp.int32)
+        return self._note(value if isinstance(value, int | float | complex) else array)
 
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Returns the true rows of the value."""

@@ -18,6 +18,7 @@ from stratagem.execution.function_program import (
     trace_function,
 )
 from stratagem.execution.recompilations import Recompilations
+from stratagem.execution.returned_values import as_values, rebuilt
 from stratagem.messages import explain
 from stratagem.summary.settings import trace_key
 from stratagem.tracebacks import filters_traceback
@@ -51,7 +52,7 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, tracing it if it was not called with such arguments before."""
         if config.runs_eagerly() or not _is_outermost():
-            return self._fn(*args, **kwargs)
+            return rebuilt(as_values(self._fn(*args, **kwargs)))
         call = flatten_call(args, kwargs)
         current = get_strategy() if has_strategy() else None
         key = (call.structure, call.kinds, current)

@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 from jax.core import Tracer
 
@@ -30,6 +29,7 @@ from stratagem.execution.eager_meeting import asked_by_all
 from stratagem.execution.eager_state import EagerState
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.lost_changes import call_with_copies
+from stratagem.execution.returned_values import as_values, rebuilt
 from stratagem.execution.trace_errors import apart, created_again
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
@@ -95,7 +95,8 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
     session.state.send(session.scopes[0])
     if session.summaries is not None:
         hand_on(session.summaries.summaries, session.summaries.values)
-    return regroup(results, strategy.topology)
+    values = [as_values(rebuilt(result)) for result in results]  # what servers have changed since
+    return rebuilt(regroup(values, strategy.topology))
 
 
 def _run_plainly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -103,10 +104,7 @@ def _run_plainly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) 
     batch = _flatten_for_batch(args, kwargs, 1)
     context = ReplicaContext(strategy, 0, SoleCommunicator(), batch)
     with jax.disable_jit(), stack.push(stack.FrameKind.REPLICA, strategy, context):
-        result = fn(*args, **kwargs)
-    return jax.tree.map(
-        lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result
-    )
+        return rebuilt(as_values(fn(*args, **kwargs)))
 
 
 _END = "the end of the function"
@@ -163,7 +161,7 @@ class _Session:
         self.state = EagerState(strategy)
         self.summaries: Collector | None = None  # of replica 0
         self.scopes: list[ReplicaScope] = [
-            ReplicaScope(self.state.reader(index)) for index in local_ids
+            ReplicaScope(self.state.reader(index), strategy.exchange) for index in local_ids
         ]
 
     def run(self) -> list[Any]:
@@ -255,9 +253,7 @@ class _Session:
         ):
             args, kwargs = self._local_arguments(place, device)
             result = call_with_copies(self._fn, args, kwargs)
-        return jax.tree.map(
-            lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result
-        )
+            return as_values(result, self.scopes[place].is_late)
 
     def _local_arguments(self, place: int, device: Any) -> Any:
         selected = select_replica(place, self._arguments)

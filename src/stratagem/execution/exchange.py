@@ -58,6 +58,10 @@ class Exchange(Protocol):
         """
         ...
 
+    def changes_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
+        """Whether a variable gets its new value after the step, from what the step has sent."""
+        ...
+
     def run(
         self,
         trace: Any,

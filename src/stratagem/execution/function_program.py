@@ -22,6 +22,7 @@ from stratagem.execution.agreement import agree_on_program, name_of
 from stratagem.execution.arguments import Static
 from stratagem.execution.created_variables import initialize_created_variables
 from stratagem.execution.lost_changes import call_with_copies
+from stratagem.execution.returned_values import as_values
 from stratagem.execution.trace_errors import created_again
 from stratagem.messages import explain
 from stratagem.summary.collector import Collected, Collector
@@ -129,11 +130,10 @@ class _Results:
         self.is_per_replica: list[bool] = []
 
     def flatten(self, result: Any) -> list[Any]:
-        wholes, self.structure = jax.tree.flatten(result, is_leaf=_is_whole)
+        wholes, self.structure = jax.tree.flatten(as_values(result), is_leaf=_is_whole)
         outputs: list[Any] = []
         self.leaves, self.is_per_replica = [], []
         for leaf in wholes:
-            leaf = leaf.value if isinstance(leaf, keras.Variable) else leaf
             if isinstance(leaf, PerReplica) and leaf.stacked is not None:
                 self.leaves.append((True, leaf.lengths))
                 self.is_per_replica.append(True)
@@ -162,7 +162,7 @@ class _Results:
 
 
 def _is_whole(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, PerReplica | keras.Variable)
+    return leaf is None or isinstance(leaf, PerReplica)
 
 
 class _Attempt:

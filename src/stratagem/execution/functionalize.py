@@ -15,7 +15,7 @@ import keras
 from jax.extend.core import get_opaque_trace_state
 
 from stratagem.execution.created_variables import stand_in
-from stratagem.execution.exchange import Lookup
+from stratagem.execution.exchange import Exchange, Lookup
 from stratagem.messages import explain
 from stratagem.values import IndexedSlices
 from stratagem.variables import home_of
@@ -41,6 +41,7 @@ class ReplicaScope(keras.StatelessScope):
     Args:
         read: called with a variable on its first read; returns this replica's value, or None to let
             Keras use the value that the variable itself holds.
+        exchange: where variables are that are not in this process; None for none.
 
     `receive` returns the number of a lookup in a table that is elsewhere, and its rows; it is there
     where there may be such tables. `whole_tables` are those, by identity, that come whole.
@@ -48,9 +49,10 @@ class ReplicaScope(keras.StatelessScope):
     `added_to` are the variables that were added to, by identity, and not set.
     """
 
-    def __init__(self, read: Callable[[Any], Any]) -> None:
+    def __init__(self, read: Callable[[Any], Any], exchange: Exchange | None = None) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
         self._read = read
+        self._exchange = exchange
         self._outer: ReplicaScope | None = None
         self._trace: Any = None
         self.read_ids: set[int] = set()
@@ -163,6 +165,11 @@ class ReplicaScope(keras.StatelessScope):
                 )
             )
         self.sent.append((what, value))
+
+    def is_late(self, variable: Any) -> bool:
+        """Whether a variable gets its new value after the step, from what was sent."""
+        sent = [what for what, _ in self.sent]
+        return self._exchange is not None and self._exchange.changes_after_step(variable, sent)
 
     def rows_of(self, gradient: Any) -> IndexedSlices | None:
         """Returns the rows of a gradient; None if nothing is known of this very array."""

@@ -15,6 +15,7 @@ from stratagem.context import get_replica_context
 from stratagem.errors import InvalidArgumentError
 from stratagem.execution.arguments import batch_arguments
 from stratagem.execution.eager import run_eagerly
+from stratagem.execution.returned_values import as_values
 from stratagem.input import DistributedIterator
 from stratagem.input.batches import PlacedBatches
 from stratagem.messages import explain
@@ -58,14 +59,14 @@ def run_steps(
         first = next(iterator)  # StopIteration where the data has ended
         for batch in itertools.chain([first], itertools.islice(iterator, num_steps - 1)):
             result = run_eagerly(strategy, function, (batch,), {})
-            results.append(jax.tree.map(_with_step_axis, result, is_leaf=_is_per_replica))
+            results.append(_mapped(_with_step_axis, result))
     else:
         for placed in iterator.take(num_steps):
             results.append(_run_compiled(strategy, function, placed))
-    joined = jax.tree.map(_join, *results, is_leaf=_is_per_replica)
+    joined = _mapped(_join, *results)
     if reduce_op is None:
         return joined
-    return jax.tree.map(_of_any_replica, joined, is_leaf=_is_per_replica)
+    return _mapped(_of_any_replica, joined)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ class _Reduced:
     def __call__(self, batch: Any) -> Any:
         context = get_replica_context()
         assert context is not None
-        return context.all_reduce(self.op, self.fn(batch))
+        return context.all_reduce(self.op, as_values(self.fn(batch)))
 
 
 def _run_compiled(strategy: Any, fn: Callable[[Any], Any], placed: PlacedBatches) -> Any:
@@ -111,9 +112,13 @@ def _run_compiled(strategy: Any, fn: Callable[[Any], Any], placed: PlacedBatches
     program = strategy.compiled.program(fn, arguments)
     if placed.num_steps == 1:
         result = program.run(arguments)
-        return jax.tree.map(_with_step_axis, result, is_leaf=_is_per_replica)
+        return _mapped(_with_step_axis, result)
     result = program.run_many(arguments.split, arguments.shared)
-    return jax.tree.map(_true_rows, result, is_leaf=_is_per_replica)
+    return _mapped(_true_rows, result)
+
+
+def _mapped(fn: Callable[..., Any], *results: Any) -> Any:
+    return jax.tree.map(fn, *map(as_values, results), is_leaf=_is_per_replica)
 
 
 def _is_per_replica(leaf: Any) -> bool:

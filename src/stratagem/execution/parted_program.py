@@ -299,6 +299,10 @@ class _KeptRows:
         """Says yes: it is made for one step."""
         return True
 
+    def changes_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
+        """Says no: the step returns what it has computed."""
+        return False
+
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
         """Does nothing: whatever is here is changed here."""
 

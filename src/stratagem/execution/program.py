@@ -21,8 +21,8 @@ from stratagem.execution.sameness import contains_primitive
 from stratagem.execution.step_program import StepProgram, shape_on
 from stratagem.execution.step_summaries import StepSummaries
 from stratagem.execution.trace import Trace
+from stratagem.execution.trace_errors import assigned_under_jit
 from stratagem.goodput import current_events
-from stratagem.messages import explain
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.topology.absent import placeholder
 from stratagem.topology.lockstep import note_flight, run_together
@@ -122,7 +122,16 @@ class Program:
             return outputs[self.trace.num_results :]
 
         self._exchange.run(self.trace, lambda: self._ids_of_lookups(split, shared), call)
+        for place, variable in self.trace.late:
+            results[place] = self._for_each(variable.value)
         return results
+
+    def _for_each(self, value: Any) -> jax.Array:
+        """A result that is the same on all replicas."""
+        topology = self._topology
+        if topology.num_replicas == 1:
+            return value
+        return topology.stack([value] * topology.num_local_replicas)
 
     def _run_one_by_one(self, split: list[Any], shared: list[Any]) -> list[Any]:
         """Each step gets values of its own from elsewhere."""
@@ -250,7 +259,7 @@ class Program:
             note_flight(token)
         is_lost = bool(new_values) and isinstance(new_values[0], Tracer)
         if is_lost and current_function_trace() is None:
-            raise _assigned_under_jit(self.trace.written[0])
+            raise assigned_under_jit(self.trace.written[0])
         for place, value in zip(self._written, new_values, strict=True):
             place.store(value)
         self._finish(handed, shared)
@@ -423,15 +432,3 @@ class _Place:
         else:
             # A variable of no strategy stays an ordinary array that is bound to no device.
             self.variable.assign(jax.device_get(value))
-
-
-def _assigned_under_jit(variable: Any) -> RuntimeError:
-    return RuntimeError(
-        explain(
-            f"strategy.run was called inside jax.jit and assigns variable {variable.path!r}.",
-            expected="no assignment to Keras variables in a function under jax.jit: it would be "
-            "lost.",
-            fix="call strategy.run outside jax.jit (it compiles by itself), or pass the state "
-            "as pytrees; to hold `run` and `reduce` in one program, use sg.function.",
-        )
-    )

@@ -30,6 +30,7 @@ class Trace:
         constants: arrays that the function closed over.
         result_structure: pytree structure of the result.
         results: for each leaf of the result the index of its output, or the Python object itself.
+        late: results, by their output, that are values of variables after the step.
         result_lengths: true leading sizes of each array result that is padded; else None.
         lookups: of rows that come from outside, as inputs ("rows", i).
         sent: what the outputs after the results are, which leave the process.
@@ -46,6 +47,7 @@ class Trace:
     result_structure: Any
     results: list[tuple[bool, Any]]
     result_lengths: list[tuple[int, ...] | None]
+    late: list[tuple[int, Any]] = dataclasses.field(default_factory=list[tuple[int, Any]])
     lookups: list[Lookup] = dataclasses.field(default_factory=list[Lookup])
     sent: list[Any] = dataclasses.field(default_factory=list[Any])
     added_to: frozenset[int] = frozenset()

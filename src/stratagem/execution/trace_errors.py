@@ -6,7 +6,14 @@ from typing import Any
 
 from stratagem.messages import explain
 
-__all__ = ["apart", "created_again", "disagreement", "foreign_variable", "parted"]
+__all__ = [
+    "apart",
+    "assigned_under_jit",
+    "created_again",
+    "disagreement",
+    "foreign_variable",
+    "parted",
+]
 
 
 def parted(strategy: Any) -> RuntimeError:
@@ -102,5 +109,18 @@ def disagreement(variable: Any, strategy: Any) -> ValueError:
             fix='create it with aggregation="sum", "mean" or "only_first_replica"; or with '
             'synchronization="on_read" to keep one value a replica; or reduce the value first '
             "(all_reduce), or assign it in merge_call with strategy.extended.update.",
+        )
+    )
+
+
+def assigned_under_jit(variable: Any) -> RuntimeError:
+    """Returns the error for an assignment that an outer `jax.jit` would lose."""
+    return RuntimeError(
+        explain(
+            f"strategy.run was called inside jax.jit and assigns variable {variable.path!r}.",
+            expected="no assignment to Keras variables in a function under jax.jit: it would be "
+            "lost.",
+            fix="call strategy.run outside jax.jit (it compiles by itself), or pass the state "
+            "as pytrees; to hold `run` and `reduce` in one program, use sg.function.",
         )
     )

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -21,6 +20,7 @@ from stratagem.execution.exchange import Lookup, chained_tables, gets_rows
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
 from stratagem.execution.lost_changes import call_with_copies
+from stratagem.execution.returned_values import Results, as_values
 from stratagem.execution.sameness import may_wait_for_ever
 from stratagem.execution.trace import Trace
 from stratagem.execution.trace_errors import (
@@ -30,7 +30,6 @@ from stratagem.execution.trace_errors import (
 )
 from stratagem.summary.collector import Collected, Collector
 from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.values.regrouping import is_array
 from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
 
 __all__ = ["trace_replica_function"]
@@ -69,10 +68,7 @@ class _Recorder:
         self.read_ids: set[int] = set()
         self.written: list[Any] = []
         self.unproven: set[int] = set()
-        self.result_structure: Any = None
-        self.results: list[tuple[bool, Any]] = []
-        self.result_lengths: list[tuple[int, ...] | None] = []
-        self.result_shapes: list[tuple[int, ...]] = []
+        self.results = Results(arguments.batch, is_stacked=self._topology.num_replicas > 1)
         self._gets_rows = gets_rows(strategy)
         self.expected_lookups = list(lookups)
         self._whole_tables = whole_tables
@@ -99,7 +95,8 @@ class _Recorder:
         arguments = self.arguments
         args, kwargs = arguments.rebuild([part[0] for part in split] if several else split, shared)
         context = self._context(several)
-        scope = ReplicaScope(lambda variable: self._read(variable, values))
+        exchange = self._strategy.exchange
+        scope = ReplicaScope(lambda variable: self._read(variable, values), exchange)
         if self._gets_rows:
             rows = [part[0] for part in state["rows"]] if several else state["rows"]
             scope.receive = lambda lookup: self._receive(lookup, rows)
@@ -108,6 +105,7 @@ class _Recorder:
         with in_replica, scope, Collector(records) as summaries:
             try:
                 result = call_with_copies(self._fn, args, kwargs)
+                outputs = self.results.flatten(as_values(result, scope.is_late))
             except jax.errors.ConcretizationTypeError as error:
                 error.add_note(_BRANCHING_NOTE)
                 raise
@@ -125,7 +123,6 @@ class _Recorder:
                 stacked.append(value[None])
             else:
                 copied.append(value)
-        outputs = self._flatten_result(result, several)
         of_summaries, self.summaries = summaries.results()
         outputs += [value[None] if several else value for value in of_summaries]
         self.sent = [what for what, _ in scope.sent]
@@ -182,25 +179,6 @@ class _Recorder:
             self.missed[id(variable)] = variable
         elif home.strategy is not self._strategy:
             raise foreign_variable(variable, home.strategy, self._strategy)
-
-    def _flatten_result(self, result: Any, several: bool) -> list[Any]:
-        leaves, self.result_structure = jax.tree.flatten(result, is_leaf=lambda leaf: leaf is None)
-        batch = self.arguments.batch
-        outputs: list[Any] = []
-        for leaf in leaves:
-            if isinstance(leaf, keras.Variable):
-                leaf = leaf.value
-            if not is_array(leaf):
-                self.results.append((False, leaf))
-                self.result_lengths.append(None)
-                continue
-            value = jnp.asarray(leaf)
-            padded = batch.is_padded and value.ndim > 0 and value.shape[0] == batch.size
-            self.results.append((True, len(outputs)))
-            self.result_lengths.append(batch.lengths if padded else None)
-            self.result_shapes.append(value.shape)
-            outputs.append(value[None] if several else value)
-        return outputs
 
 
 def trace_replica_function(
@@ -321,9 +299,10 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
         written=written,
         inputs=inputs,
         constants=constants,
-        result_structure=recorder.result_structure,
-        results=recorder.results,
-        result_lengths=recorder.result_lengths,
+        result_structure=recorder.results.structure,
+        results=recorder.results.leaves,
+        result_lengths=recorder.results.lengths,
+        late=recorder.results.late,
         lookups=recorder.lookups,
         sent=recorder.sent,
         added_to=recorder.added_to,
@@ -354,6 +333,6 @@ def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None
     for position, (is_output, output) in enumerate(trace.results):
         if trace.result_lengths[position] is None or not is_output:
             continue
-        shape = larger.result_shapes[output]
+        shape = larger.results.shapes[output]
         if not shape or shape[0] != larger.arguments.batch.size:
             trace.result_lengths[position] = None

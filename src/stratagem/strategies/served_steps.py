@@ -80,6 +80,10 @@ class ServedSteps:
         is_sending = any(not isinstance(what, Ids) for what in trace.sent)
         return is_sending or any(map(is_served, (*trace.read_only, *trace.written, *tables)))
 
+    def changes_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
+        """Whether the servers change a variable by what a step has sent."""
+        return is_served(variable) and any(not isinstance(what, Ids) for what in sent)
+
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
         """Sends the gradients of a step that ran op by op."""
         self._push([what for what, _ in sent], [np.asarray(value) for _, value in sent], [])

@@ -1,0 +1,131 @@
+"""Results of a step as values: of its variables, and of dataclasses that JAX does not know."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from stratagem.context.batch import ReplicaBatch
+from stratagem.values import DistributedValues
+from stratagem.values.regrouping import is_array
+from stratagem.variables import ShardedVariable
+
+__all__ = ["Results", "as_values", "rebuilt"]
+
+
+def as_values(result: Any, late: Callable[[Any], bool] = lambda _: False) -> Any:
+    """Returns a result with the current value of each variable in its place.
+
+    Call it where the step ends and its variables still answer for this replica. Variables that are
+    `late` stay: servers change them after the step. Containers that are leaves to JAX become
+    pytrees: subclasses of list, tuple and dict, such as Keras's tracked ones, plain ones, and a
+    dataclass a `_Record`, which is the dataclass again once it is unflattened.
+    """
+    return jax.tree.map(functools.partial(_as_value, late), result, is_leaf=_is_distributed)
+
+
+def rebuilt(values: Any) -> Any:
+    """Returns what `as_values` made, with dataclasses as they were."""
+    return jax.tree.map(lambda leaf: leaf, values, is_leaf=_is_distributed)
+
+
+def _is_distributed(leaf: Any) -> bool:
+    return isinstance(leaf, DistributedValues)
+
+
+def _as_value(late: Callable[[Any], bool], leaf: Any) -> Any:
+    if isinstance(leaf, keras.Variable | ShardedVariable):
+        return leaf if late(leaf) else leaf.value
+    items = None if _is_distributed(leaf) else _items(leaf)
+    if items is None:
+        return leaf
+    values = as_values(items, late)
+    if not any(map(_is_value, jax.tree.leaves(values))):
+        return leaf
+    return _Record(type(leaf), values) if dataclasses.is_dataclass(leaf) else values
+
+
+def _items(leaf: Any) -> Any:
+    """What is in a container that JAX takes for a leaf; None for other leaves."""
+    if isinstance(leaf, Mapping):
+        return dict(leaf)
+    for kind in (list, tuple):
+        if isinstance(leaf, kind):
+            return kind(leaf)
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+    return None
+
+
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | keras.Variable)
+
+
+@dataclasses.dataclass
+class _Record:
+    """A dataclass that JAX does not know, as a pytree of its fields."""
+
+    kind: type
+    fields: dict[str, Any]
+
+
+def _dataclass(kind: type, fields: Any) -> Any:
+    record: Any = object.__new__(kind)
+    for name, value in fields[0].items():
+        object.__setattr__(record, name, value)
+    return record
+
+
+jax.tree_util.register_pytree_node(
+    _Record, lambda record: ((record.fields,), record.kind), _dataclass
+)
+
+
+class Results:
+    """The leaves of what a traced step returns: arrays are outputs of its program.
+
+    Args:
+        batch: the rows of the step.
+        is_stacked: whether outputs have a replica axis.
+
+    `leaves` has for each leaf whether it is an output, and its number or the object itself, and
+    `lengths` the true rows of a padded one. `shapes` are those of the outputs. `late` are outputs
+    that stand for variables whose values come after the step.
+    """
+
+    def __init__(self, batch: ReplicaBatch, *, is_stacked: bool) -> None:
+        self._batch = batch
+        self._is_stacked = is_stacked
+        self.structure: Any = None
+        self.leaves: list[tuple[bool, Any]] = []
+        self.lengths: list[tuple[int, ...] | None] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.late: list[tuple[int, Any]] = []
+
+    def flatten(self, values: Any) -> list[jax.Array]:
+        """Returns the outputs for a result, as `as_values` returns it."""
+        leaves, self.structure = jax.tree.flatten(values, is_leaf=lambda leaf: leaf is None)
+        outputs: list[jax.Array] = []
+        for leaf in leaves:
+            if isinstance(leaf, keras.Variable):
+                self.late.append((len(outputs), leaf))
+                leaf = jnp.zeros(leaf.shape, leaf.dtype)
+            if not is_array(leaf):
+                self.leaves.append((False, leaf))
+                self.lengths.append(None)
+                continue
+            value = jnp.asarray(leaf)
+            batch = self._batch
+            is_padded = batch.is_padded and value.ndim > 0 and value.shape[0] == batch.size
+            self.leaves.append((True, len(outputs)))
+            self.lengths.append(batch.lengths if is_padded else None)
+            self.shapes.append(value.shape)
+            outputs.append(value[None] if self._is_stacked else value)
+        return outputs
