@@ -50,10 +50,25 @@ def test_gradients_under_an_outer_jit_are_the_same(model) -> None:
         np.testing.assert_allclose(first, second, rtol=1e-6)
 
 
-def test_no_variables_give_no_gradients() -> None:
-    value, gradients = sg.value_and_grad(lambda: jnp.float32(2.0), [])
-    assert (float(value), gradients) == (2.0, [])
-    assert sg.value_and_grad(lambda: jnp.float32(2.0), {}, has_aux=False)[1] == {}
+def test_no_variables_are_an_error_that_says_to_build_the_model() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        unbuilt = keras.Sequential([keras.layers.Dense(1)])
+
+    def step():
+        return sg.value_and_grad(lambda: jnp.sum(unbuilt(np.ones((2, 3)))), unbuilt.variables)
+
+    for call in (step, lambda: strategy.run(step)):
+        with pytest.raises(ValueError, match="build the model first: give it"):
+            call()
+    with pytest.raises(ValueError, match=r"received \{\}: nothing to differentiate by"):
+        sg.value_and_grad(lambda: 2.0, {})
+
+
+def test_function_that_returns_a_variable_has_its_gradient() -> None:
+    variable = keras.Variable(3.0)
+    value, (gradient,) = sg.value_and_grad(lambda: variable, [variable])
+    assert (float(value), float(gradient)) == (3.0, 1.0)
 
 
 def test_python_number_as_value_depends_on_nothing() -> None:

@@ -59,7 +59,8 @@ def value_and_grad(
         With `has_aux`, value is the pair that `fn` returned.
 
     Raises:
-        ValueError: the value is not a scalar. TypeError: neither variables nor arrays, or both.
+        ValueError: nothing to differentiate by, as of a model that is not built; or the value is
+            not a scalar. TypeError: neither variables nor arrays, or both.
 
     Example:
         >>> v = sg.Variable(3.0)
@@ -71,6 +72,8 @@ def value_and_grad(
     Source: JAX, jax.value_and_grad; TF 2.21 backprop.py, GradientTape.gradient.
     """
     flat, structure = jax.tree.flatten(variables, is_leaf=_is_distributed)
+    if not flat:
+        raise _nothing_given(variables)
     if _are_arrays(flat):
         arrays = jax.tree.unflatten(structure, [_as_array(leaf) for leaf in flat])
         call = _Differentiated(fn, [], has_aux=has_aux, arrays=(arrays,))
@@ -95,6 +98,17 @@ def _whole(slices: Any, scope: ReplicaScope | None) -> Any:
     if scope is not None:
         scope.note_rows(gradient, slices)
     return gradient
+
+
+def _nothing_given(variables: Any) -> ValueError:
+    return ValueError(
+        explain(
+            f"value_and_grad received {variables!r}: nothing to differentiate by.",
+            expected="at least one variable or array; a model that is not built has no variables.",
+            fix="build the model first: give it a keras.Input, or call model.build(input_shape), "
+            "before you ask for model.trainable_variables.",
+        )
+    )
 
 
 def _is_distributed(leaf: Any) -> bool:
@@ -170,7 +184,8 @@ class _Differentiated:
             scope.set_value(variable, value)
         with scope, lookups, summaries:
             result = self._fn(*arrays)
-        value, aux = result if self._has_aux else (result, None)
+            value, aux = result if self._has_aux else (result, None)
+            value = jnp.asarray(value)  # here, where a variable answers with what was given
         _require_scalar(value)
         return scope, value, aux
 
@@ -232,7 +247,7 @@ class _Differentiated:
             read_ids.update(scope.read_ids)
             written[:] = [(v, key in scope.unproven) for key, v in scope.writes.items()]
             updates = [scope.written_value(variable) for variable, _ in written]
-            return jnp.asarray(value), (aux, updates, lookups.ids, summaries.values)
+            return value, (aux, updates, lookups.ids, summaries.values)
 
         stand_ins = {
             id(table): [jnp.zeros(shape, table.dtype) for shape in shapes]

@@ -26,6 +26,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import ReplicaScope, current_scope
 from stratagem.execution.step_capture import note_optimizer
 from stratagem.keras.parted_update import apply_in_parts
+from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.keras.served_optimizer import is_served, note_built, send_gradients
 from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
@@ -268,7 +269,9 @@ def _check_outside_replica(grads: list[Any], variables: Any) -> list[Any]:
     distributed = any(home is not None and home.strategy.num_replicas_in_sync > 1 for home in homes)
     are_mirrored = all(grad is None or isinstance(grad, Mirrored) for grad in grads)
     is_outside = in_cross_replica_context() and current_scope() is None
-    if distributed and is_outside and not are_mirrored:
+    # A step of pure JAX: the values are those that the caller hands in and gets back.
+    is_stateless = get_stateless_scope() is not None and current_function_trace() is None
+    if distributed and is_outside and not is_stateless and not are_mirrored:
         raise RuntimeError(
             explain(
                 f"optimizer.apply was called in cross-replica context of {get_strategy()}.",

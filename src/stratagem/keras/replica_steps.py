@@ -124,8 +124,11 @@ class ReplicaSteps:
             return model.optimizer.scale_loss(loss), (loss, y_pred)
 
         with _trainable_as_before(model):
-            (_, (loss, y_pred)), grads = value_and_grad(
-                scaled_loss, model.trainable_variables, has_aux=True
+            variables = model.trainable_variables
+            (_, (loss, y_pred)), grads = (
+                value_and_grad(scaled_loss, variables, has_aux=True)
+                if variables
+                else (scaled_loss(), [])
             )
         # Keras hands the optimizer zeros, not None, for what the loss does not reach.
         filled = [

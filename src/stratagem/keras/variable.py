@@ -84,7 +84,9 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        if not callable(initializer) and not isinstance(initializer, str):
+        is_stateless = get_stateless_scope() is not None and current_scope() is None
+        # A value in a StatelessScope is left as it is for Keras to refuse.
+        if not is_stateless and not callable(initializer) and not isinstance(initializer, str):
             initializer, shape, dtype = as_initializer(initializer, dtype)
         if (annotations := current_annotations()) is not None:
             synchronization, aggregation = annotations
