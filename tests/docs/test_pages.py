@@ -96,6 +96,16 @@ def test_page_prints_what_it_shows(path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not found, "\n".join(found)
 
 
+def test_loops_print_what_they_show() -> None:
+    """The page of loops is no program, but blocks that show something are one each."""
+    page = (_FOLDER.parent / "loops.md").read_text(encoding="utf-8")
+    programs = [block for block in _blocks(page) if block.shown]
+    assert any("carry=" in block.code for block in programs)
+    for block in programs:
+        program = f"```python\n{block.code}```\n```text\n{block.shown}\n```\n"
+        assert not _differences(program, f"loops.md:{block.line}")
+
+
 def test_every_page_is_in_the_list() -> None:
     listed = {match["target"] for match in _LINK.finditer((_FOLDER / _LIST).read_text("utf-8"))}
     assert {path.name for path in _FOLDER.glob("*.md")} - {_LIST} <= listed

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from stratagem.context import get_replica_context
 from stratagem.errors import InvalidArgumentError
 from stratagem.execution.arguments import batch_arguments
+from stratagem.execution.carry import Carry, CarryingStep
 from stratagem.execution.eager import run_eagerly
 from stratagem.execution.returned_values import as_values
 from stratagem.input import DistributedIterator
@@ -32,6 +33,7 @@ def run_steps(
     num_steps: int,
     *,
     reduce_op: ReduceOp | None,
+    carry: Any,
     eagerly: bool,
 ) -> Any:
     """Runs a replica function on the next batches of an iterator.
@@ -42,18 +44,36 @@ def run_steps(
         iterator: over a dataset of the same strategy.
         num_steps: how many batches at most.
         reduce_op: how results are combined over replicas in each step; None leaves them apart.
+        carry: what the function gets before the batch and returns before its result; None for
+            nothing.
         eagerly: one step after the other, op by op.
 
     Returns:
-        The results of the steps, stacked on the leading axis of each component.
+        The results of the steps, stacked on the leading axis of each component; with a carry a
+        pair of the last one and these.
 
     Raises:
         StopIteration: the data has ended before the first step.
         InvalidArgumentError: results of steps that cannot be stacked.
     """
-    function = _OfBatch(fn)
-    if reduce_op is not None:
-        function = _Reduced(function, reduce_op)
+    if carry is not None:
+        state = Carry(strategy, carry)
+        step = CarryingStep(_OfBatch(fn), state.slots, state.structure, reduce_op)
+        results = _run_all(strategy, step, iterator, num_steps, reduce_op, eagerly=eagerly)
+        return state.take(), results
+    step = _OfBatch(fn) if reduce_op is None else _Reduced(_OfBatch(fn), reduce_op)
+    return _run_all(strategy, step, iterator, num_steps, reduce_op, eagerly=eagerly)
+
+
+def _run_all(
+    strategy: Any,
+    function: Callable[[Any], Any],
+    iterator: DistributedIterator,
+    num_steps: int,
+    reduce_op: ReduceOp | None,
+    *,
+    eagerly: bool,
+) -> Any:
     results: list[Any] = []
     if eagerly:
         first = next(iterator)  # StopIteration where the data has ended
@@ -75,9 +95,11 @@ class _OfBatch:
 
     fn: Callable[..., Any]
 
-    def __call__(self, batch: Any) -> Any:
-        is_taken_apart = type(batch) is tuple and not _takes(self.fn, batch)
-        return self.fn(*batch) if is_taken_apart and _takes(self.fn, *batch) else self.fn(batch)
+    def __call__(self, batch: Any, *carry: Any) -> Any:
+        is_taken_apart = type(batch) is tuple and not _takes(self.fn, *carry, batch)
+        if is_taken_apart and _takes(self.fn, *carry, *batch):
+            return self.fn(*carry, *batch)
+        return self.fn(*carry, batch)
 
 
 def _takes(fn: Callable[..., Any], *args: Any) -> bool:

@@ -41,6 +41,7 @@ class CompiledExecution:
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._keys = FunctionKeys()
         self._recompilations = Recompilations()
+        self.carries: dict[Any, Any] = {}  # of `run_steps`, by structure, shapes and dtypes
 
     @property
     def programs(self) -> list[Program]:

@@ -63,7 +63,8 @@ class _Recorder:
         self.arguments = arguments
         self._topology: Topology = strategy.topology
         self._registry: VariableRegistry = strategy.variables
-        self.candidates: list[Any] = [*self._registry.live(), *foreign]
+        slots = getattr(fn, "slots", ())  # of a CarryingStep
+        self.candidates: list[Any] = [*self._registry.live(), *slots, *foreign]
         self.missed: dict[int, Any] = {}
         self.read_ids: set[int] = set()
         self.written: list[Any] = []

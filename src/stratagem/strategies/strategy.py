@@ -213,11 +213,12 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
     @filters_traceback
     def run_steps(
         self,
-        fn: Callable[[Any], Any],
+        fn: Callable[..., Any],
         iterator: DistributedIterator,
         num_steps: int | None = None,
         *,
         reduce: ReduceOp | str | None = None,
+        carry: Any = None,
     ) -> Any:
         """Calls a function on the next batches, once a replica and batch, in one call of the host.
 
@@ -232,15 +233,20 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
                 `TPUStrategy` was told as `steps_per_run`.
             reduce: "sum" or "mean" of each result over the replicas, step by step; None leaves the
                 results of replicas apart.
+            carry: pytree of arrays that `fn` gets as its first argument and returns, changed, as
+                the first of a pair, for the next step; None for nothing.
 
         Returns:
             What `fn` returned, with the steps on axis 0: each array as a `PerReplica` whose
-            components have shape (steps, ...); plain with `reduce`, and with one replica.
+            components have shape (steps, ...); plain with `reduce`, and with one replica. With
+            `carry` a pair: the last carry, as `run` would return it, and that.
 
         Raises:
             StopIteration: the data has ended before the first step.
-            TypeError: an argument of another type. ValueError: fewer than 1 step, or an iterator of
-                another strategy. RuntimeError: in replica context, or in another strategy's scope.
+            TypeError: an argument of another type, or `fn` returns no pair where there is a carry.
+            ValueError: fewer than 1 step, an iterator of another strategy, or a carry that changes
+                its structure, a shape or a dtype. RuntimeError: in replica context, or in another
+                strategy's scope.
             InvalidArgumentError: steps return arrays of different shapes.
 
         Example:
@@ -259,8 +265,9 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
         raise_reported()
         opened = contextlib.nullcontext() if stack.current_frame() is not None else self._opened()
         with opened:
+            eagerly = config.runs_eagerly()
             return run_steps(
-                self, fn, iterator, num_steps, reduce_op=op, eagerly=config.runs_eagerly()
+                self, fn, iterator, num_steps, reduce_op=op, carry=carry, eagerly=eagerly
             )
 
     @filters_traceback

@@ -102,6 +102,11 @@ class VariableRegistry:
             variable: the variable.
             home: where it belongs.
         """
+        reference = self.add_slot(variable, home)
+        self._references[id(variable)] = self._unsettled[id(variable)] = reference
+
+    def add_slot(self, variable: Any, home: Home) -> weakref.ref[Any]:
+        """Notes what steps read and write like a variable, and is none of the strategy's."""
         key = id(variable)
         registry = weakref.ref(self)  # a plain reference would be a cycle: self holds the callback
 
@@ -113,8 +118,8 @@ class VariableRegistry:
                 remaining._unsettled.pop(key, None)
 
         reference = weakref.ref(variable, forget)
-        self._references[key] = self._unsettled[key] = reference
         _homes[key] = (reference, home)
+        return reference
 
     def release(self, variable: Any) -> None:
         """Forgets a variable, which belongs to no strategy then.
