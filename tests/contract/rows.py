@@ -130,6 +130,7 @@ _LOCAL = {
         "test_variables",
         "test_aggregation",
         "test_returned_variables",
+        "test_builds_in_steps",
     ),
     "central_4": _central(4),
     "hybrid_2": _hybrid(

@@ -7,11 +7,31 @@ first, so that their arrays become inputs and outputs of its program.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-__all__ = ["FunctionTrace", "NeedsInitialization", "current_function_trace", "tracing_function"]
+__all__ = [
+    "FunctionTrace",
+    "KnownBuilds",
+    "NeedsInitialization",
+    "current_function_trace",
+    "tracing_function",
+]
+
+
+@dataclasses.dataclass
+class KnownBuilds:
+    """What all traces of a function have found out about builds in it.
+
+    Args:
+        found: in traces that have created variables.
+        keep: to be called after the last trace.
+    """
+
+    found: list[Any] = dataclasses.field(default_factory=list[Any])
+    keep: list[Callable[[], None]] = dataclasses.field(default_factory=list[Callable[[], None]])
 
 
 class FunctionTrace:
@@ -19,9 +39,11 @@ class FunctionTrace:
 
     Args:
         values: the traced value of each variable that is an input, by its identity.
+        builds: what is known of builds in the function.
     """
 
-    def __init__(self, values: dict[int, Any]) -> None:
+    def __init__(self, values: dict[int, Any], builds: KnownBuilds | None = None) -> None:
+        self.builds = KnownBuilds() if builds is None else builds
         self._values = values
         self._inputs = set(values)
         self.read: dict[int, Any] = {}
@@ -85,7 +107,14 @@ class NeedsInitialization(BaseException):
     """Ends a trace in which variables were created, so that they get values outside of it.
 
     No Exception: code of the user must not catch it.
+
+    Args:
+        builds: what the trace has found out about builds.
     """
+
+    def __init__(self, builds: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self.builds = builds
 
 
 class _Current(threading.local):

@@ -14,7 +14,15 @@ from stratagem.messages import explain
 from stratagem.values import Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
 
-__all__ = ["Arguments", "Leaf", "Static", "batch_arguments", "flatten_arguments"]
+__all__ = [
+    "Arguments",
+    "Leaf",
+    "Static",
+    "batch_arguments",
+    "batch_of",
+    "flatten_arguments",
+    "true_batch",
+]
 
 
 class Static:
@@ -236,3 +244,19 @@ def _split_leaf(value: PerReplica, num_replicas: int) -> Leaf:
             )
         )
     return _array_leaf(value.stacked, split=True, lengths=value.lengths)
+
+
+def batch_of(args: Any, kwargs: Any, num_replicas: int) -> ReplicaBatch | None:
+    """Returns the rows of a call; None where its parts are too unlike to have a common batch."""
+    try:
+        arguments: Arguments = flatten_arguments(args, kwargs, num_replicas=num_replicas)
+    except ValueError:  # which eager mode takes all the same
+        return None
+    return arguments.batch
+
+
+def true_batch(batch: ReplicaBatch | None, replica_id: int) -> ReplicaBatch | None:
+    """Returns the batch with as many rows as this replica has: eager replicas see no padding."""
+    if batch is None or batch.lengths is None:
+        return batch
+    return ReplicaBatch(size=batch.lengths[replica_id], lengths=batch.lengths)

@@ -6,7 +6,13 @@ from typing import Any
 
 import keras
 
-__all__ = ["initialize_created_variables", "is_uninitialized", "stand_in"]
+__all__ = ["initialize_created", "initialize_created_variables", "is_uninitialized", "stand_in"]
+
+
+def initialize_created() -> None:
+    """Gives variables that this thread has created in scopes of Keras their initial values."""
+    with keras.StatelessScope():  # leaving the outermost one is when Keras does so
+        pass
 
 
 def initialize_created_variables(strategy: Any) -> None:
@@ -15,9 +21,7 @@ def initialize_created_variables(strategy: Any) -> None:
     Args:
         strategy: the strategy whose replicas created them.
     """
-    # Leaving the outermost scope is when Keras initialises what this thread created in scopes.
-    with keras.StatelessScope():
-        pass
+    initialize_created()
     for variable in strategy.variables.uninitialized():  # created in the thread of a replica
         variable.initialize()
 

@@ -21,11 +21,12 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.collectives import AllReduce, Communicator, SoleCommunicator
-from stratagem.context import ReplicaBatch, ReplicaContext, stack
+from stratagem.context import ReplicaContext, stack
 from stratagem.context.replica import check_equal_shapes
-from stratagem.execution.arguments import Arguments, flatten_arguments
+from stratagem.execution.arguments import batch_of, true_batch
+from stratagem.execution.build_writes import lost_writes, store_initial
 from stratagem.execution.created_variables import initialize_created_variables
-from stratagem.execution.eager_meeting import asked_by_all
+from stratagem.execution.eager_meeting import asked_by_all, self_transposed
 from stratagem.execution.eager_state import EagerState
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.lost_changes import call_with_copies
@@ -84,13 +85,7 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
     session = _Session(strategy, fn, args, kwargs)
     results = session.run()
     if strategy.variables.uninitialized():
-        # The first call only created them: run it again with values.
-        initialize_created_variables(strategy)
-        agree_on_initial_values(strategy.variables, strategy.topology)
-        session = _Session(strategy, fn, args, kwargs)
-        results = session.run()
-        if created := strategy.variables.uninitialized():
-            raise created_again(created[0])
+        session, results = _run_again(strategy, session)
     session.state.keep(session.scopes)
     session.state.send(session.scopes[0])
     if session.summaries is not None:
@@ -99,9 +94,30 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
     return rebuilt(regroup(values, strategy.topology))
 
 
+def _run_again(strategy: Any, first: _Session) -> tuple[_Session, list[Any]]:
+    """Runs a call once more that has created variables; twice if it has also built something."""
+    first.state.restore()
+    initialize_created_variables(strategy)
+    agree_on_initial_values(strategy.variables, strategy.topology)
+    session = first.anew()
+    results = session.run()
+    if created := strategy.variables.uninitialized():
+        raise created_again(created[0])
+    scope = first.scopes[0]
+    variables = [variable for variable, _ in scope.early]
+    lost = lost_writes(variables, scope.num_writes, session.scopes[0].num_writes)
+    if not lost:
+        return session, results
+    session.state.restore()
+    for place in lost.values():  # only the first replica has built anything
+        store_initial(variables[place], scope.early[place][1])
+    session = first.anew()
+    return session, session.run()
+
+
 def _run_plainly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Runs the function of the default strategy, whose variables are plain: as Keras would."""
-    batch = _flatten_for_batch(args, kwargs, 1)
+    batch = batch_of(args, kwargs, 1)
     context = ReplicaContext(strategy, 0, SoleCommunicator(), batch)
     with jax.disable_jit(), stack.push(stack.FrameKind.REPLICA, strategy, context):
         return rebuilt(as_values(fn(*args, **kwargs)))
@@ -153,7 +169,7 @@ class _Session:
         self._topology: Topology = strategy.topology
         self.all_reduce: AllReduce = strategy.cross_device_ops.all_reduce(strategy.topology)
         self._arguments = (tuple(args), kwargs)
-        self._batch = _flatten_for_batch(args, kwargs, self.num_replicas)
+        self._batch = batch_of(args, kwargs, self.num_replicas)
         self._baton = threading.Semaphore(0)
         self._abandoned = False
         local_ids = self._topology.local_replica_ids
@@ -163,6 +179,10 @@ class _Session:
         self.scopes: list[ReplicaScope] = [
             ReplicaScope(self.state.reader(index), strategy.exchange) for index in local_ids
         ]
+
+    def anew(self) -> _Session:
+        """The same call once more."""
+        return _Session(self._strategy, self._fn, *self._arguments)
 
     def run(self) -> list[Any]:
         if self.num_replicas == 1:  # nobody to wait for: no thread needed
@@ -239,7 +259,7 @@ class _Session:
         alone = self.num_replicas == 1
         communicator = SoleCommunicator() if alone else _EagerCommunicator(self, replica, device)
         context = ReplicaContext(
-            self._strategy, index, communicator, _true_batch(self._batch, index)
+            self._strategy, index, communicator, true_batch(self._batch, index)
         )
         summaries = Collector()
         if index == 0:
@@ -280,21 +300,6 @@ class _Session:
         return [select_replica(index, result) for index in range(self.num_replicas)]
 
 
-def _flatten_for_batch(args: Any, kwargs: Any, num_replicas: int) -> ReplicaBatch | None:
-    try:
-        arguments: Arguments = flatten_arguments(args, kwargs, num_replicas=num_replicas)
-    except ValueError:  # parts of unlike shapes have no common batch; eager mode takes them
-        return None
-    return arguments.batch
-
-
-def _true_batch(batch: ReplicaBatch | None, replica_id: int) -> ReplicaBatch | None:
-    """The batch with as many rows as this replica has: eager replicas see no padding."""
-    if batch is None or batch.lengths is None:
-        return batch
-    return ReplicaBatch(size=batch.lengths[replica_id], lengths=batch.lengths)
-
-
 class _EagerCommunicator(Communicator):
     """Reaches the other replicas by meeting them."""
 
@@ -327,7 +332,7 @@ class _EagerCommunicator(Communicator):
             request = _Request(f"all_reduce({op.value})", value, answer)
             return jax.device_put(self._session.meet(self._replica, request), self._device)
 
-        return _self_transposed(reduce)(jnp.asarray(value))
+        return self_transposed(reduce)(jnp.asarray(value))
 
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Meets the others for a concatenation; can be differentiated."""
@@ -385,16 +390,3 @@ class _EagerCommunicator(Communicator):
     def _check_gatherable(self, values: list[Any], axis: int) -> None:
         rest = [value.shape[:axis] + value.shape[axis + 1 :] for value in values]
         check_equal_shapes(rest, "all_gather (the gathered axis left out)")
-
-
-def _self_transposed(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Makes a reduction differentiable: its gradient is the same reduction of what comes in."""
-
-    @jax.custom_vjp
-    def differentiable(value: Any) -> Any:
-        return reduce(value)
-
-    differentiable.defvjp(
-        lambda value: (reduce(value), None), lambda _, incoming: (reduce(incoming),)
-    )
-    return differentiable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from stratagem.group import current_group
 from stratagem.values.regrouping import is_array
 
-__all__ = ["asked_by_all"]
+__all__ = ["asked_by_all", "self_transposed"]
 
 
 def asked_by_all(kinds: list[str], values: list[Any]) -> tuple[list[str], list[Any]]:
@@ -41,3 +42,16 @@ def asked_by_all(kinds: list[str], values: list[Any]) -> tuple[list[str], list[A
         leaves = [next(remaining) if is_array(leaf) else leaf for leaf in own_leaves]
         all_values.append(jax.tree.unflatten(structure, leaves))
     return all_kinds, all_values
+
+
+def self_transposed(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Makes a reduction differentiable: its gradient is the same reduction of what comes in."""
+
+    @jax.custom_vjp
+    def differentiable(value: Any) -> Any:
+        return reduce(value)
+
+    differentiable.defvjp(
+        lambda value: (reduce(value), None), lambda _, incoming: (reduce(incoming),)
+    )
+    return differentiable

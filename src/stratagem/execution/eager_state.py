@@ -36,6 +36,7 @@ class EagerState:
         self._strategy = strategy
         self._topology: Topology = strategy.topology
         self._copies: dict[int, tuple[Any, Any]] = {}
+        self._before: dict[int, tuple[Any, Any]] = {}
 
     def reader(self, replica_id: int) -> Callable[[Any], Any]:
         """Returns what a replica's scope asks for the value of a variable.
@@ -94,12 +95,22 @@ class EagerState:
                 raise foreign_variable(variable, home.strategy, self._strategy)
             if home is not None and not variable.has_value:
                 continue  # created in this call: it is run again
+            if key not in self._before:
+                self._before[key] = variable, variable.value if home is None else variable.storage
             if home is not None and home.kind is VariableKind.ON_READ:
                 self._keep_components(variable, scopes, key)
             else:
                 self._keep_copy(variable, scopes, key, is_stored=home is not None)
         for scope in scopes:
             scope.forget()
+
+    def restore(self) -> None:
+        """Gives variables the values before the call back: it is run again."""
+        for variable, value in self._before.values():
+            if home_of(variable) is None:
+                variable.assign(value)
+            else:
+                variable.storage = value
 
     def send(self, scope: ReplicaScope) -> None:
         """Sends what the replicas have handed out to whoever holds variables of theirs.

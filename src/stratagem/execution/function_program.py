@@ -15,6 +15,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from stratagem.context.function_trace import (
     FunctionTrace,
+    KnownBuilds,
     NeedsInitialization,
     tracing_function,
 )
@@ -172,12 +173,16 @@ class _Attempt:
         fn: the function.
         call: how it is called.
         candidates: the variables that are inputs.
+        builds: what is known of builds in it.
     """
 
-    def __init__(self, fn: Callable[..., Any], call: Call, candidates: list[Any]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], call: Call, candidates: list[Any], builds: KnownBuilds
+    ) -> None:
         self.fn = fn
         self._call = call
         self.candidates = candidates
+        self._builds = builds
         self.trace = FunctionTrace({})
         self.results = _Results()
         self.summaries: Collected | None = None
@@ -187,12 +192,14 @@ class _Attempt:
         avals = [_aval(_stored(variable)) for variable in self.candidates]
         try:
             return jax.make_jaxpr(self._traced)(avals, self._call.arrays, np.False_)
-        except NeedsInitialization:
+        except NeedsInitialization as needed:
+            self._builds.found += needed.builds
             return None
 
     def _traced(self, values: list[Any], arrays: list[Any], records: Any) -> Any:
         pairs = zip(self.candidates, values, strict=True)
-        self.trace = FunctionTrace({id(variable): value for variable, value in pairs})
+        values_by_id = {id(variable): value for variable, value in pairs}
+        self.trace = FunctionTrace(values_by_id, self._builds)
         args, kwargs = self._call.with_arrays(arrays)
         summaries = Collector(records)
         with tracing_function(self.trace), _FunctionScope(self.trace), summaries:
@@ -237,8 +244,9 @@ def trace_function(fn: Callable[..., Any], call: Call, known: KnownVariables) ->
     """
     strategies = known.strategies
     has_created = False
+    builds = KnownBuilds()
     while True:
-        attempt = _Attempt(fn, call, known.all())
+        attempt = _Attempt(fn, call, known.all(), builds)
         closed = attempt.carry_out()
         strategies += [s for s in attempt.trace.strategies if s not in strategies]
         for key, variable in attempt.trace.missed.items():
@@ -249,6 +257,8 @@ def trace_function(fn: Callable[..., Any], call: Call, known: KnownVariables) ->
                 strategies.append(home.strategy)
         created = [v for strategy in strategies for v in strategy.variables.uninitialized()]
         if closed is not None and not created and not attempt.trace.missed:
+            for keep in builds.keep:
+                keep()
             return FunctionProgram(closed, attempt, strategies)
         if created and has_created:
             raise created_again(created[0])

@@ -6,6 +6,7 @@ the public hook. A `ReplicaScope` passes reads on to whatever holds this replica
 
 from __future__ import annotations
 
+import collections
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import jax
 import keras
 from jax.extend.core import get_opaque_trace_state
 
-from stratagem.execution.created_variables import stand_in
+from stratagem.execution.created_variables import is_uninitialized, stand_in
 from stratagem.execution.exchange import Exchange, Lookup
 from stratagem.messages import explain
 from stratagem.values import IndexedSlices
@@ -46,7 +47,8 @@ class ReplicaScope(keras.StatelessScope):
     `receive` returns the number of a lookup in a table that is elsewhere, and its rows; it is there
     where there may be such tables. `whole_tables` are those, by identity, that come whole.
     `row_counts` tells of how many rows those variables are here, by identity, that stand for some.
-    `added_to` are the variables that were added to, by identity, and not set.
+    `added_to` are the variables that were added to, by identity, and not set. `num_writes` counts
+    the assignments to each, and `early` has those to variables without a value.
     """
 
     def __init__(self, read: Callable[[Any], Any], exchange: Exchange | None = None) -> None:
@@ -62,6 +64,8 @@ class ReplicaScope(keras.StatelessScope):
         self.sent: list[tuple[Any, Any]] = []
         self.preparations: list[Callable[[], None]] = []
         self.added_to: set[int] = set()
+        self.num_writes: collections.Counter[int] = collections.Counter()
+        self.early: list[tuple[Any, Any]] = []
         self.row_counts: dict[int, int] = {}
         self.receive: Callable[[Lookup], tuple[int, Any]] | None = None
         self.whole_tables: frozenset[int] = frozenset()
@@ -88,6 +92,13 @@ class ReplicaScope(keras.StatelessScope):
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Notes the new value of a variable."""
         variable, value = update
+        self.keep(variable, value)
+        self.num_writes[id(variable)] += 1
+        if is_uninitialized(variable):
+            self.early.append((variable, self.written_value(variable)))
+
+    def keep(self, variable: Any, value: Any) -> None:
+        """Notes a value that was counted already."""
         if not self.is_at_its_own_level:
             raise ValueError(
                 explain(

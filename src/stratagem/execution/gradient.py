@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
 
+from stratagem.execution.created_variables import initialize_created
 from stratagem.execution.exchange import Ids, Lookup
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.execution.lookups import (
@@ -173,6 +175,7 @@ class _Differentiated:
         self._outer = current_scope()
         self._variables = [v for v in variables if jnp.issubdtype(jnp.dtype(v.dtype), jnp.inexact)]
         self._values = [_current_value(variable, self._outer) for variable in self._variables]
+        self._counted = ReplicaScope(lambda _: None)  # of the call that counts lookups
 
     def _call(
         self, values: list[Any], lookups: Lookups, summaries: Collector, arrays: tuple[Any, ...]
@@ -206,12 +209,18 @@ class _Differentiated:
         counted = Lookups(tables)
         read_ids: set[int] = set()
 
-        def count(values: list[Any]) -> None:
+        def count(values: list[Any]) -> list[Any]:
             scope, _, _ = self._call(values, counted, Collector(), self._arrays)
             read_ids.update(scope.read_ids)
+            self._counted = scope
+            return [value for _, value in scope.early]
 
         if is_traced:
-            jax.eval_shape(count, self._values)
+            jaxpr = jax.make_jaxpr(count)(self._values)
+            if self._counted.early:  # what the function has built is built: the values are wanted
+                values = jaxpr_as_fun(jaxpr)(*self._values)
+                pairs = zip(self._counted.early, values, strict=True)
+                self._counted.early = [(variable, value) for (variable, _), value in pairs]
         else:
             count(self._values)
         elsewhere = counted.tables_elsewhere
@@ -231,6 +240,7 @@ class _Differentiated:
             tables: as `tables_of_rows` returns them; their gradients are `IndexedSlices`.
         """
         written: list[Any] = []
+        scopes: list[ReplicaScope] = []
         read_ids: set[int] = set()
         are_matched: list[bool] = []
         table_ids = {id(table) for table, _ in tables}
@@ -247,6 +257,8 @@ class _Differentiated:
             read_ids.update(scope.read_ids)
             written[:] = [(v, key in scope.unproven) for key, v in scope.writes.items()]
             updates = [scope.written_value(variable) for variable, _ in written]
+            updates += [value for _, value in scope.early]
+            scopes.append(scope)
             return value, (aux, updates, lookups.ids, summaries.values)
 
         stand_ins = {
@@ -263,7 +275,11 @@ class _Differentiated:
             for (place, _), own_ids in zip(pairs, ids[key], strict=True):
                 assert self._outer is not None
                 self._outer.outermost.send(Ids(place), as_row_numbers(own_ids))
+        if self._outer is None and not isinstance(value, Tracer):
+            initialize_created()  # by the function; else its step does so
         _keep_updates(written, updates, self._outer)
+        if self._outer is not None:
+            self._keep_builds(scopes[-1], updates[len(written) :], self._outer)
         hand_on(summaries.summaries, of_summaries)
         by_id: dict[int, Any] = {
             id(v): grad for v, grad in zip(self._variables, grads, strict=True) if id(v) in read_ids
@@ -271,6 +287,20 @@ class _Differentiated:
         for table, _ in tables:
             by_id[id(table)] = slices_of(table, ids[id(table)], rows[id(table)])
         return (value, aux), by_id, by_array
+
+    def _keep_builds(self, scope: ReplicaScope, values: list[Any], outer: ReplicaScope) -> None:
+        """Notes the assignments to new variables, first those of the call that counts lookups.
+
+        What that call has built is built: the next one does not assign it again.
+        """
+        num_more = self._counted.num_writes - scope.num_writes
+        for variable, value in self._counted.early:
+            if num_more[id(variable)]:
+                num_more[id(variable)] -= 1
+                outer.num_writes[id(variable)] += 1
+                outer.early.append((variable, value))
+        outer.num_writes.update(scope.num_writes)
+        outer.early += [(one, value) for (one, _), value in zip(scope.early, values, strict=True)]
 
     @property
     def _receive(self) -> Callable[[Lookup], tuple[int, Any]] | None:
@@ -296,11 +326,11 @@ def _current_value(variable: Any, scope: ReplicaScope | None) -> Any:
 
 
 def _keep_updates(written: list[Any], updates: list[Any], outer: ReplicaScope | None) -> None:
-    for (variable, is_unproven), update in zip(written, updates, strict=True):
+    for (variable, is_unproven), update in zip(written, updates, strict=False):
         if outer is None:
             variable.assign(update)
             continue
-        outer.add_update((variable, update))
+        outer.keep(variable, update)
         if is_unproven:
             outer.mark_unproven(variable)
 

@@ -82,7 +82,11 @@ class Program:
         """
         if (plain := self._without_summaries()) is not None:
             return plain.run(arguments)
-        return self._assemble(self._run(arguments.split, arguments.shared))
+        return self.run_for(arguments.split, arguments.shared)
+
+    def run_for(self, split: list[Any], shared: list[Any]) -> Any:
+        """Runs one step with the arrays of its arguments."""
+        return self._assemble(self._run(split, shared))
 
     def run_many(self, split: list[Any], shared: list[Any]) -> Any:
         """Runs as many steps as the split arrays hold, in one call on the devices.

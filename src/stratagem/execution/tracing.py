@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,9 @@ from stratagem.collectives import MeshCommunicator, SoleCommunicator
 from stratagem.context import ReplicaContext, stack
 from stratagem.context.function_trace import NeedsInitialization, current_function_trace
 from stratagem.execution.agreed_values import use_agreement
+from stratagem.execution.agreement import name_of
 from stratagem.execution.arguments import Arguments
+from stratagem.execution.build_writes import BuildWrites, keep_builds
 from stratagem.execution.created_variables import initialize_created_variables, is_uninitialized
 from stratagem.execution.exchange import Lookup, chained_tables, gets_rows
 from stratagem.execution.functionalize import ReplicaScope
@@ -77,6 +79,8 @@ class _Recorder:
         self.sent: list[Any] = []
         self.added_to: frozenset[int] = frozenset()
         self.preparations: list[Callable[[], None]] = []
+        self.num_writes: Mapping[int, int] = {}
+        self.early: list[Any] = []
         self.summaries: Collected | None = None
 
     def is_stacked(self, variable: Any) -> bool:
@@ -128,6 +132,8 @@ class _Recorder:
         outputs += [value[None] if several else value for value in of_summaries]
         self.sent = [what for what, _ in scope.sent]
         outputs += [value[None] if several else value for _, value in scope.sent]
+        self.num_writes, self.early = scope.num_writes, [variable for variable, _ in scope.early]
+        outputs += [value[None] if several else value for _, value in scope.early]
         self.added_to = frozenset(scope.added_to)
         self.preparations = scope.preparations
         return copied, stacked, outputs
@@ -206,6 +212,8 @@ def trace_replica_function(
     lookups: list[Lookup] = []
     whole_tables: frozenset[int] = frozenset()
     has_created = False
+    name = name_of(fn)
+    builds: list[BuildWrites] = []
     while True:
         recorder = _Recorder(strategy, fn, arguments, foreign, lookups, whole_tables)
         closed = _make_jaxpr(recorder, topology or strategy.topology, arguments)
@@ -225,13 +233,17 @@ def trace_replica_function(
             if any(lengths is not None for lengths in trace.result_lengths):
                 larger = _Recorder(strategy, fn, arguments.with_another_row(), foreign)
                 _keep_rows_only(trace, larger, topology or strategy.topology)
+            keep_builds(builds, name, strategy, recorder.num_writes, arguments)
             return trace
         if created and has_created:
             raise created_again(created[0])
+        if recorder.early:
+            trace = _trace_of(recorder, strategy, arguments, closed, [])
+            builds.append(BuildWrites.of(name, recorder.early, recorder.num_writes, trace))
         if current_function_trace() is not None and (
             created or any(is_uninitialized(v) for v in recorder.missed.values())
         ):
-            raise NeedsInitialization
+            raise NeedsInitialization(builds)
         has_created = bool(created)
         initialize_created_variables(strategy)
         foreign = [*foreign, *recorder.missed.values()]
@@ -267,9 +279,21 @@ def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -
 
 
 def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: Any) -> Trace:
+    trace = _trace_of(recorder, strategy, arguments, closed, recorder.written)
+    if strategy.num_replicas_in_sync > 1:
+        if may_wait_for_ever(trace.jaxpr.jaxpr, trace.differing_inputs):
+            raise parted(strategy)
+        use_agreement(trace, recorder.unproven, strategy)
+    return trace
+
+
+def _trace_of(
+    recorder: _Recorder, strategy: Any, arguments: Arguments, closed: Any, variables: list[Any]
+) -> Trace:
+    """The trace of a function, of whose outputs the first are new values of these variables."""
     copied = [variable for variable in recorder.candidates if not recorder.is_stacked(variable)]
     stacked = [variable for variable in recorder.candidates if recorder.is_stacked(variable)]
-    written = sorted(recorder.written, key=recorder.is_stacked)  # the order of the outputs
+    written = sorted(variables, key=recorder.is_stacked)  # the order of the outputs
     written_ids = {id(variable): index for index, variable in enumerate(written)}
     touched = [
         v for v in [*copied, *stacked] if id(v) in recorder.read_ids and id(v) not in written_ids
@@ -294,7 +318,7 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
         constants.append(np.False_)
     if gets_rows(strategy):
         jaxpr, inputs, touched = without_unused_variables(jaxpr, inputs, touched)
-    trace = Trace(
+    return Trace(
         jaxpr=jaxpr,
         read_only=touched,
         written=written,
@@ -310,11 +334,6 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
         summaries=summaries,
         records=None if summaries is None else len(constants) - 1,
     )
-    if strategy.num_replicas_in_sync > 1:
-        if may_wait_for_ever(trace.jaxpr.jaxpr, trace.differing_inputs):
-            raise parted(strategy)
-        use_agreement(trace, recorder.unproven, strategy)
-    return trace
 
 
 def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None:
