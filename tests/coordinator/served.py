@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,22 @@ def die(index: int) -> Any:
 
 def serve_at(index: int, keys: ClusterKeys, host: str) -> ParameterServer:
     return ParameterServer(keys, host=host)
+
+
+def serve_after(index: int, keys: ClusterKeys, delay_s: float) -> ParameterServer:
+    threading.Event().wait(delay_s)
+    return ParameterServer(keys)
+
+
+class Nowhere:
+    """Serves nothing, at no address."""
+
+    address = "nowhere"
+
+    def close(self) -> None:
+        pass
+
+
+def serve_and_complain(index: int) -> Nowhere:
+    print("a complaint", file=sys.stderr)
+    return Nowhere()

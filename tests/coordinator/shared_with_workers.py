@@ -10,6 +10,7 @@ LIMIT_S = 60.0
 started = threading.Semaphore(0)
 go_on = threading.Event()
 seen: list[Any] = []
+_meetings = {count: threading.Barrier(count) for count in (2, 3)}
 
 
 def forget() -> None:
@@ -25,6 +26,12 @@ def wait_to_go_on(value: Any = None) -> Any:
     started.release()
     assert go_on.wait(LIMIT_S)
     return value
+
+
+def fail_together(count: int, text: str) -> None:
+    """Fails on several workers, after all of them have begun."""
+    _meetings[count].wait(LIMIT_S)
+    raise LookupError(text)
 
 
 def fail(text: str = "on purpose") -> None:

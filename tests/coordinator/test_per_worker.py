@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from stratagem.coordinator import (
     RemoteValueStatus,
     get_current_worker_index,
 )
-from stratagem.errors import ClosureInputError
+from stratagem.errors import ClosureInputError, OutOfRangeError
 from tests.coordinator.clusters import coordinated
 from tests.coordinator.shared_with_workers import (
     LIMIT_S,
@@ -111,9 +112,9 @@ def test_each_worker_reads_its_own_dataset(coordinator) -> None:
         assert [value.fetch().tolist() for value in values] == expected
     assert seen == ["made"] * 3
     value = coordinator.schedule(take, args=(iterator,), worker=1)
-    with pytest.raises(StopIteration):
+    with pytest.raises(OutOfRangeError, match="raised StopIteration: its data has ended"):
         coordinator.join()
-    with pytest.raises(StopIteration):
+    with pytest.raises(OutOfRangeError):
         value.fetch()
 
 
@@ -161,7 +162,7 @@ def test_dataset_function_that_fails_is_told_and_tried_again(coordinator) -> Non
     value = coordinator.schedule(take, args=(iterator,), worker=0)
     with pytest.raises(ClosureInputError, match="could not be made: OSError") as raised:
         coordinator.join()
-    assert "in make_failing" in str(raised.value)
+    assert any("in make_failing" in note for note in raised.value.__notes__)
     with pytest.raises(ClosureInputError):
         value.fetch()
     assert coordinator.schedule(take, args=(iterator,), worker=0).fetch().tolist() == [1]
@@ -171,6 +172,32 @@ def test_variable_in_a_dataset_function_is_refused(coordinator) -> None:
     def make() -> Any:
         return [sg.Variable(np.ones(2)).value]
 
-    coordinator.schedule(take, args=(iter(coordinator.create_per_worker_dataset(make)),))
-    with pytest.raises(ClosureInputError, match="was created in a function on a worker"):
+    value = coordinator.schedule(take, args=(iter(coordinator.create_per_worker_dataset(make)),))
+    with pytest.raises(ValueError, match="was created in a function on a worker") as raised:
         coordinator.join()
+    assert isinstance(raised.value, ClosureInputError)
+    copy = pickle.loads(pickle.dumps(raised.value))
+    assert type(copy) is type(raised.value)
+    assert str(copy) == str(raised.value)
+    with pytest.raises(ClosureInputError):
+        value.fetch()
+
+
+def test_distributed_datasets_are_for_workers(coordinator) -> None:
+    batches = [np.full(2, number) for number in range(3)]
+    strategy = coordinator.strategy
+    for dataset in (
+        strategy.distribute_dataset(batches),
+        strategy.distribute_datasets_from_function(lambda context: batches),
+    ):
+        with pytest.raises(ValueError, match=r"ClusterCoordinator\.create_per_worker_dataset"):
+            iter(dataset)
+        with pytest.raises(ValueError, match="was iterated in the coordinator"):
+            dataset.reduce(0, lambda total, batch: total)
+        iterator = iter(coordinator.create_per_worker_dataset(dataset))
+        taken = [coordinator.schedule(add_up, args=(iterator,), worker=1) for _ in batches]
+        assert coordinator.fetch(taken) == [0, 2, 4]
+
+
+def add_up(iterator: Any) -> float:
+    return float(sg.get_strategy().reduce("sum", next(iterator), axis=0))

@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from stratagem.background_errors import take_reported
-from stratagem.coordinator import ray_restarts
+from stratagem.coordinator import restarts
 from stratagem.coordinator.ray_processes import RayProcesses
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.remote.ray_cluster import RayCluster
@@ -145,7 +145,9 @@ def test_process_without_a_place_is_named(keys, monkeypatch) -> None:
         RayProcesses(
             "ps", served.serve_parameters, [(keys,)] * 2, resources=[{"ps:0": 1}, {"CPU": 0.5}]
         ) as processes,
-        pytest.raises(DeadlineExceededError, match=r"these have not started for 0\.5 s") as raised,
+        pytest.raises(
+            DeadlineExceededError, match=r"of 2 processes have not started for 0\.5 s"
+        ) as raised,
     ):
         _ = processes.addresses
     assert "ps 0, which needs {'ps:0': 1}" in str(raised.value)
@@ -153,7 +155,7 @@ def test_process_without_a_place_is_named(keys, monkeypatch) -> None:
 
 
 def test_process_that_cannot_start_again_is_given_up(keys, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(ray_restarts, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(restarts, "_FIRST_DELAY_S", 0.01)
     with RayProcesses("ps", served.serve_once, [(keys, str(tmp_path))]) as processes:
         watched = Watched(processes)
         processes.kill(0)

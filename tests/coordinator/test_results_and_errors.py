@@ -23,6 +23,7 @@ from tests.coordinator.clusters import coordinated
 from tests.coordinator.shared_with_workers import (
     LIMIT_S,
     fail,
+    fail_together,
     go_on,
     note,
     seen,
@@ -274,8 +275,34 @@ def test_worker_survives_what_would_end_a_process(coordinator, error) -> None:
 
 def test_end_of_data_is_told(coordinator) -> None:
     coordinator.schedule(lambda: next(iter([])))
-    with pytest.raises(StopIteration):
+    with pytest.raises(sg.errors.OutOfRangeError, match="catch StopIteration in the function"):
         coordinator.join()
+
+
+def test_the_same_error_on_several_workers_is_one_error_that_names_them(coordinator) -> None:
+    values = [
+        coordinator.schedule(fail_together, args=(3, "no such key"), worker=worker)
+        for worker in range(3)
+    ]
+    with pytest.raises(LookupError) as raised:
+        coordinator.join()
+    (note,) = (note for note in raised.value.__notes__ if note.startswith("Raised on"))
+    assert note.startswith("Raised on workers 0, 1 and 2:\nTraceback (most recent call last):")
+    assert note.count("no such key") == 1
+    assert note.count("Traceback") == 1
+    assert coordinator.done()
+    for value in values:
+        with pytest.raises(LookupError, match="no such key"):
+            value.fetch()
+
+
+def test_another_error_of_another_worker_is_no_part_of_the_first(coordinator) -> None:
+    for worker, key in enumerate(("a", "b")):
+        coordinator.schedule(fail_together, args=(2, key), worker=worker)
+    with pytest.raises(LookupError) as raised:
+        coordinator.join()
+    (note,) = (note for note in raised.value.__notes__ if note.startswith("Raised on"))
+    assert note.startswith(f"Raised on worker {'ab'.index(raised.value.args[0])}:")
 
 
 def test_server_that_a_worker_cannot_reach_is_told(coordinator) -> None:

@@ -17,7 +17,6 @@ from stratagem.coordinator import ClusterCoordinator
 from stratagem.strategies import ClusterPlan
 
 pytestmark = [
-    pytest.mark.usefixtures("ray_cluster"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
     pytest.mark.filterwarnings("ignore:Parameter servers were started again:RuntimeWarning"),
@@ -29,7 +28,7 @@ Y = RNG.normal(size=(64, 2)).astype("float32")
 
 
 @pytest.fixture(scope="module")
-def strategy(ray_cluster: Any) -> Iterator[sg.ParameterServerStrategy]:
+def strategy() -> Iterator[sg.ParameterServerStrategy]:
     with sg.ParameterServerStrategy(num_workers=2, num_servers=1) as made:
         ClusterCoordinator(made)  # starts the workers
         yield made
@@ -118,7 +117,7 @@ def test_killed_server_goes_on_from_its_journal(strategy, model) -> None:
 
 
 @pytest.mark.slow
-def test_another_strategy_goes_on_from_the_journals(ray_cluster, tmp_path) -> None:
+def test_another_strategy_goes_on_from_the_journals(tmp_path) -> None:
     def train(epochs: int) -> tuple[list[np.ndarray], int]:
         options: dict[str, Any] = {"num_workers": 1, "num_servers": 1, "journal_dir": tmp_path}
         with sg.ParameterServerStrategy(**options) as strategy, strategy.scope():
@@ -250,7 +249,7 @@ def test_coordinators_are_of_such_strategies() -> None:
 
 
 @pytest.mark.slow
-def test_servers_of_a_strategy_are_told_how_often(ray_cluster) -> None:
+def test_servers_of_a_strategy_are_told_how_often() -> None:
     options = sg.coordinator.options(journal_interval_s=3600)
     with sg.ParameterServerStrategy(num_workers=1, num_servers=1, options=options) as strategy:
         client = strategy.serving.client

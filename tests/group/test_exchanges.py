@@ -73,8 +73,8 @@ def test_who_does_not_come_is_named_with_the_limit_and_its_setting() -> None:
     assert verdict is not None
     assert verdict.error == "DeadlineExceededError"
     for words in (
-        "worker 0 waited 11 s at 'save' for worker 1 (in your code after step 3)",
-        "worker 2 (compiling after step 3)",
+        "worker 0 waited 11 s at 'save' for worker 1 (in your code after shared program 3)",
+        "worker 2 (compiling after shared program 3)",
         "10 s (STRATAGEM_BARRIER_TIMEOUT_S)",
     ):
         assert words in verdict.message

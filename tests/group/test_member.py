@@ -49,7 +49,7 @@ def test_broken_connection_is_told_to_all_at_once(members, lost) -> None:
     for error in together(2, lambda i: members[others[i]].exchange("place", None)):
         assert isinstance(error, UnavailableError)
         assert f"worker {lost} (host{lost}:1) died" in str(error)
-        assert ", at 'place' after step 0." in str(error)  # of the one that raises
+        assert ", at 'place' before any shared program." in str(error)  # of the one that raises
 
 
 def test_loss_of_process_0_is_noticed_by_each(members) -> None:
@@ -79,7 +79,7 @@ def test_one_that_makes_no_progress_is_named_to_all_that_wait(members) -> None:
         assert isinstance(error, DeadlineExceededError)
         assert "worker 2 (host2:1) has made no progress" in str(error)
         assert "STRATAGEM_STUCK_TIMEOUT_S" in str(error)
-        assert "in step 1 (train)" in str(error)
+        assert "in shared program 1 (train)" in str(error)
 
 
 def test_missing_one_is_named_when_a_limit_of_the_call_is_over(members) -> None:
@@ -157,7 +157,9 @@ def test_one_that_leaves_while_others_need_it_is_named(members) -> None:
     assert left is False
     for error in errors:
         assert isinstance(error, UnavailableError)
-        assert "worker 2 (host2:1) left early: it is at its end after step 0" in str(error)
+        assert "worker 2 (host2:1) left early: it is at its end before any shared program" in str(
+            error
+        )
 
 
 def test_broken_transport_is_explained_by_who_was_lost(members) -> None:

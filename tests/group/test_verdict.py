@@ -51,7 +51,10 @@ def test_nobody_who_waits_at_the_end_is_waited_for() -> None:
         (
             _member(1, is_connected=False),
             UnavailableError,
-            ["worker 1 (h1:1) died in your code after step 7", "in step 8 (train)"],
+            [
+                "worker 1 (h1:1) died in your code after shared program 7",
+                "in shared program 8 (train)",
+            ],
         ),
         (
             _member(1, silent_s=31),
@@ -71,17 +74,25 @@ def test_nobody_who_waits_at_the_end_is_waited_for() -> None:
         (
             _member(1, Kind.EXIT, unmoved_s=5, has_left=True),
             UnavailableError,
-            ["worker 1 (h1:1) left early", "at its end after step 7", "worker 0 (h0:1)"],
+            ["worker 1 (h1:1) left early", "at its end after shared program 7", "worker 0 (h0:1)"],
         ),
         (
             _member(1, Kind.EXCHANGE, "model.save", unmoved_s=5),
             RuntimeError,
-            ["worker 1 (h1:1) has come apart", "at 'model.save' after step 7", "step 8 (train)"],
+            [
+                "worker 1 (h1:1) has come apart",
+                "at 'model.save' after shared program 7",
+                "program 8 (train)",
+            ],
         ),
         (
             _member(1, Kind.STEP, "evaluate", step=8, unmoved_s=5),
             RuntimeError,
-            ["worker 1 (h1:1) has come apart", "in step 8 (evaluate)", "in step 8 (train)"],
+            [
+                "worker 1 (h1:1) has come apart",
+                "in shared program 8 (evaluate)",
+                "in shared program 8 (train)",
+            ],
         ),
     ],
     ids=["died", "silent", "error", "stuck", "left", "elsewhere", "other program"],
@@ -99,11 +110,9 @@ def test_others_that_are_silent_too_are_told() -> None:
     verdict = judge([_member(0), _member(1, silent_s=31), _member(2, silent_s=29)], _LIMITS)
     assert verdict is not None
     assert "worker 1 (h1:1) has not answered for 31 s; it was last in your code" in verdict.message
-    assert "worker 0 (h0:1) is in your code after step 7." in verdict.message
-    assert (
-        "worker 2 (h2:1) was in your code after step 7, and has not answered for 29 s either."
-        in (verdict.message)
-    )
+    assert "worker 0 (h0:1) is in your code after shared program 7." in verdict.message
+    also_silent = "worker 2 (h2:1) was in your code after shared program 7, and has not answered"
+    assert f"{also_silent} for 29 s either." in verdict.message
 
 
 def test_one_that_waits_for_batches_is_not_left_alone_by_one_that_ended() -> None:
@@ -116,13 +125,13 @@ def test_one_that_waits_for_batches_is_not_left_alone_by_one_that_ended() -> Non
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (Kind.PYTHON, "in your code after step 7"),
-        (Kind.COMPILE, "compiling after step 7"),
-        (Kind.STEP, "in step 7 (train)"),
-        (Kind.EXCHANGE, "at 'train' after step 7"),
-        (Kind.AGREEMENT, "agreeing on train after step 7"),
-        (Kind.INPUT, "waiting for a batch of train after step 7"),
-        (Kind.EXIT, "at its end after step 7"),
+        (Kind.PYTHON, "in your code after shared program 7"),
+        (Kind.COMPILE, "compiling after shared program 7"),
+        (Kind.STEP, "in shared program 7 (train)"),
+        (Kind.EXCHANGE, "at 'train' after shared program 7"),
+        (Kind.AGREEMENT, "agreeing on train after shared program 7"),
+        (Kind.INPUT, "waiting for a batch of train after shared program 7"),
+        (Kind.EXIT, "at its end after shared program 7"),
     ],
 )
 def test_places_are_told_in_words(kind, text) -> None:

@@ -232,3 +232,10 @@ def test_machines_join_leave_and_return() -> None:
         for one in (stranger, worker):
             one.process.wait(timeout=60)
         assert wait_for_end(descendants(os.getpid()) - before) == set()
+
+
+def test_own_host_that_is_unknown_is_named_with_its_task_and_setting(monkeypatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(UnavailableError, match=r"correct the address of chief 0 in TF_CONFIG") as e:
+        start_head("no-such-host.invalid:2222")
+    assert "The host 'no-such-host.invalid' of chief 0 is unknown on this machine" in str(e.value)

@@ -7,7 +7,7 @@ from stratagem.cluster.roles import check_task
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
 
-__all__ = ["check_cluster"]
+__all__ = ["check_addresses", "check_cluster"]
 
 
 def check_cluster(
@@ -36,11 +36,7 @@ def check_cluster(
     if not cluster_spec:
         return
     check_task(cluster_spec, task_type, task_id)
-    owners = [
-        (f"{job} {index}", cluster_spec.task_address(job, index))
-        for job in cluster_spec.jobs
-        for index in cluster_spec.task_indices(job)
-    ]
+    owners = _owners(cluster_spec)
     if task_type is None and len(owners) > 1:
         raise ValueError(
             explain(
@@ -49,11 +45,26 @@ def check_cluster(
                 fix='set the resolver\'s task_type and task_id, or "task" in TF_CONFIG.',
             )
         )
-    _check_addresses(owners)
+    check_addresses(cluster_spec)
 
 
-def _check_addresses(owners: list[tuple[str, str]]) -> None:
-    """`owners`: the name of each task, and its address."""
+def _owners(cluster_spec: ClusterSpec) -> list[tuple[str, str]]:
+    """The name of each task, and its address."""
+    return [
+        (f"{job} {index}", cluster_spec.task_address(job, index))
+        for job in cluster_spec.jobs
+        for index in cluster_spec.task_indices(job)
+    ]
+
+
+def check_addresses(cluster_spec: ClusterSpec) -> None:
+    """Raises for addresses that cannot be right.
+
+    Raises:
+        ValueError: one that is not `host:port`, or stands twice, or is a loopback address among
+            several hosts.
+    """
+    owners = _owners(cluster_spec)
     taken: dict[tuple[str, int], str] = {}
     for owner, address in owners:
         place = split_address(address)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from stratagem.coordinator.remote_value import RemoteValue
+from stratagem.coordinator.worker_errors import merge_reports
 from stratagem.errors import CancelledError, ClosureInputError
 from stratagem.messages import explain
 
@@ -180,6 +181,8 @@ class ClosureQueue:
         """
         # First what follows from it, so that it is this error that is told.
         with self._changed:
+            if self._error is not None:
+                merge_reports(self._error, error)
             given_up = self._give_up(error)
         closure.result.abort(error)
         _cancel(given_up)

@@ -39,6 +39,11 @@ class Placing:
     num_cores: int = 0
 
     @classmethod
+    def here(cls) -> Placing:
+        """Returns that of processes that this one starts on its own machine."""
+        return cls(num_cores=_num_cores())
+
+    @classmethod
     def now(cls, spec: ClusterSpec | None, *, is_own: bool) -> Placing:
         """Returns that of the cluster that this process is connected to.
 

@@ -19,8 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stratagem import environment
-from stratagem.background_errors import report_error
-from stratagem.coordinator.ray_restarts import Restarts
+from stratagem.coordinator.restarts import Restarts
+from stratagem.coordinator.start_errors import (
+    cannot_start,
+    died_at_start,
+    lost_too_often,
+    not_started,
+)
+from stratagem.coordinator.watchers import Watchers
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.served_process import ServedProcess
 from stratagem.messages import explain
@@ -49,15 +55,6 @@ class _Life:
     hold: Any = None
     since_s: float = 0.0
     is_over: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class _Watchers:
-    """Who is told."""
-
-    on_lost: Callable[[int, str], None]
-    on_returned: Callable[[int, str], None]
-    on_given_up: Callable[[int, Exception], None]
 
 
 class RayProcesses(Closing):
@@ -117,7 +114,7 @@ class RayProcesses(Closing):
         self._due: list[tuple[float, int, Callable[[], None]]] = []  # a heap of what is for later
         self._numbers = itertools.count()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._watchers: _Watchers | None = None
+        self._watchers: Watchers | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = threading.Event()
         atexit.register(self.close)
@@ -177,7 +174,7 @@ class RayProcesses(Closing):
                 )
             )
         _ = self.addresses
-        self._watchers = _Watchers(on_lost, on_returned, on_given_up)
+        self._watchers = Watchers(on_lost, on_returned, on_given_up)
         for index, life in enumerate(self._lives):
             self._hold(index, life)
         self._thread = threading.Thread(
@@ -242,48 +239,31 @@ class RayProcesses(Closing):
 
     def _take_start(self, index: int) -> None:
         """Notes that a process has started, or raises why not."""
-        life = self._lives[index]
+        life, name = self._lives[index], f"{self._kind} {index}"
         errors = self._ray.exceptions
         try:
             life.address, life.pid = self._ray.get(life.started)
         except errors.RayTaskError as error:
             if isinstance(error, UnavailableError):  # the actor lives, but not its process
-                raise self._died(index, error) from error
-            raise RuntimeError(
-                explain(
-                    f"{self._kind} {index} cannot start: {error}",
-                    expected="a process that imports and starts without an error.",
-                    fix="look at the last lines of that traceback, which is the process's own.",
-                )
-            ) from error
+                raise died_at_start(name, error) from error
+            raise cannot_start(name, error) from error
         except errors.RayError as error:
-            raise self._died(index, error) from error
+            raise died_at_start(name, error) from error
         life.since_s = time.monotonic()
         life.hold = life.actor.hold.remote()
 
-    def _died(self, index: int, error: Exception) -> UnavailableError:
-        return UnavailableError(
-            explain(
-                f"{self._kind} {index} died while it started: {error}",
-                expected="a process that lives.",
-                fix="look at what it printed last, and whether its machine has the memory.",
-            )
-        )
-
     def _too_late(self, missing: list[int], limit_s: float) -> DeadlineExceededError:
-        named = ", ".join(
+        names = [
             f"{self._kind} {index}"
             + (f", which needs {dict(of_one)}" if (of_one := self._resources[index]) else "")
             for index in missing
-        )
-        return DeadlineExceededError(
-            explain(
-                f"Of {len(self._lives)} processes these have not started for {limit_s:g} s: "
-                f"{named}.",
-                expected="machines in the Ray cluster that have what each process needs.",
-                fix="start the tasks that are missing, and look at what `ray status` says; "
-                "STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
-            )
+        ]
+        return not_started(
+            names,
+            len(self._lives),
+            limit_s,
+            expected="machines in the Ray cluster that have what each process needs.",
+            look_at="start the tasks that are missing, and look at what `ray status` says",
         )
 
     def _watch(self) -> None:
@@ -330,13 +310,7 @@ class RayProcesses(Closing):
             self._later(delay_s, lambda: self._start_again(index, actor))
             return
         self._ray.kill(life.actor)
-        gone = UnavailableError(
-            explain(
-                f"{self._kind} {index} was lost more often than it may be: {how}",
-                expected="a process that lives.",
-                fix="look at what it printed last; a larger max_restarts allows more.",
-            )
-        )
+        gone = lost_too_often(f"{self._kind} {index}", how)
         self._tell(lambda told: told.on_given_up(index, gone))
 
     def _start_again(self, index: int, actor: Any = None) -> None:
@@ -364,13 +338,9 @@ class RayProcesses(Closing):
         self._hold(index, life)
         self._tell(lambda told: told.on_returned(index, life.address))
 
-    def _tell(self, tell: Callable[[_Watchers], None]) -> None:
-        if self._watchers is None:
-            return
-        try:
-            tell(self._watchers)
-        except Exception as error:  # noqa: BLE001 - the others are watched on
-            report_error(error)
+    def _tell(self, tell: Callable[[Watchers], None]) -> None:
+        if self._watchers is not None:
+            self._watchers.tell(tell)
 
 
 def _connected_ray() -> Any:

@@ -1,20 +1,25 @@
-"""The servers and workers of a cluster, which Ray places, watches and starts again."""
+"""The servers and workers of a cluster, which are watched and started again when they die.
+
+On this machine they are forked; in a cluster of several machines Ray places them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stratagem import config, environment
 from stratagem.cluster import ClusterSpec
+from stratagem.coordinator.local_processes import LocalProcesses, SharedStandby
 from stratagem.coordinator.packing import packing
 from stratagem.coordinator.placing import Placing
 from stratagem.coordinator.ray_processes import RayProcesses
+from stratagem.launch.served_process import HOST_VARIABLE
 from stratagem.remote.leader import leader_of
-from stratagem.remote.ray_cluster import start_local_ray
+from stratagem.remote.ray_cluster import is_connected, start_local_ray
 from stratagem.remote.ray_nodes import RayNode, start_head
 from stratagem.servers import ClusterKeys
 from stratagem.servers.closing import Closing
@@ -25,6 +30,8 @@ __all__ = ["ServedCluster"]
 # Servers compute on the host: accelerators are for workers.
 _OF_SERVERS = {"JAX_PLATFORMS": "cpu", "TF_CONFIG": ""}
 _OF_WORKERS = {"TF_CONFIG": ""}
+# On this machine the accelerators are this process's own, and nobody else reaches the others.
+_OF_LOCAL = {"JAX_PLATFORMS": "cpu", "TF_CONFIG": "", HOST_VARIABLE: "127.0.0.1"}
 # What both need; of what is here a process that was killed is forked again.
 _MODULES = ("cloudpickle", "zmq", "stratagem.keras")
 
@@ -36,7 +43,7 @@ class ServedCluster(Closing):
         plan: how many there are, and where.
 
     Raises:
-        ImportError: Ray, pyzmq or cloudpickle is not installed.
+        ImportError: pyzmq or cloudpickle is not installed, or Ray for a cluster of machines.
         DeadlineExceededError: not all tasks came in time.
         RuntimeError: a server cannot start.
     """
@@ -49,24 +56,16 @@ class ServedCluster(Closing):
         self._on_moved: list[Callable[[int, str], None]] = []
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            head_address = None
-            if plan.spec is not None and environment.lookup("RAY_ADDRESS") is None:
-                node = stack.enter_context(_head(plan.spec))
-                head_address = node.head_address
-            count = plan.num_workers + plan.num_servers
-            ray = stack.enter_context(start_local_ray(head_address, num_processes=count))
-            ray.wait()
-            self._placing = Placing.now(plan.spec, is_own=ray.started_here)
+            self._standby: SharedStandby | None = None
+            if _is_local(plan):
+                variables = {**environment.snapshot(), **_OF_LOCAL}
+                self._standby = stack.enter_context(SharedStandby(_MODULES, variables))
+                self._placing = Placing.here()
+            else:
+                self._placing = _connect(plan, stack)
+            server = (self.keys, self._journal_dir(stack), plan.journal_interval_s)
             self.servers = stack.enter_context(
-                RayProcesses(
-                    "ps",
-                    packing().serve_server,
-                    [(self.keys, self._journal_dir(stack), plan.journal_interval_s)]
-                    * plan.num_servers,
-                    resources=self._placing.of_servers(plan.num_servers),
-                    environment={**_OF_SERVERS, **self._placing.threads(plan.num_servers)},
-                    modules=_MODULES,
-                )
+                self._start("ps", packing().serve_server, [server] * plan.num_servers)
             )
             self._addresses: list[str | None] = list(self.servers.addresses)
             self.server_addresses = self.servers.addresses
@@ -85,27 +84,41 @@ class ServedCluster(Closing):
         """Has a function called with the index and the new address of a server that has moved."""
         self._on_moved.append(on_moved)
 
-    def start_workers(self, serve: Callable[..., Any]) -> RayProcesses:
+    def start_workers(self, serve: Callable[..., Any]) -> LocalProcesses | RayProcesses:
         """Starts the workers.
 
         Args:
             serve: called in each with its index and the keys.
         """
-        count = self._plan.num_workers
-        return self._closing.enter_context(
-            RayProcesses(
-                "worker",
-                serve,
-                [(self.keys,)] * count,
-                resources=self._placing.of_workers(count),
-                environment={**_OF_WORKERS, **self._placing.threads(count)},
-                modules=_MODULES,
-            )
-        )
+        workers = self._start("worker", serve, [(self.keys,)] * self._plan.num_workers)
+        return self._closing.enter_context(workers)
 
     def close(self) -> None:
         """Ends all processes that were started here."""
         self._closing.close()
+
+    def _start(
+        self, kind: str, serve: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
+    ) -> LocalProcesses | RayProcesses:
+        """Starts the servers or the workers, and does not wait for them."""
+        count = len(arguments)
+        threads = self._placing.threads(count)
+        if self._standby is not None:
+            return LocalProcesses(kind, serve, arguments, standby=self._standby, variables=threads)
+        is_server = kind == "ps"
+        own, resources = (
+            (_OF_SERVERS, self._placing.of_servers(count))
+            if is_server
+            else (_OF_WORKERS, self._placing.of_workers(count))
+        )
+        return RayProcesses(
+            kind,
+            serve,
+            arguments,
+            resources=resources,
+            environment={**own, **threads},
+            modules=_MODULES,
+        )
 
     def _journal_dir(self, stack: contextlib.ExitStack) -> str:
         """The folder of the journals, on the machine of each server."""
@@ -126,6 +139,22 @@ class ServedCluster(Closing):
 
     def _give_up(self, server: int, error: Exception) -> None:
         self._addresses[server] = None
+
+
+def _is_local(plan: ClusterPlan) -> bool:
+    """Returns whether neither TF_CONFIG nor a connection to Ray names another machine."""
+    return plan.spec is None and environment.lookup("RAY_ADDRESS") is None and not is_connected()
+
+
+def _connect(plan: ClusterPlan, stack: contextlib.ExitStack) -> Placing:
+    """Connects to the Ray cluster of the plan, whose head is started here if it is new."""
+    head_address = None
+    if plan.spec is not None and environment.lookup("RAY_ADDRESS") is None:
+        head_address = stack.enter_context(_head(plan.spec)).head_address
+    count = plan.num_workers + plan.num_servers
+    ray = stack.enter_context(start_local_ray(head_address, num_processes=count))
+    ray.wait()
+    return Placing.now(plan.spec, is_own=ray.started_here)
 
 
 def _head(spec: ClusterSpec) -> RayNode:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import threading
-import traceback
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -16,9 +14,8 @@ import numpy as np
 from stratagem.context import get_strategy, in_cross_replica_context
 from stratagem.coordinator.packing import packing
 from stratagem.coordinator.structures import map_structure
-from stratagem.errors import ClosureInputError
+from stratagem.coordinator.worker_errors import failed_message
 from stratagem.messages import explain
-from stratagem.optional_libraries import load
 from stratagem.servers import (
     ClusterKeys,
     Connections,
@@ -177,7 +174,7 @@ class Worker(Closing):
             try:
                 answer = self._run(following.message)
             except BaseException as error:  # noqa: BLE001 - such as an exit; the next one runs
-                answer = _failed(error)
+                answer = failed_message(error)
             self._answered[self._next_order] = answer
             self._answered.pop(self._next_order - _MAX_ANSWERED, None)
             self._next_order += 1
@@ -227,7 +224,7 @@ class Worker(Closing):
                 make = packing().unpack(packed.tobytes(), self._strategy)
                 self._strategy.serving.resources[message.fields["number"]] = make()
         except Exception as error:  # noqa: BLE001 - of the user
-            return _failed(error, is_input=True)
+            return failed_message(error, is_input=True)
         return Message("ok")
 
     def _run(self, message: Message) -> Message:
@@ -249,7 +246,7 @@ class Worker(Closing):
             )
             answer = packing().pack(plain, self._strategy)
         except Exception as error:  # noqa: BLE001 - of the user
-            return _failed(error)
+            return failed_message(error)
         counted = {
             number: _counted(variable)
             for number, variable in collected.items()
@@ -285,25 +282,3 @@ def _counted(variable: Any) -> np.ndarray:
     """What a function has counted, over the replicas of this worker."""
     stored = np.asarray(variable.storage)
     return stored.sum(0, dtype=stored.dtype) if stored.ndim > len(variable.shape) else stored
-
-
-def _failed(error: BaseException, *, is_input: bool = False) -> Message:
-    """An error as its own class, if that can be sent and does not end a process."""
-    trace = "".join(traceback.format_exception(error))
-    if is_input:
-        told = ClosureInputError(
-            explain(
-                f"What the functions of this worker need could not be made: {error!r}",
-                expected="a dataset function that works on every worker.",
-                fix=f"look at where it was raised:\n{trace}",
-            )
-        )
-        error, trace = told, ""
-    cloudpickle = load("cloudpickle", needed_by="a worker", install="stratagem[ray]")
-    in_words = RuntimeError(f"{type(error).__name__}: {error}")
-    try:
-        pickled = cloudpickle.dumps(error if isinstance(error, Exception) else in_words)
-        pickle.loads(pickled)
-    except Exception:  # noqa: BLE001 - of a class that cannot be sent
-        pickled = cloudpickle.dumps(in_words)
-    return Message("failed", {"trace": trace}, [np.frombuffer(pickled, np.uint8)])

@@ -12,6 +12,7 @@ from stratagem.coordinator.closures import Closure, ClosureQueue
 from stratagem.coordinator.packing import packing
 from stratagem.coordinator.shipping import Shipment
 from stratagem.coordinator.transient_failures import TransientFailures
+from stratagem.coordinator.worker_errors import WorkerReport
 from stratagem.errors import PSUnavailableError, UnavailableError
 from stratagem.messages import explain
 from stratagem.servers import Connections, LostUpdates, Message, ServerError
@@ -230,6 +231,5 @@ class WorkerLink:
             )
             lost.__cause__ = error
             return lost
-        if answer.fields["trace"]:
-            error.add_note(f"Raised on worker {self._index}:\n{answer.fields['trace']}")
+        WorkerReport(error, self._index, answer.fields["trace"])
         return error

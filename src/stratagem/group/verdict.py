@@ -54,7 +54,9 @@ class Place:
     Args:
         kind: what it does there.
         name: of the program, or of what it exchanges.
-        step: of a STEP its number, else that of the last step that it has begun.
+        step: the number of shared programs that it has begun. One is a call of a compiled function
+            that all processes run: of one training step or of many, an evaluation, a reduction.
+            So it is no count of an optimizer, and messages call it "shared program".
         moves: how often it has changed its place: two equal places in a loop are told apart.
     """
 
@@ -64,18 +66,18 @@ class Place:
     moves: int = 0
 
     def __str__(self) -> str:
+        after = f"after shared program {self.step}" if self.step else "before any shared program"
         if self.kind is Kind.STEP:
-            return f"in step {self.step} ({self.name})"
+            return f"in shared program {self.step} ({self.name})"
         if self.kind is Kind.EXCHANGE:
-            return f"at {self.name!r} after step {self.step}"
+            return f"at {self.name!r} {after}"
         if self.kind is Kind.AGREEMENT:
-            return f"agreeing on {self.name} after step {self.step}"
+            return f"agreeing on {self.name} {after}"
         if self.kind is Kind.INPUT:
-            return f"waiting for a batch of {self.name} after step {self.step}"
+            return f"waiting for a batch of {self.name} {after}"
         if self.kind is Kind.EXIT:
-            return f"at its end after step {self.step}"
-        what = "compiling" if self.kind is Kind.COMPILE else "in your code"
-        return f"{what} after step {self.step}"
+            return f"at its end {after}"
+        return f"{'compiling' if self.kind is Kind.COMPILE else 'in your code'} {after}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,9 @@ class DistributedDataset:
         PerReplica[[0 1] | [2 3]]
         PerReplica[[0 1] | [2]]
 
+    Raises:
+        ValueError: it is iterated in the coordinator of parameter servers.
+
     Source: TF 2.21 input_lib.py, DistributedDataset.
     """
 
@@ -80,6 +83,19 @@ class DistributedDataset:
         self._repeats: tuple[int | None, ...] = ()  # counts of `repeat`, the innermost first
 
     def __iter__(self) -> DistributedIterator:
+        if self._strategy.schedules:
+            raise ValueError(
+                explain(
+                    "A distributed dataset was iterated in the coordinator of parameter servers.",
+                    expected="a dataset that each worker iterates, in a scheduled function.",
+                    fix="pass it to ClusterCoordinator.create_per_worker_dataset, and iter() of "
+                    "the result to the functions; `fit` takes the dataset as it is.",
+                )
+            )
+        return self.begin()
+
+    def begin(self) -> DistributedIterator:
+        """Returns an iterator, also in a coordinator: `fit` reads there, and sends batches."""
         require_outside_replicas("A distributed dataset was iterated")
         self._epoch += 1
         return DistributedIterator(self, self._epoch)

@@ -52,10 +52,14 @@ class ForkedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        """Lets it close its object, and waits for its end."""
+    def ask_to_close(self) -> None:
+        """Lets it close its object and end, and does not wait."""
         with contextlib.suppress(OSError):  # it has ended
             self._channel.sendall(CLOSE)
+
+    def close(self) -> None:
+        """Lets it close its object, and waits for its end."""
+        self.ask_to_close()
         self.wait()
 
 
@@ -89,12 +93,14 @@ class Standby:
         """Whether it has ended, and all that were forked from it."""
         return self._is_over
 
-    def start(self, pickled: bytes) -> ForkedProcess:
+    def start(self, pickled: bytes, outputs: Sequence[int] = ()) -> ForkedProcess:
         """Forks a process as soon as all is loaded, and waits until it serves.
 
         Args:
             pickled: a function and its arguments; returns an object with an `address` and a
                 `close()`.
+            outputs: its stdout and its stderr, as descriptors of this process; none for those of
+                this process.
 
         Raises:
             RuntimeError: what is to be loaded cannot be, or the function raises an error.
@@ -107,7 +113,8 @@ class Standby:
         ours, theirs = socket.socketpair()
         try:
             with theirs, contextlib.suppress(OSError):  # it has ended: there will be no answer
-                socket.send_fds(self._connection, [b"%d" % number], [theirs.fileno()])
+                sent = [theirs.fileno(), *outputs]
+                socket.send_fds(self._connection, [b"%d" % number], sent)
             told = _ask(ours, pickled)
             self._require(told.get("trace", ""))
         except BaseException:

@@ -19,11 +19,13 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from stratagem import environment
 from stratagem.launch.task_start import tie
 
-__all__ = ["CLOSE", "MAX_MESSAGE_BYTES", "PROGRAM", "main"]
+__all__ = ["CLOSE", "MAX_MESSAGE_BYTES", "PROGRAM", "main", "serve_with"]
 
 # What the interpreter is given with `-c`; a Ray process finds modules where its driver does.
 PROGRAM = (
@@ -33,6 +35,7 @@ PROGRAM = (
 CLOSE = b"close\n"
 MAX_MESSAGE_BYTES = 2**16
 _MAX_WAKES = 4096
+_MAX_RECEIVED = 3  # a channel, and stdout and stderr where they are not those of this process
 
 
 def main() -> None:
@@ -52,6 +55,12 @@ def main() -> None:
     channel = _serve(connection, server)
     if channel is not None:
         _serve_object(channel)
+
+
+def serve_with(variables: Mapping[str, str], serve: Callable[..., Any], *arguments: Any) -> Any:
+    """Serves an object in a fork, after setting variables that its environment lacks."""
+    environment.set_defaults(variables)
+    return serve(*arguments)
 
 
 def _load(names: list[str]) -> None:
@@ -82,17 +91,22 @@ def _serve(connection: socket.socket, server: int) -> socket.socket | None:
             _tell_ends(connection, numbers)
         if connection not in ready:
             continue
-        request, channels, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
+        request, received, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, _MAX_RECEIVED)
         if not request:
             return None
         process_id = os.fork()
         if process_id == 0:
             for inherited in (connection, woken, waker):
                 inherited.close()
+            channel, *outputs = received
+            for number, output in enumerate(outputs, start=1):
+                os.dup2(output, number)
+                os.close(output)
             _become(server)
-            return socket.socket(fileno=channels[0])
+            return socket.socket(fileno=channel)
         numbers[process_id] = int(request)
-        os.close(channels[0])
+        for descriptor in received:
+            os.close(descriptor)
 
 
 def _tell_ends(connection: socket.socket, numbers: dict[int, int]) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "RayCluster",
     "dashboard_url",
     "has_token",
+    "is_connected",
     "knock",
     "load_ray",
     "make_token",
@@ -114,7 +115,7 @@ class RayCluster(Closing):
         self._error: Exception | None = None
         self._is_ready = threading.Event()
         self._is_closed = threading.Event()
-        self._is_connected_here = not _is_initialized()
+        self._is_connected_here = not is_connected()
         self.started_here = self._is_connected_here and self._address is None
         if not self._is_connected_here:
             self._is_ready.set()
@@ -142,7 +143,7 @@ class RayCluster(Closing):
         if self._is_closed.is_set() or not self._is_connected_here:
             return
         self._is_ready.wait()
-        if self._error is None and _is_initialized():
+        if self._error is None and is_connected():
             load_ray().shutdown(wait_for_processes=True)
         atexit.unregister(self.close)
         self._is_closed.set()
@@ -235,6 +236,12 @@ def start_local_ray(address: str | None = None, *, num_processes: int = 1) -> Ra
     return RayCluster(address, num_processes=num_processes)
 
 
+def is_connected() -> bool:
+    """Returns whether this process is connected to Ray, by whatever has done so."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
 def knock(address: str) -> str:
     """Returns whether somebody listens at an address.
 
@@ -276,8 +283,8 @@ def wait_for_answer(address: str, who: str, limit_s: float | None = None) -> Non
                     f"{who} has waited {limit_s:g} s for the head of the Ray cluster at "
                     f"{address}: {answer}.",
                     expected="a leader that has started its part.",
-                    fix="look at what the leader prints, and whether its address is reached from "
-                    "here; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+                    fix="look at what the leader prints, and whether its address in TF_CONFIG is "
+                    "right; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
                 )
             )
         threading.Event().wait(_POLL_S)
@@ -285,8 +292,3 @@ def wait_for_answer(address: str, who: str, limit_s: float | None = None) -> Non
 
 def _token_path() -> Path:
     return Path.home() / ".ray" / "auth_token"
-
-
-def _is_initialized() -> bool:
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from typing import IO
 
 from stratagem import environment
@@ -238,7 +237,7 @@ def start_head(
     Raises:
         ImportError: Ray is not installed.
         RuntimeError: there is no token, or Ray was loaded too early to know of it.
-        UnavailableError: Ray does not start here.
+        UnavailableError: the host is unknown, or Ray does not start here.
         DeadlineExceededError: it does not in time.
         ValueError: no such address.
     """
@@ -252,7 +251,7 @@ def start_head(
         *_dashboard(jobs_port),
         # Nobody uses it, but it cannot be left out, and its own port may be another head's.
         f"--ray-client-server-port={free_ports(1)[0]}",
-        *_options(host, {resource_of_task(task_type, task_index): 1}),
+        *_options(host, task_type, task_index),
     ]
     deadline_s = time.monotonic() + _limit_s(timeout_s)
     if (lines := _failed_start(node := RayNode(options, address), deadline_s)) is None:
@@ -289,7 +288,7 @@ def join_as_node(
     Raises:
         ImportError: Ray is not installed.
         RuntimeError: there is no token.
-        UnavailableError: the head is there, but does not let this machine in.
+        UnavailableError: the host is unknown, or the head does not let this machine in.
         DeadlineExceededError: the head is not there in time.
         ValueError: no such address.
     """
@@ -303,7 +302,7 @@ def join_as_node(
         f"--address={head_address}",
         # Of its own: tasks that share a machine would take the same names for their sockets.
         f"--temp-dir={_RAY_FOLDER}/{task_type}-{task_index}-{os.getpid()}",
-        *_options(host, {resource_of_task(task_type, task_index): 1}),
+        *_options(host, task_type, task_index),
     ]
     while (lines := _failed_start(node := RayNode(options, head_address), deadline_s)) is not None:
         if time.monotonic() > deadline_s or "token" in lines.lower():
@@ -339,16 +338,32 @@ def _dashboard(jobs_port: int | None) -> list[str]:
     return ["--include-dashboard=true", "--dashboard-host=0.0.0.0", f"--dashboard-port={jobs_port}"]
 
 
-def _options(host: str | None, resources: Mapping[str, float]) -> list[str]:
+def _options(host: str | None, task_type: str, task_index: int) -> list[str]:
+    resources = {resource_of_task(task_type, task_index): 1}
     options = [
         "--disable-usage-stats",
         "--dashboard-agent-listen-port=0",  # several nodes may share a machine
         f"--object-store-memory={OBJECT_STORE_BYTES}",
-        f"--resources={json.dumps(dict(resources))}",
+        f"--resources={json.dumps(resources)}",
     ]
     if host is not None:
-        options.append(f"--node-ip-address={socket.gethostbyname(host)}")
+        options.append(f"--node-ip-address={_ip_address(host, task_type, task_index)}")
     return options
+
+
+def _ip_address(host: str, task_type: str, task_index: int) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise UnavailableError(
+            explain(
+                f"The host {host!r} of {task_type} {task_index} is unknown on this machine: "
+                f"{error}",
+                expected="a name or an IP address by which the tasks of the cluster find it.",
+                fix=f"correct the address of {task_type} {task_index} in TF_CONFIG, or in the "
+                "cluster_spec of the resolver.",
+            )
+        ) from error
 
 
 def _limit_s(timeout_s: float | None) -> float:

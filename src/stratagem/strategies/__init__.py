@@ -30,7 +30,7 @@ from stratagem.strategies.served_values import (
     Stored,
     Unplaced,
 )
-from stratagem.strategies.serving import Serving
+from stratagem.strategies.serving import Serving, VariableOnWorkerError
 from stratagem.strategies.strategy import Strategy
 from stratagem.strategies.tpu import TPUStrategy
 from stratagem.strategies.tpu_system import initialize_tpu_system, shutdown_tpu_system
@@ -64,6 +64,7 @@ __all__ = [
     "StrategyExtended",
     "TPUStrategy",
     "Unplaced",
+    "VariableOnWorkerError",
     "initialize_tpu_system",
     "set_cluster_maker",
     "shutdown_tpu_system",

@@ -7,11 +7,10 @@ from typing import final
 
 from stratagem.cluster import ClusterResolver, id_in_cluster
 from stratagem.partitioners import Partitioner
+from stratagem.strategies.cluster_roles import check_counts, checked_cluster, is_absent
 from stratagem.strategies.coordinator_options import CoordinatorOptions, checked_options
 from stratagem.strategies.served_cluster import (
     ClusterPlan,
-    checked_resolver,
-    is_absent,
     make_cluster,
     update_mode,
 )
@@ -27,8 +26,8 @@ class ParameterServerStrategy(ServedStrategy):
     """Keeps variables on parameter servers, where workers read and update them independently.
 
     The process that makes it is the coordinator: Keras's `fit` deals batches out to the workers,
-    and `sg.coordinator.ClusterCoordinator` schedules functions of your own. Ray starts the
-    processes and starts them again when they die. Without a cluster they run on this machine.
+    and `sg.coordinator.ClusterCoordinator` schedules functions of your own. Processes that die
+    are started again. Ray places them in a cluster; without one they run on this machine.
 
     One program may run as every task of a cluster that has a chief: in tasks that do not train, the
     strategy starts nothing, and training under it is an error.
@@ -53,9 +52,10 @@ class ParameterServerStrategy(ServedStrategy):
         options: limits, from `sg.coordinator.options`; None for its defaults.
 
     Raises:
-        ValueError: a cluster without servers or workers, numbers that make no sense, or without a
+        ValueError: a resolver with an empty cluster; a cluster without servers or workers, with two
+            chiefs, or with a job or task of another name; numbers that make no sense; without a
             chief a task that is not the coordinator. TypeError: an argument of another type.
-        ImportError: Ray, pyzmq or cloudpickle is not installed.
+        ImportError: pyzmq or cloudpickle is not installed, or Ray for a cluster of machines.
         DeadlineExceededError: not all tasks of the cluster came in time.
 
     Example::
@@ -83,10 +83,11 @@ class ParameterServerStrategy(ServedStrategy):
         independent: bool = False,
         options: CoordinatorOptions | None = None,
     ) -> None:
-        resolver = checked_resolver(cluster_resolver)
+        resolver, spec = checked_cluster(cluster_resolver, "ParameterServerStrategy")
         refuse_to_plan("A ParameterServerStrategy")
-        spec = resolver.cluster_spec()
         self._resolver = resolver
+        if spec and not independent:
+            check_counts(spec)
         own_task = (resolver.task_type, resolver.task_id)
         if is_absent(spec, own_task, independent=independent):
             self.begin_absent(own_task)

@@ -7,23 +7,15 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stratagem.cluster import (
-    ClusterResolver,
-    ClusterSpec,
-    TFConfigClusterResolver,
-    id_in_cluster,
-    worker_count,
-)
-from stratagem.cluster.roles import check_task, task_count
+from stratagem.cluster import ClusterSpec, id_in_cluster, worker_count
 from stratagem.messages import explain
 from stratagem.servers import ClusterKeys, UpdateMode
+from stratagem.strategies.cluster_roles import check_counts
 
 __all__ = [
     "Cluster",
     "ClusterPlan",
     "Processes",
-    "checked_resolver",
-    "is_absent",
     "make_cluster",
     "set_cluster_maker",
     "update_mode",
@@ -96,16 +88,7 @@ class ClusterPlan:
         Raises:
             ValueError: no server or no worker in it, or this is not its coordinator.
         """
-        counts = {job: spec.num_tasks(job) if job in spec.jobs else 0 for job in ("ps", "worker")}
-        if not all(counts.values()):
-            raise ValueError(
-                explain(
-                    f"The cluster has {counts['ps']} ps and {counts['worker']} worker tasks.",
-                    expected="at least one of each.",
-                    fix='name them in TF_CONFIG: {"cluster": {"chief": [...], "ps": [...], '
-                    '"worker": [...]}}.',
-                )
-            )
+        check_counts(spec)
         if task_type not in (None, "", "chief"):
             raise ValueError(
                 explain(
@@ -114,7 +97,7 @@ class ClusterPlan:
                     fix="run `stratagem server` in them, or sg.run_standard_server().join().",
                 )
             )
-        return cls(counts["worker"], counts["ps"], spec)
+        return cls(spec.num_tasks("worker"), spec.num_tasks("ps"), spec)
 
     @classmethod
     def independent(cls, spec: ClusterSpec, task: tuple[str | None, int | None]) -> ClusterPlan:
@@ -263,47 +246,6 @@ class Cluster(Protocol):
 
 class _Slot:
     make: Callable[[ClusterPlan], Cluster] | None = None
-
-
-def checked_resolver(resolver: Any) -> ClusterResolver:
-    """Returns what tells a strategy its cluster.
-
-    Args:
-        resolver: what it was given; None for that of `TF_CONFIG`.
-
-    Raises:
-        TypeError: of another type.
-    """
-    if resolver is not None and not isinstance(resolver, ClusterResolver):
-        raise TypeError(
-            explain(
-                f"cluster_resolver={resolver!r} is of type {type(resolver).__name__}.",
-                expected="a ClusterResolver, or None.",
-                fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
-            )
-        )
-    return resolver or TFConfigClusterResolver()
-
-
-def is_absent(spec: ClusterSpec, task: tuple[str | None, int | None], *, independent: bool) -> bool:
-    """Tells whether a task takes no part in a training, though its program is that of all tasks.
-
-    Args:
-        spec: the cluster; None of its tasks trains where it has no servers.
-        task: type and index of this process.
-        independent: whether workers train by themselves, and not as a coordinator tells them.
-
-    Raises:
-        ValueError: there is no such task.
-    """
-    task_type, index = task
-    is_cluster = bool(spec) and task_count(spec, "ps") > 0 and index is not None
-    has_chief = is_cluster and task_count(spec, "chief") > 0
-    others = ("ps", "evaluator") if independent else ("ps", "evaluator", "worker")
-    is_other = is_cluster and (independent or has_chief) and task_type in others
-    if is_other and (task_type != "evaluator" or "evaluator" in spec.jobs):
-        check_task(spec, task_type, index)
-    return is_other
 
 
 def set_cluster_maker(make: Callable[[ClusterPlan], Cluster]) -> None:

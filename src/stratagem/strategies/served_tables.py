@@ -11,11 +11,11 @@ from stratagem.messages import explain
 from stratagem.partitioners import Partitioner
 from stratagem.servers import ASYNCHRONOUS, LostUpdates, Placer, ServedVariables
 from stratagem.servers.closing import Closing
+from stratagem.strategies.cluster_roles import checked_cluster
 from stratagem.strategies.coordinator_options import CoordinatorOptions, checked_options
 from stratagem.strategies.served_cluster import (
     Cluster,
     ClusterPlan,
-    checked_resolver,
     make_cluster,
 )
 from stratagem.strategies.served_steps import ServedSteps
@@ -92,8 +92,8 @@ def start_servers(
         TypeError: an argument of another type.
     """
     limits = checked_options(options, independent=True)
-    resolver = checked_resolver(resolver)
-    plan = ClusterPlan.servers_only(resolver.cluster_spec(), resolver.task_type, num_servers)
+    resolver, spec = checked_cluster(resolver, "HybridStrategy")
+    plan = ClusterPlan.servers_only(spec, resolver.task_type, num_servers)
     plan = plan.keeping_journals(journal_dir, limits.journal_interval_s)
     return ServedTables(make_cluster(plan), num_replicas, partitioner, limits.recovery_timeout_s)
 

@@ -21,7 +21,11 @@ from stratagem.servers import (
 from stratagem.strategies.cached_reads import CachedReads
 from stratagem.strategies.served_values import Scalar, ServedVariable, Stored, Unplaced, name_of
 
-__all__ = ["Serving"]
+__all__ = ["Serving", "VariableOnWorkerError"]
+
+
+class VariableOnWorkerError(RuntimeError, ValueError):
+    """Raised for a variable that a function on a worker creates; TensorFlow's is a ValueError."""
 
 
 class Serving:
@@ -74,10 +78,10 @@ class Serving:
             path: of the variable that is to be created.
 
         Raises:
-            RuntimeError: this process is a worker.
+            VariableOnWorkerError: this process is a worker.
         """
         if self._placer is None:
-            raise RuntimeError(
+            raise VariableOnWorkerError(
                 explain(
                     f"Variable {path!r} was created in a function on a worker.",
                     expected="variables that are created by the coordinator, in the strategy's "

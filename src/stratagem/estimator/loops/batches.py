@@ -80,7 +80,7 @@ class ModelBatches:
     def __init__(self, input_fn: Callable[[Any], Any], strategy: Any) -> None:
         with strategy.scope():
             distributed = strategy.distribute_datasets_from_function(input_fn)
-            self._iterator: Iterator[Any] = iter(distributed)
+            self._iterator: Iterator[Any] = distributed.begin()
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return self

@@ -1,0 +1,91 @@
+"""Checks of the cluster that a strategy with parameter servers is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem.cluster import ClusterResolver, ClusterSpec, TFConfigClusterResolver
+from stratagem.cluster.checks import check_addresses
+from stratagem.cluster.roles import check_task, task_count
+from stratagem.messages import explain
+
+__all__ = ["check_counts", "checked_cluster", "is_absent"]
+
+
+def checked_cluster(resolver: Any, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
+    """Returns the resolver of a strategy, and its cluster: empty where none was given or set.
+
+    Args:
+        resolver: as it was given; None for that of `TF_CONFIG`.
+        strategy: its name, for messages.
+
+    Raises:
+        TypeError: a resolver of another type.
+        ValueError: a resolver that was given names no cluster; a job or a task type of another
+            name; two chiefs or evaluators; a task or an address that cannot be.
+
+    Source: TF 2.21 parameter_server_strategy_v2.py, _verify_args_and_config.
+    """
+    if resolver is not None and not isinstance(resolver, ClusterResolver):
+        raise TypeError(
+            explain(
+                f"cluster_resolver={resolver!r} is of type {type(resolver).__name__}.",
+                expected="a ClusterResolver, or None.",
+                fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
+            )
+        )
+    used = resolver or TFConfigClusterResolver()
+    spec = used.cluster_spec()
+    if resolver is not None and not spec:
+        raise ValueError(
+            explain(
+                f"cluster_resolver={type(resolver).__name__} of {strategy} names an empty cluster.",
+                expected="a cluster with its tasks.",
+                fix="set TF_CONFIG or pass a cluster_spec; leave cluster_resolver out to start all "
+                "processes on this machine.",
+            )
+        )
+    if spec:
+        is_chief_alone = used.task_type == "chief" and used.task_id is None
+        check_task(spec, used.task_type or None, 0 if is_chief_alone else used.task_id)
+        check_addresses(spec)
+    return used, spec
+
+
+def check_counts(spec: ClusterSpec) -> None:
+    """Raises unless a cluster that is trained by a coordinator has a server and a worker.
+
+    Raises:
+        ValueError: it has not.
+    """
+    counts = {job: task_count(spec, job) for job in ("ps", "worker")}
+    if not all(counts.values()):
+        raise ValueError(
+            explain(
+                f"The cluster has {counts['ps']} ps and {counts['worker']} worker tasks.",
+                expected="at least one of each.",
+                fix='name them in TF_CONFIG: {"cluster": {"chief": [...], "ps": [...], '
+                '"worker": [...]}}.',
+            )
+        )
+
+
+def is_absent(spec: ClusterSpec, task: tuple[str | None, int | None], *, independent: bool) -> bool:
+    """Tells whether a task takes no part in a training, though its program is that of all tasks.
+
+    Args:
+        spec: the cluster; None of its tasks trains where it has no servers.
+        task: type and index of this process.
+        independent: whether workers train by themselves, and not as a coordinator tells them.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    task_type, index = task
+    is_cluster = bool(spec) and task_count(spec, "ps") > 0 and index is not None
+    has_chief = is_cluster and task_count(spec, "chief") > 0
+    others = ("ps", "evaluator") if independent else ("ps", "evaluator", "worker")
+    is_other = is_cluster and (independent or has_chief) and task_type in others
+    if is_other and (task_type != "evaluator" or "evaluator" in spec.jobs):
+        check_task(spec, task_type, index)
+    return is_other
