@@ -128,6 +128,12 @@ VARIABLES = {
         parse=_parse_bool,
         meaning="Leave frames of this library out of tracebacks.",
     ),
+    "foreign_lines": Variable(
+        name="STRATAGEM_FOREIGN_LINES",
+        default=False,
+        parse=_parse_bool,
+        meaning="Show lines of Gloo and of JAX's coordination service, for debugging.",
+    ),
     "program_cache_size": Variable(
         name="STRATAGEM_PROGRAM_CACHE_SIZE",
         default=256,

@@ -107,3 +107,38 @@ def test_terminal_of_few_characters_gets_a_question_mark(monkeypatch) -> None:
 def test_launcher_speaks_on_stderr(capsys) -> None:
     Screen([]).say(["one", "two"])
     assert capsys.readouterr() == ("", "[launch] one\n[launch] two\n")
+
+
+# As jaxlib 0.10.2 prints them.
+COORDINATION = (
+    b"W1124 22:10:15.519896    5297 coordination_service.cc:185] [3068482070662432794] Using "
+    b"experimental recoverable task feature. The default shutdown barrier will only block "
+    b"non-recoverable tasks.\n"
+)
+GLOO = (
+    b"[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
+)
+
+
+def test_lines_that_nobody_can_act_on_are_in_the_file_only(capsys, tmp_path, monkeypatch) -> None:
+    def printed(folder: str) -> TaskOutput:
+        output = TaskOutput(a_plan(), Screen(["worker 0"]), tmp_path / folder)
+        output.take(b"one\n" + GLOO + b"two\n", 0.0, stream=STDOUT)
+        output.take(COORDINATION + b"W1124 other.cc:1] act on this\n", 0.0, stream=STDERR)
+        output.close()
+        return output
+
+    output = printed("first")
+    assert capsys.readouterr() == (
+        "[worker 0] one\n[worker 0] two\n",
+        "[worker 0] W1124 other.cc:1] act on this\n",
+    )
+    assert output.last_lines() == ("W1124 other.cc:1] act on this",)
+    (log,) = tmp_path.joinpath("first").iterdir()
+    assert GLOO in log.read_bytes()
+    assert COORDINATION in log.read_bytes()
+    monkeypatch.setenv("STRATAGEM_FOREIGN_LINES", "1")
+    printed("second")
+    captured = capsys.readouterr()
+    assert "[worker 0] [Gloo] Rank 1" in captured.out
+    assert "recoverable task feature" in captured.err

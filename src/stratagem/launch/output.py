@@ -12,6 +12,8 @@ from typing import IO, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from stratagem import environment
+from stratagem.launch.foreign_lines import is_foreign
 from stratagem.launch.lines import LineSplitter
 from stratagem.launch.plan import TaskPlan
 
@@ -76,7 +78,7 @@ class Screen:
 
 
 class TaskOutput:
-    """Takes what one task prints, and keeps the end of it.
+    """Takes what one task prints, and keeps the end of it; only its file has foreign lines.
 
     Args:
         plan: the task.
@@ -93,6 +95,7 @@ class TaskOutput:
         self._tails: tuple[collections.deque[str], ...] = tuple(
             collections.deque[str](maxlen=_MAX_TAIL_LINES) for _ in self._splitters
         )
+        self._shows_foreign = bool(environment.read("foreign_lines"))
         self._file = None if log_dir is None else _open_log(plan, Path(log_dir))
 
     def take(self, data: bytes, now_s: float, *, stream: int) -> None:
@@ -135,7 +138,8 @@ class TaskOutput:
             self._file.close()
 
     def _show(self, lines: list[bytes], stream: int) -> None:
-        texts = [line.decode("utf-8", "replace") for line in lines]
+        decoded = (line.decode("utf-8", "replace") for line in lines)
+        texts = [text for text in decoded if self._shows_foreign or not is_foreign(text)]
         self._tails[stream].extend(text[:_MAX_TAIL_LINE_CHARS] for text in texts)
         if self._screen is not None:
             self._screen.show(self._name, texts, stream=stream)
