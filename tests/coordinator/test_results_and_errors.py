@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import traceback
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem import config
 from stratagem.coordinator import (
     PerWorkerValues,
     RemoteValueStatus,
@@ -294,6 +296,19 @@ def test_the_same_error_on_several_workers_is_one_error_that_names_them(coordina
     for value in values:
         with pytest.raises(LookupError, match="no such key"):
             value.fetch()
+
+
+def test_frames_between_the_caller_and_the_error_are_left_out(coordinator, monkeypatch) -> None:
+    def files_of_join() -> list[str]:
+        coordinator.schedule(fail)
+        with pytest.raises(ArithmeticError, match="on purpose") as raised:
+            coordinator.join()
+        return [entry.filename for entry in traceback.extract_tb(raised.value.__traceback__)]
+
+    monkeypatch.setattr(config, "filters_tracebacks", lambda: True)
+    assert set(files_of_join()) == {__file__}
+    monkeypatch.setattr(config, "filters_tracebacks", lambda: False)
+    assert any("worker_link" in name for name in files_of_join())
 
 
 def test_another_error_of_another_worker_is_no_part_of_the_first(coordinator) -> None:

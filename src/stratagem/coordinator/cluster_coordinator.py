@@ -24,6 +24,7 @@ from stratagem.messages import explain
 from stratagem.servers import Connections, Message, ServerError
 from stratagem.servers.closing import Closing
 from stratagem.strategies import ServedStrategy
+from stratagem.tracebacks import filters_traceback
 
 __all__ = ["ClusterCoordinator"]
 
@@ -190,6 +191,7 @@ class ClusterCoordinator(Closing):
         """The indices of those that were not given up."""
         return [index for index in range(len(self._links)) if index not in self._ended]
 
+    @filters_traceback
     def schedule(
         self,
         fn: Callable[..., Any],
@@ -259,6 +261,7 @@ class ClusterCoordinator(Closing):
                 )
             )
 
+    @filters_traceback
     def join(self, *, progress: bool = False) -> None:
         """Waits until every scheduled function has ended. Call in cross-replica context.
 
@@ -298,6 +301,7 @@ class ClusterCoordinator(Closing):
         counts = self._queue.counts
         return counts["queued"] + counts["waiting"] + counts["running"]
 
+    @filters_traceback
     def done(self) -> bool:
         """Tells whether every scheduled function has ended. Call in cross-replica context.
 
@@ -311,6 +315,7 @@ class ClusterCoordinator(Closing):
         """
         return self._queue.is_done()
 
+    @filters_traceback
     def fetch(self, val: Any) -> Any:
         """Waits for results and returns them as NumPy arrays. Call in cross-replica context.
 
