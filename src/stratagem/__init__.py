@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from stratagem.communication import CommunicationOptions as CommunicationOptions
     from stratagem.compat import experimental as experimental
     from stratagem.context import ReplicaContext as ReplicaContext
+    from stratagem.context import all_gather as all_gather
     from stratagem.context import experimental_set_strategy as experimental_set_strategy
     from stratagem.context import get_replica_context as get_replica_context
     from stratagem.context import get_strategy as get_strategy
@@ -158,6 +159,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "all_gather",
     "apply_gradients",
     "checkpoint",
     "cluster",

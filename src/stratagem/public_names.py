@@ -72,6 +72,7 @@ PUBLIC_NAMES: dict[str, tuple[str, str | None]] = {
     "experimental_set_strategy": ("stratagem.context", "experimental_set_strategy"),
     "feature_column": ("stratagem.estimator.feature_column", None),
     "function": ("stratagem.execution", "function"),
+    "all_gather": ("stratagem.context", "all_gather"),
     "get_replica_context": ("stratagem.context", "get_replica_context"),
     "get_strategy": ("stratagem.context", "get_strategy"),
     "goodput": ("stratagem.goodput", None),

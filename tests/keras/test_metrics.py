@@ -231,3 +231,62 @@ def test_arguments_stay_in_their_order_in_a_short_batch(num_rows: int, execution
     (batch,) = strategy.distribute_dataset([(ones, 100 * ones)])
     strategy.run(metric.update_state, args=batch, kwargs={"scale": 2.0})
     assert float(metric.result()) == 2.0 * num_rows
+
+
+class _FromThree(keras.metrics.Metric):
+    """A sum that begins at three, and an integer that begins at one."""
+
+    def __init__(self) -> None:
+        super().__init__(name="from_three")
+        self.total = self.add_variable((), keras.initializers.Constant(3.0))
+        self.updates = self.add_variable((), "ones", dtype="int32")
+
+    def update_state(self, values: Any) -> None:
+        self.total.assign_add(keras.ops.sum(values))
+
+    def result(self) -> Any:
+        return self.total.value
+
+
+def test_initial_value_of_a_metric_counts_once() -> None:
+    strategy = mirrored(3)
+    with strategy.scope():
+        metric = _FromThree()
+    assert (float(metric.result()), int(metric.updates.value)) == (3.0, 1)
+    parts = per_replica(strategy, _split(_VALUES, (3, 2, 0)))
+    strategy.run(metric.update_state, args=(parts,))
+    assert float(metric.result()) == 3.0 + float(_VALUES.sum())
+
+
+@pytest.mark.parametrize("in_replicas", [True, False])
+def test_metric_that_makes_variables_at_its_first_update(in_replicas: bool) -> None:
+    y_true = np.asarray([[1.0], [2.0], [5.0]], "float32")
+    y_pred = np.asarray([[1.0], [2.5], [4.0]], "float32")
+    strategy = mirrored(2)
+    with strategy.scope():
+        metric = keras.metrics.R2Score()
+        if not in_replicas:
+            metric.update_state(y_true, y_pred)
+    if in_replicas:
+        (batch,) = strategy.distribute_dataset([(y_true, y_pred)])
+        strategy.run(metric.update_state, args=batch)
+    residual, total = 0.25 + 1.0, float(np.sum((y_true - y_true.mean()) ** 2))
+    np.testing.assert_allclose(float(metric.result()), 1.0 - residual / total, rtol=1e-6)
+
+
+def test_metric_made_before_the_scope_moves_to_the_strategy_of_its_model() -> None:
+    y_true = np.asarray([[1.0], [2.0], [5.0]], "float32")
+    metric = keras.metrics.MeanAbsoluteError()
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Activation("linear")])
+        model.compile("sgd", "mse", metrics=[metric])
+    logs = model.evaluate(y_true + 0.5, y_true, batch_size=3, verbose=0, return_dict=True)
+    np.testing.assert_allclose(logs["mean_absolute_error"], 0.5, rtol=1e-6)
+    assert len(components_of(metric.total)) == 2
+
+
+def test_metric_made_before_the_scope_says_so_in_a_loop() -> None:
+    strategy, metric = mirrored(2), keras.metrics.Mean(name="early")
+    parts = per_replica(strategy, [_VALUES[:2], _VALUES[2:4]])
+    with pytest.raises(ValueError, match=r"'early' was created outside .*\n.*\nFix: call Mean\("):
+        strategy.run(metric.update_state, args=(parts,))

@@ -192,3 +192,153 @@ def test_step_of_ones_own_runs_once_a_replica_in_replica_context() -> None:
     _job(Looks)(mirrored(2).scope)
     assert set(seen) == {(2, (2, 3))}
     assert len(seen) == 1
+
+
+class _GuideStep(keras.Model):
+    """The steps of Keras's guide for JAX: `fit` with a loop over metrics, one of them the loss."""
+
+    def _measure(self, metrics_variables: Any, loss: Any, y: Any, y_pred: Any) -> Any:
+        logs, new = {}, []
+        for metric in self.metrics:
+            these = metrics_variables[len(new) : len(new) + len(metric.variables)]
+            arguments = (loss,) if metric.name == "loss" else (y, y_pred)
+            these = metric.stateless_update_state(these, *arguments)
+            logs[metric.name] = metric.stateless_result(these)
+            new += these
+        return logs, new
+
+    def _loss(self, trainable: Any, non_trainable: Any, x: Any, y: Any) -> Any:
+        y_pred, non_trainable = self.stateless_call(trainable, non_trainable, x)
+        return self.compute_loss(x, y, y_pred), (y_pred, non_trainable)
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        trainable, non_trainable, optimizer_state, metrics = state
+        x, y = data[:2]
+        gradient = jax.value_and_grad(self._loss, has_aux=True)
+        (loss, (y_pred, non_trainable)), grads = gradient(trainable, non_trainable, x, y)
+        trainable, optimizer_state = self.optimizer.stateless_apply(
+            optimizer_state, grads, trainable
+        )
+        logs, metrics = self._measure(metrics, loss, y, y_pred)
+        return logs, (trainable, non_trainable, optimizer_state, metrics)
+
+    def test_step(self, state: Any, data: Any) -> Any:
+        trainable, non_trainable, metrics = state
+        x, y = data[:2]
+        loss, (y_pred, non_trainable) = self._loss(trainable, non_trainable, x, y)
+        logs, metrics = self._measure(metrics, loss, y, y_pred)
+        return logs, (trainable, non_trainable, metrics)
+
+
+class _PlainLogs(_GuideStep):
+    """Returns the loss of the batch as it is, by the name of a metric that it never updates."""
+
+    def _measure(self, metrics_variables: Any, loss: Any, y: Any, y_pred: Any) -> Any:
+        return {"loss": loss}, metrics_variables
+
+
+class _StepWithVariables(keras.Model):
+    """The same with the variables themselves, as on Keras's other backends."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data[:2]
+
+        def loss_of() -> Any:
+            return self.compute_loss(x, y, self(x, training=True))
+
+        loss, grads = sg.value_and_grad(loss_of, self.trainable_variables)
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"loss": loss}
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data[:2]
+        return {"loss": self.compute_loss(x, y, self(x, training=False))}
+
+    def predict_step(self, data: Any) -> Any:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self(x, training=False)
+
+
+def _logs_job(model_class: Any, steps_per_execution: int = 1) -> Callable[[Scope], dict[str, Any]]:
+    """Ten rows in batches of 4, 4 and 2; seven to validate; single batches of five."""
+
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = regression(10)
+        with scope():
+            inputs = keras.Input((3,))
+            outputs = keras.layers.Dense(1, kernel_initializer="ones")(inputs)
+            model = model_class(inputs, outputs)
+            model.compile(
+                keras.optimizers.SGD(0.05),
+                "mse",
+                metrics=["mae"],
+                steps_per_execution=steps_per_execution,
+            )
+        measured = fitted(
+            model, x, y, batch_size=4, validation_data=(x[:7], y[:7]), validation_batch_size=4
+        )
+        measured |= evaluated(model, x[:7], y[:7], batch_size=4)
+        if steps_per_execution == 1:
+            for name in ("train_on_batch", "test_on_batch"):
+                logs = getattr(model, name)(x[:5], y[:5], return_dict=True)
+                measured |= {f"{name} {key}": value for key, value in logs.items()}
+        return {**measured, "predict": model.predict(x, batch_size=4, verbose=0)}
+
+    return job
+
+
+def _slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "num_replicas", "steps_per_execution"),
+    [
+        (_PlainLogs, 2, 1),
+        (_GuideStep, 2, 1),
+        _slow(_PlainLogs, 1, 1),
+        _slow(_GuideStep, 1, 1),
+        _slow(_PlainLogs, 2, 2),
+        _slow(_GuideStep, 2, 2),
+        _slow(_PlainLogs, 3, 1),
+    ],
+)
+def test_logs_of_a_step_of_ones_own_are_those_of_plain_keras(
+    model_class: Any, num_replicas: int, steps_per_execution: int
+) -> None:
+    job = _logs_job(model_class, steps_per_execution)
+    expected = plain_keras(job)
+    assert expected["fit loss"].min() > 0.0
+    assert differences(plain_keras(lambda _: job(mirrored(num_replicas).scope)), expected) == []
+
+
+@pytest.mark.parametrize("num_replicas", [2, _slow(1)])
+def test_step_with_variables_is_that_with_the_state(num_replicas: int) -> None:
+    expected = plain_keras(_logs_job(_PlainLogs))
+    job = _logs_job(_StepWithVariables)
+    assert differences(plain_keras(lambda _: job(mirrored(num_replicas).scope)), expected) == []
+
+
+def test_early_stopping_watches_the_loss_of_a_step_of_ones_own() -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = regression(8)
+        with scope():
+            inputs = keras.Input((3,))
+            model = _PlainLogs(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(inputs))
+            model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+        stopping = keras.callbacks.EarlyStopping("loss", patience=1)
+        return fitted(model, x, y, batch_size=8, epochs=6, callbacks=[stopping])
+
+    measured = _assert_like_one_device(job)
+    assert len(measured["fit loss"]) == 6
+
+
+def test_numbers_made_of_results_in_a_step_of_ones_own_are_of_all_replicas() -> None:
+    class Squares(_GuideStep):
+        def _measure(self, metrics_variables: Any, loss: Any, y: Any, y_pred: Any) -> Any:
+            logs, new = super()._measure(metrics_variables, loss, y, y_pred)
+            return {"squared": logs["compile_metrics"]["mae"] ** 2}, new
+
+    expected = plain_keras(_logs_job(Squares))
+    job = _logs_job(Squares)
+    assert differences(plain_keras(lambda _: job(mirrored(2).scope)), expected) == []

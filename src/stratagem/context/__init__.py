@@ -1,6 +1,7 @@
 """Where a call stands: cross-replica, replica or update context."""
 
 from stratagem.context.batch import ReplicaBatch
+from stratagem.context.gathering import all_gather
 from stratagem.context.replica import ReplicaContext, get_replica_context
 from stratagem.context.stack import (
     experimental_set_strategy,
@@ -14,6 +15,7 @@ from stratagem.context.stack import (
 __all__ = [
     "ReplicaBatch",
     "ReplicaContext",
+    "all_gather",
     "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",

@@ -17,6 +17,7 @@ from stratagem.execution.multistep import run_steps
 from stratagem.execution.own_rows import rows_to_update, with_updated_rows
 from stratagem.execution.parted_program import rows_of_kept
 from stratagem.execution.program import Program
+from stratagem.execution.row_effects import RowEffect, row_effects
 from stratagem.execution.spmd import CompiledExecution, program_of
 from stratagem.execution.trace import Trace
 
@@ -27,6 +28,7 @@ __all__ = [
     "Ids",
     "Program",
     "ReplicaScope",
+    "RowEffect",
     "Trace",
     "batch_arguments",
     "current_scope",
@@ -37,6 +39,7 @@ __all__ = [
     "is_worth_rows",
     "note_table",
     "program_of",
+    "row_effects",
     "rows_of_kept",
     "rows_to_update",
     "run_eagerly",

@@ -10,8 +10,10 @@ from typing import Any
 __all__ = [
     "annotated_variables",
     "current_annotations",
+    "is_making_state_of_metric",
     "is_making_table",
     "making_slot_of",
+    "making_state_of_metric",
     "making_table",
     "owner_of_new_slot",
 ]
@@ -21,6 +23,7 @@ class _Annotations(threading.local):
     current: tuple[str, str] | None = None
     is_table = False
     slot_of: Any = None
+    is_of_metric = False
 
 
 _annotations = _Annotations()
@@ -78,3 +81,18 @@ def making_slot_of(variable: Any) -> Generator[None]:
 def owner_of_new_slot() -> Any:
     """Returns the variable that one created now is a slot of; None for any other."""
     return _annotations.slot_of
+
+
+@contextlib.contextmanager
+def making_state_of_metric() -> Generator[None]:
+    """Variables that are created in a `with` block are state of a metric."""
+    previous, _annotations.is_of_metric = _annotations.is_of_metric, True
+    try:
+        yield
+    finally:
+        _annotations.is_of_metric = previous
+
+
+def is_making_state_of_metric() -> bool:
+    """Tells whether a variable that is created now is state of a metric."""
+    return _annotations.is_of_metric

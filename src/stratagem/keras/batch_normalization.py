@@ -19,7 +19,7 @@ import keras
 from stratagem.context import ReplicaContext
 from stratagem.execution import ReplicaScope, current_scope
 from stratagem.keras.annotations import annotated_variables
-from stratagem.keras.losses import row_mask
+from stratagem.keras.batch_rows import row_mask
 from stratagem.keras.private import MOMENTS, annotate, get_stateless_scope, reduction_axes
 from stratagem.keras.step_mode import replica_context
 from stratagem.options import ReduceOp

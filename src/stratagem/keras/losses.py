@@ -18,6 +18,15 @@ from keras import ops
 
 from stratagem.context import ReplicaContext, get_replica_context
 from stratagem.errors import InvalidArgumentError
+from stratagem.execution import RowEffect
+from stratagem.keras.batch_rows import (
+    first_rows,
+    gathered_rows,
+    num_rows,
+    true_rows,
+    whole_batch,
+)
+from stratagem.keras.loss_effects import effect_of_loss
 from stratagem.keras.private import apply_mask, get_keras_mask, squeeze_or_expand_to_same_rank
 from stratagem.keras.step_mode import StepMode, current_mode, example_fraction, replica_context
 from stratagem.messages import explain
@@ -38,9 +47,15 @@ def install() -> None:
             return original(self, y_true, y_pred, sample_weight)
         if current_mode() is StepMode.OWN and self.reduction in _AVERAGING:
             _warn_about_averaging(self, context)
+        effect = effect_of_loss(self, y_true, y_pred, context)
+        if current_mode() is StepMode.SHARE:
+            if effect is RowEffect.MIXED and self.reduction not in (None, "none"):
+                return _loss_of_whole_batch(self, y_true, y_pred, sample_weight, context)
+        elif effect is RowEffect.MIXED and context.num_replicas_in_sync > 1:
+            _warn_about_pairs(self, context)
         if current_mode() is not StepMode.SHARE and not context.batch.is_padded:
             return original(self, y_true, y_pred, sample_weight)
-        return _replica_loss(self, y_true, y_pred, sample_weight, context)
+        return _replica_loss(self, y_true, y_pred, sample_weight, context, effect)
 
     keras.losses.Loss.__call__ = call
 
@@ -61,8 +76,39 @@ def _warn_about_averaging(loss: Any, context: ReplicaContext) -> None:
         )
 
 
-def _replica_loss(
+def _warn_about_pairs(loss: Any, context: ReplicaContext) -> None:
+    warnings.warn(
+        explain(
+            f"The loss {loss.name!r} makes one example depend on others, in a step of your own.",
+            expected="a loss that adds up over examples: each of the "
+            f"{context.num_replicas_in_sync} replicas compares its own examples only.",
+            fix="gather the examples of all replicas before it: sg.all_gather(value, axis=0).",
+        ),
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def _loss_of_whole_batch(
     loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, context: ReplicaContext
+) -> Any:
+    """This replica's share of a loss whose examples depend on one another: 1/n of the whole.
+
+    The gradient of the gathering adds up what all replicas' shares have of this replica's rows.
+    """
+    rows = num_rows(jax.tree.leaves(y_pred)[0], context)
+    gathered = [gathered_rows(value, context, rows) for value in (y_true, y_pred, sample_weight)]
+    with whole_batch(context):
+        return loss(*gathered) / context.num_replicas_in_sync
+
+
+def _replica_loss(
+    loss: Any,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    context: ReplicaContext,
+    effect: RowEffect,
 ) -> Any:
     """Does what Keras's `Loss.__call__` does, leaving padding out and counting all replicas."""
     in_mask = get_keras_mask(y_pred)
@@ -77,8 +123,9 @@ def _replica_loss(
                 values = _of_true_rows(loss, y_true, y_pred, values, context)
             if sample_weight is not None:
                 values *= _weight_of_batch(loss.reduction, sample_weight, values.dtype, context)
-            share = current_mode() is StepMode.SHARE
-            return values * example_fraction(context, values.dtype) if share else values
+            if current_mode() is not StepMode.SHARE or effect is RowEffect.SUM:
+                return values
+            return values * example_fraction(context, values.dtype)
         mask = masks[0] & masks[1] if len(masks) == 2 else (masks[0] if masks else None)
         weights = apply_mask(sample_weight, mask, dtype=values.dtype, reduction="sum")
         return _reduce(loss.reduction, values, weights, mask, context)
@@ -111,27 +158,14 @@ def _of_true_rows(
     branch could hold a collective, which needs all of them.
     """
     result = jnp.zeros_like(of_all_rows)
+    rows = num_rows(jax.tree.leaves(y_pred)[0], context)
     for length in sorted(set(context.batch.lengths or ()) - {0}):
-        cut_true, cut_pred = (first_rows(value, length, context) for value in (y_true, y_pred))
+        cut_true, cut_pred = (
+            first_rows(value, length, context, rows) for value in (y_true, y_pred)
+        )
         value = jnp.asarray(ops.convert_to_tensor(loss.call(cut_true, cut_pred), dtype=loss.dtype))
         result = jnp.where(context.num_examples == length, value, result)
     return result
-
-
-def first_rows(values: Any, count: int, context: ReplicaContext) -> Any:
-    """Returns this replica's first examples.
-
-    Args:
-        values: pytree of arrays; those whose axis 0 is not this replica's batch pass.
-        count: how many.
-        context: the replica.
-    """
-
-    def cut(leaf: Any) -> Any:
-        is_array = isinstance(leaf, jax.Array) and leaf.ndim > 0
-        return leaf[:count] if is_array and leaf.shape[0] == context.batch.size else leaf
-
-    return jax.tree.map(cut, values)
 
 
 def _reduce(
@@ -175,38 +209,6 @@ def _num_elements(values: Any, context: ReplicaContext, *, share: bool) -> Any:
     if rows is None or values.shape[0] != context.batch.size:
         return values.size * (context.num_replicas_in_sync if share else 1)
     return rows * (values.size // values.shape[0] if values.shape[0] else 0)
-
-
-def true_rows(values: Any, context: ReplicaContext) -> Any:
-    """Returns an array with zeros in the rows that only pad.
-
-    Args:
-        values: array whose axis 0 is this replica's batch, or a multiple of it; others pass.
-        context: the replica.
-
-    Returns:
-        Array of the same shape and dtype.
-    """
-    mask = row_mask(values, context)
-    return values if mask is None else jnp.where(mask, values, jnp.zeros((), values.dtype))
-
-
-def row_mask(values: Any, context: ReplicaContext) -> Any:
-    """Returns which rows of an array are true examples, in a shape that broadcasts against it.
-
-    Args:
-        values: array whose axis 0 is this replica's batch, or a multiple of it (rows of one example
-            side by side, as after flattening time).
-        context: the replica.
-
-    Returns:
-        Boolean array of shape (rows, 1, ...); None if every row is true or rows are no examples.
-    """
-    batch = context.batch
-    if not batch.is_padded or values.ndim == 0 or not batch.size or values.shape[0] % batch.size:
-        return None
-    mask = jnp.repeat(context.example_mask, values.shape[0] // batch.size)
-    return mask.reshape((-1,) + (1,) * (values.ndim - 1))
 
 
 def compute_average_loss(

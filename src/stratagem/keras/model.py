@@ -28,6 +28,7 @@ from stratagem.keras.private import (
     GET_JAX_STATE,
     JAXEpochIterator,
     JAXTrainer,
+    compile_arguments,
 )
 from stratagem.keras.running_fit import looks_at_batches
 from stratagem.keras.served_fit import ServedPredictFunction, ServedTrainOrTestFunction, settle
@@ -155,6 +156,7 @@ def _wrap_entry_point(name: str) -> None:
         if strategy is None:
             return original(self, *args, **kwargs)
         bound = signature.bind_partial(self, *args, **kwargs)
+        _adopt_metrics(self, strategy)
         check_callbacks(
             name,
             listed(bound.arguments.get("callbacks")),
@@ -179,6 +181,15 @@ def _wrap_entry_point(name: str) -> None:
 
     # keras.Model finds these on JAXTrainer, where subclasses' overrides still come first.
     setattr(JAXTrainer, name, filters_traceback(entered))
+
+
+def _adopt_metrics(model: Any, strategy: Any) -> None:
+    """Moves metrics that were made before the scope to the strategy of their model."""
+    given = compile_arguments(model) if model.compiled else {}
+    of_metrics = {key: given.get(key) for key in ("metrics", "weighted_metrics")}
+    for variable in [*model.metrics_variables, *_variables_of(of_metrics)]:
+        if home_of(variable) is None:
+            adopt(variable, strategy)
 
 
 def _somebody_looks(verbose: Any, callbacks: Any) -> bool:

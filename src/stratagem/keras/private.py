@@ -20,6 +20,7 @@ variables.Variable._aggregation       likewise
 losses.loss.apply_mask                weights of Keras masks, as every Keras loss combines them
 losses.loss.squeeze_or_expand...      how Keras aligns weights with values
 masking.get_keras_mask                the mask that a layer attached to its output
+masking.set_keras_mask                the same, of the rows that were taken of the output
 trainer._get_jax_state                fit hands the state to us through it; ours stays in variables
 trainer._aggregate_additional_loss    where regularisation losses enter the total
 trainer._loss_tracker                 the metric that fit reports as the loss
@@ -65,7 +66,7 @@ from typing import Any
 
 import numpy as np
 from keras.src.backend.common import global_state
-from keras.src.backend.common.masking import get_keras_mask
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
@@ -102,6 +103,8 @@ __all__ = [
     "annotate",
     "apply_mask",
     "autocasts",
+    "averaged",
+    "averaged_function",
     "batches_taken",
     "build_for",
     "calls_in_thread",
@@ -130,6 +133,7 @@ __all__ = [
     "set_batches_taken",
     "set_global_seed_state",
     "set_initial_epoch",
+    "set_keras_mask",
     "set_path",
     "squeeze_or_expand_to_same_rank",
     "takes_training",
@@ -150,6 +154,11 @@ MOMENTS = "_moments"
 def own_variables(metric: Any) -> list[Any]:
     """Returns the variables that a metric made itself, without those of inner metrics."""
     return list(metric._variables)
+
+
+def averaged_function(metric: Any) -> Any:
+    """Returns the function whose values a metric averages."""
+    return metric._fn
 
 
 def averaged(metric: Any, y_true: Any, y_pred: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Generator
 from typing import Any
 
@@ -12,7 +13,7 @@ import keras
 
 from stratagem.context import ReplicaContext, get_replica_context
 from stratagem.execution import current_scope, value_and_grad
-from stratagem.keras.losses import true_rows
+from stratagem.keras.batch_rows import true_rows
 from stratagem.keras.metrics import results_of_all_replicas
 from stratagem.keras.private import (
     flatten_layers,
@@ -45,6 +46,7 @@ class ReplicaSteps:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self.names_of_results: frozenset[str] = frozenset()
 
     def _overrides(self, *names: str) -> bool:
         return any(
@@ -55,8 +57,6 @@ class ReplicaSteps:
     def _counted_over_replicas(self, step: str) -> Generator[None]:
         mode = StepMode.MEAN if self._overrides(step, "compute_loss") else StepMode.SHARE
         trackers = output_loss_trackers(self._model)
-        if self._overrides(step):  # Keras hands it the loss and the padded number of rows
-            trackers.append(loss_tracker(self._model))
         with step_mode(mode, trackers), _regularizers_of_true_rows(self._model):
             yield
 
@@ -106,6 +106,8 @@ class ReplicaSteps:
         if not self._overrides("predict_step"):
             with _trainable_as_before(model):
                 return self._call(unpack_x_y_sample_weight(data)[0], training=False)
+        if not _takes_state(model.predict_step):
+            return model.predict_step(data)
         state = [_values(model.trainable_variables), _values(model.non_trainable_variables)]
         outputs, non_trainable = model.predict_step(tuple(state), data)
         _assign(model.non_trainable_variables, non_trainable)
@@ -148,23 +150,49 @@ class ReplicaSteps:
         if not self._overrides("compute_metrics"):
             self._model.compute_metrics(x, y, y_pred, sample_weight)
             return None
-        with results_of_all_replicas():
+        with results_of_all_replicas() as results:
             logs = self._model.compute_metrics(x, y, y_pred, sample_weight)
-        return jax.tree.map(lambda leaf: _average(leaf, context), logs)
+        return self._reported(logs, results)
 
     def _own_step(self, step: str, data: Any, *, with_optimizer: bool) -> Any:
-        """Runs the model's own stateless step with this replica's values as the state."""
-        model = self._model
-        groups = [model.trainable_variables, model.non_trainable_variables]
-        if with_optimizer:
-            groups.append(model.optimizer.variables)
-        groups.append(model.metrics_variables)
-        logs, state = getattr(model, step)(tuple(_values(group) for group in groups), data)
-        for group, values in zip(groups, state, strict=True):
-            _assign(group, values)
+        """Runs the model's own step: `step(state, data)` of Keras on JAX, or `step(data)`.
+
+        The state is this replica's values; without it the step uses the variables themselves.
+        """
+        model, method = self._model, getattr(self._model, step)
+        with results_of_all_replicas() as results:
+            if not _takes_state(method):
+                return self._reported(method(data), results)
+            groups = [model.trainable_variables, model.non_trainable_variables]
+            if with_optimizer:
+                groups.append(model.optimizer.variables)
+            groups.append(model.metrics_variables)
+            logs, state = method(tuple(_values(group) for group in groups), data)
+            for group, values in zip(groups, state, strict=True):
+                _assign(group, values)
+            return self._reported(logs, results)
+
+    def _reported(self, logs: Any, results: dict[int, Any]) -> Any:
+        """Logs that are the same on all replicas: numbers of one replica's examples are averaged.
+
+        Results of metrics are of all replicas already.
+        """
         context = get_replica_context()
         assert context is not None
-        return jax.tree.map(lambda leaf: _average(leaf, context), logs)
+        is_result = lambda leaf: results.get(id(leaf)) is leaf  # noqa: E731
+        self.names_of_results = frozenset(name for name, leaf in logs.items() if is_result(leaf))
+        return jax.tree.map(
+            lambda leaf: leaf if is_result(leaf) else _average(leaf, context), dict(logs)
+        )
+
+
+def _takes_state(step: Any) -> bool:
+    """Whether a step of the model's own is a function of the state, as Keras's are on JAX."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(step).parameters.values()
+    required = [one for one in parameters if one.kind in kinds and one.default is one.empty]
+    takes_any = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
+    return takes_any or len(required) > 1
 
 
 @contextlib.contextmanager

@@ -281,7 +281,7 @@ class ServedTrainOrTestFunction(_Dealer):
         super().__init__(model, strategy, "train" if training else "test")
         self._num_states = 4 if training else 3
         self.metric_logs = MetricLogs(model, strategy, before=self._settle)
-        self._own_logs: dict[str, Any] = {}
+        self._own_logs: tuple[dict[str, Any], frozenset[str]] | None = None
         self._told_last: dict[str, Any] = {}
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
@@ -290,7 +290,7 @@ class ServedTrainOrTestFunction(_Dealer):
         with self.raised_once():
             self.deal(iterator)
             while len(self._under_way) > self.num_in_flight:
-                self._own_logs = self._under_way.popleft().fetch() or {}
+                self._own_logs = self._under_way.popleft().fetch()
         if not isinstance(iterator, HostBatches):  # one batch, whose logs are asked for
             self._settle()
         logs = self.metric_logs.so_far() if logs_wanted.value else self.metric_logs.placeholder()
@@ -309,10 +309,13 @@ class ServedTrainOrTestFunction(_Dealer):
             self._told_last.update(logs)
 
     def _with_own(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """What a step of the model's own calls by a metric's name is that metric's result."""
-        if not self._own_logs:
+        """Logs of the model's own step, in which results of metrics are those of all workers."""
+        if self._own_logs is None:
             return dict(logs)
-        return {name: logs.get(name, value) for name, value in self._own_logs.items()}
+        own, results = self._own_logs
+        return {
+            name: logs.get(name, value) if name in results else value for name, value in own.items()
+        }
 
 
 class ServedPredictFunction(_Dealer):

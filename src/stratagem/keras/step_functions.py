@@ -191,7 +191,7 @@ class TrainOrTestFunction(_StepFunction):
     """
 
     def __init__(self, model: Any, strategy: Any, *, training: bool) -> None:
-        steps = ReplicaSteps(model)
+        steps = self._steps = ReplicaSteps(model)
         super().__init__(model, strategy, steps.train if training else steps.test)
         self._num_states = 4 if training else 3
         self.metric_logs = MetricLogs(model, strategy)
@@ -207,11 +207,8 @@ class TrainOrTestFunction(_StepFunction):
 
         batches, result = call()[1] if self.events is None else self.events.run(call)
         logs = _last_logs(batches, result)
-        if logs is not None:
-            # What a step of the model's own calls by a metric's name is that metric's result, of
-            # this replica: here it is of all.
-            current = self.metric_logs.current()
-            logs = {name: current.get(name, value) for name, value in dict(logs).items()}
+        if logs is not None:  # of a step of the model's own
+            logs = dict(logs)
         elif logs_wanted.value:
             logs = self.metric_logs.current()
         else:
@@ -219,12 +216,12 @@ class TrainOrTestFunction(_StepFunction):
         return logs, tuple([] for _ in range(self._num_states))
 
     def last_logs(self, results: list[tuple[list[HostBatch], Any]]) -> Any:
-        """Returns the logs of the last of some steps; None of Keras's own steps.
+        """Returns the logs of the last step that ran, and which of them are results of metrics.
 
-        Args:
-            results: what `run_next` returned.
+        None for Keras's own steps.
         """
-        return _last_logs(*results[-1])
+        logs = _last_logs(*results[-1])
+        return None if logs is None else (logs, self._steps.names_of_results)
 
 
 class PredictFunction(_StepFunction):

@@ -8,7 +8,10 @@ MEAN: each replica's loss is the mean over its own examples; gradients are avera
 true examples. For models with a `train_step` or `compute_loss` of their own, whose code knows only
 means.
 
-In a step of the user's own (`strategy.run`) neither holds: losses are what the user makes of them.
+WHOLE: this replica computes with the rows of all replicas, as one device does. Nothing is counted
+over replicas.
+
+In a step of the user's own (`strategy.run`) none holds: losses are what the user makes of them.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class StepMode(enum.Enum):
     OWN = "own"
     SHARE = "share"
     MEAN = "mean"
+    WHOLE = "whole"
 
 
 class _Current(threading.local):
@@ -68,8 +72,8 @@ def step_mode(mode: StepMode, loss_trackers: Sequence[Any] = ()) -> Generator[No
 
 
 def is_loss_tracker(metric: Any) -> bool:
-    """Tells whether Keras hands losses to a metric in this step."""
-    return id(metric) in _current.loss_trackers
+    """Tells whether Keras hands this replica's shares of losses to a metric in this step."""
+    return _current.mode is StepMode.SHARE and id(metric) in _current.loss_trackers
 
 
 def record_loss(tracker: Any, loss: Any, context: ReplicaContext) -> None:
@@ -93,6 +97,8 @@ def current_mode() -> StepMode:
 
 def replica_context() -> ReplicaContext | None:
     """Returns the context of a replica that has company or a padded batch; else None."""
+    if _current.mode is StepMode.WHOLE:
+        return None
     context = get_replica_context()
     if context is None or (context.num_replicas_in_sync == 1 and not context.batch.is_padded):
         return None

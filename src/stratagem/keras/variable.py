@@ -24,6 +24,7 @@ from stratagem.execution import current_scope
 from stratagem.execution.trace_errors import foreign_variable
 from stratagem.keras.annotations import (
     current_annotations,
+    is_making_state_of_metric,
     is_making_table,
     owner_of_new_slot,
 )
@@ -102,6 +103,8 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         )
         self._home = Home(strategy, kind, parsed)
         self._is_table = is_making_table()
+        is_summed = parsed is VariableAggregation.SUM
+        self._starts_once = is_summed and is_making_state_of_metric()
         self.slot_of = owner_of_new_slot()
         self.whole = WholeValue()
         super().__init__(
@@ -218,6 +221,8 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         if self._home.kind is VariableKind.ON_READ:  # each component starts with the whole value
             topology = self._home.strategy.topology
             stacked = np.broadcast_to(np.asarray(value), (topology.num_replicas, *value.shape))
+            if self._starts_once:  # a metric's sum is that of one device from the start
+                stacked = np.concatenate([stacked[:1], np.zeros_like(stacked[1:])])
             self.storage = stored_components(stacked, topology)
         else:
             self._direct_assign(value)
