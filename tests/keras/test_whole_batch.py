@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.parity.comparison import Scope, assert_like_plain_keras, evaluated, fitted
+import stratagem as sg
+from stratagem.keras.step_mode import StepMode, step_mode
+from tests.parity.comparison import Scope, assert_like_plain_keras, evaluated, fitted, mirrored
 
 _NUM_ROWS = 7  # batches of 4 and 3: two replicas have 2 and 2 rows, then 2 and 1
 
@@ -142,3 +145,38 @@ def test_metrics_that_are_one_number_a_batch_in_eager_replicas_and_many_steps() 
 )
 def test_loss_of_examples_that_depend_on_one_another(loss: Any) -> None:
     assert_like_plain_keras(_job(loss), replicas=(2,))
+
+
+class _PairsLoss(keras.losses.Loss):
+    """In-batch negatives, one loss for each row."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return _pairs(y_true, y_pred)
+
+
+@pytest.mark.parametrize("mode", [StepMode.OWN, StepMode.MEAN])
+def test_loss_of_pairs_in_a_step_of_ones_own_is_a_warning(mode: StepMode) -> None:
+    strategy, loss = mirrored(2), _PairsLoss(reduction=None, name="pairs")
+
+    def step(x: Any, y: Any) -> Any:
+        with step_mode(mode):
+            return loss(y, x)
+
+    (batch,) = strategy.distribute_dataset([_data(4)])
+    with pytest.warns(UserWarning, match=r"'pairs' makes one example depend.*\n.*\nFix: gather"):
+        strategy.run(step, args=batch)
+
+
+def test_loss_of_gathered_pairs_is_no_warning() -> None:
+    strategy, loss = mirrored(2), _PairsLoss(reduction=None)
+
+    def step(x: Any, y: Any) -> Any:
+        return loss(sg.all_gather(y), sg.all_gather(x))
+
+    x, y = _data(4)
+    (batch,) = strategy.distribute_dataset([(x, y)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = strategy.run(step, args=batch)
+    for part in strategy.local_results(values):
+        np.testing.assert_allclose(part, np.asarray(_pairs(y, x)), rtol=1e-5)
