@@ -133,12 +133,12 @@ def test_metrics_that_are_one_number_a_batch_in_eager_replicas_and_many_steps() 
     "loss",
     [
         _pairs,
-        pytest.param(keras.losses.Dice(), id="dice"),
+        pytest.param(keras.losses.Dice(), id="dice", marks=pytest.mark.slow),
         pytest.param(lambda t, p: ops.sum(ops.square(t - p)), id="sum"),
         pytest.param(
             lambda t, p: ops.mean(ops.square(t - p), axis=0), id="axis", marks=pytest.mark.slow
         ),
-        pytest.param(_root, id="root", marks=pytest.mark.slow),
+        pytest.param(_root, id="root"),
         pytest.param(keras.losses.Tversky(), id="tversky", marks=pytest.mark.slow),
         pytest.param(_circle, id="circle", marks=pytest.mark.slow),
     ],
