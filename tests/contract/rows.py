@@ -131,10 +131,16 @@ _LOCAL = {
         "test_aggregation",
         "test_returned_variables",
         "test_builds_in_steps",
+        "test_apply_outside",
     ),
     "central_4": _central(4),
     "hybrid_2": _hybrid(
-        2, "sharded", "test_members", "test_aggregation", "test_returned_variables"
+        2,
+        "sharded",
+        "test_members",
+        "test_aggregation",
+        "test_returned_variables",
+        "test_apply_outside",
     ),
     "hybrid_4": _hybrid(4, "sharded"),
     "hybrid_central_2": _hybrid(2, "central"),
@@ -142,11 +148,13 @@ _LOCAL = {
     "hybrid_pinned_2": _pinned(2, "test_members"),
     "hybrid_pinned_4": _pinned(4),
     "hybrid_server_1": _served(1),
-    "hybrid_server_2": _served(2, "test_aggregation", "test_returned_variables"),
+    "hybrid_server_2": _served(
+        2, "test_aggregation", "test_returned_variables", "test_apply_outside"
+    ),
     "logical_1x2": _logical(1, 2),
     "logical_2x2": _logical(2, 2, "test_members"),
     "logical_2x4": _logical(2, 4),
-    "tpu_2": Row(lambda: _tpu(2), 2, told_by=("test_members",)),
+    "tpu_2": Row(lambda: _tpu(2), 2, told_by=("test_members", "test_apply_outside")),
     "tpu_4": Row(lambda: _tpu(4), 4, told_by=()),
 }
 ROWS = _CLUSTER if "STRATAGEM_TEST_REPLICAS" in os.environ else _LOCAL

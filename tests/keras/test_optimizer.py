@@ -226,17 +226,6 @@ def test_stateless_apply_in_a_scan_sums_over_replicas() -> None:
             np.testing.assert_allclose(np.asarray(part), wanted, rtol=1e-5)
 
 
-def test_plain_gradients_outside_the_replicas_are_refused() -> None:
-    with mirrored(2).scope():
-        variables = _variables()
-        optimizer = keras.optimizers.SGD(0.1)
-        with pytest.raises(
-            RuntimeError, match=r"optimizer\.apply was called in cross-replica context"
-        ):
-            optimizer.apply([jnp.asarray(grad) for grad in _GRADIENTS[0]], variables)
-    np.testing.assert_array_equal(np.asarray(variables[0]), _START[0])
-
-
 def test_mirrored_gradients_outside_the_replicas_are_applied_as_they_are() -> None:
     strategy = mirrored(2)
     with strategy.scope():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -340,6 +341,20 @@ def test_gradients_that_are_reduced_already_are_not_summed_again() -> None:
 
         coordinator.schedule(lambda: sg.get_strategy().run(step)).fetch()
         assert v.numpy().tolist() == [-3, -3]
+
+
+@pytest.mark.parametrize("is_in_scope", [True, False])
+def test_plain_gradients_at_the_coordinator_update_what_servers_hold(is_in_scope: bool) -> None:
+    with coordinated(num_servers=2) as coordinator:
+        scope = coordinator.strategy.scope
+        with scope():
+            v = keras.Variable(np.arange(4.0, dtype="float32"))
+            optimizer = optimizers.SGD(0.5, momentum=0.5)
+        for _ in range(2):
+            with scope() if is_in_scope else contextlib.nullcontext():
+                optimizer.apply([jnp.ones(4)], [v])
+        assert np.asarray(v).tolist() == [-1.25, -0.25, 0.75, 1.75]
+        assert int(optimizer.iterations) == 2
 
 
 def test_own_train_step_averages_over_the_devices_of_a_worker() -> None:

@@ -19,21 +19,20 @@ from stratagem.context import (
     ReplicaContext,
     get_replica_context,
     get_strategy,
-    in_cross_replica_context,
+    has_strategy,
     stack,
 )
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import ReplicaScope, current_scope
 from stratagem.execution.step_capture import note_optimizer
 from stratagem.keras.parted_update import apply_in_parts
-from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.keras.served_optimizer import is_served, note_built, send_gradients
 from stratagem.keras.step_mode import StepMode, current_mode, example_fraction
 from stratagem.keras.table_rows import apply_with_rows
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.values import IndexedSlices, Mirrored, is_indexed_slices
+from stratagem.values import IndexedSlices, Mirrored, PerReplica, is_indexed_slices
 from stratagem.variables import home_of
 
 __all__ = ["apply_gradients", "build_in_replica", "install", "sum_gradients"]
@@ -61,12 +60,15 @@ def _wrap_apply(cls: Any) -> None:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
         context, scope = get_replica_context(), current_scope()
+        variables = None if trainable_variables is None else list(trainable_variables)
         if context is None or scope is None:
-            grads = _check_outside_replica(grads, trainable_variables)
-            return original(self, grads, trainable_variables)
+            grads = _same_for_all_replicas(grads)
+            if scope is not None and is_served(variables or []):
+                raise _served_in_merge_call(self)
+            _build_in_scope(self, variables or [])
+            return original(self, grads, variables)
         grads = _dense(grads)
         note_optimizer(self)
-        variables = None if trainable_variables is None else list(trainable_variables)
         _check_owners(variables or [], context.strategy)
         if not self.built and variables is not None:
             build_in_replica(self, variables, context.strategy)
@@ -83,6 +85,25 @@ def _wrap_apply(cls: Any) -> None:
             return apply_with_rows(original, self, summed, variables)
 
     cls.apply = apply
+
+
+def _served_in_merge_call(optimizer: Any) -> NotImplementedError:
+    return NotImplementedError(
+        explain(
+            f"{optimizer.name} was applied in merge_call to variables on parameter servers.",
+            expected="the replica function, or cross-replica context outside strategy.run.",
+            fix="call optimizer.apply in the replica function, which sums the gradients itself.",
+        )
+    )
+
+
+def _build_in_scope(optimizer: Any, variables: list[Any]) -> None:
+    """Makes what an optimizer keeps in the scope of its variables, if no scope is entered."""
+    home = home_of(variables[0]) if variables else None
+    if optimizer.built or home is None or has_strategy():
+        return
+    with home.strategy.scope(), keras.name_scope(optimizer.name, caller=optimizer):
+        optimizer.build(variables)
 
 
 def build_in_replica(optimizer: Any, variables: list[Any], strategy: Any) -> None:
@@ -108,7 +129,8 @@ def apply_gradients(
 ) -> Any:
     """Applies gradients with an optimizer, as `optimizer.apply_gradients` of TensorFlow 2.
 
-    Call in replica context, or outside every scope.
+    In replica context the gradients are summed over replicas first. In cross-replica context they
+    are the same for all replicas, and update every copy as one device would.
 
     Args:
         optimizer: a Keras optimizer.
@@ -123,7 +145,7 @@ def apply_gradients(
 
     Raises:
         ValueError: gradients that are not to be reduced and may differ between replicas.
-        RuntimeError: in cross-replica context.
+        RuntimeError: `PerReplica` gradients in cross-replica context; reduce them first.
 
     Example:
         >>> v = sg.Variable(1.0)
@@ -263,22 +285,17 @@ def _check_owners(variables: list[Any], strategy: Any) -> None:
             )
 
 
-def _check_outside_replica(grads: list[Any], variables: Any) -> list[Any]:
-    """Outside replica functions only gradients that are the same everywhere can be applied."""
-    homes = [home_of(variable) for variable in variables or ()]
-    distributed = any(home is not None and home.strategy.num_replicas_in_sync > 1 for home in homes)
-    are_mirrored = all(grad is None or isinstance(grad, Mirrored) for grad in grads)
-    is_outside = in_cross_replica_context() and current_scope() is None
-    # A step of pure JAX: the values are those that the caller hands in and gets back.
-    is_stateless = get_stateless_scope() is not None and current_function_trace() is None
-    if distributed and is_outside and not is_stateless and not are_mirrored:
+def _same_for_all_replicas(grads: list[Any]) -> list[Any]:
+    """Gradients for every copy alike; the parts of replicas have to be reduced first."""
+    parts = jax.tree.leaves(grads, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    if any(isinstance(part, PerReplica) for part in parts):
         raise RuntimeError(
             explain(
-                f"optimizer.apply was called in cross-replica context of {get_strategy()}.",
-                expected="replica context, or gradients that are Mirrored.",
-                fix="call it in the function given to strategy.run, or reduce the gradients "
-                "with "
-                "strategy.extended.reduce_to first.",
+                "optimizer.apply got PerReplica gradients in cross-replica context of "
+                f"{get_strategy()}.",
+                expected="arrays or Mirrored values, which are the same for all replicas.",
+                fix="call it in the function given to strategy.run, or reduce the gradients first, "
+                'for example with strategy.reduce("SUM", gradient, axis=None).',
             )
         )
     return [_whole(grad.value if isinstance(grad, Mirrored) else grad) for grad in grads]

@@ -82,6 +82,12 @@ class StoredValue:
     def kept(self, value: Any) -> None:
         self._stored = value
 
+    def is_in_place(self) -> bool:
+        """Whether a read gets the value itself, and no traced one of an `sg.function`."""
+        trace = current_function_trace()
+        traced = None if trace is None else trace.load(self, self._stored)
+        return self.has_value and not isinstance(traced, Tracer)
+
     def whole_of_kept(self) -> Any:
         """The value, on one device; of what several processes have parts of all have to ask."""
         assert self.keeping is not None

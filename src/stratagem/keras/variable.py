@@ -176,8 +176,8 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
 
     def _global_value(self) -> Any:
         self._require_own_replica()
-        is_in_place = self.has_value and current_function_trace() is None
-        if self.keeping is not None and is_in_place:  # its storage would be a copy on each device
+        # Its storage would be a copy on each device.
+        if self.keeping is not None and self.is_in_place():
             return self.where_read(self.whole_of_kept())
         if self.storage is None:
             return self._initializer(self._shape, dtype=self._dtype)
