@@ -67,6 +67,24 @@ def _count(strategy: sg.Strategy) -> int:
     return strategy.num_replicas_in_sync
 
 
+def test_accumulated_gradients_outside_the_replicas_are_their_mean(strategy: sg.Strategy) -> None:
+    with strategy.scope():
+        weight = keras.Variable(_START)
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        for factor, wanted in ((1.0, _START), (3.0, _START - 0.2 * _GRADIENT)):
+            optimizer.apply([jnp.asarray(_GRADIENT) * factor], [weight])
+            np.testing.assert_allclose(np.asarray(weight), wanted, rtol=1e-5)
+
+
+def test_branch_outside_the_replicas_reads_variables(strategy: sg.Strategy) -> None:
+    with strategy.scope():
+        weight, scale = keras.Variable(_START), keras.Variable(2.0)
+        double = jax.lax.cond(
+            scale.value > 1.0, lambda: weight.value * scale.value, lambda: weight.value
+        )
+    np.testing.assert_allclose(np.asarray(double), 2.0 * _START, rtol=1e-6)
+
+
 def test_plain_gradients_in_a_compiled_function_update_all_copies(strategy: sg.Strategy) -> None:
     weight, optimizer = _made(strategy)
     with strategy.scope():

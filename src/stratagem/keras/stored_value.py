@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.core import Tracer
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope, is_worth_rows
 from stratagem.keras.explicit_placement import check_explicit_device
-from stratagem.keras.private import get_stateless_scope
+from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
 from stratagem.topology.lockstep import is_of_several
 from stratagem.topology.pieces import on_host, own_copy
 from stratagem.variables import Home, Keeping, VariableKind, WholeValue, sole_device
@@ -87,6 +88,15 @@ class StoredValue:
         trace = current_function_trace()
         traced = None if trace is None else trace.load(self, self._stored)
         return self.has_value and not isinstance(traced, Tracer)
+
+    def read_in_place(self) -> Any:
+        """The value of what is kept elsewhere, on one device.
+
+        A trace of the user's, of `jax.lax.cond` for example, gets it as a constant: operations on
+        the parts would not go together with those on the values of other variables.
+        """
+        with contextlib.nullcontext() if in_symbolic_scope() else jax.ensure_compile_time_eval():
+            return self.where_read(self.whole_of_kept())
 
     def whole_of_kept(self) -> Any:
         """The value, on one device; of what several processes have parts of all have to ask."""

@@ -176,9 +176,8 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
 
     def _global_value(self) -> Any:
         self._require_own_replica()
-        # Its storage would be a copy on each device.
         if self.keeping is not None and self.is_in_place():
-            return self.where_read(self.whole_of_kept())
+            return self.read_in_place()  # its storage would be a copy on each device
         if self.storage is None:
             return self._initializer(self._shape, dtype=self._dtype)
         if self._home.kind is VariableKind.ON_READ:
