@@ -129,6 +129,10 @@ test-gpu: $(GPU) ## the training step compiled for eight H100; needs no GPU
 test-peers: $(PEERS) ## the tests of datasets of TensorFlow, PyTorch and Hugging Face
 	.venv-peers/bin/python -m pytest tests/input/sources tests/keras/test_data_sources.py
 
+.PHONY: test-keras
+test-keras: $(MAIN) ## Keras's own tests with each strategy as the current one; ARGS=--record renews the list
+	.venv/bin/python -m tests.keras_own $(ARGS)
+
 .PHONY: lint
 lint: $(MAIN) ## ruff (rules and format) and codespell
 	.venv/bin/ruff check
