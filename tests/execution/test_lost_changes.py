@@ -130,6 +130,14 @@ def test_modules_of_flax_are_refused_or_trained_by_their_state() -> None:
 
     for _ in range(3):
         _, state = strategy.run(step, args=(state, x))
+
+    def forget(state: Any, *, copy: bool) -> None:
+        model, _ = nnx.merge(graph, state, copy=copy)
+        model.kernel[...] = jnp.zeros_like(model.kernel[...])
+
+    with pytest.raises(RuntimeError, match=r"To drop a change .* copy=True"):
+        strategy.run(forget, args=(state,), kwargs={"copy": False})
+    strategy.run(forget, args=(state,), kwargs={"copy": True})
     plain_model, plain_optimizer = nnx.merge(*nnx.split((model, optimizer)))
     for _ in range(3):
         train(plain_model, plain_optimizer, x)

@@ -18,7 +18,8 @@ __all__ = ["call_with_copies"]
 _RECIPE = (
     "give the state to the step and return it: `graph, state = nnx.split(model)` outside, "
     "`model = nnx.merge(graph, state)` and `return nnx.state(model)` inside, "
-    "`nnx.update(model, state)` after the last step."
+    "`nnx.update(model, state)` after the last step. To drop a change that does not count, "
+    "`nnx.merge(graph, state, copy=True)`."
 )
 # Of a Flax that forbids to change a module of an outer trace.
 _WORDS_OF_FLAX = "different trace level"
