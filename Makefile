@@ -5,7 +5,7 @@
 #   PYTHON=...   interpreter of the main environment (3.11 to 3.13)
 #   ARGS=...     arguments of `make train` and its like, for example ARGS="--strategy one_device"
 #   BENCH=...    one benchmark by name; without it, all
-#   TESTS=...    what the pytest of `make test`, `make test-newest-all` and `make test-tpu` gets, for example TESTS="tests/context -x"
+#   TESTS=...    what the pytest of `make test`, `make test-newest-all`, `make test-tpu` and `make test-third-party` gets, for example TESTS="tests/context -x"
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
@@ -38,6 +38,7 @@ NEWEST := .venv-newest/.complete
 PEERS := .venv-peers/.complete
 TPU := .venv-tpu/.complete
 GPU := .venv-gpu/.complete
+THIRD_PARTY := .venv-third-party/.complete
 
 # What is run op by op depends little on versions.
 COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
@@ -51,17 +52,18 @@ QUICKLY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expe
 # No test takes minutes here, and one that hangs must leave the others their time.
 HANGS := --override-ini faulthandler_timeout=180
 
-# Makes the environment of folder $(1) with interpreter $(2) hold exactly the lock $(3) and us.
+# Makes the environment of folder $(1) with interpreter $(2) hold exactly the lock $(3) and us; $(4)
+# are more options of the installer.
 define environment
 @test -n "$(2)" || { echo "No Python 3.11 to 3.13 with venv found: install one, or give it with PYTHON=/its/path." >&2; exit 1; }
 @echo "Making $(1) from $(3) ($$($(2) --version))"
 @if command -v uv >/dev/null; then set -e; \
 	test -x $(1)/bin/python || uv venv --quiet --no-python-downloads --python "$(2)" $(1); \
-	uv pip install --quiet --python $(1)/bin/python --require-hashes -r $(3); \
+	uv pip install --quiet --python $(1)/bin/python --require-hashes $(4) -r $(3); \
 	uv pip install --quiet --python $(1)/bin/python --no-deps -e .; \
 else set -e; \
 	test -x $(1)/bin/python || "$(2)" -m venv $(1); \
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(3); \
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes $(4) -r $(3); \
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .; \
 fi
 @touch $(1)/.complete
@@ -95,6 +97,10 @@ $(GPU): requirements/dev.lock requirements/gpu.txt pyproject.toml
 	else \
 		.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/gpu.txt; \
 	fi
+
+# The lock is complete, but for what KerasHub asks for and does not use.
+$(THIRD_PARTY): requirements/third_party.lock pyproject.toml
+	$(call environment,.venv-third-party,$(PYTHON),requirements/third_party.lock,--no-deps)
 
 # torch comes first and by pip: a CPU build on the local disk is seen by pip only, and the build
 # that a resolver would choose in its place brings several GB of CUDA.
@@ -132,6 +138,10 @@ test-peers: $(PEERS) ## the tests of datasets of TensorFlow, PyTorch and Hugging
 .PHONY: test-keras
 test-keras: $(MAIN) ## Keras's own tests with each strategy as the current one; ARGS=--record renews the list
 	.venv/bin/python -m tests.keras_own $(ARGS)
+
+.PHONY: test-third-party
+test-third-party: $(THIRD_PARTY) ## programs of KerasHub, KerasRS, KerasTuner, Optax, Flax, Haiku and Equinox under strategies
+	$(QUICKLY) .venv-third-party/bin/python -m pytest $(IN_PARALLEL) tests/third_party $(TESTS)
 
 .PHONY: lint
 lint: $(MAIN) ## ruff (rules and format) and codespell
@@ -210,8 +220,10 @@ LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashe
 lock: ## renews the locks; needs uv
 	$(LOCK) --extra dev --output-file requirements/dev.lock
 	$(LOCK) --extra test --resolution lowest-direct --output-file requirements/oldest.lock
+	$(LOCK) requirements/third_party.txt --constraint requirements/dev.lock \
+		--override requirements/third_party_overrides.txt --output-file requirements/third_party.lock
 
 .PHONY: clean
 clean: ## removes the environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu .venv-third-party build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
