@@ -49,7 +49,7 @@ def _stripped(printed: str) -> str:
     return "\n".join(line.rstrip() for line in printed.splitlines()).rstrip()
 
 
-def _differences(page: str, name: str) -> list[str]:
+def differences(page: str, name: str) -> list[str]:
     """Runs the blocks of a page in one namespace and says where they print something else."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     found: list[str] = []
@@ -92,7 +92,7 @@ def test_page_prints_what_it_shows(path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("STRATAGEM_TPU_PLATFORM", "cpu")
     page = path.read_text(encoding="utf-8")
     assert _blocks(page), f"{path.name} has no ```python block"
-    found = _differences(page, str(path))
+    found = differences(page, str(path))
     assert not found, "\n".join(found)
 
 
@@ -138,7 +138,7 @@ This is not run:
 
 
 def test_page_whose_text_is_right_passes() -> None:
-    assert _differences(_PAGE, "page.md") == []
+    assert differences(_PAGE, "page.md") == []
     assert [block.line for block in _blocks(_PAGE)] == [3, 9]
 
 
@@ -156,12 +156,12 @@ def test_page_whose_text_is_right_passes() -> None:
 def test_page_whose_text_is_wrong_is_found(right: str, wrong: str) -> None:
     page = _PAGE.replace(right, wrong)
     assert page != _PAGE
-    (difference,) = _differences(page, "page.md")
+    (difference,) = differences(page, "page.md")
     assert difference.startswith("page.md:9: the block below this line prints\n    4\n")
 
 
 def test_page_that_raises_is_found_with_its_line() -> None:
     page = _PAGE.replace("number = 2\n", "number = 2\nnumber.missing\n")
     with pytest.raises(AttributeError, match="missing") as caught:
-        _differences(page, "page.md")
+        differences(page, "page.md")
     assert (caught.traceback[-1].path, caught.traceback[-1].lineno) == ("page.md", 4)
