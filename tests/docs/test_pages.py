@@ -103,7 +103,7 @@ def test_loops_print_what_they_show() -> None:
     assert any("carry=" in block.code for block in programs)
     for block in programs:
         program = f"```python\n{block.code}```\n```text\n{block.shown}\n```\n"
-        assert not _differences(program, f"loops.md:{block.line}")
+        assert not differences(program, f"loops.md:{block.line}")
 
 
 def test_every_page_is_in_the_list() -> None:

@@ -37,7 +37,7 @@ def test_text_without_an_end_is_shown_at_last(capsys, monkeypatch) -> None:
     output.take(b"left \xff", 0.0, stream=STDERR)
     output.show_overdue(0.5)
     assert capsys.readouterr() == ("", "")
-    output.show_rest()
+    output.show_rest(1.0)
     assert capsys.readouterr() == ("", "[worker 0] left \ufffd\n")
     output.take(b"waits", 0.0, stream=STDOUT)
     output.show_overdue(1.0)

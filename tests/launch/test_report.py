@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 from stratagem.launch.ends import TaskEnd
@@ -33,6 +34,11 @@ def test_failure_is_told_with_its_cause_and_what_became_of_the_others() -> None:
         "Had ended: ps 0 (exit code 0).",
         "All output: logs",
     ]
+
+
+def test_frames_that_are_on_the_screen_are_not_told_again() -> None:
+    shown = dataclasses.replace(CAUSE, was_shown=True)
+    assert failure_report(shown, [shown])[1:] == ["Its last lines:", "    ValueError: nan"]
 
 
 def test_what_there_is_nothing_of_is_left_out() -> None:

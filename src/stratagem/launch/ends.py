@@ -9,12 +9,23 @@ from collections.abc import Sequence
 
 from stratagem.launch.devices import TRAINERS
 
-__all__ = ["TaskEnd", "exit_code", "how_it_ended", "last_words", "lost_a_peer"]
+__all__ = [
+    "CHAINING_LINES",
+    "TRACEBACK_STARTS",
+    "TaskEnd",
+    "end_of_frames",
+    "error_words",
+    "exit_code",
+    "how_it_ended",
+    "last_words",
+    "lost_a_peer",
+]
 
 _TRACEBACK = "Traceback (most recent call last):"
 # Those inside a group stand further to the right.
 _GROUP = f"  + Exception Group {_TRACEBACK}"
-_CHAINED = (
+TRACEBACK_STARTS = (_TRACEBACK, _GROUP)
+CHAINING_LINES = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
@@ -43,6 +54,7 @@ class TaskEnd:
         was_stopped: it had been told to end, because another task had failed or all was done.
         signals: those that were sent to it.
         lines: the last that it printed: on stderr if anything, else on stdout.
+        was_shown: they were on the screen.
     """
 
     name: str
@@ -51,6 +63,7 @@ class TaskEnd:
     was_stopped: bool = False
     signals: frozenset[int] = frozenset()
     lines: tuple[str, ...] = ()
+    was_shown: bool = False
 
     @property
     def trains(self) -> bool:
@@ -130,6 +143,27 @@ def last_words(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
+def error_words(lines: Sequence[str]) -> tuple[str, ...]:
+    """Returns the error of the last traceback with its message, without the frames.
+
+    Example:
+        >>> error_words(["step 1", "Traceback (most recent call last):", "  ...", "ValueError: 3"])
+        ('ValueError: 3',)
+    """
+    words = last_words(lines)
+    if _start_of_traceback(words) is None:
+        return words
+    start = max(number for number, line in enumerate(words) if line in TRACEBACK_STARTS)
+    error = end_of_frames(words, start)
+    return words if error is None else words[error:]
+
+
+def end_of_frames(lines: Sequence[str], start: int) -> int | None:
+    """Returns the place of the line that names the error of a traceback, which is not indented."""
+    places = range(start + 1, len(lines))
+    return next((n for n in places if lines[n].strip() and not lines[n].startswith(" ")), None)
+
+
 def lost_a_peer(lines: Sequence[str]) -> bool:
     """Returns whether a task ended because of another one, as far as its last words tell.
 
@@ -151,7 +185,9 @@ def lost_a_peer(lines: Sequence[str]) -> bool:
 
 
 def _start_of_traceback(lines: Sequence[str]) -> int | None:
-    starts = [number for number, line in enumerate(lines) if line in (_TRACEBACK, _GROUP)]
-    while len(starts) > 1 and any(line in _CHAINED for line in lines[starts[-2] : starts[-1]]):
+    starts = [number for number, line in enumerate(lines) if line in TRACEBACK_STARTS]
+    while len(starts) > 1 and any(
+        line in CHAINING_LINES for line in lines[starts[-2] : starts[-1]]
+    ):
         starts.pop()
     return starts[-1] if starts else None

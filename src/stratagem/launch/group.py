@@ -207,6 +207,7 @@ class _Group:
                 was_stopped=task.stopped_at_s is not None or self._is_no_more_needed(process.plan),
                 signals=frozenset(process.signals),
                 lines=task.output.last_lines(),
+                was_shown=task.output.is_shown,
             )
         if process.look_for_members():
             self._show_rest(task, now_s)
@@ -215,7 +216,7 @@ class _Group:
     def _show_rest(self, task: _Task, now_s: float) -> None:
         for place, stream in enumerate(task.process.streams):
             task.output.take(task.process.read_all(stream), now_s, stream=place)
-        task.output.show_rest()
+        task.output.show_rest(now_s)
 
     def _is_no_more_needed(self, plan: TaskPlan) -> bool:
         """A server that is left alone may fail before it is told to end."""

@@ -16,6 +16,7 @@ from stratagem import environment
 from stratagem.launch.foreign_lines import is_foreign
 from stratagem.launch.lines import LineSplitter
 from stratagem.launch.plan import TaskPlan
+from stratagem.launch.repeated_tracebacks import RepeatedTracebacks
 
 __all__ = ["STDERR", "STDOUT", "Screen", "TaskOutput"]
 
@@ -30,13 +31,14 @@ _MAX_TAIL_LINE_CHARS = 2000
 class Screen:
     """Writes whole lines on this process's stdout and stderr, each behind a name.
 
-    Names are coloured where a terminal shows them.
+    Names are colored where a terminal shows them. `tracebacks` are those on the screen.
 
     Args:
         names: the tasks.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
+        self.tracebacks = RepeatedTracebacks()
         self._streams: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
         styles = {name: _COLORS[place % len(_COLORS)] for place, name in enumerate(names)}
         styles[_LAUNCHER] = "bold"
@@ -108,7 +110,7 @@ class TaskOutput:
         """
         if self._file is not None:
             self._file.write(data)
-        self._show(self._splitters[stream].feed(data, now_s), stream)
+        self._show(self._splitters[stream].feed(data, now_s), stream, now_s)
 
     def show_overdue(self, now_s: float) -> None:
         """Shows texts that have waited too long for the end of their line.
@@ -117,12 +119,23 @@ class TaskOutput:
             now_s: the time.
         """
         for stream, splitter in enumerate(self._splitters):
-            self._show(splitter.overdue(now_s), stream)
+            self._show(splitter.overdue(now_s), stream, now_s)
+        if self._screen is not None:
+            held = self._screen.tracebacks.overdue(self._name, now_s)
+            self._screen.show(self._name, held, stream=STDERR)
 
-    def show_rest(self) -> None:
+    def show_rest(self, now_s: float) -> None:
         """Shows texts that no end of line has come for, when none can come any more."""
         for stream, splitter in enumerate(self._splitters):
-            self._show(splitter.rest(), stream)
+            self._show(splitter.rest(), stream, now_s)
+        if self._screen is not None:
+            held = self._screen.tracebacks.rest(self._name)
+            self._screen.show(self._name, held, stream=STDERR)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the lines are on the screen."""
+        return self._screen is not None
 
     def last_lines(self) -> tuple[str, ...]:
         """Returns the end of what was printed.
@@ -137,11 +150,13 @@ class TaskOutput:
         if self._file is not None:
             self._file.close()
 
-    def _show(self, lines: list[bytes], stream: int) -> None:
+    def _show(self, lines: list[bytes], stream: int, now_s: float) -> None:
         decoded = (line.decode("utf-8", "replace") for line in lines)
         texts = [text for text in decoded if self._shows_foreign or not is_foreign(text)]
         self._tails[stream].extend(text[:_MAX_TAIL_LINE_CHARS] for text in texts)
         if self._screen is not None:
+            if stream == STDERR:
+                texts = self._screen.tracebacks.pass_on(self._name, texts, now_s)
             self._screen.show(self._name, texts, stream=stream)
 
 

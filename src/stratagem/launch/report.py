@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from stratagem.launch.ends import TaskEnd, how_it_ended, last_words
+from stratagem.launch.ends import TaskEnd, error_words, how_it_ended, last_words
 from stratagem.launch.policy import have_saved_and_left
 from stratagem.launch.restarts import MAX_SHORT_STARTS, SHORT_S, Restarts
 
@@ -26,7 +26,8 @@ def failure_report(
     Returns:
         Lines. Those of the task itself are indented.
     """
-    words = last_words(cause.lines)
+    # Frames that are on the screen already would be there twice.
+    words = error_words(cause.lines) if cause.was_shown else last_words(cause.lines)
     lines = [f"{cause.name} failed first: {how_it_ended(cause.returncode)}."]
     if words:
         lines += ["Its last lines:", *(f"    {line}" for line in words)]
