@@ -146,3 +146,35 @@ def test_assignment_in_an_inner_function_is_reported(variable, inner) -> None:
     words = r"(?s)weight' was assigned inside .*lax\.cond.*return the value"
     with pytest.raises(ValueError, match=words):
         jax.make_jaxpr(outer)(np.float32(1.0))
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_jit_in_a_step_sees_the_rows_and_the_replica_of_its_own_step(num_replicas) -> None:
+    """JAX caches it by shapes, which a short last batch shares with full ones."""
+    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_replicas)])
+    mean = jax.jit(lambda x: sg.compute_average_loss(x))
+    dataset = strategy.distribute_dataset([np.arange(4.0), np.arange(4.0, 7.0)])
+    means = [strategy.run(lambda x: mean(x), args=(batch,)) for batch in dataset]
+    assert [float(strategy.reduce("SUM", one, axis=None)) for one in means] == [1.5, 5.0]
+
+    own_id = jax.jit(lambda x: x + sg.get_replica_context().replica_id_in_sync_group)
+    for offset in range(2):
+        ids = strategy.run(lambda offset=offset: own_id(0) + offset)
+        expected = [index + offset for index in range(num_replicas)]
+        assert [int(one) for one in strategy.local_results(ids)] == expected
+
+
+def test_jit_in_a_step_reads_the_present_value_of_a_variable(variable) -> None:
+    double = jax.jit(lambda x: 2.0 * x * variable.value)
+
+    def step():
+        before = double(1.0)
+        _, (gradient,) = sg.value_and_grad(lambda: double(1.0) ** 2, [variable])
+        variable.assign_add(gradient)
+        return before, gradient, double(1.0), lax.cond(before > 0, double, lambda x: x, 1.0)
+
+    strategy = variable.distribute_strategy
+    for before in (1.0, 9.0):
+        results = [float(strategy.local_results(one)[1]) for one in strategy.run(step)]
+        after = before + 8.0 * before
+        assert results == [2.0 * before, 8.0 * before, 2.0 * after, 2.0 * after]

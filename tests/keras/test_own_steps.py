@@ -282,7 +282,10 @@ def _logs_job(model_class: Any, steps_per_execution: int = 1) -> Callable[[Scope
             for name in ("train_on_batch", "test_on_batch"):
                 logs = getattr(model, name)(x[:5], y[:5], return_dict=True)
                 measured |= {f"{name} {key}": value for key, value in logs.items()}
-        return {**measured, "predict": model.predict(x, batch_size=4, verbose=0)}
+        measured["predict"] = model.predict(x, batch_size=4, verbose=0)
+        # Keras 3.12 has the results of compiled metrics in a dict within.
+        leaves = jax.tree_util.tree_leaves_with_path(measured)
+        return {jax.tree_util.keystr(path, simple=True): value for path, value in leaves}
 
     return job
 
@@ -308,7 +311,7 @@ def test_logs_of_a_step_of_ones_own_are_those_of_plain_keras(
 ) -> None:
     job = _logs_job(model_class, steps_per_execution)
     expected = plain_keras(job)
-    assert expected["fit loss"].min() > 0.0
+    assert min(expected[key] for key in expected if key.startswith("fit loss")) > 0.0
     assert differences(plain_keras(lambda _: job(mirrored(num_replicas).scope)), expected) == []
 
 

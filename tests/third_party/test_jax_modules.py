@@ -104,13 +104,8 @@ class _Attention(eqx.Module):
 
 
 @pytest.mark.parametrize("is_jitted", [False, True], ids=["plain step", "filter_jit"])
-def test_equinox_module_is_partitioned_and_combined(
-    strategy: Any, is_jitted: bool, request: pytest.FixtureRequest
-) -> None:
+def test_equinox_module_is_partitioned_and_combined(strategy: Any, is_jitted: bool) -> None:
     """Arrays are arguments and results of the step; functions and sizes are its closure."""
-    if is_jitted and strategy.num_replicas_in_sync > 2:
-        reason = "a jit within a step is cached by shapes, whatever rows are true"
-        request.applymarker(pytest.mark.xfail(reason=reason))
     arrays, static = eqx.partition(_Attention(jax.random.key(3)), eqx.is_inexact_array)
 
     @eqx.filter_value_and_grad

@@ -13,9 +13,6 @@ from tests.third_party.programs.keras_examples import PROGRAMS
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_example_of_keras_equals_plain_keras(
-    strategy: Any, plain: Mapping[str, Numbers], name: str, request: pytest.FixtureRequest
+    strategy: Any, plain: Mapping[str, Numbers], name: str
 ) -> None:
-    if name == "unet_segmentation" and strategy.num_replicas_in_sync > 1:
-        reason = "the rows of a short part are given to MeanIoU as weights of another rank"
-        request.applymarker(pytest.mark.xfail(raises=ValueError, reason=reason))
     assert_like_plain_keras(PROGRAMS[name], strategy, plain[name])

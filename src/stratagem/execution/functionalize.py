@@ -7,6 +7,7 @@ the public hook. A `ReplicaScope` passes reads on to whatever holds this replica
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,11 @@ from stratagem.values import IndexedSlices
 from stratagem.variables import home_of
 
 __all__ = ["ReplicaScope", "current_scope"]
+
+# JAX caches a `jax.jit` within a step by the shapes of its arguments. Its program also depends on
+# the true rows of the batch, and holds what it reads of variables, which are tracers of the step.
+_key_of_jits = jax.make_user_context()
+_keys = itertools.count()
 
 
 class _Current(threading.local):
@@ -48,7 +54,8 @@ class ReplicaScope(keras.StatelessScope):
     where there may be such tables. `whole_tables` are those, by identity, that come whole.
     `row_counts` tells of how many rows those variables are here, by identity, that stand for some.
     `added_to` are the variables that were added to, by identity, and not set. `num_writes` counts
-    the assignments to each, and `early` has those to variables without a value.
+    the assignments to each, and `early` has those to variables without a value. `read_in_jits` are
+    those, by identity, that a `jax.jit` or the like has read here.
     """
 
     def __init__(self, read: Callable[[Any], Any], exchange: Exchange | None = None) -> None:
@@ -66,12 +73,15 @@ class ReplicaScope(keras.StatelessScope):
         self.added_to: set[int] = set()
         self.num_writes: collections.Counter[int] = collections.Counter()
         self.early: list[tuple[Any, Any]] = []
+        self.read_in_jits: set[int] = set()
         self.row_counts: dict[int, int] = {}
         self.receive: Callable[[Lookup], tuple[int, Any]] | None = None
         self.whole_tables: frozenset[int] = frozenset()
 
     def __enter__(self) -> ReplicaScope:
         super().__enter__()
+        self._key = _key_of_jits(next(_keys))
+        self._key.__enter__()
         self._trace = get_opaque_trace_state(convention="nnx")
         self._outer = _current.scope
         _current.scope = self
@@ -79,11 +89,14 @@ class ReplicaScope(keras.StatelessScope):
 
     def __exit__(self, *args: Any) -> None:
         _current.scope = self._outer
+        self._key.__exit__(*args)
         super().__exit__(*args)
 
     def get_current_value(self, variable: Any) -> Any:
         """Returns this replica's value of a variable; None if nobody holds one."""
         self.read_ids.add(id(variable))
+        if _current.scope is self and not self.is_at_its_own_level:
+            self.read_in_jits.add(id(variable))
         value = self.state_mapping.get(id(variable))
         if value is None:
             value = self._read(variable)
@@ -110,6 +123,8 @@ class ReplicaScope(keras.StatelessScope):
                     "optimizer use stateless_apply inside.",
                 )
             )
+        if id(variable) in self.read_in_jits:
+            _key_of_jits(next(_keys)).__enter__()  # until this scope ends
         self.state_mapping[id(variable)] = value
         self.writes[id(variable)] = variable
         self.unproven.pop(id(variable), None)
