@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from stratagem.collectives import device
 from stratagem.collectives.all_reduce import AllReduce, noted_as_sum
@@ -75,7 +76,7 @@ class SoleCommunicator(Communicator):
             return self._note(jnp.true_divide(array, jnp.ones_like(array)))
         if array.dtype == bool:
             array = array.astype(jnp.int32)
-        return self._note(value if isinstance(value, int | float | complex) else array)
+        return self._note(value if isinstance(value, int | float | complex | np.generic) else array)
 
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Returns the true rows of the value."""
