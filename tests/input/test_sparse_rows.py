@@ -67,6 +67,7 @@ def test_model_sees_the_rows_of_sparse_features(kind, is_sparse, expected) -> No
         np.testing.assert_allclose(measured[name], value, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_eager_replicas_see_the_rows_of_sparse_features(expected) -> None:
     with _mirrored().scope():
         model = _model(run_eagerly=True)

@@ -53,7 +53,7 @@ def _by_hand(make: Any) -> tuple[list[float], list[Any], list[Any]]:
     ("make", "num_replicas", "run_eagerly"),
     [
         (keras.layers.LSTM, 2, False),
-        (keras.layers.GRU, 2, True),
+        pytest.param(keras.layers.GRU, 2, True, marks=pytest.mark.slow),
         pytest.param(keras.layers.GRU, 1, False, marks=pytest.mark.slow),
         pytest.param(keras.layers.LSTM, 3, True, marks=pytest.mark.slow),
     ],
