@@ -178,7 +178,7 @@ def test_errors_of_watchers_end_no_watching(keys, standby) -> None:
         processes.watch(fail, lambda *_: returned.set(), lambda *_: None)
         processes.kill(0)
         assert returned.wait(_LIMIT_S)
-        with pytest.raises(RuntimeError, match="of kind 'ps' are watched twice"):
+        with pytest.raises(RuntimeError, match=r"watch\(\) was called twice"):
             Watched(processes)
     (error,) = take_reported()
     assert isinstance(error, KeyError)

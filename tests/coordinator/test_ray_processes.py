@@ -237,7 +237,7 @@ def test_process_is_forked_again_where_it_was_and_anew_where_its_keeper_died(
 def test_processes_are_watched_once(keys) -> None:
     with RayProcesses("ps", served.serve_parameters, [(keys,)]) as processes:
         Watched(processes)
-        with pytest.raises(RuntimeError, match="are watched twice"):
+        with pytest.raises(RuntimeError, match=r"watch\(\) was called twice"):
             Watched(processes)
 
 

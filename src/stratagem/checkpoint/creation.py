@@ -22,7 +22,7 @@ __all__ = [
 
 
 class _Slot:
-    """What only Keras's private names tell, filled by the Keras layer."""
+    """Functions on Keras's private names, set by the Keras layer."""
 
     def __init__(self) -> None:
         self.flatten_layers: Callable[[Any], list[Any]] = lambda layer: [layer]
@@ -38,13 +38,13 @@ def set_keras(
     stateless_scope: Callable[[], Any],
     infers_shapes: Callable[[], bool],
 ) -> None:
-    """Says how a layer is taken apart, and how scopes are found in which nothing is assigned."""
+    """Sets the functions that list a layer's sublayers and find scopes without assignments."""
     _slot.flatten_layers, _slot.stateless_scope = flatten_layers, stateless_scope
     _slot.infers_shapes = infers_shapes
 
 
 def infers_shapes() -> bool:
-    """Tells whether Keras calls a model to have its layers built; it passes over errors then."""
+    """True while Keras calls a model to build its layers; Keras ignores errors then."""
     return _slot.infers_shapes()
 
 
@@ -54,7 +54,7 @@ def layers_of(layer: Any) -> list[Any]:
 
 
 def is_in_step() -> bool:
-    """Tells whether code is traced, or called for shapes: an assignment would be part of it."""
+    """True while code is traced or called for shapes, so that an assignment would be traced."""
     return _slot.stateless_scope() is not None or isinstance(jnp.zeros(()), Tracer)
 
 

@@ -48,7 +48,7 @@ class Consumption:
 
     @property
     def is_nontrivial(self) -> bool:
-        """Whether any object is one of the checkpoint's."""
+        """True if the checkpoint has values for any object."""
         return self._has_matched
 
     def expect_partial(self) -> None:
@@ -69,7 +69,7 @@ class Consumption:
 
 
 class LoadStatus:
-    """What `Checkpoint.restore` and `Checkpoint.read` return; each method returns it again.
+    """Status of a restore, returned by `Checkpoint.restore` and `Checkpoint.read`.
 
     Objects whose variables are there have their values already. The others get them when their
     variables are created.

@@ -156,7 +156,7 @@ def model_groups(model: keras.Model) -> dict[str, list[Any]]:
 
 
 def _holds_variables(value: dict[Any, Any]) -> bool:
-    """Whether a dict is one from names to variables; an empty one may become that."""
+    """True for a dict of variables by name, or an empty one."""
     kinds = keras.Variable | ShardedVariable
     return all(isinstance(key, str) and isinstance(one, kinds) for key, one in value.items())
 

@@ -55,7 +55,7 @@ class CheckpointReader:
         return {name: str(entry["dtype"]) for name, (_, entry) in self._entries.items()}
 
     def has_tensor(self, tensor_str: str) -> bool:
-        """Tells whether there is an array of a name.
+        """Returns True if the checkpoint has an array of this name.
 
         Args:
             tensor_str: the name.

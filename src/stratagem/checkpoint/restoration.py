@@ -63,7 +63,7 @@ class Restoration:
         self._asked: set[str] = set()
 
     def wants(self, name: str) -> bool:
-        """Tells whether an object of this name would get values that no other has got."""
+        """Returns True if the checkpoint has unused values for an object of this name."""
         return not self._is_over and name in self._saved and name not in self._asked
 
     def end(self) -> None:
@@ -155,7 +155,7 @@ class Restoration:
         return [entry["path"] for entry in self._entries(name)]
 
     def _of_components(self, paths: _Paths) -> list[str]:
-        """Which replicas' parts belong to some arrays."""
+        """Paths of the per-replica components that were saved for these arrays."""
         if not self._with_components:
             return []
         wanted = {f"{self._saved[name]['item']}/{path}" for name in paths for path in paths[name]}

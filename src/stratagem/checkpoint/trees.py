@@ -47,7 +47,7 @@ class Leaf:
 
     @property
     def sharding(self) -> str:
-        """Where it lies, for messages."""
+        """The sharding, for messages."""
         sharding = getattr(self._value, "sharding", None)
         return "on the host" if sharding is None else str(sharding)
 
@@ -127,7 +127,7 @@ class Tree:
 
 
 def is_tree(value: Any) -> bool:
-    """Tells whether a value is an array or a container that JAX takes apart."""
+    """True for an array, or a container that JAX flattens."""
     is_container = not jax.tree_util.all_leaves([value]) and value is not None
     return is_container or (_is_leaf(value) and not isinstance(value, _NUMBERS))
 

@@ -29,7 +29,7 @@ _Plan = list[tuple[Part, dict[str, str]]]
 
 
 def waits(value: Any, entries: Sequence[Mapping[str, Any]]) -> bool:
-    """Tells whether variables of an object may still come into being.
+    """True if an object may still create variables.
 
     Args:
         value: of any kind.
@@ -77,7 +77,7 @@ class Waiting:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is missing any more, or known to come."""
+        """True if no variable is missing or expected."""
         return not self._left
 
     def plan(self) -> _Plan:
@@ -203,7 +203,7 @@ class Waiting:
             self._give(part, found)
 
     def _owners(self) -> Iterable[tuple[Any, str]]:
-        """Whose methods make what is missing."""
+        """Objects whose methods create the missing variables."""
         value = self._value
         if not self._left:
             return
@@ -223,7 +223,7 @@ def _is_built(layer: Any) -> bool:
 
 
 def _may_be_built(layer: Any) -> bool:
-    """Whether a layer is built but for layers that it may not use."""
+    """True if a layer is built, apart from sublayers that it may not use."""
     inner = layers_of(layer)[1:]
     return layer.built or (bool(inner) and all(one.built for one in inner))
 

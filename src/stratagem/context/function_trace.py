@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclasses.dataclass
 class KnownBuilds:
-    """What all traces of a function have found out about builds in it.
+    """Builds found by all traces of a function.
 
     Args:
         found: in traces that have created variables.

@@ -20,12 +20,12 @@ from stratagem.coordinator.start_errors import (
     died_at_start,
     lost_too_often,
     not_started,
+    watched_twice,
 )
 from stratagem.coordinator.watchers import Watchers
 from stratagem.errors import UnavailableError
 from stratagem.launch.standby import ForkedProcess, Standby
 from stratagem.launch.standby_server import serve_with
-from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.servers.closing import Closing
 
@@ -171,13 +171,7 @@ class LocalProcesses(Closing):
             RuntimeError: they are watched already, or one cannot start.
         """
         if self._watchers is not None:
-            raise RuntimeError(
-                explain(
-                    f"Processes of kind {self._kind!r} are watched twice.",
-                    expected="one call of watch().",
-                    fix="let one function tell all who want to know.",
-                )
-            )
+            raise watched_twice(self._kind)
         _ = self.addresses
         with self._changed:
             self._watchers = Watchers(on_lost, on_returned, on_given_up)
@@ -283,7 +277,7 @@ class LocalProcesses(Closing):
         return process
 
     def _tell(self, tell: Callable[[Watchers], None]) -> bool:
-        """Tells of an event once there are watchers; False where these processes were closed."""
+        """Reports an event once there are watchers; returns False if closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._watchers is not None or self._is_closed)
             watchers = self._watchers

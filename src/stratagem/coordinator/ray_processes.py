@@ -25,6 +25,7 @@ from stratagem.coordinator.start_errors import (
     died_at_start,
     lost_too_often,
     not_started,
+    watched_twice,
 )
 from stratagem.coordinator.watchers import Watchers
 from stratagem.errors import DeadlineExceededError, UnavailableError
@@ -166,13 +167,7 @@ class RayProcesses(Closing):
             RuntimeError: they are watched already, or one cannot start.
         """
         if self._thread is not None:
-            raise RuntimeError(
-                explain(
-                    f"Processes of kind {self._kind!r} are watched twice.",
-                    expected="one call of watch().",
-                    fix="let one function tell all who want to know.",
-                )
-            )
+            raise watched_twice(self._kind)
         _ = self.addresses
         self._watchers = Watchers(on_lost, on_returned, on_given_up)
         for index, life in enumerate(self._lives):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
 
-__all__ = ["cannot_start", "died_at_start", "lost_too_often", "not_started"]
+__all__ = ["cannot_start", "died_at_start", "lost_too_often", "not_started", "watched_twice"]
 
 
 def cannot_start(name: str, error: BaseException) -> RuntimeError:
@@ -51,5 +51,16 @@ def not_started(
             f"{', '.join(names)}.",
             expected=expected,
             fix=f"{look_at}; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+        )
+    )
+
+
+def watched_twice(kind: str) -> RuntimeError:
+    """Returns the error of a second call of `watch`."""
+    return RuntimeError(
+        explain(
+            f"watch() was called twice for processes of kind {kind!r}.",
+            expected="one call of watch().",
+            fix="pass callbacks that notify every listener.",
         )
     )

@@ -53,7 +53,7 @@ class CarrySlot:
 
     @property
     def for_step(self) -> Any:
-        """What a compiled step gets of it."""
+        """The value that a compiled step takes."""
         return self.storage
 
     def stored(self, value: Any) -> Any:

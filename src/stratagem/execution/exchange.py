@@ -59,7 +59,7 @@ class Exchange(Protocol):
         ...
 
     def changes_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
-        """Whether a variable gets its new value after the step, from what the step has sent."""
+        """Returns True if servers update the variable after the step, from the step's gradients."""
         ...
 
     def run(

@@ -193,7 +193,7 @@ class ReplicaScope(keras.StatelessScope):
         self.sent.append((what, value))
 
     def is_late(self, variable: Any) -> bool:
-        """Whether a variable gets its new value after the step, from what was sent."""
+        """Returns True if servers update the variable after the step."""
         sent = [what for what, _ in self.sent]
         return self._exchange is not None and self._exchange.changes_after_step(variable, sent)
 

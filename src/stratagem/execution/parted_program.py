@@ -300,7 +300,7 @@ class _KeptRows:
         return True
 
     def changes_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
-        """Says no: the step returns what it has computed."""
+        """Returns False: the step itself computes every new value."""
         return False
 
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:

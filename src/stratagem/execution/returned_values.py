@@ -53,7 +53,7 @@ def _as_value(late: Callable[[Any], bool], leaf: Any) -> Any:
 
 
 def _items(leaf: Any) -> Any:
-    """What is in a container that JAX takes for a leaf; None for other leaves."""
+    """Contents of a container that JAX treats as a leaf; None for other leaves."""
     if isinstance(leaf, Mapping):
         return dict(leaf)
     for kind in (list, tuple):

@@ -30,7 +30,7 @@ _NUM_ROWS = (1009, 1013)
 
 
 class RowEffect(enum.Enum):
-    """How a value depends on the rows."""
+    """Dependence of a value on the rows."""
 
     FREE = "the same for any rows"
     ROWS = "one entry, or block of entries, for each row, which depends on that row alone"
@@ -204,6 +204,6 @@ def _of_inputs(name: str, labels: list[Any], inputs: list[Any]) -> Any:
 
 
 def _is_linear(name: str, labels: list[Any]) -> bool:
-    """Whether an operation multiplies its one total by a constant, or only moves it."""
+    """True if an operation only moves its one total, or multiplies it by a constant."""
     is_multiplied = name == "mul" or (name == "div" and labels[0] is not RowEffect.FREE)
     return is_multiplied or (name in LINEAR and len(labels) == 1)

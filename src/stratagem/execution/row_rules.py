@@ -64,7 +64,7 @@ _WITHIN_AXES = {
 
 
 def keeps_rows(eqn: Any, in_axes: list[int | None], out_axes: list[int | None]) -> bool | None:
-    """Tells whether each row of the results follows from the same row; None if unknown.
+    """Returns True if each row of the results depends on the same row only; None if unknown.
 
     Args:
         eqn: an operation some of whose inputs have rows.
@@ -81,7 +81,7 @@ def keeps_rows(eqn: Any, in_axes: list[int | None], out_axes: list[int | None]) 
 
 
 def contracts_rows(eqn: Any, in_axes: list[int | None]) -> bool:
-    """Tells whether a product without rows in its result sums over the rows of both factors."""
+    """True if a product without rows in its result sums over the rows of both factors."""
     (left, right), _ = eqn.params["dimension_numbers"]
     return (in_axes[0], in_axes[1]) in set(zip(left, right, strict=True))
 

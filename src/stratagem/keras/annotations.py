@@ -94,5 +94,5 @@ def making_state_of_metric() -> Generator[None]:
 
 
 def is_making_state_of_metric() -> bool:
-    """Tells whether a variable that is created now is state of a metric."""
+    """True while the variables of a metric are created."""
     return _annotations.is_of_metric

@@ -20,13 +20,13 @@ _MIXING_FUNCTIONS = {"circle", "dice", "tversky"}
 
 
 def is_of_keras(function: Any) -> bool:
-    """Tells whether a function, or the class of an object, is one of Keras itself."""
+    """True if a function, or the class of an object, is Keras's own."""
     module = getattr(function, "__module__", None) or type(function).__module__
     return module.startswith("keras.")
 
 
 def is_by_rows(function: Any) -> bool:
-    """Tells whether a function is one of Keras that computes each row by itself."""
+    """True for a Keras function that computes each row separately."""
     name = getattr(function, "__name__", type(function).__name__)
     return is_of_keras(function) and name not in _MIXING_FUNCTIONS
 

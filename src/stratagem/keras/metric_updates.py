@@ -97,7 +97,7 @@ def _weigh_by_examples(bound: Any, dtype: Any, context: ReplicaContext) -> None:
 
 
 def _averages_batches(metric: Any, arguments: dict[str, Any]) -> bool:
-    """Whether a metric averages one number of each batch, such as a mean over its rows."""
+    """True if a metric averages one number per batch, such as a mean over rows."""
     if not isinstance(metric, keras.metrics.MeanMetricWrapper):
         return False
     weight = arguments.get("sample_weight")
@@ -117,7 +117,7 @@ def _averaged_shape(metric: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _adds_up(update_state: Any, metric: Any, bound: Any, rows: int) -> bool:
-    """Whether an update adds a sum over rows to the state, so that replicas may add their parts."""
+    """True if an update adds a sum over rows to the state, so that replicas can sum their parts."""
     if any(home.kind is not VariableKind.ON_READ for home in _homes(metric)):
         return True  # there is no part for each replica, and nothing to be counted on one
     if is_of_keras(update_state):

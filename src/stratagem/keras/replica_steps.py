@@ -187,7 +187,7 @@ class ReplicaSteps:
 
 
 def _takes_state(step: Any) -> bool:
-    """Whether a step of the model's own is a function of the state, as Keras's are on JAX."""
+    """True if a custom step takes the state as an argument, as Keras's own do on JAX."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(step).parameters.values()
     required = [one for one in parameters if one.kind in kinds and one.default is one.empty]

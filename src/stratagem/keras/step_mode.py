@@ -72,7 +72,7 @@ def step_mode(mode: StepMode, loss_trackers: Sequence[Any] = ()) -> Generator[No
 
 
 def is_loss_tracker(metric: Any) -> bool:
-    """Tells whether Keras hands this replica's shares of losses to a metric in this step."""
+    """True if Keras updates a metric with this replica's share of the loss in this step."""
     return _current.mode is StepMode.SHARE and id(metric) in _current.loss_trackers
 
 

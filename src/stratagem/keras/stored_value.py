@@ -84,7 +84,7 @@ class StoredValue:
         self._stored = value
 
     def is_in_place(self) -> bool:
-        """Whether a read gets the value itself, and no traced one of an `sg.function`."""
+        """Returns True if a read returns the value itself, and no tracer of an `sg.function`."""
         trace = current_function_trace()
         traced = None if trace is None else trace.load(self, self._stored)
         return self.has_value and not isinstance(traced, Tracer)

@@ -134,7 +134,7 @@ class TaskOutput:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the lines are on the screen."""
+        """True if the lines are shown on the screen."""
         return self._screen is not None
 
     def last_lines(self) -> tuple[str, ...]:

@@ -24,12 +24,12 @@ class _Traceback:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next traceback is chained to this one."""
+        """True if the next traceback is chained to this one."""
         last = next((line for line in reversed(self.lines) if line.strip()), "")
         return last in CHAINING_LINES
 
     def fits(self, lines: list[str]) -> bool:
-        """Whether the lines are the same as far as both have come."""
+        """Returns True if the lines match over their shared length."""
         return all(one == other for one, other in zip(self.lines, lines, strict=False))
 
 

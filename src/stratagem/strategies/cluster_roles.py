@@ -71,7 +71,7 @@ def check_counts(spec: ClusterSpec) -> None:
 
 
 def is_absent(spec: ClusterSpec, task: tuple[str | None, int | None], *, independent: bool) -> bool:
-    """Tells whether a task takes no part in a training, though its program is that of all tasks.
+    """True for a task that does not train, although it runs the program of all tasks.
 
     Args:
         spec: the cluster; None of its tasks trains where it has no servers.

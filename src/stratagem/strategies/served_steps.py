@@ -81,7 +81,7 @@ class ServedSteps:
         return is_sending or any(map(is_served, (*trace.read_only, *trace.written, *tables)))
 
     def changes_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
-        """Whether the servers change a variable by what a step has sent."""
+        """Returns True if servers update the variable from the step's gradients."""
         return is_served(variable) and any(not isinstance(what, Ids) for what in sent)
 
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
