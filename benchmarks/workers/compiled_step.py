@@ -35,7 +35,7 @@ def describe(options: WorkerOptions) -> dict[str, Any]:
     batch = take_batch(workload.batch(), options.num_devices)
     arguments = batch_arguments(place([batch], strategy.topology))
     steps = ReplicaSteps(model)
-    compiled = strategy.compiled.lower(steps.train, arguments, strategy.topology).compile()
+    compiled = strategy.executor.lower(steps.train, arguments, strategy.topology).compile()
     costs = compiled.cost_analysis()
     return {
         "title": workload.title,

@@ -46,7 +46,7 @@ def main() -> None:
     strategy = sg.ParameterServerStrategy(num_workers=2, num_servers=2, journal_dir=sys.argv[1])
     x, y = WORKLOADS["mlp"].arrays()
     model = make_mlp(strategy)
-    servers = strategy.serving.client.describe().values()
+    servers = strategy.placement.remote.variables.client.describe().values()
     _tell(restored=[told["restored_version"] for told in servers])
     model.fit(x, y, batch_size=128, epochs=10**6, verbose=0, callbacks=[_Told()])
 

@@ -48,7 +48,7 @@ def describe(options: WorkerOptions) -> dict[str, Any]:
     else:
         batch = take_batch((inputs, labels), 1)
         arguments = batch_arguments(place([batch], strategy.topology))
-        lowered = strategy.compiled.lower(ReplicaSteps(model).train, arguments, strategy.topology)
+        lowered = strategy.executor.lower(ReplicaSteps(model).train, arguments, strategy.topology)
         memory = CompilerMemory.of(lowered.compile().memory_analysis())
         next_batch_bytes = sum(array.nbytes for array in arguments.split)
         whole_bytes = memory.peak_bytes - memory.code_bytes + next_batch_bytes

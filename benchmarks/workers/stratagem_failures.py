@@ -181,7 +181,7 @@ def _fit(
     x, y = WORKLOADS["mlp"].arrays()
     model = make_mlp(strategy)
     model.fit(x, y, batch_size=128, epochs=1, verbose=0)
-    client = strategy.serving.client
+    client = strategy.placement.remote.variables.client
     before = [told["version"] for told in client.describe().values()]
     servers = strategy.cluster.servers
     killer = _Killer(lambda: servers.pids, before_s, every_s, count)

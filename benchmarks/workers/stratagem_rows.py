@@ -29,7 +29,7 @@ from benchmarks.workers.parameter_server_work import (
 from benchmarks.workers.protocol import serve_questions
 from benchmarks.workers.server_processes import start_server
 from stratagem.keras.served_update import KerasUpdate
-from stratagem.servers import ClusterKeys, Connections, Placer, ServedVariables
+from stratagem.servers import ClusterKeys, Connections, ServerClient, ShardPlacer
 
 __all__ = ["first_values", "prepare", "start_servers"]
 
@@ -40,8 +40,8 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Starts the servers; answers how long work takes on them."""
     options = ClusterOptions(**json.loads(sys.argv[1]))
     keys = ClusterKeys.make()
-    served = ServedVariables(Connections(keys, start_servers(options.num_servers, keys)))
-    placer = Placer(
+    served = ServerClient(Connections(keys, start_servers(options.num_servers, keys)))
+    placer = ShardPlacer(
         options.num_servers, sg.partitioners.FixedShardsPartitioner(options.num_servers)
     )
     shape = (TABLE_ROWS, EMBEDDING_SIZE)

@@ -61,7 +61,7 @@ def used_by_all(strategy):
     Args:
         strategy: whose servers and workers are processes of this machine.
     """
-    groups = {"server": strategy.cluster.servers.pids, "worker": strategy.coordinator.workers.pids}
+    groups = {"server": strategy.cluster.servers.pids, "worker": strategy.executor.coordinator.workers.pids}
     return [
         used_by("coordinator"),
         *(

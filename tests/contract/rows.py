@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 import stratagem as sg
-from stratagem.strategies.pinned_state import pinned_parts
-from stratagem.variables import KeepAll, OverReplicas
+from stratagem.strategies.offloaded_state import pinned_host_store
+from stratagem.topology import Topology, find_devices
+from stratagem.variables import ShardedStore, UniformPlacement
 from tests.coordinator.clusters import ThreadCluster
 
 
@@ -64,7 +65,7 @@ def _workers() -> sg.Strategy:
         return sg.MultiWorkerMirroredStrategy(devices_per_replica=group_size)
     strategy = sg.MultiWorkerMirroredStrategy(shard_state="all")
     # Those variables, too, that are too small for it to be of use.
-    strategy.keeping = KeepAll(OverReplicas(strategy.topology))
+    strategy.placement = UniformPlacement(ShardedStore(strategy.topology))
     return strategy
 
 
@@ -90,9 +91,8 @@ def _pinned(num_replicas: int, *told_by: str) -> Row:
     """All variables in pinned memory, those too that are too small for it to be of use."""
 
     def make() -> sg.Strategy:
-        strategy = sg.HybridStrategy(_names(num_replicas), placement={"": "pinned_host"})
-        strategy.keeping = KeepAll(pinned_parts(strategy.topology))
-        return strategy
+        topology = Topology(find_devices(_names(num_replicas)))
+        return sg.Strategy(topology, placement=UniformPlacement(pinned_host_store(topology)))
 
     return Row(make, num_replicas, told_by=told_by)
 
@@ -101,7 +101,7 @@ def _served(num_replicas: int, *told_by: str) -> Row:
     """All variables on a parameter server, but what each process has for itself."""
 
     def make() -> sg.Strategy:
-        maker = "stratagem.strategies.served_tables.make_cluster"
+        maker = "stratagem.strategies.table_servers.make_cluster"
         with mock.patch(maker, lambda plan: ThreadCluster(plan.num_servers, [])):
             return sg.HybridStrategy(_names(num_replicas), placement={"": "server"}, num_servers=1)
 

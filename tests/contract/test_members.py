@@ -54,7 +54,7 @@ def test_deep_copy_of_what_holds_the_strategy_twice_copies_it_once(copyable) -> 
 
 
 def test_deep_copy_of_a_cluster_is_refused(strategy) -> None:
-    if strategy.topology.spans_processes or strategy.exchange is not None:
+    if strategy.topology.spans_processes or strategy.placement.remote is not None:
         with pytest.raises(ValueError, match=r"(?s)was given to copy\.deepcopy.*one strategy"):
             copy.deepcopy(strategy)
     else:

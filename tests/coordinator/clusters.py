@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.coordinator import ClusterCoordinator, Worker
-from stratagem.servers import ClusterKeys, ParameterServer
-from stratagem.strategies import ServedStrategy
+from stratagem.servers import ASYNCHRONOUS, ClusterKeys, ParameterServer
+from stratagem.strategies import CoordinatorOptions, RemoteStateStrategy, coordinator_parts
 from tests.servers.test_server import Server
 
 
@@ -84,15 +84,19 @@ class OneThatDies:
 @contextlib.contextmanager
 def local_strategy(
     num_workers: int = 1, num_servers: int = 2, devices_per_worker: int = 1, **options: Any
-) -> Iterator[ServedStrategy]:
+) -> Iterator[RemoteStateStrategy]:
     """A strategy on a cluster of threads, which ends with the block."""
     devices = [
         [f"cpu:{worker * devices_per_worker + own}" for own in range(devices_per_worker)]
         for worker in range(num_workers)
     ]
-    with contextlib.closing(
-        ServedStrategy.on_cluster(ThreadCluster(num_servers, devices), **options)
-    ) as strategy:
+    partitioner = options.pop("variable_partitioner", None)
+    mode = options.pop("mode", ASYNCHRONOUS)
+    limits = options.pop("options", None) or CoordinatorOptions()
+    assert not options
+    cluster: Any = ThreadCluster(num_servers, devices)
+    parts = coordinator_parts(cluster, partitioner, mode, limits.recovery_timeout_s)
+    with contextlib.closing(RemoteStateStrategy(parts, limits)) as strategy:
         yield strategy
 
 

@@ -32,7 +32,7 @@ def main() -> None:
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(2), _Halves()])
         model.compile(keras.optimizers.SGD(1e-3), "mse")
-    client = strategy.serving.client
+    client = strategy.placement.remote.variables.client
     for told in client.describe().values():
         print("restored", told["restored_version"] or 0, flush=True)
     x = np.ones((32, 6), "float32")

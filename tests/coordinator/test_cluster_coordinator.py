@@ -45,7 +45,7 @@ pytestmark = [
 
 def test_there_is_one_coordinator_a_strategy(coordinator) -> None:
     assert ClusterCoordinator(coordinator.strategy) is coordinator
-    assert coordinator.strategy.coordinator is coordinator
+    assert coordinator.strategy.executor.coordinator is coordinator
     assert coordinator.num_workers == 3
     with pytest.raises(ValueError, match="ClusterCoordinator received OneDeviceStrategy"):
         ClusterCoordinator(sg.OneDeviceStrategy("cpu:0"))
@@ -61,11 +61,11 @@ def test_staleness_is_how_many_updates_came_since_values_were_read() -> None:
             optimizer.build([v])
 
         def pull() -> None:
-            sg.get_strategy().serving.client.pull([v.place.name])
+            sg.get_strategy().placement.remote.variables.client.pull([v.place.name])
 
         def push() -> None:
             name = v.place.name
-            client = sg.get_strategy().serving.client
+            client = sg.get_strategy().placement.remote.variables.client
             client.push({name: np.ones(2, "float32")}, optimizers={name: "sgd"})
 
         def update() -> None:
@@ -420,7 +420,9 @@ def test_synchronous_updates_wait_for_no_worker_that_was_given_up() -> None:
         assert np.asarray(v.value).tolist() == [-5, -5]
         with pytest.raises(UnavailableError, match="no more restarts"):
             coordinator.schedule(step, worker=2)
-        assert coordinator.strategy.serving.mode.num_needed == 2  # of optimizers that come later
+        assert (
+            coordinator.strategy.placement.remote.variables.mode.num_needed == 2
+        )  # of optimizers that come later
         workers.on_returned(2, workers.addresses[2])
         _wait_until_servers_expect(coordinator, 3)
         v.assign(np.asarray(v.value))  # a new process would not know the values of before either

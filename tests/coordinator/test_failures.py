@@ -100,7 +100,7 @@ class _KillsServer(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.times_s.append(time.monotonic())
         if len(self.times_s) == 100:
-            told = self._strategy.serving.client.describe()[1]
+            told = self._strategy.placement.remote.variables.client.describe()[1]
             self.journaled, self.version = told["journaled_version"], told["version"]
             self.killed_s = time.monotonic()
             os.kill(self._strategy.cluster.servers.pids[1], signal.SIGKILL)
@@ -121,7 +121,7 @@ def test_training_goes_on_after_a_server_was_killed(strategy) -> None:
     assert len(killer.times_s) == 640
     near = [one for one in killer.times_s if one > killer.killed_s - 1.0]
     assert max(later - one for one, later in itertools.pairwise(near)) < 10.0
-    servers = strategy.serving.client.describe()
+    servers = strategy.placement.remote.variables.client.describe()
     restored = servers[1]["restored_version"]
     assert killer.journaled is not None
     assert restored >= killer.journaled  # what was on the disk is there

@@ -72,7 +72,9 @@ def test_server_that_is_killed_in_a_fit_goes_on_from_its_journal() -> None:
         model.fit(x, y, batch_size=2, epochs=4, verbose=0, callbacks=[callback])
         assert killed.is_set()
         assert int(model.optimizer.iterations) == 128
-        assert strategy.serving.client.describe()[0]["restored_version"] is not None
+        assert (
+            strategy.placement.remote.variables.client.describe()[0]["restored_version"] is not None
+        )
         assert model.evaluate(x, y, verbose=0) < before / 2
 
 

@@ -19,7 +19,7 @@ from stratagem.coordinator import restarts
 from stratagem.coordinator.ray_processes import RayProcesses
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.remote.ray_cluster import RayCluster
-from stratagem.servers import ClusterKeys, Connections, Message, Placement, ServedVariables
+from stratagem.servers import ClusterKeys, Connections, Message, ServerClient, ShardLayout
 from tests.coordinator import served
 from tests.remote.living import wait_for_end
 
@@ -70,8 +70,8 @@ def test_servers_hold_variables_and_one_that_was_killed_returns_empty(keys) -> N
         assert os.getpid() not in servers.pids
         watched = Watched(servers)
         with Connections(keys, addresses) as connections:
-            variables = ServedVariables(connections)
-            variables.create(Placement("a", (3,), "float32", (1,), (3,)), np.arange(3.0))
+            variables = ServerClient(connections)
+            variables.create(ShardLayout("a", (3,), "float32", (1,), (3,)), np.arange(3.0))
             np.testing.assert_array_equal(variables.pull(["a"])["a"], [0.0, 1.0, 2.0])
         killed = servers.pids[1]
         at_s = time.monotonic()

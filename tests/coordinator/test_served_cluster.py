@@ -53,7 +53,7 @@ def test_workers_train_and_evaluate(strategy, model) -> None:
     after = model.evaluate(X, Y, verbose=0)
     np.testing.assert_allclose(after, alone.evaluate(X, Y, verbose=0), rtol=1e-5)
     assert after[0] < before
-    assert sum(strategy.serving.client.staleness().values()) == 80
+    assert sum(strategy.placement.remote.variables.client.staleness().values()) == 80
 
 
 def test_functions_of_a_killed_worker_run_elsewhere(strategy, model) -> None:
@@ -70,7 +70,7 @@ def test_functions_of_a_killed_worker_run_elsewhere(strategy, model) -> None:
     for number in range(300):
         if number in (50, 200):
             coordinator.fetch(values[number - 50])
-            strategy.coordinator.workers.kill(number % 2)
+            strategy.executor.coordinator.workers.kill(number % 2)
         values.append(coordinator.schedule(work, args=(number,)))
     coordinator.join()
     assert coordinator.fetch(values) == list(range(300))
@@ -87,7 +87,7 @@ def test_workers_make_their_own_data_and_may_be_killed(strategy, model) -> None:
         return (_slow_batch(X[row : row + 4], Y[row : row + 4]) for row in rows)
 
     expected = model.evaluate(X, Y, verbose=0)
-    killer = threading.Timer(0.2, strategy.coordinator.workers.kill, args=(1,))
+    killer = threading.Timer(0.2, strategy.executor.coordinator.workers.kill, args=(1,))
     killer.start()
     told = model.evaluate(sg.DatasetCreator(dataset_fn), verbose=0)
     killer.join()
@@ -101,12 +101,14 @@ def _slow_batch(x: Any, y: Any) -> Any:
 
 def test_killed_server_goes_on_from_its_journal(strategy, model) -> None:
     model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
-    strategy.serving.client.journal()
+    strategy.placement.remote.variables.client.journal()
     iterations = int(model.optimizer.iterations)
     weights = model.get_weights()
     strategy.cluster.servers.kill(0)
     deadline_s = time.monotonic() + 60
-    while (told := strategy.serving.client.describe()[0])["restored_version"] is None:
+    while (told := strategy.placement.remote.variables.client.describe()[0])[
+        "restored_version"
+    ] is None:
         assert time.monotonic() < deadline_s  # it is killed by another process
     for one, before in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(one, before)
@@ -252,7 +254,7 @@ def test_coordinators_are_of_such_strategies() -> None:
 def test_servers_of_a_strategy_are_told_how_often() -> None:
     options = sg.coordinator.options(journal_interval_s=3600)
     with sg.ParameterServerStrategy(num_workers=1, num_servers=1, options=options) as strategy:
-        client = strategy.serving.client
+        client = strategy.placement.remote.variables.client
         with strategy.scope():
             v = sg.Variable(np.zeros(2, "float32"))
         limit_s = time.monotonic() + 3  # three entries without the option

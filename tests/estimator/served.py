@@ -14,8 +14,8 @@ import numpy as np
 import stratagem as sg
 from stratagem.remote.meeting import Meeting
 from stratagem.servers import ASYNCHRONOUS
-from stratagem.strategies import ServedStrategy
-from stratagem.strategies.served_worker import begin_independent
+from stratagem.strategies import RemoteStateStrategy
+from stratagem.strategies.process_parts import independent_parts
 from tests.coordinator.clusters import ThreadCluster
 
 RNG = np.random.default_rng(5)
@@ -83,25 +83,24 @@ class _OfWorker:
 
 
 @contextlib.contextmanager
-def own_strategies(num_workers: int, num_servers: int = 2) -> Iterator[list[ServedStrategy]]:
+def own_strategies(num_workers: int, num_servers: int = 2) -> Iterator[list[RemoteStateStrategy]]:
     """The strategy of each worker, on the same servers."""
     with contextlib.ExitStack() as stack:
         cluster = SharedThreadCluster(num_servers)
         stack.callback(cluster.close)
-        made: list[ServedStrategy] = []
+        made: list[RemoteStateStrategy] = []
         for worker in range(num_workers):
-            strategy = object.__new__(ServedStrategy)
-            connections = begin_independent(
-                strategy,
+            parts = independent_parts(
                 cluster.of_worker(),  # pyright: ignore[reportArgumentType]
                 worker,
+                num_workers,
                 None,
                 ASYNCHRONOUS,
                 devices=[f"cpu:{worker}"],
-                num_workers=num_workers,
             )
-            stack.callback(connections.close)
-            made.append(strategy)
+            assert parts.connections is not None
+            stack.callback(parts.connections.close)
+            made.append(RemoteStateStrategy(parts))
         yield made
 
 

@@ -42,7 +42,7 @@ def test_new_closure_over_a_model_is_compiled_for_its_first_calls_only(strategy)
 
     for _ in range(6):
         train(jnp.ones((3, 2)))
-    assert len(strategy.compiled.programs) <= 2  # the optimizer is built in the first
+    assert len(strategy.executor.programs) <= 2  # the optimizer is built in the first
     assert int(optimizer.iterations) == 6
 
 
@@ -89,7 +89,7 @@ def test_changed_state_is_seen_and_unchanged_state_is_one_program(strategy, hold
         return float(strategy.local_results(strategy.run(step, args=(jnp.float32(1.0),)))[0])
 
     assert [call(), call()] == [1.0, 1.0]
-    assert len(strategy.compiled.programs) == 1
+    assert len(strategy.executor.programs) == 1
     _set(holder, name, 3.0)
     assert call() == 3.0
 
@@ -121,7 +121,7 @@ def test_partials_and_inner_functions_are_compared_by_what_they_do(strategy) -> 
         return float(strategy.local_results(value)[0])
 
     assert [call(2.0), call(2.0), call(2), call(3.0), call(2.0)] == [4, 4, 4, 6, 4]
-    assert len(strategy.compiled.programs) == 3
+    assert len(strategy.executor.programs) == 3
 
 
 def test_key_keeps_what_it_compares_by_identity() -> None:

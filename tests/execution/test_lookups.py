@@ -164,7 +164,7 @@ def _program(strategy: sg.Strategy, v: Any, change: Callable[[Any], Any]) -> str
     sg.nn.embedding_lookup(v, 0)
     ids = strategy.distribute_values_from_function(lambda _: jnp.asarray(IDS[0]))
     arguments = flatten_arguments((ids,), {}, num_replicas=2)
-    return strategy.compiled.lower(step, arguments, strategy.topology).compile().as_text()
+    return strategy.executor.lower(step, arguments, strategy.topology).compile().as_text()
 
 
 def test_replicas_exchange_rows_and_not_the_table(pair) -> None:

@@ -185,7 +185,7 @@ def test_many_steps_in_one_call_are_as_many_calls(strategy) -> None:
             own.assign_add(jnp.sum(x))
             return total.value, x * scale, "done"
 
-        return strategy.compiled.program(step, _arguments(rows[0]))
+        return strategy.executor.program(step, _arguments(rows[0]))
 
     one_by_one, at_once = made(), made()
     single = program_of(*one_by_one)
@@ -225,11 +225,11 @@ def test_lowered_program_sums_once_over_all_replicas_of_other_devices(pair) -> N
     value = pair.distribute_values_from_function(lambda _: jnp.ones(3))
     arguments = flatten_arguments((value, 2.0), {}, num_replicas=2)
     others = Topology(tuple(jax.devices()[4:6]))
-    compiled = pair.compiled.lower(step, arguments, others).compile()
+    compiled = pair.executor.lower(step, arguments, others).compile()
     text = compiled.as_text()
     assert text.count("all-reduce(") + text.count("all-reduce-start(") == 1
     assert float(weight.value[0]) == 1.0
-    lowered = pair.compiled.program(step, arguments).lower(arguments)
+    lowered = pair.executor.program(step, arguments).lower(arguments)
     assert "all_reduce" in lowered.as_text()
 
 

@@ -267,7 +267,7 @@ def test_condition_that_holds_nowhere_leaves_histograms_uncomputed(tmp_path: Pat
 
     (batch,) = strategy.distribute_dataset([BATCHES[0]])
     strategy.run(step, args=(batch,))
-    (program,) = {id(one): one for one in strategy.compiled.programs}.values()
+    (program,) = {id(one): one for one in strategy.executor.programs}.values()
     outer = {eqn.primitive.name for eqn in program.trace.jaxpr.jaxpr.eqns}
     assert "cond" in outer
     assert not outer & {"reduce_min", "scatter-add", "sort"}

@@ -40,7 +40,7 @@ def test_only_variables_that_the_function_touches_travel(pair) -> None:
         own.assign_add(jnp.float32(1.0))
 
     arguments = flatten_arguments((), {}, num_replicas=2)
-    trace = pair.compiled.program(step, arguments).trace
+    trace = pair.executor.program(step, arguments).trace
     assert trace.read_only == [read]
     assert {id(variable) for variable in trace.written} == {id(v) for v in (written, both, own)}
     pair.run(step)

@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.execution.sameness import contains_primitive
+from stratagem.execution.replication_analysis import contains_primitive
 from stratagem.execution.update_part import StepParts, part_step
 
 AXIS = "replica"

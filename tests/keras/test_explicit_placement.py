@@ -28,10 +28,10 @@ def _trained(strategy, device: str | None = None) -> list[np.ndarray]:
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     model.fit(x, y, batch_size=4, epochs=2, verbose=0, shuffle=False)
     if device is not None:
-        assert second.kernel.kept.devices() == {jax.devices()[3]}
-        assert first.kernel.keeping is None
+        assert second.kernel.stored.devices() == {jax.devices()[3]}
+        assert first.kernel.store is None
         momentum = [one for one in model.optimizer.variables if one.shape == (4, 1)]
-        assert [one.kept.devices() for one in momentum] == [{jax.devices()[3]}]
+        assert [one.stored.devices() for one in momentum] == [{jax.devices()[3]}]
     return model.get_weights()
 
 
@@ -50,9 +50,9 @@ def test_it_goes_before_rules_and_ends_with_its_block() -> None:
             with keras.device("cpu:4"):
                 inner = keras.Variable(np.ones(2, "float32"))
         parted = keras.Variable(np.ones((4, 2), "float32"), name="table")
-    assert there.kept.devices() == {jax.devices()[3]}
-    assert inner.kept.devices() == {jax.devices()[4]}
-    assert len(parted.kept.devices()) == 2
+    assert there.stored.devices() == {jax.devices()[3]}
+    assert inner.stored.devices() == {jax.devices()[4]}
+    assert len(parted.stored.devices()) == 2
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,6 @@ def test_the_only_device_of_a_strategy_may_be_named() -> None:
     assert np.asarray(variable).sum() == 3
     central = sg.CentralStorageStrategy(_DEVICES, "cpu:3")
     with central.scope(), keras.device("cpu:3"):
-        assert keras.Variable(np.ones(3, "float32")).kept.devices() == {jax.devices()[3]}
+        assert keras.Variable(np.ones(3, "float32")).stored.devices() == {jax.devices()[3]}
     with keras.device("cpu:2"):  # of no strategy
         assert keras.ops.ones(2).devices() == {jax.devices()[2]}

@@ -12,8 +12,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.servers import ServerError, UpdateMode
-from stratagem.strategies import ServedStrategy
-from stratagem.strategies.served_worker import begin_independent
+from stratagem.strategies import RemoteStateStrategy
+from stratagem.strategies.process_parts import independent_parts
 from tests.coordinator.clusters import OneThatDies, ThreadCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -44,14 +44,12 @@ def cluster() -> Iterator[Shared]:
 @contextlib.contextmanager
 def worker(
     cluster: Shared, index: int, num_devices: int = 1, **options: Any
-) -> Iterator[ServedStrategy]:
-    made: Any = object.__new__(ServedStrategy)
+) -> Iterator[RemoteStateStrategy]:
     partitioner = sg.partitioners.FixedShardsPartitioner(2)
     devices = [f"cpu:{place}" for place in range(num_devices)]
-    made._connections = begin_independent(
-        made, cluster, index, partitioner, options.pop("mode", UpdateMode()), devices, **options
-    )
-    with contextlib.closing(made):
+    mode, num_workers = options.pop("mode", UpdateMode()), options.pop("num_workers", 1)
+    parts = independent_parts(cluster, index, num_workers, partitioner, mode, devices, **options)
+    with contextlib.closing(RemoteStateStrategy(parts)) as made:
         yield made
 
 
@@ -101,7 +99,9 @@ def test_workers_find_what_others_have_made_and_learned(cluster) -> None:
         for left, right in zip(weights(one), weights(other), strict=True):
             np.testing.assert_array_equal(left, right)
         assert one.evaluate(X, Y, verbose=0)[0] < loss
-        assert sum(second.serving.client.staleness().values()) == 2 * 16  # of two servers
+        assert (
+            sum(second.placement.remote.variables.client.staleness().values()) == 2 * 16
+        )  # of two servers
 
 
 def test_loop_of_ones_own_trains_on_the_servers(cluster) -> None:
@@ -141,7 +141,7 @@ def test_lost_updates_are_told_once_for_each_number(tmp_path) -> None:
             return variable.value
 
         strategy.run(step)
-        strategy.serving.secure()
+        strategy.placement.remote.variables.secure()
         for num_lost, in_all in ((2, 2), (1, 3)):
             for _ in range(num_lost):
                 strategy.run(step)
@@ -149,9 +149,9 @@ def test_lost_updates_are_told_once_for_each_number(tmp_path) -> None:
             told = f"worker 1 has seen that {in_all} updates were lost in all"
             with pytest.warns(RuntimeWarning, match=told):
                 strategy.run(step)
-            strategy.serving.secure()
+            strategy.placement.remote.variables.secure()
             strategy.run(step)  # which says nothing more
-            strategy.serving.secure()
+            strategy.placement.remote.variables.secure()
         np.testing.assert_array_equal(variable.value, [-5, -10])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.strategies import ServedStrategy
+from stratagem.strategies import RemoteStateStrategy
 from tests.coordinator.clusters import local_strategy
 
 pytestmark = [
@@ -30,7 +30,7 @@ class Holding(keras.layers.Layer):
     """Waits for the test where batches have five rows, and fails on those of four."""
 
     def call(self, x: Any) -> Any:
-        if sg.get_strategy().schedules:  # where Keras only looks at the shapes
+        if sg.get_strategy().executor.schedules:  # where Keras only looks at the shapes
             return x
         if x.shape[0] == 4:
             raise ArithmeticError("four rows")
@@ -41,12 +41,12 @@ class Holding(keras.layers.Layer):
 
 
 @pytest.fixture
-def strategy() -> Iterator[ServedStrategy]:
+def strategy() -> Iterator[RemoteStateStrategy]:
     with local_strategy(num_workers=2) as made:
         yield made
 
 
-def make(strategy: ServedStrategy) -> Any:
+def make(strategy: RemoteStateStrategy) -> Any:
     with strategy.scope():
         layers = [keras.layers.Input((3,)), Holding(), keras.layers.Dense(1)]
         model = keras.Sequential(layers)
@@ -65,7 +65,7 @@ def test_error_in_long_data_is_raised_once(strategy, kind) -> None:
     with pytest.raises(ArithmeticError, match="four rows"):
         calls[kind](4)
     calls[kind](6)
-    assert strategy.coordinator.done()
+    assert strategy.executor.coordinator.done()
     np.testing.assert_allclose(
         model.predict(X, batch_size=6, verbose=0),
         X @ model.layers[-1].kernel.numpy() + model.layers[-1].bias.numpy(),

@@ -90,6 +90,6 @@ def test_models_one_after_the_other_do_not_fill_the_servers_with_optimizers() ->
             gc.collect()
             model.fit(x, y, batch_size=40, verbose=0)
             name = "adam" if number == 1 else f"adam_{number}"
-            kept = set(coordinator.strategy.serving.client.scalars())
+            kept = set(coordinator.strategy.placement.remote.variables.client.scalars())
             assert kept == {f"{name}.iteration", f"{name}.learning_rate"}
             assert int(model.optimizer.iterations) == 1

@@ -9,7 +9,7 @@ import numpy as np
 import ray  # noqa: F401 - sets a variable of its own, once, before any test
 
 from stratagem.keras import served_processes
-from stratagem.servers import ClusterKeys, Connections, Placement, ServedVariables
+from stratagem.servers import ClusterKeys, Connections, ServerClient, ShardLayout
 
 
 def test_server_writes_its_journal_as_often_as_it_is_told(tmp_path, monkeypatch) -> None:
@@ -20,9 +20,9 @@ def test_server_writes_its_journal_as_often_as_it_is_told(tmp_path, monkeypatch)
         served_processes.serve_server(1, keys, str(tmp_path), 0.01) as often,
         contextlib.closing(Connections(keys, [seldom.address, often.address])) as connections,
     ):
-        client = ServedVariables(connections)
+        client = ServerClient(connections)
         for server in (0, 1):
-            placement = Placement(f"v{server}", (2,), "float32", (server,), (2,))
+            placement = ShardLayout(f"v{server}", (2,), "float32", (server,), (2,))
             client.create(placement, np.zeros(2, "float32"))
         limit_s = time.monotonic() + 60
         while client.describe()[1]["journaled_version"] is None:

@@ -15,7 +15,7 @@ import stratagem as sg
 from stratagem.coordinator import ClusterCoordinator
 from stratagem.keras import served_variable
 from stratagem.keras.served_variable import ServedVariable
-from stratagem.servers import ParameterServer, ServedVariables
+from stratagem.servers import ParameterServer, ServerClient
 from stratagem.strategies import ParameterServerStrategy
 from tests.coordinator.clusters import coordinated
 
@@ -47,7 +47,7 @@ def strategy(coordinator: ClusterCoordinator) -> ParameterServerStrategy:
 class Pulled:
     """What is asked of servers: names of whole values, and ids of rows."""
 
-    def __init__(self, client: ServedVariables, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, client: ServerClient, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
         self.ids: list[int] = []
         pull, pull_rows = client.pull, client.pull_rows
@@ -67,7 +67,7 @@ class Pulled:
 @pytest.fixture
 def pulled(strategy, monkeypatch) -> Pulled:
     """What the coordinator asks for."""
-    return Pulled(strategy.serving.client, monkeypatch)
+    return Pulled(strategy.placement.remote.variables.client, monkeypatch)
 
 
 def variable(strategy: Any, value: Any = VALUES, **options: Any) -> Any:
@@ -141,7 +141,7 @@ def test_shards_are_variables_of_their_own_rows(strategy, pulled) -> None:
 
 def test_shard_is_asked_of_its_server_only(coordinator, strategy, monkeypatch) -> None:
     v = variable(strategy)
-    servers = strategy.serving.placement_of(v).servers
+    servers = strategy.placement.remote.variables.placement_of(v).servers
     asked: list[int] = []
     connections = strategy._connections
     ask_all = connections.ask_all

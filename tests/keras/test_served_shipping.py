@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from stratagem.keras.served_shipping import KerasPacking
-from stratagem.servers import Placement
-from stratagem.strategies import ServedStrategy, Stored
+from stratagem.servers import ShardLayout
+from stratagem.strategies import RemoteStateStrategy, Stored, worker_parts
 from tests.coordinator.clusters import local_strategy
 
 pytestmark = [
@@ -24,8 +24,9 @@ def test_worker_knows_a_table_that_it_has_no_room_for() -> None:
             small = keras.Variable(np.zeros((3, 8), "float32"), name="table")
         packing = KerasPacking()
         kind, described, _, has_rows, _ = packing._name_of(small, strategy, set())
-        placement = Placement("large", shape, "float32", (0,), (shape[0],), has_rows=True)
-        worker = ServedStrategy.of_worker(strategy.serving.client, 0, strategy.serving.mode)
+        placement = ShardLayout("large", shape, "float32", (0,), (shape[0],), has_rows=True)
+        variables = strategy.placement.remote.variables
+        worker = RemoteStateStrategy(worker_parts(variables.client, 0, variables.mode))
         name = (kind, {**described, "shape": shape}, Stored("large"), has_rows, placement)
         large = packing._object_of(name, worker)
     assert large.shape == shape

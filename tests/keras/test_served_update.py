@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stratagem.keras.served_update import KerasUpdate
-from stratagem.servers import ShardSpec, Store
+from stratagem.servers import ServerVariables, ShardSpec
 
 # Keras reads the learning rate in a way that NumPy 2 does not like.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -58,7 +58,7 @@ def test_update_is_that_of_the_optimizer(name) -> None:
         "a/kernel": rng.normal(size=(6, 3)).astype("float32"),
         "a/bias": rng.normal(size=()).astype("float32"),
     }
-    store = Store()
+    store = ServerVariables()
     for name, value in arrays.items():
         store.create(ShardSpec(name, value.shape, "float32"), lambda value=value: value)
     rule = pickle.loads(cloudpickle.dumps(KerasUpdate(optimizer)))
@@ -79,7 +79,7 @@ def test_rows_are_updated_as_the_table_would_be(name) -> None:
     optimizer = OPTIMIZERS[name]
     rng = np.random.default_rng(0)
     table = rng.normal(size=(50, 3)).astype("float32")
-    store = Store()
+    store = ServerVariables()
     store.create(ShardSpec("table", (50, 3), "float32", has_rows=True), lambda: table)
     store.set_rule(KerasUpdate(optimizer), ["table"])
     own, variable = type(optimizer).from_config(optimizer.get_config()), keras.Variable(table)
@@ -97,7 +97,7 @@ def test_rows_are_updated_as_the_table_would_be(name) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
 def test_another_number_of_rows_compiles_nothing(name) -> None:
-    store = Store()
+    store = ServerVariables()
     store.create(ShardSpec("table", (99, 7), "float32", has_rows=True), lambda: np.ones((99, 7)))
     store.set_rule(KerasUpdate(OPTIMIZERS[name]), ["table"])
     compiled: list[str] = []
@@ -115,7 +115,7 @@ def test_another_number_of_rows_compiles_nothing(name) -> None:
 
 
 def test_learning_rate_can_be_set() -> None:
-    store = Store()
+    store = ServerVariables()
     store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
     store.set_rule(KerasUpdate(keras.optimizers.SGD(0.1)), ["v"])
     store.update({"v": np.ones(2, np.float32)}, {})
@@ -125,7 +125,7 @@ def test_learning_rate_can_be_set() -> None:
 
 
 def test_gradients_are_not_clipped_again() -> None:
-    store = Store()
+    store = ServerVariables()
     store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
     store.set_rule(KerasUpdate(keras.optimizers.SGD(1.0, global_clipnorm=0.1)), ["v"])
     store.update({"v": np.ones(2, np.float32)}, {})
@@ -140,7 +140,7 @@ def test_optimizer_of_ones_own_travels_with_its_class() -> None:
             super().update_step(keras.ops.sign(gradient), variable, learning_rate)
 
     rule = pickle.loads(cloudpickle.dumps(KerasUpdate(Signs(1.0))))
-    store = Store()
+    store = ServerVariables()
     store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
     store.set_rule(rule, ["v"])
     store.update({"v": np.array([5, -3], np.float32)}, {})
@@ -150,7 +150,7 @@ def test_optimizer_of_ones_own_travels_with_its_class() -> None:
 
 def test_optimizer_with_arrays_of_other_shapes_is_refused() -> None:
     rule = KerasUpdate(keras.optimizers.Adafactor(0.1))
-    store = Store()
+    store = ServerVariables()
     store.create(ShardSpec("v", (4, 3), "float32"), lambda: np.zeros((4, 3)))
     with pytest.raises(NotImplementedError, match=r"Adafactor keeps .* of other shapes"):
         store.set_rule(rule, ["v"])
@@ -165,7 +165,7 @@ def test_slots_that_begin_with_different_numbers_are_refused() -> None:
             for variable in variables:
                 self.add_variable_from_reference(variable, "noise", initializer="random_normal")
 
-    store = Store()
+    store = ServerVariables()
     store.create(ShardSpec("v", (4, 3), "float32"), lambda: np.zeros((4, 3)))
     with pytest.raises(NotImplementedError, match="'noise' of Uneven begins with different"):
         store.set_rule(KerasUpdate(Uneven(1.0)), ["v"])

@@ -46,13 +46,13 @@ def strategy(coordinator: ClusterCoordinator) -> ParameterServerStrategy:
 def test_shapes_are_inferred_without_the_values(strategy, monkeypatch) -> None:
     """A table may be larger than the coordinator."""
     asked: list[str] = []
-    pull = strategy.serving.client.pull
+    pull = strategy.placement.remote.variables.client.pull
 
     def noted_pull(names: Any) -> Any:
         asked.extend(names)
         return pull(names)
 
-    monkeypatch.setattr(strategy.serving.client, "pull", noted_pull)
+    monkeypatch.setattr(strategy.placement.remote.variables.client, "pull", noted_pull)
     with strategy.scope():
         ids = keras.layers.Input((3,), dtype="int32")
         rows = keras.layers.Embedding(9000, 8)(ids)
@@ -90,7 +90,7 @@ def test_variable_is_on_the_servers_as_it_was_made(strategy, value) -> None:
     np.testing.assert_array_equal(np.asarray(v.value), value)
     np.testing.assert_array_equal(v.numpy(), value)
     assert isinstance(v.place, Stored)
-    held = strategy.serving.client.pull([v.place.name])[v.place.name]
+    held = strategy.placement.remote.variables.client.pull([v.place.name])[v.place.name]
     np.testing.assert_array_equal(held, value)
 
 
@@ -203,7 +203,7 @@ def test_rows_are_asked_for_in_large_embeddings_only(strategy, make, has_rows) -
         layer = make()
         layer.build((None, 512))
     assert layer.weights[0].has_rows is has_rows
-    assert strategy.serving.placement_of(layer.weights[0]).has_rows is has_rows
+    assert strategy.placement.remote.variables.placement_of(layer.weights[0]).has_rows is has_rows
 
 
 def test_lookup_in_what_is_no_table_is_one_all_the_same(coordinator, strategy) -> None:
@@ -228,7 +228,7 @@ def test_partitioned_variable_is_one_variable(num_shards) -> None:
         with strategy.scope():
             v = sg.Variable(rows)
             w = sg.Variable(rows, trainable=False)
-        placement = strategy.serving.placement_of(v)
+        placement = strategy.placement.remote.variables.placement_of(v)
         assert len(placement.rows) == num_shards
         assert set(placement.servers) == {0, 1}
         np.testing.assert_array_equal(v.numpy(), rows)

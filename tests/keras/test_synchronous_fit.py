@@ -59,7 +59,7 @@ def test_four_workers_equal_four_mirrored_replicas(options: dict[str, Any]) -> N
         for one, two in zip(model.variables, mirrored.variables, strict=True):
             np.testing.assert_allclose(one.value, two.value, rtol=1e-5, atol=1e-6)
         assert int(model.optimizer.iterations) == 2 * 4
-        assert strategy.serving.client.discarded() == 0
+        assert strategy.placement.remote.variables.client.discarded() == 0
 
 
 def test_rows_of_tables_are_added_up() -> None:
@@ -93,7 +93,7 @@ def test_backup_workers_are_not_waited_for() -> None:
         with strategy.scope():
             model = dense()
         model.fit(X, Y, batch_size=12, epochs=3, verbose=0)
-        client = strategy.serving.client
+        client = strategy.placement.remote.variables.client
         # Every push is part of an update or told to be late; none waits for ever.
         assert all(told["num_waiting"] == 0 for told in client.describe().values())
         counted = sum(client.staleness().values()) + client.discarded()
@@ -124,7 +124,7 @@ def test_steps_that_took_too_long_are_run_again() -> None:
         with strategy.scope():
             model = dense()
         model.fit(X, Y, batch_size=5, epochs=3, verbose=0)
-        client = strategy.serving.client
+        client = strategy.placement.remote.variables.client
         assert client.staleness() == {0: 30}
         assert int(model.optimizer.iterations) == 30
         history = model.fit(X, Y, batch_size=5, epochs=1, verbose=0)
@@ -145,13 +145,13 @@ def test_batches_are_shared_by_those_that_were_not_given_up() -> None:
         with strategy.scope():
             model = dense()
         model.fit(X, Y, **fitted)
-        workers = strategy.coordinator.workers
+        workers = strategy.executor.coordinator.workers
         workers.on_lost(1, "it died")
         workers.on_given_up(1, UnavailableError("no more restarts"))
         limit_s = time.monotonic() + LIMIT_S
-        while strategy.serving.mode.num_needed != 2:
+        while strategy.placement.remote.variables.mode.num_needed != 2:
             assert time.monotonic() < limit_s
         model.fit(X, Y, **fitted)
         for one, two in zip(model.variables, alone.variables, strict=True):
             np.testing.assert_allclose(one.value, two.value, rtol=1e-5, atol=1e-6)
-        assert strategy.coordinator.stalls.num_stalls == 0
+        assert strategy.executor.coordinator.stalls.num_stalls == 0

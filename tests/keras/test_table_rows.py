@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.exchange import without_unused
-from stratagem.execution.parted_program import PartedProgram
+from stratagem.execution.offloaded_program import OffloadedProgram
+from stratagem.execution.remote_state import without_unused
 from stratagem.keras import table_rows
 
 TWO = ["cpu:0", "cpu:1"]
@@ -69,7 +69,7 @@ def trained(strategy: sg.Strategy, make: Any, constraint: Any = None) -> tuple[A
     )
     for _ in range(3):
         strategy.run(step, args=(parts,))
-    return table, list(strategy.compiled.programs)
+    return table, list(strategy.executor.programs)
 
 
 def whole_tables_made(jaxpr: Any) -> int:
@@ -95,7 +95,7 @@ def test_numbers_are_those_of_whole_updates(name, monkeypatch) -> None:
         np.testing.assert_allclose(
             table.embeddings.value, whole.embeddings.value, rtol=1e-5, atol=1e-6
         )
-    assert isinstance(program, PartedProgram)
+    assert isinstance(program, OffloadedProgram)
     (update,) = program.updates
     assert (whole_tables_made(update.jaxpr) == 0) == takes_rows
 

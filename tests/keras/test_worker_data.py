@@ -137,7 +137,7 @@ def test_synchronous_workers_make_a_step_of_a_batch_of_each(kind, options) -> No
             model = model_of(**options)
         model.fit(sharing(kind), verbose=0)
         assert int(model.optimizer.iterations) == 2
-        assert strategy.serving.client.discarded() == 0
+        assert strategy.placement.remote.variables.client.discarded() == 0
         # Each batch counts a third, also the one of 4 rows.
         weights = [np.ones(24), np.repeat([20 / 24, 20 / 24, 20 / 12], [8, 8, 4])]
         for (x, y), weight in zip(halves, weights, strict=True):
@@ -159,7 +159,7 @@ def test_synchronous_workers_go_on_when_one_has_no_more_data() -> None:
             model = model_of()
         told = model.fit(sharing(), verbose=0).history
         assert int(model.optimizer.iterations) == 2
-        assert strategy.coordinator.stalls.num_stalls == 0
+        assert strategy.executor.coordinator.stalls.num_stalls == 0
         assert_same(model, alone)
         assert told["loss"][0] > 0
         empty = sg.DatasetCreator(lambda context: _batches()[: context.input_pipeline_id])
@@ -234,7 +234,7 @@ def test_example_is_counted_once_though_its_worker_is_lost() -> None:
         )
         thread.start()
         assert started.acquire(timeout=LIMIT_S)
-        workers = strategy.coordinator.workers
+        workers = strategy.executor.coordinator.workers
         with contextlib.closing(Worker(strategy.cluster.keys, devices=["cpu:0"])) as other:
             workers.on_lost(0, "it died")
             workers.on_returned(0, other.address)

@@ -19,8 +19,9 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.strategies.pinned_state import pinned_parts
-from stratagem.variables import Division, KeepAll, VariableLayouts
+from stratagem.strategies.offloaded_state import pinned_host_store
+from stratagem.topology import Topology, find_devices
+from stratagem.variables import Division, UniformPlacement, VariableLayouts
 from tests.parity.tensorflow.cases import initial_weights
 
 Scope = Callable[[], AbstractContextManager[Any]]
@@ -76,7 +77,7 @@ def _of_groups(devices: list[str], group_size: int = 2) -> Any:
     names = [f"cpu:{index}" for index in range(count)]
     groups = [names[first : first + group_size] for first in range(0, count, group_size)]
     strategy = sg.MirroredStrategy(groups)
-    strategy.layouts = _WhateverDivides({}, strategy.topology)
+    strategy.placement.layouts = _WhateverDivides({}, strategy.topology)
     return strategy
 
 
@@ -97,9 +98,9 @@ def _hybrid(devices: list[str]) -> Any:
 
 
 def _pinned(devices: list[str]) -> Any:
-    strategy = sg.CentralStorageStrategy(devices, "pinned_host")
-    strategy.keeping = KeepAll(pinned_parts(strategy.topology))  # small variables, too
-    return strategy
+    """Small variables, too, which no strategy of ours stores there."""
+    topology = Topology(find_devices(devices))
+    return sg.Strategy(topology, placement=UniformPlacement(pinned_host_store(topology)))
 
 
 def _shared_out(devices: list[str]) -> Any:

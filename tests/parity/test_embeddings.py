@@ -115,7 +115,7 @@ def test_replicas_exchange_rows_in_fit() -> None:
     batch = take_batch((words, y), 2)
     model.train_on_batch(words, y)  # builds the optimizer and the metrics
     arguments = batch_arguments(place([batch], strategy.topology))
-    lowered = strategy.compiled.lower(ReplicaSteps(model).train, arguments, strategy.topology)
+    lowered = strategy.executor.lower(ReplicaSteps(model).train, arguments, strategy.topology)
     text = lowered.compile().as_text()
     assert f"f32[{NUM_WORDS},{WIDTH}]" in text
     for line in text.splitlines():

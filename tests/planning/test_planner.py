@@ -204,7 +204,7 @@ def test_model_of_parameter_servers() -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
         model = _model()
-    strategy.schedules = True  # as theirs do
+    strategy.executor.schedules = True  # as theirs do
     with pytest.raises(ValueError, match="a model of a strategy whose replicas are in lockstep"):
         sg.plan(model, _BATCH, "2xH100")
 

@@ -14,10 +14,10 @@ from stratagem.servers import (
     Connections,
     Message,
     ParameterServer,
-    Placement,
-    Placer,
-    ServedVariables,
+    ServerClient,
     ServerError,
+    ShardLayout,
+    ShardPlacer,
 )
 from tests.servers.rules import Momentum, Slow
 
@@ -35,12 +35,12 @@ def connections() -> Iterator[Connections]:
 
 
 @pytest.fixture
-def served(connections) -> ServedVariables:
-    return ServedVariables(connections)
+def served(connections) -> ServerClient:
+    return ServerClient(connections)
 
 
-def place(name: str, value: np.ndarray, num_shards: int = 4) -> Placement:
-    placer = Placer(NUM_SERVERS, sg.partitioners.FixedShardsPartitioner(num_shards))
+def place(name: str, value: np.ndarray, num_shards: int = 4) -> ShardLayout:
+    placer = ShardPlacer(NUM_SERVERS, sg.partitioners.FixedShardsPartitioner(num_shards))
     return placer.place(name, value.shape, value.dtype, has_rows=name.startswith("table"))
 
 

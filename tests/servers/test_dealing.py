@@ -7,7 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from stratagem.servers import ClusterKeys, Connections, ParameterServer, Placement, ServedVariables
+from stratagem.servers import (
+    ClusterKeys,
+    Connections,
+    ParameterServer,
+    ServerClient,
+    ShardLayout,
+)
 from tests.servers.rules import Momentum
 
 # Of 17 rows; five shards on two servers, not in turn.
@@ -33,13 +39,13 @@ def test_shards_on_one_server_travel_together(asked, has_rows) -> None:
     keys = ClusterKeys.make()
     rng = np.random.default_rng(0)
     value = rng.normal(size=(17, 2)).astype("float32")
-    placement = Placement("v", (17, 2), "float32", SERVERS, ROWS, has_rows)
+    placement = ShardLayout("v", (17, 2), "float32", SERVERS, ROWS, has_rows)
     with (
         ParameterServer(keys) as one,
         ParameterServer(keys) as other,
         Connections(keys, [one.address, other.address]) as connections,
     ):
-        served = ServedVariables(connections)
+        served = ServerClient(connections)
         assert served.create(placement, value)
         assert not served.create(placement, value)
         served.set_rule(Momentum(), ["v"])
@@ -69,9 +75,9 @@ def test_servers_without_gradients_are_asked_for_values_at_the_same_time(asked) 
         ParameterServer(keys) as other,
         Connections(keys, [one.address, other.address]) as connections,
     ):
-        served = ServedVariables(connections)
+        served = ServerClient(connections)
         for server, name in enumerate("vw"):
-            place = Placement(name, (3,), "float32", (server,), (3,))
+            place = ShardLayout(name, (3,), "float32", (server,), (3,))
             served.create(place, np.full(3, server, np.float32))
         served.set_rule(Momentum(), ["v"])
         asked.clear()

@@ -15,10 +15,10 @@ from stratagem.servers import (
     Connections,
     Message,
     ParameterServer,
-    Placement,
     Pushed,
-    ServedVariables,
+    ServerClient,
     ServerError,
+    ShardLayout,
     UpdateMode,
 )
 from tests.servers.rules import Momentum
@@ -54,7 +54,7 @@ class Worker:
     """One that pulls everything and pushes gradients of one number, in a thread of its own."""
 
     def __init__(self, connections: Connections, name: str) -> None:
-        self.served = ServedVariables(connections, name)
+        self.served = ServerClient(connections, name)
         for placement in (V, TABLE):
             self.served.know(placement)
         self.thread = ThreadPoolExecutor(1)
@@ -67,13 +67,13 @@ class Worker:
 
 
 # Each server has a half of both.
-V = Placement("v", (4,), "float32", (0, 1), (2, 2))
-TABLE = Placement("table", (6, 2), "float32", (0, 1), (3, 3), has_rows=True)
+V = ShardLayout("v", (4,), "float32", (0, 1), (2, 2))
+TABLE = ShardLayout("table", (6, 2), "float32", (0, 1), (3, 3), has_rows=True)
 
 
-def start(connections: Connections, mode: UpdateMode) -> ServedVariables:
+def start(connections: Connections, mode: UpdateMode) -> ServerClient:
     """Makes the variables, all 0."""
-    served = ServedVariables(connections)
+    served = ServerClient(connections)
     for placement in (V, TABLE):
         served.create(placement, np.zeros(placement.shape, np.float32))
     served.set_rule(Momentum(), ["v", "table"], mode)
@@ -87,7 +87,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def wait_for(served: ServedVariables, num_waiting: int) -> None:
+def wait_for(served: ServerClient, num_waiting: int) -> None:
     """Until so many workers wait at each server."""
     wait_until(
         lambda: all(told["num_waiting"] == num_waiting for told in served.describe().values())

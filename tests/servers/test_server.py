@@ -19,15 +19,15 @@ from stratagem.servers import (
     Connections,
     Message,
     ParameterServer,
-    Placement,
-    ServedVariables,
+    ServerClient,
     ServerError,
+    ShardLayout,
     UpdateMode,
 )
 from tests.servers.rules import Momentum
 
-V = Placement("v", (3,), "float32", (0,), (3,))
-TABLE = Placement("table", (40, 2), "float32", (0,), (40,), has_rows=True)
+V = ShardLayout("v", (3,), "float32", (0,), (3,))
+TABLE = ShardLayout("table", (40, 2), "float32", (0,), (40,), has_rows=True)
 LIMIT_S = 30.0
 NEVER_S = 1e6
 
@@ -69,15 +69,15 @@ def connections(server) -> Iterator[Connections]:
 
 
 @pytest.fixture
-def served(connections) -> ServedVariables:
-    served = ServedVariables(connections)
+def served(connections) -> ServerClient:
+    served = ServerClient(connections)
     served.create(V, np.zeros(3, np.float32))
     served.create(TABLE, np.zeros((40, 2), np.float32))
     served.set_rule(Momentum(), ["v", "table"])
     return served
 
 
-def push(served: ServedVariables, *ids: int) -> None:
+def push(served: ServerClient, *ids: int) -> None:
     rows = {"table": (np.array(ids, np.int64), np.ones((len(ids), 2), np.float32))}
     assert served.push({"v": np.ones(3, np.float32)}, rows).is_used
 
@@ -192,7 +192,7 @@ def test_variable_that_was_made_is_new_however_often_it_is_asked_for(served, con
 
 def test_synchronous_workers_go_on_after_a_restart(server, served, connections) -> None:
     served.set_rule(Momentum(), ["v"], UpdateMode(num_needed=2))
-    workers = {name: ServedVariables(connections, name) for name in "ab"}
+    workers = {name: ServerClient(connections, name) for name in "ab"}
     threads = {name: ThreadPoolExecutor(1) for name in workers}
     gradient = {"v": np.ones(3, np.float32)}
 
@@ -222,7 +222,7 @@ def test_synchronous_workers_go_on_after_a_restart(server, served, connections) 
 def test_thread_writes_while_workers_train(tmp_path) -> None:
     server = Server(tmp_path, interval_s=0.001)
     with Connections(server.keys, [server.running.address]) as connections:
-        served = ServedVariables(connections)
+        served = ServerClient(connections)
         served.create(V, np.zeros(3, np.float32))
         served.create(TABLE, np.zeros((40, 2), np.float32))
         served.set_rule(Momentum(), ["v", "table"])
@@ -243,10 +243,10 @@ def test_server_without_a_journal_begins_with_nothing() -> None:
         ParameterServer(keys) as server,
         Connections(keys, [server.address]) as connections,
     ):
-        told = ServedVariables(connections).describe()[0]
+        told = ServerClient(connections).describe()[0]
         assert told["journaled_version"] is told["restored_version"] is None
         with pytest.raises(ServerError, match="without a journal was to write an entry"):
-            ServedVariables(connections).journal()
+            ServerClient(connections).journal()
 
 
 def test_damaged_journal_is_told_and_nothing_listens(tmp_path) -> None:
@@ -280,12 +280,12 @@ def test_full_disk_does_not_stop_training_and_is_told(disk) -> None:
     keys = ClusterKeys.make()
     server = ParameterServer(keys, journal=disk / "journal", journal_interval_s=0.001)
     with Connections(keys, [server.address]) as connections:
-        served = ServedVariables(connections)
+        served = ServerClient(connections)
         served.create(V, np.zeros(3, np.float32))
         served.set_rule(Momentum(), ["v"])
         served.journal()
         (disk / "other").write_bytes(bytes(2**17))
-        large = Placement("large", (2**16,), "float32", (0,), (2**16,))
+        large = ShardLayout("large", (2**16,), "float32", (0,), (2**16,))
         served.create(large, np.zeros(2**16, np.float32))
         wait_until(lambda: served.describe()[0]["journal_error"] is not None)
         assert "No space left" in served.describe()[0]["journal_error"]

@@ -19,8 +19,8 @@ from stratagem.errors import DataLossError
 from stratagem.servers import (
     Message,
     Request,
+    ServerVariables,
     ShardSpec,
-    Store,
     UpdateMode,
     shards,
     state_journal,
@@ -41,7 +41,7 @@ def read(path: Path) -> tuple[ServerState, Journal]:
     """What a server that is started on this file has."""
     journal = Journal(path)
     lifetime = next_lifetime(journal.messages)
-    store = Store()
+    store = ServerVariables()
     changes = Changes(lambda message, outcome: Message("ok", dict(outcome)))
     state = ServerState(store, Pushes(store, lifetime), changes, lifetime)
     state.restore(journal.messages)

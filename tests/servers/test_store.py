@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.servers import ShardSpec, State, Store
+from stratagem.servers import ServerVariables, ShardSpec, State
 from tests.servers.rules import Momentum
 
 
-def make_store(**arrays: np.ndarray) -> Store:
+def make_store(**arrays: np.ndarray) -> ServerVariables:
     """A store with these variables; those whose name begins with `table` are updated by rows."""
-    store = Store()
+    store = ServerVariables()
     for name, value in arrays.items():
         spec = ShardSpec(name, value.shape, value.dtype.name, has_rows=name.startswith("table"))
         assert store.create(spec, lambda value=value: value)
@@ -51,7 +51,7 @@ def test_other_variable_of_that_name_is_refused(other) -> None:
 
 def test_initial_value_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"The initial value of 'v' has shape \(2,\)"):
-        Store().create(ShardSpec("v", (3,), "float32"), lambda: np.zeros(2))
+        ServerVariables().create(ShardSpec("v", (3,), "float32"), lambda: np.zeros(2))
 
 
 @pytest.mark.parametrize("name", ["v", "table"])

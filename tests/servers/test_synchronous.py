@@ -9,13 +9,13 @@ import threading
 import numpy as np
 import pytest
 
-from stratagem.servers.store import Store
+from stratagem.servers.store import ServerVariables
 from stratagem.servers.synchronous import Contribution, SynchronousUpdates
 from tests.servers.rules import Momentum
 from tests.servers.test_store import make_store
 
 
-def make(num_needed: int) -> tuple[Store, SynchronousUpdates]:
+def make(num_needed: int) -> tuple[ServerVariables, SynchronousUpdates]:
     store = make_store(v=np.zeros(3, np.float32), table=np.zeros((10, 2), np.float32))
     store.set_rule(Momentum(), ["v", "table"])
     return store, SynchronousUpdates(store, num_needed)
@@ -156,4 +156,4 @@ def test_workers_in_threads_make_as_many_updates_as_steps() -> None:
 @pytest.mark.parametrize("number", [0, -1])
 def test_update_of_nobody_is_refused(number) -> None:
     with pytest.raises(ValueError, match="an update of the gradients of so many workers"):
-        SynchronousUpdates(Store(), number)
+        SynchronousUpdates(ServerVariables(), number)

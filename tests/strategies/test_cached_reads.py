@@ -31,7 +31,7 @@ def one() -> Iterator[ClusterCoordinator]:
 
 def _counting_requests(function: Callable[[], Any]) -> tuple[Any, int]:
     """What a function returns on a worker, and how often it asked for values."""
-    client = sg.get_strategy().serving.client
+    client = sg.get_strategy().placement.remote.variables.client
     asked: list[Any] = []
 
     def counted(original: Any) -> Any:
@@ -162,7 +162,7 @@ def test_step_that_came_too_late_is_run_again_with_new_values() -> None:
         told = one.schedule(late)
         assert started.acquire(timeout=60.0)
         name = v.place.name
-        one.strategy.serving.client.push(
+        one.strategy.placement.remote.variables.client.push(
             {name: np.full(2, 8.0, "float32")}, optimizers={name: "sgd"}
         )
         go_on.set()

@@ -104,7 +104,7 @@ def test_variables_are_on_the_parameter_device_before_and_after_steps() -> None:
         kept += model.optimizer.variables
         assert len(kept) == num_kept
         for variable in kept:
-            assert devices_of(variable.kept) == {host}, variable.path
+            assert devices_of(variable.stored) == {host}, variable.path
             assert devices_of(variable.value) == {host}, variable.path
         model.fit(X, Y, batch_size=8, verbose=0)
 
@@ -175,7 +175,7 @@ def test_functions_and_runs_op_by_op_see_the_same_values() -> None:
         sg.config.run_eagerly(False)
     strategy.run(step)
     assert float(value.value) == 9.0
-    assert {device.id for device in devices_of(value.kept)} == {2}
+    assert {device.id for device in devices_of(value.stored)} == {2}
 
 
 def test_model_is_called_where_variables_are() -> None:

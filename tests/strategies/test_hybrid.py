@@ -92,7 +92,7 @@ def test_variables_and_what_the_optimizer_keeps_are_where_the_rules_say() -> Non
     for variable in [*model.weights, *model.optimizer.variables]:
         if variable.synchronization == "on_read":
             continue
-        shards = variable.kept.addressable_shards
+        shards = variable.stored.addressable_shards
         devices = {shard.device.id for shard in shards}
         is_whole = shards[0].data.shape == tuple(variable.shape)
         place = "central" if devices == {3} else "mirrored" if is_whole else "sharded"
@@ -131,7 +131,7 @@ def test_rows_are_read_and_set_outside_of_steps() -> None:
             rows = sg.IndexedSlices(jax.numpy.ones((1, 8)), jax.numpy.array([5]))
             table.embeddings.scatter_add(rows)
             np.testing.assert_array_equal(table(np.array([5])), value[[5]] + 1)
-            place = {device.id for device in table.embeddings.kept.devices()}
+            place = {device.id for device in table.embeddings.stored.devices()}
             assert place == ({3} if name == "users" else {0, 1})
 
 
@@ -167,7 +167,7 @@ def test_rows_that_other_rows_ask_for_are_looked_up_in_the_whole_table(place) ->
     np.subtract.at(starts[1], chosen, 4.0)
     for table, value in zip(tables, starts, strict=True):
         np.testing.assert_allclose(table.value, value, rtol=1e-5)
-    (program,) = strategy.compiled.programs
+    (program,) = strategy.executor.programs
     (lookup,) = program.trace.lookups
     assert lookup.table is first.embeddings
 
@@ -209,12 +209,12 @@ def test_rule_by_size_need_not_match_in_a_small_model() -> None:
 
 def test_large_table_that_cannot_be_parted_is_told() -> None:
     strategy = hybrid(table="sharded")
-    with strategy.scope(), pytest.warns(UserWarning, match=r"\(9001, 9\) is to be parted over 2"):
+    with strategy.scope(), pytest.warns(UserWarning, match=r"\(9001, 9\) cannot be sharded over 2"):
         table = sg.Variable(np.zeros((9001, 9), "float32"), name="table")
-    assert {shard.data.shape for shard in table.kept.addressable_shards} == {(9001, 9)}
+    assert {shard.data.shape for shard in table.stored.addressable_shards} == {(9001, 9)}
     with strategy.scope():  # by columns
         table = sg.Variable(np.zeros((9001, 8), "float32"), name="table")
-    assert {shard.data.shape for shard in table.kept.addressable_shards} == {(9001, 4)}
+    assert {shard.data.shape for shard in table.stored.addressable_shards} == {(9001, 4)}
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def hybrid(
         cluster = cluster or Watched(plan.num_servers)
         return cluster
 
-    with mock.patch("stratagem.strategies.served_tables.make_cluster", make):
+    with mock.patch("stratagem.strategies.table_servers.make_cluster", make):
         made = sg.HybridStrategy(
             devices, placement=placement, parameter_device="cpu:3", **arguments
         )
@@ -158,7 +158,7 @@ def test_fit_gives_what_one_device_gives(mixed, trained) -> None:
     assert int(model.optimizer.iterations) == 6
     # What servers were told: the rate of the second epoch, and they have counted on.
     for server in range(2):
-        scalars = mixed[0].serving.client.scalars(server)
+        scalars = mixed[0].placement.remote.variables.client.scalars(server)
         (rate,) = [v for name, v in scalars.items() if name.endswith("learning_rate")]
         (count,) = [v for name, v in scalars.items() if name.endswith("iteration")]
         np.testing.assert_allclose([rate, count], [0.025, 6], rtol=1e-6)
@@ -168,7 +168,7 @@ def test_each_table_is_where_its_rule_says(trained) -> None:
     model, _ = trained
     users = model.get_layer("users").embeddings
     assert [shard.shape for shard in users.variables] == [(4500, 8), (4500, 8)]
-    places = {one.path: one.kept for one in model.weights if one is not users}
+    places = {one.path: one.stored for one in model.weights if one is not users}
     devices = {path: len(kept.devices()) for path, kept in places.items()}
     assert devices.pop("artists/embeddings") == 1
     assert {*devices.values()} == {2}
@@ -328,7 +328,7 @@ def test_killed_server_goes_on_from_its_journal(tmp_path) -> None:
             optimizer.apply([np.float32([1, 2])] * 2, [users, other])
 
         strategy.run(step)
-        strategy.serving.secure()
+        strategy.placement.remote.variables.secure()
         strategy.run(step)  # which is lost
         dies.server.restart()
         with pytest.warns(RuntimeWarning, match="this process has seen that 1 updates were lost"):
@@ -345,9 +345,11 @@ def test_initial_rows_of_a_large_table_are_made_on_the_servers(mixed, monkeypatc
     strategy, _ = mixed
     monkeypatch.setattr("stratagem.keras.served_variable._MAX_LOCAL_BYTES", 1000)
     made: list[Any] = []
-    create = strategy.serving.client.create
+    create = strategy.placement.remote.variables.client.create
     monkeypatch.setattr(
-        strategy.serving.client, "create", lambda *told: made.append(told[1]) or create(*told)
+        strategy.placement.remote.variables.client,
+        "create",
+        lambda *told: made.append(told[1]) or create(*told),
     )
     tables: list[Any] = []
     for scope in (strategy.scope(), contextlib.nullcontext()):
@@ -393,7 +395,7 @@ def test_arguments_of_servers_need_a_rule(tmp_path) -> None:
     with pytest.raises(TypeError, match="cluster_resolver=3 is of type int"):
         sg.HybridStrategy(TWO, placement={"users": "server"}, cluster_resolver=3)  # pyright: ignore[reportArgumentType]
     with sg.HybridStrategy(TWO, placement={"users": "central"}) as strategy:
-        assert strategy.exchange is None
+        assert strategy.placement.remote is None
 
 
 def test_cluster_is_one_of_a_chief_and_servers() -> None:
@@ -427,7 +429,7 @@ def test_model_that_moves_there_trains(mixed) -> None:
         optimizer = keras.optimizers.Adam(0.1)
         sg.compile(models[-1], distribute=where, optimizer=optimizer, loss="mse")
         models[-1].fit(x, y, **{**FIT, "batch_size": 4})
-    assert "users" in "".join(strategy.serving.named)
+    assert "users" in "".join(strategy.placement.remote.variables.named)
     assert_equal(models[1], models[0])
 
 

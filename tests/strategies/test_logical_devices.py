@@ -75,7 +75,7 @@ def test_neighbouring_devices_of_a_worker_form_groups() -> None:
     strategy = sg.MultiWorkerMirroredStrategy(devices_per_replica=4, layout_map=LAYOUTS)
     assert strategy.num_replicas_in_sync == 2
     assert strategy.topology.groups == (tuple(jax.devices()[:4]), tuple(jax.devices()[4:]))
-    assert strategy.layouts is not None
+    assert strategy.placement.layouts is not None
     assert sg.MultiWorkerMirroredStrategy().topology.groups is None
 
 
@@ -127,7 +127,7 @@ def test_compiled_step_computes_with_the_pieces(parts, piece) -> None:
 
     x = jnp.arange(32.0).reshape(4, 8)
     np.testing.assert_allclose(strategy.run(step, (x,)).components[1], np.cos(x), rtol=1e-6)
-    (program,) = strategy.compiled._programs.values()
+    (program,) = strategy.executor._programs.values()
     text = program._step.lower([], [], [], [x], [], []).compile().as_text()
     rows, columns = piece
     assert f"f32[{rows},{columns}]" in next(line for line in text.splitlines() if "cosine" in line)
@@ -279,7 +279,7 @@ def test_replicas_exchange_gradients_of_pieces() -> None:
         w.assign_add(gradient)
 
     arguments = flatten_arguments((jnp.ones((3, 6)),), {}, num_replicas=2)
-    lowered = strategy.compiled.lower(step, arguments, strategy.topology)
+    lowered = strategy.executor.lower(step, arguments, strategy.topology)
     lines = [line for line in lowered.compile().as_text().splitlines() if " all-reduce(" in line]
     assert len(lines) == 1
     assert "f32[6,2]" in lines[0]

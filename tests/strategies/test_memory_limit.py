@@ -223,7 +223,7 @@ def test_training_keeps_to_the_limit(name, kept_tables, memory) -> None:
     table = model.get_layer("table").embeddings
     held: Counter[jax.Device] = Counter()
     for variable in [table, *(one for one in model.optimizer.variables if one.slot_of is table)]:
-        for shard in variable.kept.addressable_shards:
+        for shard in variable.stored.addressable_shards:
             held[shard.device] += shard.data.nbytes
     for device in memory.devices:
         assert held[device] == kept_tables * TABLE_BYTES

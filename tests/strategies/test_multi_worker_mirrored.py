@@ -74,7 +74,7 @@ def test_without_a_cluster_local_devices_share_state_out() -> None:
     strategy = sg.MultiWorkerMirroredStrategy(shard_state="all")
     with strategy.scope():
         kernel = sg.Variable(np.zeros((64, 64), "float32"))
-    parts = kernel.kept.addressable_shards
+    parts = kernel.stored.addressable_shards
     assert [part.data.shape for part in parts] == [(64 // len(parts), 64)] * len(parts)
     assert len(parts) == jax.local_device_count()
 
@@ -111,10 +111,10 @@ def test_rules_say_which_variables_are_in_parts() -> None:
         table.build()
         dense = keras.layers.Dense(512)
         dense.build((None, 64))
-    shapes = {shard.data.shape for shard in table.embeddings.kept.addressable_shards}
+    shapes = {shard.data.shape for shard in table.embeddings.stored.addressable_shards}
     assert shapes == {(1024, 8)}
     assert dense.kernel.value.shape == (64, 512)
-    assert not hasattr(dense.kernel, "kept") or dense.kernel.keeping is None
+    assert not hasattr(dense.kernel, "kept") or dense.kernel.store is None
 
 
 def test_single_variable_is_on_no_device_of_its_own() -> None:

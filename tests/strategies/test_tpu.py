@@ -54,7 +54,7 @@ def test_a_replica_on_each_chip_in_a_ring() -> None:
     assert [device.id for device in strategy.topology.devices] == [0, 1, 3, 5, 7, 6, 4, 2]
     assert isinstance(strategy.cluster_resolver, sg.cluster_resolver.TPUClusterResolver)
     assert strategy.cluster_resolver.cluster_spec().jobs == []
-    assert strategy.steps_per_run is None
+    assert strategy.executor.steps_per_call is None
 
 
 def test_resolver_is_kept() -> None:
@@ -203,7 +203,7 @@ def test_state_may_be_shared_out() -> None:
     strategy = sg.TPUStrategy(shard_state="all")
     with strategy.scope():
         kernel = sg.Variable(np.ones((64, 32), "float32"))
-    assert {shard.data.shape for shard in kernel.kept.addressable_shards} == {(8, 32)}
+    assert {shard.data.shape for shard in kernel.stored.addressable_shards} == {(8, 32)}
 
 
 def test_rules_say_which_state_is_shared_out() -> None:
@@ -211,8 +211,8 @@ def test_rules_say_which_state_is_shared_out() -> None:
     with strategy.scope():
         table = sg.Variable(np.ones((64, 32), "float32"), name="table")
         other = sg.Variable(np.ones((64, 32), "float32"), name="other")
-    assert {shard.data.shape for shard in table.kept.addressable_shards} == {(8, 32)}
-    assert other.keeping is None
+    assert {shard.data.shape for shard in table.stored.addressable_shards} == {(8, 32)}
+    assert other.store is None
 
 
 def test_machine_without_a_tpu_is_told_what_to_do(monkeypatch) -> None:

@@ -133,9 +133,9 @@ def test_state_is_shared_out_as_it_is_asked_for(shard_state) -> None:
             optimizer.build(layer.trainable_variables)
         slots = [one for one in optimizer.variables if one.shape == (128, 64)]
         assert len(slots) == 2
-        assert all(slot.keeping is not None for slot in slots)
-        assert (layer.kernel.keeping is not None) == (shard_state == "all")
-        assert layer.bias.keeping is None
+        assert all(slot.store is not None for slot in slots)
+        assert (layer.kernel.store is not None) == (shard_state == "all")
+        assert layer.bias.store is None
         assert layer.kernel.for_step.shape == (128, 64)
 
 

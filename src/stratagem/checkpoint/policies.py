@@ -233,7 +233,7 @@ class Any:
         if not policies or len(policies) not in (len(self._savers), len(self._keepers)):
             raise ValueError(
                 explain(
-                    f"Any({', '.join(map(repr, policies))}) is neither for saving nor for keeping.",
+                    f"Any({', '.join(map(repr, policies))}) is neither for saving nor for store.",
                     expected="one or more policies, all of one kind.",
                     fix="pass them: Any(SaveEverySteps(1000), SaveEverySeconds(600)).",
                 )

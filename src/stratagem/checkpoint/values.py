@@ -14,7 +14,7 @@ from stratagem.checkpoint.trees import Leaf
 from stratagem.topology.lockstep import is_of_several, on_every_process, wait_until_ready
 from stratagem.topology.pieces import on_host
 from stratagem.values import PerReplica
-from stratagem.variables import VariableKind, home_of, keeping_of, stored_components
+from stratagem.variables import VariableKind, home_of, store_of, stored_components
 
 __all__ = [
     "components_of",
@@ -112,9 +112,9 @@ def lies_in_parts(variable: Any) -> bool:
     Args:
         variable: any.
     """
-    if keeping_of(variable) is None:
+    if store_of(variable) is None:
         return False
-    return is_of_several(variable.kept) and not variable.kept.is_fully_replicated
+    return is_of_several(variable.stored) and not variable.stored.is_fully_replicated
 
 
 def give_own(part: Part, paths: Mapping[str, str], values: Mapping[str, _Array]) -> None:
@@ -131,7 +131,7 @@ def give_own(part: Part, paths: Mapping[str, str], values: Mapping[str, _Array])
         if home is not None and has_components(variable):
             variable.storage = home.strategy.topology.put_stacked(values[kept_path])
         elif lies_in_parts(variable):
-            variable.kept = variable.keeping.of_own_parts(values[kept_path], variable.shape)
+            variable.stored = variable.store.from_local_shards(values[kept_path], variable.shape)
         else:
             variable.assign(values[kept_path])
 
@@ -172,21 +172,21 @@ def _whole(variable: Any) -> Any:
     """The value in the variable's own dtype, also where Keras casts what layers read."""
     if getattr(variable, "division", None) is not None:
         return variable.storage
-    if keeping_of(variable) is not None and not is_of_several(variable.kept):
-        return variable.kept
+    if store_of(variable) is not None and not is_of_several(variable.stored):
+        return variable.stored
     own = getattr(variable, "own_value", None)
     return variable.value if own is None else own()
 
 
 def _own(variable: Any) -> Any:
     if lies_in_parts(variable):
-        return variable.kept
+        return variable.stored
     return variable.storage if has_components(variable) else _whole(variable)
 
 
 def _own_on_host(variable: Any, value: Any) -> _Array:
     if lies_in_parts(variable):
-        return variable.keeping.own_parts(value)
+        return variable.store.local_shards(value)
     return _own_components(value) if has_components(variable) else _on_host(value)
 
 

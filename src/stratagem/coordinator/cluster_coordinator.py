@@ -23,7 +23,7 @@ from stratagem.errors import UnavailableError
 from stratagem.messages import explain
 from stratagem.servers import Connections, Message, ServerError
 from stratagem.servers.closing import Closing
-from stratagem.strategies import ServedStrategy
+from stratagem.strategies import RemoteStateStrategy
 from stratagem.tracebacks import filters_traceback
 
 __all__ = ["ClusterCoordinator"]
@@ -46,11 +46,11 @@ class ClusterCoordinator(Closing):
     Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.
     """
 
-    _strategy: ServedStrategy
+    _strategy: RemoteStateStrategy
 
     def __new__(cls, strategy: Any) -> ClusterCoordinator:
         """Returns the coordinator of the strategy."""
-        if not isinstance(strategy, ServedStrategy):
+        if not isinstance(strategy, RemoteStateStrategy):
             raise ValueError(
                 explain(
                     f"ClusterCoordinator received {strategy!r}.",
@@ -59,20 +59,20 @@ class ClusterCoordinator(Closing):
                 )
             )
         with _making:
-            if strategy.coordinator is None:
+            if strategy.executor.coordinator is None:
                 made = object.__new__(cls)
                 made._begin(strategy)
-                strategy.coordinator = made
-            return strategy.coordinator
+                strategy.executor.coordinator = made
+            return strategy.executor.coordinator
 
     def __init__(self, strategy: Any) -> None:
         assert strategy is self._strategy
 
-    def _begin(self, strategy: ServedStrategy) -> None:
+    def _begin(self, strategy: RemoteStateStrategy) -> None:
         self._strategy = strategy
         self._queue = ClosureQueue()
         self._ended: set[int] = set()
-        self._num_needed = strategy.serving.mode.num_needed
+        self._num_needed = strategy.placement.remote.variables.mode.num_needed
         self._expecting = threading.Lock()
         self._shipments = Shipments(strategy)
         self.workers = strategy.cluster.start_workers(packing().serve_worker)
@@ -100,7 +100,7 @@ class ClusterCoordinator(Closing):
             link.start()
         self.stalls: StallWatch | None = None
         if is_synchronous:
-            self.stalls = StallWatch(strategy.serving.client, self._at_work)
+            self.stalls = StallWatch(strategy.placement.remote.variables.client, self._at_work)
 
     def _at_work(self) -> tuple[set[int], set[int], int]:
         running = {index for index, link in enumerate(self._links) if link.is_running}
@@ -109,7 +109,7 @@ class ClusterCoordinator(Closing):
 
     def _introduction(self) -> Message:
         """What each worker is told of the cluster."""
-        cluster, serving = self._strategy.cluster, self._strategy.serving
+        cluster, serving = self._strategy.cluster, self._strategy.placement.remote.variables
         fields = {
             "coordinator": self._name,
             "servers": [
@@ -152,7 +152,7 @@ class ClusterCoordinator(Closing):
             threading.Thread(target=self._tell_expected, daemon=True).start()
 
     def _tell_expected(self) -> None:
-        serving = self._strategy.serving
+        serving = self._strategy.placement.remote.variables
         with self._expecting:
             # Backup workers are what is lost first: the others make an update together as before.
             num_needed = max(1, min(self._num_needed, len(self.present_workers)))
@@ -162,7 +162,7 @@ class ClusterCoordinator(Closing):
                 serving.client.expect(num_needed)
 
     @property
-    def strategy(self) -> ServedStrategy:
+    def strategy(self) -> RemoteStateStrategy:
         """Its strategy."""
         return self._strategy
 
@@ -179,7 +179,7 @@ class ClusterCoordinator(Closing):
             gradient was computed from: how many pushes of all workers were that late and were used,
             over all servers.
         """
-        return self._strategy.serving.client.staleness()
+        return self._strategy.placement.remote.variables.client.staleness()
 
     @property
     def num_workers(self) -> int:

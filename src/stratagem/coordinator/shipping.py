@@ -77,7 +77,10 @@ class Call:
             )
             packed = packing().pack(own, strategy)
         # By which the worker knows whether values that it has are still the coordinator's.
-        fields = {"number": self.function.number, "num_writes": strategy.serving.num_writes}
+        fields = {
+            "number": self.function.number,
+            "num_writes": strategy.placement.remote.variables.num_writes,
+        }
         return Message("run", fields, [np.frombuffer(packed, np.uint8)])
 
 
@@ -162,7 +165,7 @@ class Shipments:
                         fix="fetch the value first: args=(value.fetch(),).",
                     )
                 )
-        num_workers = self._strategy.coordinator.num_workers
+        num_workers = self._strategy.executor.coordinator.num_workers
         for leaf in leaves:
             if isinstance(leaf, PerWorkerValues) and len(leaf.values) != num_workers:
                 raise ValueError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from stratagem.errors import UnavailableError
-from stratagem.servers import ServedVariables, ServerError
+from stratagem.servers import ServerClient, ServerError
 from stratagem.servers.closing import Closing
 
 __all__ = ["StallWatch", "is_stalled"]
@@ -47,7 +47,7 @@ class StallWatch(Closing):
 
     def __init__(
         self,
-        client: ServedVariables,
+        client: ServerClient,
         workers: Callable[[], tuple[Collection[int], Collection[int], int]],
     ) -> None:
         self._client = client

@@ -22,11 +22,11 @@ from stratagem.servers import (
     Listener,
     Message,
     Request,
-    ServedVariables,
+    ServerClient,
     UpdateMode,
 )
 from stratagem.servers.closing import Closing
-from stratagem.strategies import ServedStrategy
+from stratagem.strategies import RemoteStateStrategy, worker_parts
 from stratagem.topology.devices import DeviceLike
 
 __all__ = ["Worker", "cache_variable_reads", "get_current_worker_index"]
@@ -90,7 +90,7 @@ def cache_variable_reads() -> Generator[None]:
                 fix="call it in the scheduled function, before strategy.run.",
             )
         )
-    with strategy.serving.caching_reads():
+    with strategy.placement.remote.variables.caching_reads():
         yield
 
 
@@ -187,9 +187,10 @@ class Worker(Closing):
             self._leave()
             silence_s = told.get("recovery_timeout_s")
             self._connections = Connections(self._keys, told["servers"], silence_s=silence_s)
-            client = ServedVariables(self._connections, f"worker {told['index']}")
+            client = ServerClient(self._connections, f"worker {told['index']}")
             mode = UpdateMode(**told["mode"])
-            self._strategy = ServedStrategy.of_worker(client, told["index"], mode, self._devices)
+            parts = worker_parts(client, told["index"], mode, self._devices)
+            self._strategy = RemoteStateStrategy(parts)
             self._coordinator, self._index = told["coordinator"], told["index"]
         self._next_order = told["first_order"]
         for request in self._waiting.values():  # what they wait for was lost on its way
@@ -222,7 +223,9 @@ class Worker(Closing):
         try:
             with self._in_function():
                 make = packing().unpack(packed.tobytes(), self._strategy)
-                self._strategy.serving.resources[message.fields["number"]] = make()
+                self._strategy.placement.remote.variables.resources[message.fields["number"]] = (
+                    make()
+                )
         except Exception as error:  # noqa: BLE001 - of the user
             return failed_message(error, is_input=True)
         return Message("ok")
@@ -233,8 +236,8 @@ class Worker(Closing):
         function = self._functions[message.fields["number"]]
         if message.fields["num_writes"] != self._num_writes:
             self._num_writes = message.fields["num_writes"]
-            self._strategy.exchange.forget()
-        collected = self._strategy.serving.collected
+            self._strategy.placement.remote.forget()
+        collected = self._strategy.placement.remote.variables.collected
         _reset(collected.values())
         try:
             with self._in_function():
@@ -254,7 +257,7 @@ class Worker(Closing):
         }
         fields = {
             "counted": list(counted),
-            "num_lost": self._strategy.serving.client.lost_updates,
+            "num_lost": self._strategy.placement.remote.variables.client.lost_updates,
             "built": packing().take_built(self._strategy),
         }
         return Message("done", fields, [np.frombuffer(answer, np.uint8), *counted.values()])

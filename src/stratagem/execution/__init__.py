@@ -1,9 +1,9 @@
-"""How a replica function becomes a program."""
+"""Execution of replica functions: tracing, programs, lookups of rows, eager mode."""
 
 from stratagem.execution.arguments import batch_arguments
 from stratagem.execution.compiled_function import Function, function
 from stratagem.execution.eager import run_eagerly
-from stratagem.execution.exchange import Exchange, Ids
+from stratagem.execution.executor import Executor
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.execution.gradient import value_and_grad
 from stratagem.execution.lookups import (
@@ -14,19 +14,21 @@ from stratagem.execution.lookups import (
     note_table,
 )
 from stratagem.execution.multistep import run_steps
-from stratagem.execution.own_rows import rows_to_update, with_updated_rows
-from stratagem.execution.parted_program import rows_of_kept
+from stratagem.execution.offloaded_program import rows_of_table
 from stratagem.execution.program import Program
+from stratagem.execution.remote_state import Ids, RemoteState
 from stratagem.execution.row_effects import RowEffect, row_effects
-from stratagem.execution.spmd import CompiledExecution, program_of
+from stratagem.execution.sharded_row_updates import rows_to_update, with_updated_rows
+from stratagem.execution.spmd import Lockstep, program_of
 from stratagem.execution.trace import Trace
 
 __all__ = [
-    "CompiledExecution",
-    "Exchange",
+    "Executor",
     "Function",
     "Ids",
+    "Lockstep",
     "Program",
+    "RemoteState",
     "ReplicaScope",
     "RowEffect",
     "Trace",
@@ -40,7 +42,7 @@ __all__ = [
     "note_table",
     "program_of",
     "row_effects",
-    "rows_of_kept",
+    "rows_of_table",
     "rows_to_update",
     "run_eagerly",
     "run_steps",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from stratagem.execution.sameness import differing_outputs
+from stratagem.execution.replication_analysis import differing_outputs
 from stratagem.execution.trace import Trace
 from stratagem.execution.trace_errors import disagreement
 

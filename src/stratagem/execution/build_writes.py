@@ -18,9 +18,9 @@ from jax.extend.core import ClosedJaxpr
 
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.arguments import Arguments
-from stratagem.execution.exchange import without_unused
 from stratagem.execution.local_jaxpr import without_unused_variables
 from stratagem.execution.program import Program
+from stratagem.execution.remote_state import without_unused
 from stratagem.execution.trace import Trace
 from stratagem.messages import explain
 from stratagem.values import PerReplica
@@ -128,7 +128,7 @@ class BuildWrites:
         """
         lost = lost_writes(self.variables, self.num_writes, num_writes)
         topology = strategy.topology
-        if not lost or topology.is_absent or not strategy.has_values:
+        if not lost or topology.is_absent or not strategy.executor.has_values:
             return
         sources = {source for source, _ in self.trace.inputs}
         needs_arguments = bool(sources & {"split", "shared", "rows"})

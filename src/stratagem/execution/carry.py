@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from stratagem.context import get_replica_context
 from stratagem.context.replica import is_key
-from stratagem.execution.agreement import name_of
 from stratagem.execution.functionalize import current_scope
+from stratagem.execution.program_fingerprint import name_of
 from stratagem.execution.returned_values import as_values
 from stratagem.messages import explain
 from stratagem.options import ReduceOp, VariableAggregation
@@ -99,7 +99,7 @@ class Carry:
         paths = [_path(path) for path, _ in pairs]
         parts = [_parts(leaf, path) for path, (_, leaf) in zip(paths, pairs, strict=True)]
         key = self.structure, tuple((one[0].shape, one[0].dtype) for one in parts)
-        known: dict[Any, tuple[CarrySlot, ...]] = strategy.compiled.carries
+        known: dict[Any, tuple[CarrySlot, ...]] = strategy.executor.carries
         if key not in known:
             firsts = zip(paths, parts, strict=True)
             known[key] = tuple(CarrySlot(strategy, one[0], path) for path, one in firsts)

@@ -70,7 +70,7 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
                 fix="leave run_eagerly out, or call sg.config.run_eagerly(False).",
             )
         )
-    if strategy.serves_all:
+    if strategy.placement.is_remote:
         raise RuntimeError(
             explain(
                 "A step of a ParameterServerStrategy was to run op by op.",
@@ -177,7 +177,7 @@ class _Session:
         self.state = EagerState(strategy)
         self.summaries: Collector | None = None  # of replica 0
         self.scopes: list[ReplicaScope] = [
-            ReplicaScope(self.state.reader(index), strategy.exchange) for index in local_ids
+            ReplicaScope(self.state.reader(index), strategy.placement.remote) for index in local_ids
         ]
 
     def anew(self) -> _Session:

@@ -17,9 +17,9 @@ from stratagem.topology.pieces import copy_of_replica
 from stratagem.variables import (
     VariableKind,
     home_of,
-    keeping_of,
     put_stored,
     require_layouts_used,
+    store_of,
 )
 
 __all__ = ["EagerState"]
@@ -68,12 +68,12 @@ class EagerState:
 
     def _stored(self, variable: Any) -> Any:
         """A copy for each replica; of what is kept elsewhere they are made once for all."""
-        if keeping_of(variable) is None:
+        if store_of(variable) is None:
             return variable.storage
         kept, copies = self._copies.get(id(variable), (None, None))
-        if kept is not variable.kept:
+        if kept is not variable.stored:
             copies = variable.storage
-            self._copies[id(variable)] = (variable.kept, copies)
+            self._copies[id(variable)] = (variable.stored, copies)
         return copies
 
     def keep(self, scopes: list[ReplicaScope]) -> None:
@@ -88,7 +88,7 @@ class EagerState:
         written: dict[int, Any] = {}
         for scope in scopes:
             written.update(scope.writes)
-        require_layouts_used(self._strategy.layouts, written.values())
+        require_layouts_used(self._strategy.placement.layouts, written.values())
         for key, variable in written.items():
             home = home_of(variable)
             if home is not None and home.strategy is not self._strategy:
@@ -121,7 +121,7 @@ class EagerState:
         for prepare in scope.preparations:
             prepare()
         if scope.sent:
-            self._strategy.exchange.send(scope.sent)
+            self._strategy.placement.remote.send(scope.sent)
 
     def _keep_components(self, variable: Any, scopes: list[ReplicaScope], key: int) -> None:
         parts = [

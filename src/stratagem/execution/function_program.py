@@ -19,10 +19,10 @@ from stratagem.context.function_trace import (
     NeedsInitialization,
     tracing_function,
 )
-from stratagem.execution.agreement import agree_on_program, name_of
 from stratagem.execution.arguments import Static
 from stratagem.execution.created_variables import initialize_created_variables
 from stratagem.execution.lost_changes import call_with_copies
+from stratagem.execution.program_fingerprint import agree_on_program, name_of
 from stratagem.execution.returned_values import as_values
 from stratagem.execution.trace_errors import created_again
 from stratagem.messages import explain

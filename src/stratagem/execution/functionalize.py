@@ -17,7 +17,7 @@ import keras
 from jax.extend.core import get_opaque_trace_state
 
 from stratagem.execution.created_variables import is_uninitialized, stand_in
-from stratagem.execution.exchange import Exchange, Lookup
+from stratagem.execution.remote_state import Lookup, RemoteState
 from stratagem.messages import explain
 from stratagem.values import IndexedSlices
 from stratagem.variables import home_of
@@ -48,7 +48,7 @@ class ReplicaScope(keras.StatelessScope):
     Args:
         read: called with a variable on its first read; returns this replica's value, or None to let
             Keras use the value that the variable itself holds.
-        exchange: where variables are that are not in this process; None for none.
+        remote: variables outside this process; None if there are none.
 
     `receive` returns the number of a lookup in a table that is elsewhere, and its rows; it is there
     where there may be such tables. `whole_tables` are those, by identity, that come whole.
@@ -58,10 +58,10 @@ class ReplicaScope(keras.StatelessScope):
     those, by identity, that a `jax.jit` or the like has read here.
     """
 
-    def __init__(self, read: Callable[[Any], Any], exchange: Exchange | None = None) -> None:
+    def __init__(self, read: Callable[[Any], Any], remote: RemoteState | None = None) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
         self._read = read
-        self._exchange = exchange
+        self._remote = remote
         self._outer: ReplicaScope | None = None
         self._trace: Any = None
         self.read_ids: set[int] = set()
@@ -195,7 +195,7 @@ class ReplicaScope(keras.StatelessScope):
     def is_late(self, variable: Any) -> bool:
         """Returns True if servers update the variable after the step."""
         sent = [what for what, _ in self.sent]
-        return self._exchange is not None and self._exchange.changes_after_step(variable, sent)
+        return self._remote is not None and self._remote.updates_after_step(variable, sent)
 
     def rows_of(self, gradient: Any) -> IndexedSlices | None:
         """Returns the rows of a gradient; None if nothing is known of this very array."""

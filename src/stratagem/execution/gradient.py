@@ -11,7 +11,6 @@ from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
 from stratagem.execution.created_variables import initialize_created
-from stratagem.execution.exchange import Ids, Lookup
 from stratagem.execution.functionalize import ReplicaScope, current_scope
 from stratagem.execution.lookups import (
     Lookups,
@@ -22,6 +21,7 @@ from stratagem.execution.lookups import (
     slices_of,
     tables_among,
 )
+from stratagem.execution.remote_state import Ids, Lookup
 from stratagem.messages import explain
 from stratagem.summary.callbacks import hand_on
 from stratagem.summary.collector import Collector

@@ -9,7 +9,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from stratagem.execution.exchange import Ids, without_unused
+from stratagem.execution.remote_state import Ids, without_unused
 from stratagem.execution.step_program import StepProgram
 from stratagem.execution.trace import Trace
 from stratagem.messages import explain

@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from stratagem.execution.exchange import without_unused
+from stratagem.execution.remote_state import without_unused
 from stratagem.topology import Topology
 
 __all__ = ["UNTOUCHED", "local_jaxpr", "without_unused_variables"]

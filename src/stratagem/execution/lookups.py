@@ -21,8 +21,8 @@ from jax.extend.core import get_opaque_trace_state
 
 from stratagem.context import get_replica_context
 from stratagem.context.function_trace import current_function_trace
-from stratagem.execution.exchange import Ids, Lookup
 from stratagem.execution.functionalize import ReplicaScope, current_scope
+from stratagem.execution.remote_state import Ids, Lookup
 from stratagem.messages import explain
 from stratagem.values import IndexedSlices
 from stratagem.variables import ShardedVariable, shards_of

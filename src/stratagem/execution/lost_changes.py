@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from stratagem.execution.agreement import name_of
+from stratagem.execution.program_fingerprint import name_of
 from stratagem.messages import explain
 
 __all__ = ["call_with_copies"]

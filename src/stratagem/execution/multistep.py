@@ -131,7 +131,7 @@ class _Reduced:
 
 def _run_compiled(strategy: Any, fn: Callable[[Any], Any], placed: PlacedBatches) -> Any:
     arguments = batch_arguments(placed)
-    program = strategy.compiled.program(fn, arguments)
+    program = strategy.executor.program(fn, arguments)
     if placed.num_steps == 1:
         result = program.run(arguments)
         return _mapped(_with_step_axis, result)

@@ -13,11 +13,11 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.context.function_trace import current_function_trace
-from stratagem.execution.agreement import agree_on_program
 from stratagem.execution.arguments import Arguments
-from stratagem.execution.exchange import Exchange
 from stratagem.execution.ids_program import IdsProgram
-from stratagem.execution.sameness import contains_primitive
+from stratagem.execution.program_fingerprint import agree_on_program
+from stratagem.execution.remote_state import RemoteState
+from stratagem.execution.replication_analysis import contains_primitive
 from stratagem.execution.step_program import StepProgram, shape_on
 from stratagem.execution.step_summaries import StepSummaries
 from stratagem.execution.trace import Trace
@@ -28,7 +28,7 @@ from stratagem.topology.absent import placeholder
 from stratagem.topology.lockstep import note_flight, run_together
 from stratagem.topology.pieces import own_copy
 from stratagem.values import PerReplica
-from stratagem.variables import VariableKind, home_of, keeping_of, stored_sharding
+from stratagem.variables import VariableKind, home_of, store_of, stored_sharding
 
 __all__ = ["POOLS", "Program", "value_for_step"]
 
@@ -43,7 +43,7 @@ class Program:
         trace: what tracing the replica function found out.
         topology: the devices of the replicas.
         name: of the function, for messages.
-        exchange: where the variables are, if they are not in this process.
+        remote: variables outside this process; None if there are none.
 
     `make_plain` returns a program of the same step without summaries; None where none can be made.
     """
@@ -55,10 +55,10 @@ class Program:
     is_reused = False  # after its first call
 
     def __init__(
-        self, trace: Trace, topology: Topology, name: str, exchange: Exchange | None = None
+        self, trace: Trace, topology: Topology, name: str, remote: RemoteState | None = None
     ) -> None:
         self.trace = trace
-        self._exchange = exchange
+        self._remote = remote
         self._ids: Any = None
         self._name = name
         self._is_agreed = not topology.spans_processes
@@ -102,7 +102,7 @@ class Program:
             return self._assemble(self._zeros())
         if (plain := self._without_summaries()) is not None:
             return plain.run_many(split, shared)
-        if self._exchange is not None or not self._may_loop:
+        if self._remote is not None or not self._may_loop:
             return self._assemble(self._run_one_by_one(split, shared))
         if self._many is None:
             self._many = self._compile(many=True)
@@ -116,7 +116,7 @@ class Program:
     def _run(self, split: list[Any], shared: list[Any]) -> list[Any]:
         if self._topology.is_absent:
             return self._zeros()
-        if self._exchange is None:
+        if self._remote is None:
             return self._call(self._step, split, shared)
         results: list[Any] = []
 
@@ -125,7 +125,7 @@ class Program:
             results[:] = outputs[: self.trace.num_results]
             return outputs[self.trace.num_results :]
 
-        self._exchange.run(self.trace, lambda: self._ids_of_lookups(split, shared), call)
+        self._remote.run(self.trace, lambda: self._ids_of_lookups(split, shared), call)
         for place, variable in self.trace.late:
             results[place] = self._for_each(variable.value)
         return results
@@ -425,8 +425,8 @@ class _Place:
 
     @property
     def is_on_devices(self) -> bool:
-        keeping = keeping_of(self.variable)
-        return keeping is None or (keeping.is_with_replicas and not keeping.is_pinned)
+        store = store_of(self.variable)
+        return store is None or (store.is_on_replicas and not store.is_pinned)
 
     def store(self, value: Any) -> None:
         if self._is_stored:

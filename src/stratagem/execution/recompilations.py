@@ -9,8 +9,8 @@ import warnings
 import weakref
 from typing import Any
 
-from stratagem.execution.agreement import name_of
 from stratagem.execution.function_identity import state_by_name
+from stratagem.execution.program_fingerprint import name_of
 from stratagem.messages import explain
 
 __all__ = ["Recompilations"]

@@ -1,4 +1,4 @@
-"""Compiled execution: one program for all replicas, kept by function, structure and shapes."""
+"""Lockstep execution: one compiled SPMD program for all replicas, cached by function and shapes."""
 
 from __future__ import annotations
 
@@ -10,34 +10,44 @@ from typing import Any
 
 from stratagem import config
 from stratagem.context.function_trace import current_function_trace
-from stratagem.execution.agreement import name_of
 from stratagem.execution.arguments import Arguments, flatten_arguments
-from stratagem.execution.exchange import Exchange
+from stratagem.execution.eager import run_eagerly
 from stratagem.execution.function_identity import FunctionKeys
-from stratagem.execution.joined_program import JoinedProgram, is_joined
-from stratagem.execution.parted_program import PartedProgram, is_parted
+from stratagem.execution.multistep import run_steps
+from stratagem.execution.offloaded_program import OffloadedProgram, is_offloaded
 from stratagem.execution.program import Program
+from stratagem.execution.program_fingerprint import name_of
 from stratagem.execution.recompilations import Recompilations
+from stratagem.execution.remote_state import RemoteState
+from stratagem.execution.sharded_program import ShardedProgram, is_sharded
 from stratagem.execution.step_capture import offer_step
 from stratagem.execution.trace import Trace
 from stratagem.execution.tracing import trace_replica_function
+from stratagem.input.iterator import DistributedIterator
+from stratagem.options import ReduceOp
 from stratagem.summary.settings import trace_key
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compiling
 from stratagem.variables import agree_on_initial_values, require_layouts_used
 
-__all__ = ["CompiledExecution", "program_of"]
+__all__ = ["Lockstep", "program_of"]
 
 
-class CompiledExecution:
-    """Runs replica functions as compiled programs and keeps the programs.
+class Lockstep:
+    """Runs replica functions on all replicas at once, and caches their programs. See `Executor`.
 
     Args:
-        strategy: the strategy whose replicas run them; it has `topology` and `variables`.
+        strategy: the strategy whose replicas run the functions.
+        steps_per_call: default number of steps of `run_steps` and of `fit`; None for no default.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    schedules = False
+    has_values = True
+    worker: tuple[int, int] = (0, 1)
+
+    def __init__(self, strategy: Any, *, steps_per_call: int | None = None) -> None:
         self._strategy = strategy
+        self.steps_per_call = steps_per_call
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._keys = FunctionKeys()
         self._recompilations = Recompilations()
@@ -48,17 +58,13 @@ class CompiledExecution:
         """The programs that are kept, the one used last at the end."""
         return list(self._programs.values())
 
-    def run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls a function once a replica.
+    def check_scope(self) -> None:
+        """Accepts every scope."""
 
-        Args:
-            fn: the replica function.
-            args: positional arguments, with `PerReplica` for what is split.
-            kwargs: keyword arguments, likewise.
-
-        Returns:
-            The regrouped result.
-        """
+    def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Calls a function once per replica; see `Executor.run`."""
+        if config.runs_eagerly():
+            return run_eagerly(self._strategy, fn, args, kwargs)
         if (function_trace := current_function_trace()) is not None:
             function_trace.note_strategy(self._strategy)
         arguments = flatten_arguments(
@@ -66,16 +72,28 @@ class CompiledExecution:
         )
         return self.program(fn, arguments).run(arguments)
 
+    def run_steps(
+        self,
+        fn: Callable[..., Any],
+        iterator: DistributedIterator,
+        num_steps: int,
+        *,
+        reduce_op: ReduceOp | None,
+        carry: Any,
+    ) -> Any:
+        """Calls a function on the next batches; see `Executor.run_steps`."""
+        return run_steps(
+            self._strategy,
+            fn,
+            iterator,
+            num_steps,
+            reduce_op=reduce_op,
+            carry=carry,
+            eagerly=config.runs_eagerly(),
+        )
+
     def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
-        """Returns the program for a function and arguments, tracing it if there is none.
-
-        Args:
-            fn: the replica function.
-            arguments: what it is called with.
-
-        Returns:
-            The program.
-        """
+        """Returns the program for a function and its arguments; traces the function if needed."""
         offer_step(self._strategy, fn, arguments, self._trace)
         is_inside = current_function_trace() is not None
         key = (self._keys.key(fn), arguments.structure, arguments.leaves, is_inside)
@@ -91,15 +109,15 @@ class CompiledExecution:
             trace = trace_replica_function(self._strategy, fn, arguments)
         if current_function_trace() is None:  # else that function asks for all that it calls
             agree_on_initial_values(self._strategy.variables, topology)
-        if trace.written and self._strategy.keeping is not None:
-            self._strategy.keeping.check()
-        require_layouts_used(self._strategy.layouts, trace.written)
+        if trace.written:
+            self._strategy.placement.check()
+        require_layouts_used(self._strategy.placement.layouts, trace.written)
         program = self._programs[key] = program_of(
             trace,
             topology,
             name_of(fn),
-            self._strategy.exchange,
-            serves_all=self._strategy.serves_all,
+            self._strategy.placement.remote,
+            is_remote=self._strategy.placement.is_remote,
         )
         if not is_inside:  # else the outer function was compiled again
             self._recompilations.note(fn, (arguments.structure, arguments.leaves), program)
@@ -140,9 +158,9 @@ def program_of(
     trace: Trace,
     topology: Topology,
     name: str,
-    exchange: Exchange | None = None,
+    remote: RemoteState | None = None,
     *,
-    serves_all: bool = False,
+    is_remote: bool = False,
 ) -> Program:
     """Returns the program of a trace, of the kind that its variables ask for.
 
@@ -150,29 +168,29 @@ def program_of(
         trace: of the step.
         topology: the devices of the replicas.
         name: of the function, for messages.
-        exchange: where variables are that are not in this process; None for none.
-        serves_all: whether all of them are there.
+        remote: variables outside this process; None if there are none.
+        is_remote: whether all of them are there.
     """
-    program = _program_of(trace, topology, name, exchange, serves_all=serves_all)
+    program = _program_of(trace, topology, name, remote, is_remote=is_remote)
     if trace.summaries is not None:
         program.make_plain = functools.cache(
             lambda: _program_of(
-                trace.without_summaries(), topology, name, exchange, serves_all=serves_all
+                trace.without_summaries(), topology, name, remote, is_remote=is_remote
             )
         )
     return program
 
 
 def _program_of(
-    trace: Trace, topology: Topology, name: str, exchange: Exchange | None, *, serves_all: bool
+    trace: Trace, topology: Topology, name: str, remote: RemoteState | None, *, is_remote: bool
 ) -> Program:
-    if current_function_trace() is not None and not serves_all:
+    if current_function_trace() is not None and not is_remote:
         # A function that holds the step has one program for all parts.
         return Program(trace, topology, name)
-    if exchange is not None and not (serves_all or exchange.serves(trace)):
-        exchange = None
-    if not is_parted(trace):
-        return Program(trace, topology, name, exchange)
-    if exchange is None and is_joined(trace, topology):
-        return JoinedProgram(trace, topology, name)
-    return PartedProgram(trace, topology, name, exchange)
+    if remote is not None and not (is_remote or remote.holds(trace)):
+        remote = None
+    if not is_offloaded(trace):
+        return Program(trace, topology, name, remote)
+    if remote is None and is_sharded(trace, topology):
+        return ShardedProgram(trace, topology, name)
+    return OffloadedProgram(trace, topology, name, remote)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
-from stratagem.execution.exchange import Lookup
+from stratagem.execution.remote_state import Lookup
 from stratagem.summary.collector import Collected
 from stratagem.variables import VariableKind, home_of
 

@@ -14,16 +14,16 @@ from stratagem.collectives import MeshCommunicator, SoleCommunicator
 from stratagem.context import ReplicaContext, stack
 from stratagem.context.function_trace import NeedsInitialization, current_function_trace
 from stratagem.execution.agreed_values import use_agreement
-from stratagem.execution.agreement import name_of
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.build_writes import BuildWrites, keep_builds
 from stratagem.execution.created_variables import initialize_created_variables, is_uninitialized
-from stratagem.execution.exchange import Lookup, chained_tables, gets_rows
 from stratagem.execution.functionalize import ReplicaScope
 from stratagem.execution.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
 from stratagem.execution.lost_changes import call_with_copies
+from stratagem.execution.program_fingerprint import name_of
+from stratagem.execution.remote_state import Lookup, chained_tables, gets_rows
+from stratagem.execution.replication_analysis import may_wait_for_ever
 from stratagem.execution.returned_values import Results, as_values
-from stratagem.execution.sameness import may_wait_for_ever
 from stratagem.execution.trace import Trace
 from stratagem.execution.trace_errors import (
     created_again,
@@ -100,8 +100,8 @@ class _Recorder:
         arguments = self.arguments
         args, kwargs = arguments.rebuild([part[0] for part in split] if several else split, shared)
         context = self._context(several)
-        exchange = self._strategy.exchange
-        scope = ReplicaScope(lambda variable: self._read(variable, values), exchange)
+        remote = self._strategy.placement.remote
+        scope = ReplicaScope(lambda variable: self._read(variable, values), remote)
         if self._gets_rows:
             rows = [part[0] for part in state["rows"]] if several else state["rows"]
             scope.receive = lambda lookup: self._receive(lookup, rows)
@@ -158,7 +158,7 @@ class _Recorder:
             return ReplicaContext(
                 self._strategy,
                 0,
-                SoleCommunicator(is_noted=self._strategy.keeping is not None),
+                SoleCommunicator(is_noted=self._strategy.placement.uses_stores),
                 self.arguments.batch,
             )
         all_reduce = self._strategy.cross_device_ops.all_reduce(self._topology)
@@ -227,7 +227,7 @@ def trace_replica_function(
                 prepare()
             trace = _finish(recorder, strategy, arguments, closed)
             # Which rows are needed has to be known before the step; where it is not, all are.
-            if strategy.keeping is not None and (chained := chained_tables(trace)):
+            if strategy.placement.uses_stores and (chained := chained_tables(trace)):
                 whole_tables, lookups = whole_tables | chained, []
                 continue
             if any(lengths is not None for lengths in trace.result_lengths):

@@ -12,8 +12,12 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, Literal
 
-from stratagem.execution.exchange import without_unused
-from stratagem.execution.sameness import contains_primitive, differing_values, inner_jaxprs
+from stratagem.execution.remote_state import without_unused
+from stratagem.execution.replication_analysis import (
+    contains_primitive,
+    differing_values,
+    inner_jaxprs,
+)
 
 __all__ = ["StepParts", "part_step"]
 

@@ -83,7 +83,7 @@ class DistributedDataset:
         self._repeats: tuple[int | None, ...] = ()  # counts of `repeat`, the innermost first
 
     def __iter__(self) -> DistributedIterator:
-        if self._strategy.schedules:
+        if self._strategy.executor.schedules:
             raise ValueError(
                 explain(
                     "A distributed dataset was iterated in the coordinator of parameter servers.",

@@ -127,8 +127,12 @@ def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, An
                 )
             )
         steps = arguments.get(_STEPS.get(name, "") if key == "x" else "validation_steps")
-        if isinstance(value, DatasetCreator) and strategy.schedules:
-            adds_up = name == "fit" and key == "x" and strategy.serving.mode.num_needed > 0
+        if isinstance(value, DatasetCreator) and strategy.executor.schedules:
+            adds_up = (
+                name == "fit"
+                and key == "x"
+                and strategy.placement.remote.variables.mode.num_needed > 0
+            )
             adapters[key] = WorkerData(strategy, value, name, steps, adds_up=adds_up)
             continue
         dataset = _distributed(strategy, name, value)
@@ -142,8 +146,8 @@ def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, An
 
 def _distributed(strategy: Any, name: str, dataset: Any) -> DistributedDataset:
     if isinstance(dataset, DatasetCreator):
-        worker, num_workers = getattr(strategy, "place", (0, 1))
-        are_in_sync = num_workers > 1 and strategy.serving.mode.num_needed > 0
+        worker, num_workers = strategy.executor.worker
+        are_in_sync = num_workers > 1 and strategy.placement.remote.variables.mode.num_needed > 0
         dataset_fn = part_of(dataset, worker, num_workers, are_in_sync=are_in_sync)
         return strategy.distribute_datasets_from_function(dataset_fn, dataset.input_options)
     if isinstance(dataset, Dataset):

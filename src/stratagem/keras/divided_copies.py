@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from stratagem.topology.pieces import on_host_if
-from stratagem.variables import Division, Home, Keeping, VariableKind
+from stratagem.variables import Division, Home, Store, VariableKind
 
 __all__ = ["DividedCopies"]
 
@@ -18,7 +18,7 @@ class DividedCopies:
     Keras hands `_layout` of a variable to the slots that an optimizer makes for it.
     """
 
-    keeping: Keeping | None
+    store: Store | None
     _home: Home
     _layout: Any
     _shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class DividedCopies:
 
     def find_division(self) -> None:
         """Asks the strategy's layouts, by path; what is not divided keeps what Keras has set."""
-        layouts = self._home.strategy.layouts
+        layouts = self._home.strategy.placement.layouts
         inherited, division = self.division, None
         if layouts is not None and self._home.kind is not VariableKind.ON_READ:
             division = layouts.division(
@@ -49,11 +49,11 @@ class DividedCopies:
             dtype: of the variable.
         """
         self.find_division()
-        with on_host_if(self.division is not None or self.keeping is not None):
+        with on_host_if(self.division is not None or self.store is not None):
             return self._convert_to_tensor(initializer(self._shape, dtype=dtype))
 
     def _convert_to_tensor(self, value: Any, dtype: Any = None) -> Any:
         above: Any = super()
-        is_in_parts = self.division is not None or self.keeping is not None
+        is_in_parts = self.division is not None or self.store is not None
         with on_host_if(is_in_parts and not isinstance(value, jax.Array)):
             return above._convert_to_tensor(value, dtype=dtype)

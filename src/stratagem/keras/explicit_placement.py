@@ -49,10 +49,14 @@ def check_explicit_device(path: str, home: Home) -> None:
         return
     strategy = home.strategy
     is_shared = home.kind is not VariableKind.ON_READ
-    if is_shared and isinstance(strategy.keeping, PlacementRules) and strategy.keeping.take_devices:
+    if (
+        is_shared
+        and isinstance(strategy.placement, PlacementRules)
+        and strategy.placement.allows_devices
+    ):
         return
     named = tuple(find_devices([name]))
-    if named in (tuple(strategy.topology.all_devices or ()), (sole_device(strategy.keeping),)):
+    if named in (tuple(strategy.topology.all_devices or ()), (sole_device(strategy.placement),)):
         return
     raise ValueError(
         explain(

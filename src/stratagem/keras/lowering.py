@@ -51,7 +51,7 @@ def lower_training_step(model: Any, batch: Any, *, num_steps: int = 1) -> Any:
     arguments = batch_arguments(_split(shapes, strategy.num_replicas_in_sync))
     with strategy.scope():
         build_for(model, shapes)
-        return strategy.compiled.lower(
+        return strategy.executor.lower(
             ReplicaSteps(model).train, arguments, strategy.topology, num_steps
         )
 

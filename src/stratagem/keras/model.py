@@ -168,8 +168,8 @@ def _wrap_entry_point(name: str) -> None:
         if strategy.topology.spans_processes and not name.endswith("_on_batch"):
             wanted = settle_call(bound.arguments, wanted)
             args, kwargs = bound.args[1:], bound.kwargs
-        if strategy.schedules and strategy.coordinator is not None:
-            settle(strategy.coordinator)  # what counts for another call counts there
+        if strategy.executor.schedules and strategy.executor.coordinator is not None:
+            settle(strategy.executor.coordinator)  # what counts for another call counts there
         previous = logs_wanted.value
         if name != "predict":
             logs_wanted.value = wanted
@@ -228,12 +228,14 @@ def _wrap_maker(name: str, attribute: str, make: Any) -> None:
 
 
 def _train_or_test(model: Any, strategy: Any, *, training: bool) -> Any:
-    kind = ServedTrainOrTestFunction if strategy.schedules else TrainOrTestFunction
+    kind = ServedTrainOrTestFunction if strategy.executor.schedules else TrainOrTestFunction
     return kind(model, strategy, training=training)
 
 
 def _predict(model: Any, strategy: Any) -> Any:
-    return (ServedPredictFunction if strategy.schedules else PredictFunction)(model, strategy)
+    return (ServedPredictFunction if strategy.executor.schedules else PredictFunction)(
+        model, strategy
+    )
 
 
 def _tell_steps(model: Any) -> None:
@@ -269,8 +271,8 @@ def _compile_in_scope() -> None:
             return original(self, *args, **kwargs)
         given = signature.bind_partial(self, *args, **kwargs).arguments
         adopt_new(_variables_of(given), strategy)
-        if strategy.steps_per_run is not None and "steps_per_execution" not in given:
-            kwargs["steps_per_execution"] = strategy.steps_per_run
+        if strategy.executor.steps_per_call is not None and "steps_per_execution" not in given:
+            kwargs["steps_per_execution"] = strategy.executor.steps_per_call
         with contextlib.nullcontext() if has_strategy() else strategy.scope():
             return original(self, *args, **kwargs)
 

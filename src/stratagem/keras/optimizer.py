@@ -73,7 +73,7 @@ def _wrap_apply(cls: Any) -> None:
         if not self.built and variables is not None:
             build_in_replica(self, variables, context.strategy)
         targets = built_variables(self) if self.built and variables is None else variables
-        if context.strategy.serves_all and self.built:
+        if context.strategy.placement.is_remote and self.built:
             own = grads if _reduced.value else _weighed(grads, context, scope)
             return send_gradients(self, own, targets or [], context, are_reduced=_reduced.value)
         summed = grads if _reduced.value else _summed(grads, context, scope)
@@ -116,7 +116,7 @@ def build_in_replica(optimizer: Any, variables: list[Any], strategy: Any) -> Non
     """
     with keras.name_scope(optimizer.name, caller=optimizer):
         optimizer.build(variables)
-    if strategy.serves_all:
+    if strategy.placement.is_remote:
         note_built(optimizer, strategy)
 
 
@@ -208,7 +208,7 @@ def _summed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> l
     """The sums over replicas; of rows the rows of all."""
     # What is kept elsewhere is updated there, also of a single replica.
     is_sole = context.num_replicas_in_sync == 1
-    if is_sole and context.strategy.keeping is None:
+    if is_sole and not context.strategy.placement.uses_stores:
         return grads
     grads = _weighed(grads, context, scope)
     present = [grad for grad in grads if grad is not None and not is_indexed_slices(grad)]

@@ -35,7 +35,7 @@ class PlacedVariable(DistributedVariable):
             and self.slot_of is None
             and (self.trainable or bool(self.shape))
         )
-        if not may_be_served or not self._home.strategy.keeping.sends_to_servers(self):
+        if not may_be_served or not self._home.strategy.placement.is_on_servers(self):
             self.__class__ = DistributedVariable
             return
         constraint = self.constraint

@@ -71,7 +71,7 @@ def training_step(model: Any, batch: tuple[Any, ...], strategy: Any) -> Generato
             )
         )
     own = model.distribute_strategy
-    if own.schedules:
+    if own.executor.schedules:
         raise ValueError(
             explain(
                 f"Model {model.name!r} belongs to {own}.",

@@ -31,7 +31,7 @@ def install() -> None:
         context = get_replica_context()
         if context is None:
             return seed
-        first = context.strategy.first_replica_id
+        first = context.strategy.topology.first_replica_id
         if context.num_replicas_in_sync == 1 and not first:
             return seed
         replica_id = jnp.asarray(context.replica_id_in_sync_group, jnp.uint32) + jnp.uint32(first)

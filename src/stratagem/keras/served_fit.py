@@ -42,7 +42,7 @@ def settle(coordinator: ClusterCoordinator) -> None:
     Raises:
         BaseException: the error of a function.
     """
-    serving = coordinator.strategy.serving
+    serving = coordinator.strategy.placement.remote.variables
     if serving.mode.num_needed > 0:
         # Too few for an update may be left, of which each waits for others.
         while not coordinator.wait(_LOOK_S):
@@ -87,13 +87,15 @@ class _OnWorker:
     def _run_parts(self, strategy: Any, batches: list[Any], weights: Sequence[float]) -> Any:
         logs = None
         for batch, weight in zip(batches, weights, strict=True):
-            strategy.exchange.gradient_weight = weight
-            collected = [] if weight else list(strategy.serving.collected.values())
+            strategy.placement.remote.gradient_weight = weight
+            collected = (
+                [] if weight else list(strategy.placement.remote.variables.collected.values())
+            )
             counts = [np.array(variable.storage) for variable in collected]
             try:
                 logs = self._run(strategy, [batch])
             finally:
-                strategy.exchange.gradient_weight = 1.0
+                strategy.placement.remote.gradient_weight = 1.0
                 for variable, count in zip(collected, counts, strict=True):
                     variable.storage = count
         return logs
@@ -150,7 +152,7 @@ class _Dealer:
         self._coordinator = ClusterCoordinator(strategy)
         self._kind = kind
         self._step = _OnWorker(model, kind)
-        self._serving = strategy.serving
+        self._serving = strategy.placement.remote.variables
         self._shares = kind == "train" and self._serving.mode.num_needed > 0
         self._under_way: collections.deque[Any] = collections.deque()
         self._dealt: dict[int, collections.deque[RemoteValue]] = collections.defaultdict(

@@ -184,7 +184,7 @@ def give_to_servers(optimizer: Any) -> None:
     undecayed = [
         one.place.name for one in variables if id(one) in told or not decays(optimizer, one)
     ]
-    is_told = not variables[0].distribute_strategy.serves_all
+    is_told = not variables[0].distribute_strategy.placement.is_remote
     start = {
         name: np.asarray(one.value) if is_told else one.place.value
         for name, one in kept_once.items()

@@ -83,7 +83,7 @@ class KerasPacking:
         if optimizer is None or optimizer.built:
             return
         with strategy.scope(), keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build([strategy.serving.named[name] for name in names])
+            optimizer.build([strategy.placement.remote.variables.named[name] for name in names])
         give_to_servers(optimizer)
 
     def _number_of(self, value: Any) -> int:
@@ -103,8 +103,8 @@ class KerasPacking:
             return self._name_of_variable(value, strategy, of_unbuilt)
         if isinstance(value, keras.optimizers.Optimizer):
             self._number_of(value)
-            if strategy.schedules:  # its name goes along
-                name_on_servers(value, strategy.serving)
+            if strategy.executor.schedules:  # its name goes along
+                name_on_servers(value, strategy.placement.remote.variables)
             if value.built:
                 give_to_servers(value)
             else:
@@ -118,12 +118,12 @@ class KerasPacking:
             return None
         if home.strategy is not strategy:
             raise foreign_variable(value, home.strategy, strategy)
-        if not strategy.schedules:  # what a worker returns
+        if not strategy.executor.schedules:  # what a worker returns
             return ("value", np.asarray(value.value))
         if isinstance(value, ServedVariable):
             if id(value) not in of_unbuilt:
-                strategy.serving.place(value)
-            placement = strategy.serving.placement_of(value)
+                strategy.placement.remote.variables.place(value)
+            placement = strategy.placement.remote.variables.placement_of(value)
             return ("served", _described(value), value.place, value.has_rows, placement)
         if value.synchronization == "on_read":
             return ("collected", _described(value), self._number_of(value))
@@ -137,11 +137,15 @@ class KerasPacking:
         if kind == "value":
             return told[0]
         if kind == "resource":
-            return strategy.serving.resources[told[0]]
+            return strategy.placement.remote.variables.resources[told[0]]
         if kind == "served":
             return _served(strategy, *told)
         described, number, *initial = told
-        known = strategy.serving.collected if kind == "collected" else strategy.serving.kept
+        known = (
+            strategy.placement.remote.variables.collected
+            if kind == "collected"
+            else strategy.placement.remote.variables.kept
+        )
         if number not in known:
             with kept_in_process():
                 known[number] = _made(strategy, described, initial[0] if initial else None)
@@ -181,7 +185,7 @@ def _made(strategy: Any, described: dict[str, Any], value: Any) -> Any:
 def _served(
     strategy: Any, described: dict[str, Any], place: Any, has_rows: bool, placement: Any
 ) -> Any:
-    serving = strategy.serving
+    serving = strategy.placement.remote.variables
     name = described["path"] if isinstance(place, Unplaced) else repr(place)
     known = serving.known.get(name)
     if known is None:

@@ -30,8 +30,8 @@ from stratagem.keras.private import (
 from stratagem.keras.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.options import VariableSynchronization
-from stratagem.servers import Placement
-from stratagem.strategies import Serving, Stored, Unplaced
+from stratagem.servers import ShardLayout
+from stratagem.strategies import Stored, Unplaced, VariableClient
 from stratagem.values import IndexedSlices
 from stratagem.variables import (
     Home,
@@ -156,13 +156,15 @@ class ServedVariable(DistributedVariable):
         self._slot = _next.slot
         if self._slot is None and (trainable or _has_axes(initializer, shape)):
             # Here, because what Keras has noted as not initialised it tries in each later step.
-            get_strategy().serving.require_coordinator(kwargs.get("name") or "variable")
+            get_strategy().placement.remote.variables.require_coordinator(
+                kwargs.get("name") or "variable"
+            )
         super().__init__(initializer, shape, dtype, trainable, *args, **kwargs)
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> VariableClient:
         """What asks the servers."""
-        return self._home.strategy.serving
+        return self._home.strategy.placement.remote.variables
 
     @property
     def is_slot(self) -> bool:
@@ -183,7 +185,7 @@ class ServedVariable(DistributedVariable):
     def storage(self) -> Any:
         """In a step what it has read, elsewhere what the servers hold now."""
         trace = current_function_trace()
-        if trace is not None and not self._home.strategy.serves_all:
+        if trace is not None and not self._home.strategy.placement.is_remote:
             return trace.load(self, None if self.place is None else self._asked().read(self))
         if trace is not None:
             raise NotImplementedError(
@@ -286,7 +288,7 @@ class ServedVariable(DistributedVariable):
         """
         self._give = give
 
-    def _asked(self) -> Serving:
+    def _asked(self) -> VariableClient:
         """What asks the servers, which have whatever an optimizer keeps here from now on."""
         if self._give is not None:
             give, self._give = self._give, None
@@ -401,7 +403,7 @@ class ServedShardedVariable(ServedVariable, ShardedVariable):
         return self
 
 
-def _shard_of(whole: ServedVariable, number: int, placement: Placement) -> ServedVariable:
+def _shard_of(whole: ServedVariable, number: int, placement: ShardLayout) -> ServedVariable:
     """A shard of a variable as a variable, which is on the servers already."""
     known = whole.serving.known.get(repr(Stored(placement.name)))
     if known is not None:  # it has come to this worker before

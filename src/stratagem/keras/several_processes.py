@@ -18,7 +18,7 @@ from stratagem.group import agree_on_random_state, current_group
 from stratagem.keras.callback_support import CHIEF_ONLY, listed
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
-from stratagem.variables import VariableKind, WholeValue, home_of, keeping_of
+from stratagem.variables import VariableKind, WholeValue, home_of, store_of
 
 __all__ = ["SAVERS", "saved_once", "settle_call"]
 
@@ -109,12 +109,12 @@ def _bring_together(strategy: Any, *, is_reader: bool) -> None:
         assert home is not None
         if home.kind is VariableKind.ON_READ and home.aggregation is not VariableAggregation.NONE:
             _ = variable.value
-        elif keeping_of(variable) is not None:
+        elif store_of(variable) is not None:
             variable.hold_whole(is_reader=is_reader)
 
 
 def _let_go(strategy: Any) -> None:
     """Frees the memory of values that are in parts else."""
     for variable in strategy.variables.live():
-        if keeping_of(variable) is not None:
+        if store_of(variable) is not None:
             variable.whole = WholeValue()

@@ -85,10 +85,10 @@ def check_batch_size(layer: Any, sequences: Any, context: Any) -> None:
     received = context.global_num_examples
     if received is None:
         received = sequences.shape[0] * context.num_replicas_in_sync
-    if expected is None or (received == expected and not context.strategy.serves_all):
+    if expected is None or (received == expected and not context.strategy.placement.is_remote):
         return
     strategy = context.strategy
-    if strategy.serves_all:
+    if strategy.placement.is_remote:
         raise ValueError(
             explain(
                 f"{strategy} was asked to run the RNN {layer.name!r}, which is stateful.",

@@ -11,7 +11,7 @@ import numpy as np
 
 from stratagem import config
 from stratagem.background_errors import raise_reported
-from stratagem.execution import CompiledExecution, batch_arguments
+from stratagem.execution import Lockstep, batch_arguments
 from stratagem.goodput import current_events
 from stratagem.input.batches import HostBatch, place, take_own_part
 from stratagem.keras.metric_logs import MetricLogs
@@ -84,7 +84,7 @@ class _StepFunction:
         self._model = model
         self._strategy = strategy
         self._step = step
-        self._execution = CompiledExecution(strategy)
+        self._execution = Lockstep(strategy)
         self._source: Any = None
         self._ahead: list[tuple[list[HostBatch], Any]] | Exception | None = None
         self._num_groups = 0

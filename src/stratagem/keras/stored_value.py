@@ -16,8 +16,8 @@ from stratagem.keras.explicit_placement import check_explicit_device
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
 from stratagem.topology.lockstep import is_of_several
 from stratagem.topology.pieces import on_host, own_copy
-from stratagem.variables import Home, Keeping, VariableKind, WholeValue, sole_device
-from stratagem.variables.on_one_device import take_rows
+from stratagem.variables import Home, Store, VariableKind, WholeValue, sole_device
+from stratagem.variables.single_device_store import take_rows
 
 __all__ = ["StoredValue"]
 
@@ -30,7 +30,7 @@ class StoredValue:
     variable that an optimizer has made it for.
     """
 
-    keeping: Keeping | None = None
+    store: Store | None = None
     has_rows: bool = False
     slot_of: Any = None
     whole: WholeValue
@@ -46,41 +46,41 @@ class StoredValue:
         trace = current_function_trace()
         if trace is not None:
             return trace.load(self, self._computable())
-        if self.keeping is None or self._stored is None:
+        if self.store is None or self._stored is None:
             return self._stored
-        return self.keeping.spread(self._stored, self._home.strategy.topology)
+        return self.store.replicate(self._stored, self._home.strategy.topology)
 
     @storage.setter
     def storage(self, value: Any) -> None:
         trace = current_function_trace()
         if trace is not None:
             trace.store(self, value)
-        elif self.keeping is None or value is None:
+        elif self.store is None or value is None:
             self._stored = value
         else:
-            self._stored = self.keeping.kept(value)
+            self._stored = self.store.put(value)
 
     def _computable(self) -> Any:
         """The value where operations outside of the strategy's programs may compute with it."""
-        if self.keeping is None or self._stored is None or not self.keeping.is_pinned:
+        if self.store is None or self._stored is None or not self.store.is_pinned:
             return self._stored
         with jax.ensure_compile_time_eval():
-            return self.keeping.brought(self._stored)
+            return self.store.load(self._stored)
 
     @property
     def for_step(self) -> Any:
         """What a compiled step of its strategy gets of it."""
-        if self.keeping is None or current_function_trace() is not None:
+        if self.store is None or current_function_trace() is not None:
             return self.storage
-        return self.keeping.for_step(self._stored, self._home.strategy.topology)
+        return self.store.for_step(self._stored, self._home.strategy.topology)
 
     @property
-    def kept(self) -> Any:
+    def stored(self) -> Any:
         """The value where it is kept between steps; outside every trace."""
         return self._stored
 
-    @kept.setter
-    def kept(self, value: Any) -> None:
+    @stored.setter
+    def stored(self, value: Any) -> None:
         self._stored = value
 
     def is_in_place(self) -> bool:
@@ -96,18 +96,18 @@ class StoredValue:
         the parts would not go together with those on the values of other variables.
         """
         with contextlib.nullcontext() if in_symbolic_scope() else jax.ensure_compile_time_eval():
-            return self.where_read(self.whole_of_kept())
+            return self.where_read(self.gathered())
 
-    def whole_of_kept(self) -> Any:
+    def gathered(self) -> Any:
         """The value, on one device; of what several processes have parts of all have to ask."""
-        assert self.keeping is not None
+        assert self.store is not None
         if not is_of_several(self._stored):
-            return self.keeping.whole(self._stored)
+            return self.store.gather(self._stored)
         if self.whole.storage is self._stored:
             return jnp.asarray(self.whole.gathered)
         if isinstance(jnp.zeros(()), Tracer):  # while Keras infers shapes
-            return self.keeping.brought(self._stored)
-        return self.keeping.whole(self._stored)
+            return self.store.load(self._stored)
+        return self.store.gather(self._stored)
 
     def hold_initial(self, value: Any) -> None:
         """Keeps an initial value of which this process has parts, until all agree on process 0's.
@@ -115,7 +115,7 @@ class StoredValue:
         Args:
             value: the whole, on this process.
         """
-        if self.keeping is None or not is_of_several(self._stored):
+        if self.store is None or not is_of_several(self._stored):
             return
         array = np.asarray(value)
         # What an optimizer keeps begins as one number; nobody asks other processes for theirs.
@@ -140,7 +140,7 @@ class StoredValue:
         Args:
             is_reader: whether this process is the one.
         """
-        value = self.whole_of_kept()
+        value = self.gathered()
         if is_reader:
             self.whole.storage, self.whole.gathered = self._stored, np.asarray(value)
 
@@ -155,22 +155,22 @@ class StoredValue:
         variable: Any = self
         return self._is_table and is_worth_rows(variable.shape)
 
-    def choose_keeping(self) -> None:
+    def choose_store(self) -> None:
         """Asks the strategy where the value is to be kept, before there is one."""
         variable: Any = self
         if self.slot_of is None:
             check_explicit_device(variable.path, self._home)
-        policy = self._home.strategy.keeping
+        policy = self._home.strategy.placement
         if policy is None or self._home.kind is VariableKind.ON_READ:
             return
-        self.keeping = policy.choose(self, self.slot_of)
-        gives_rows = self.keeping is not None and self.keeping.gives_rows
-        self.has_rows = gives_rows and self.is_large_table
+        self.store = policy.choose(self, self.slot_of)
+        serves_rows = self.store is not None and self.store.serves_rows
+        self.has_rows = serves_rows and self.is_large_table
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """The value on the host, where its parts meet: no device need have room for the whole."""
         variable: Any = self
-        is_in_parts = self.keeping is not None or variable.division is not None
+        is_in_parts = self.store is not None or variable.division is not None
         is_outside = get_stateless_scope() is None and current_function_trace() is None
         if is_in_parts and is_outside and self._is_all_here():
             return np.asarray(on_host(self._stored), dtype)
@@ -179,9 +179,7 @@ class StoredValue:
     def _is_all_here(self) -> bool:
         """Whether this process has all parts of the value."""
         stored = self._stored
-        return isinstance(stored, jax.Array) and (
-            self.keeping is None or stored.is_fully_addressable
-        )
+        return isinstance(stored, jax.Array) and (self.store is None or stored.is_fully_addressable)
 
     def where_read(self, value: Any) -> Any:
         """Returns a value on the device where all are that are read outside of steps.
@@ -192,7 +190,7 @@ class StoredValue:
             value: on one device.
         """
         strategy = self._home.strategy
-        if strategy.keeping is None or self.has_rows or isinstance(value, Tracer):
+        if not strategy.placement.uses_stores or self.has_rows or isinstance(value, Tracer):
             return value  # a large table is not moved
         return self._moved(value)
 
@@ -210,7 +208,7 @@ class StoredValue:
 
     def _moved(self, value: Any) -> Any:
         strategy = self._home.strategy
-        device = sole_device(strategy.keeping) or strategy.topology.local_devices[0]
+        device = sole_device(strategy.placement) or strategy.topology.local_devices[0]
         is_there = value.devices() == {device} or is_of_several(value)
         return value if is_there else jax.device_put(value, device)
 

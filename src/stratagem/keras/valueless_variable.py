@@ -45,14 +45,14 @@ class ValuelessVariable(DistributedVariable):
     def settle(self, home: Home, value: Any) -> None:
         """Makes a variable that became one of a strategy's forget its value, but for its shape."""
         self._beginning, _, _ = as_initializer(value, self._dtype)
-        self.keeping, self.has_rows = None, False  # of the strategy that it belonged to
+        self.store, self.has_rows = None, False  # of the strategy that it belonged to
         self._is_table = self._is_table or is_table(self)
         super().settle(home, value)
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
         self._beginning = initializer
         self.find_division()
-        self.choose_keeping()
+        self.choose_store()
         self._direct_assign(None)
 
     def _direct_assign(self, value: Any) -> None:

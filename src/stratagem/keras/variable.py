@@ -176,7 +176,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
 
     def _global_value(self) -> Any:
         self._require_own_replica()
-        if self.keeping is not None and self.is_in_place():
+        if self.store is not None and self.is_in_place():
             return self.read_in_place()  # its storage would be a copy on each device
         if self.storage is None:
             return self._initializer(self._shape, dtype=self._dtype)
@@ -204,17 +204,17 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         if self._home.kind is VariableKind.ON_READ:
             spread = spread_over_components(value, self._spreading(), topology.num_replicas)
             self.storage = stored_components(spread, topology)
-        elif self.keeping is None or current_function_trace() is not None:
+        elif self.store is None or current_function_trace() is not None:
             self.storage = put_stored(self, value, topology)
         else:
-            self._stored = self.keeping.kept(value)
+            self._stored = self.store.put(value)
 
     def _spreading(self) -> VariableAggregation:
         """How a whole value becomes components; in update context each of them takes it."""
         return VariableAggregation.NONE if in_update_context() else self._home.aggregation
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
-        self.choose_keeping()
+        self.choose_store()
         value = self.initial_value(initializer, self._dtype)
         self.initial_digest = initial_digest(value, self._home.strategy.topology)
         if self._home.kind is VariableKind.ON_READ:  # each component starts with the whole value
@@ -340,7 +340,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         self.whole = WholeValue()
         self.find_division()
         home.strategy.variables.add(self, home)
-        self.choose_keeping()
+        self.choose_store()
         self.initial_digest = initial_digest(value, home.strategy.topology)
         self._direct_assign(value)
         self.hold_initial(value)

@@ -121,9 +121,9 @@ def install() -> None:
 
 def _new(strategy: Any, *, is_collected: bool) -> keras.Variable:
     """An object that its `__init__` is still to make a variable of."""
-    if strategy.exchange is None or is_collected:
+    if strategy.placement.remote is None or is_collected:
         return object.__new__(_class_of_own(strategy))
-    is_served = strategy.serves_all or is_making_slot()
+    is_served = strategy.placement.is_remote or is_making_slot()
     return object.__new__(ServedVariable if is_served else PlacedVariable)
 
 
@@ -146,7 +146,7 @@ def _request(
 
 def _class_of_own(strategy: Any) -> type[DistributedVariable]:
     """Of variables that this process has itself."""
-    has_values = strategy.has_values and not strategy.topology.is_absent
+    has_values = strategy.executor.has_values and not strategy.topology.is_absent
     return DistributedVariable if has_values else ValuelessVariable
 
 
@@ -177,6 +177,6 @@ def adopt(variable: keras.Variable, strategy: Any) -> None:
         name=moved.path,
     )
     vars(moved).pop("_value", None)
-    is_placed = strategy.exchange is not None and not strategy.serves_all
+    is_placed = strategy.placement.remote is not None and not strategy.placement.is_remote
     moved.__class__ = PlacedVariable if is_placed else _class_of_own(strategy)
     moved.settle(Home(strategy, kind, aggregation), value)

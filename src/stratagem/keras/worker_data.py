@@ -45,10 +45,12 @@ class WorkerData(UnreadData):
         self, strategy: Any, creator: DatasetCreator, name: str, steps: Any, *, adds_up: bool
     ) -> None:
         self.coordinator = ClusterCoordinator(strategy)
-        self.num_needed = strategy.serving.mode.num_needed if adds_up else 0
+        self.num_needed = strategy.placement.remote.variables.mode.num_needed if adds_up else 0
         workers = self.coordinator.present_workers
         pipelines = {worker: place for place, worker in enumerate(workers)}
-        maker = BatchesMaker(creator, pipelines, are_in_sync=strategy.serving.mode.num_needed > 0)
+        maker = BatchesMaker(
+            creator, pipelines, are_in_sync=strategy.placement.remote.variables.mode.num_needed > 0
+        )
         self.source = self.coordinator.create_per_worker(maker)
         asked = {worker: self.ask(worker, WorkerBatches.cardinality) for worker in workers}
         self.lengths = {worker: answer_of(self.coordinator, asked[worker]) for worker in workers}

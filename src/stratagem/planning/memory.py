@@ -13,7 +13,7 @@ import numpy as np
 from stratagem.execution.step_capture import CapturedStep
 from stratagem.planning.accelerators import Accelerator
 from stratagem.planning.programs import held_bytes, is_held_by_host, variables_of
-from stratagem.variables import OverReplicas, PartedState, VariableKind, home_of, keeping_of
+from stratagem.variables import ShardedState, ShardedStore, VariableKind, home_of, store_of
 
 __all__ = ["CompilerMemory", "MemoryPlan", "plan_memory", "shared_state_bytes"]
 
@@ -177,7 +177,7 @@ def plan_memory(
     """
     kept = {id(v) for optimizer in step.optimizers for v in optimizer.variables}
     topology = step.strategy.topology
-    sizes = [(v, held_bytes(v, topology, keeping_of(v))) for v in variables_of(step.trace)]
+    sizes = [(v, held_bytes(v, topology, store_of(v))) for v in variables_of(step.trace)]
     others = sum(size for v, size in sizes if not v.trainable and id(v) not in kept)
     others += sum(np.asarray(constant).nbytes for constant in step.trace.constants)
     batch = _batch_bytes(step)
@@ -200,17 +200,17 @@ def _kept_on_host(step: CapturedStep) -> int:
     return sum(
         _host_copies(v, step) * math.prod(v.shape) * jax.numpy.dtype(v.dtype).itemsize
         for v in variables_of(step.trace)
-        if is_held_by_host(keeping_of(v))
+        if is_held_by_host(store_of(v))
     )
 
 
 def _host_copies(variable: Any, step: CapturedStep) -> int:
     """How often the host has a variable: once, or what has no parts for each device."""
-    keeping, topology = keeping_of(variable), step.strategy.topology
-    if not isinstance(keeping, OverReplicas):
+    store, topology = store_of(variable), step.strategy.topology
+    if not isinstance(store, ShardedStore):
         return 1
-    is_parted = keeping.parted_axis(tuple(variable.shape)) is not None
-    return topology.num_logical_devices * (1 if is_parted else topology.num_replicas)
+    is_offloaded = store.sharded_axis(tuple(variable.shape)) is not None
+    return topology.num_logical_devices * (1 if is_offloaded else topology.num_replicas)
 
 
 def shared_state_bytes(step: CapturedStep) -> dict[str, int]:
@@ -223,12 +223,12 @@ def shared_state_bytes(step: CapturedStep) -> dict[str, int]:
         Bytes by `shard_state`; nothing where there is nobody to share with, or state is not copied.
     """
     topology = step.strategy.topology
-    if topology.num_replicas == 1 or topology.groups or step.strategy.keeping is not None:
+    if topology.num_replicas == 1 or topology.groups or step.strategy.placement.uses_stores:
         return {}
-    keeping = OverReplicas(topology)
+    store = ShardedStore(topology)
     found: dict[str, int] = {}
     for shard_state in ("optimizer", "all"):
-        policy = PartedState(keeping, is_all=shard_state == "all")
+        policy = ShardedState(store, is_all=shard_state == "all")
         found[shard_state] = sum(
             held_bytes(v, topology, policy.choose(v, v.slot_of) if _may_share(v) else None)
             for v in variables_of(step.trace)

@@ -6,11 +6,11 @@ from typing import Any
 
 from stratagem.planning.targets import Target
 from stratagem.strategies import CentralStorageStrategy, HybridStrategy, MirroredStrategy
-from stratagem.strategies.pinned_state import PINNED_HOST, PinnedState
+from stratagem.strategies.offloaded_state import PINNED_HOST, OffloadedState
 from stratagem.strategies.placement_rules import PlacementRules
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology.absent import planning_for
-from stratagem.variables import KeepAll, PartedState
+from stratagem.variables import ShardedState, UniformPlacement
 
 __all__ = ["planned_strategy"]
 
@@ -32,19 +32,19 @@ def planned_strategy(
     if like is None:
         with planning_for(machine.topology, shard_state):
             return MirroredStrategy()
-    rules = like.keeping if isinstance(like.keeping, PlacementRules) else None
-    if shard_state is None and isinstance(like.keeping, PartedState):
-        shard_state = "all" if like.keeping.is_all else "optimizer"
+    rules = like.placement if isinstance(like.placement, PlacementRules) else None
+    if shard_state is None and isinstance(like.placement, ShardedState):
+        shard_state = "all" if like.placement.is_all else "optimizer"
     size = like.topology.num_logical_devices
     groups: Any = [list(range(size)), list(range(size, 2 * size))] if size > 1 else None
     with planning_for(machine.topology):
         if rules is not None and shard_state is None:
             return HybridStrategy(None, like.cross_device_ops, placement=rules.placement)
-        if isinstance(like.keeping, PinnedState) and shard_state is None:
+        if isinstance(like.placement, OffloadedState) and shard_state is None:
             return CentralStorageStrategy(parameter_device=PINNED_HOST)
-        if isinstance(like.keeping, KeepAll) and shard_state is None:
+        if isinstance(like.placement, UniformPlacement) and shard_state is None:
             return CentralStorageStrategy()
         planned = MirroredStrategy(groups, like.cross_device_ops, shard_state=shard_state)
-        if like.layouts is not None:
-            planned.layouts = like.layouts.on(planned.topology)
+        if like.placement.layouts is not None:
+            planned.placement.layouts = like.placement.layouts.on(planned.topology)
     return planned

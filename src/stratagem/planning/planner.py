@@ -29,7 +29,7 @@ from stratagem.planning.work import product_flops
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology
 from stratagem.topology.absent import placeholder, planning_for
-from stratagem.variables import PartedState, require_layouts_used
+from stratagem.variables import ShardedState, require_layouts_used
 
 __all__ = ["plan", "plan_step", "with_global_batch"]
 
@@ -227,9 +227,9 @@ def _memory(step: CapturedStep, compiled: CompiledStep, target: Target) -> Memor
 
 def _check_rules(step: CapturedStep) -> None:
     """Raises where a rule for variables matches none, as the first step that runs would."""
-    if step.strategy.keeping is not None:
-        step.strategy.keeping.check()
-    require_layouts_used(step.strategy.layouts, step.trace.written)
+    if step.strategy.placement.uses_stores:
+        step.strategy.placement.check()
+    require_layouts_used(step.strategy.placement.layouts, step.trace.written)
 
 
 def _reductions(schedules: Sequence[Schedule], compiler: str) -> list[Reduction]:
@@ -246,10 +246,10 @@ def _flops(step: CapturedStep) -> dict[str, float]:
 
 
 def _shard_state(step: CapturedStep) -> str | None:
-    keeping = step.strategy.keeping
-    if not isinstance(keeping, PartedState):
+    store = step.strategy.placement
+    if not isinstance(store, ShardedState):
         return None
-    return "all" if keeping.is_all else "optimizer"
+    return "all" if store.is_all else "optimizer"
 
 
 def _used(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:
@@ -260,8 +260,8 @@ def _used(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:
         target = target.of_size(num_used)
         devices = "device" if num_used == 1 else "devices"
         notes.append(f"The strategy uses {num_used} {devices}: so does the plan.")
-    keeping = step.strategy.keeping
-    if not (keeping is None or isinstance(keeping, PartedState)) and target.num_hosts > 1:
+    store = step.strategy.placement
+    if not (store is None or isinstance(store, ShardedState)) and target.num_hosts > 1:
         notes.append(
             "Variables are kept elsewhere than in copies by a process that has all devices. This "
             f"plan has one with those of {target.num_hosts} hosts, which there is not."

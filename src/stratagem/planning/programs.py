@@ -16,11 +16,11 @@ from stratagem.execution.step_program import StepProgram
 from stratagem.execution.trace import Trace
 from stratagem.topology import Topology
 from stratagem.variables import (
-    Keeping,
-    OverReplicas,
+    ShardedStore,
+    Store,
     VariableKind,
     home_of,
-    keeping_of,
+    store_of,
     stored_sharding,
 )
 
@@ -59,14 +59,14 @@ def _kept_on(variables: Iterable[Any], topology: Topology) -> Generator[None]:
     moved: list[tuple[Any, Any]] = []
     try:
         for variable in variables:
-            keeping = keeping_of(variable)
-            if isinstance(keeping, OverReplicas):
-                moved.append((variable, keeping))
-                variable.keeping = dataclasses.replace(keeping, topology=topology)
+            store = store_of(variable)
+            if isinstance(store, ShardedStore):
+                moved.append((variable, store))
+                variable.store = dataclasses.replace(store, topology=topology)
         yield
     finally:
-        for variable, keeping in moved:
-            variable.keeping = keeping
+        for variable, store in moved:
+            variable.store = store
 
 
 def variables_of(trace: Trace) -> list[Any]:
@@ -90,29 +90,29 @@ def device_bytes(shape: jax.ShapeDtypeStruct) -> int:
     return math.prod(part) * shape.dtype.itemsize
 
 
-def is_held_by_host(keeping: Keeping | None) -> bool:
+def is_held_by_host(store: Store | None) -> bool:
     """Tells whether a variable is no part of a device's memory between steps.
 
     Args:
-        keeping: how it is kept; None for copies on the devices.
+        store: how it is kept; None for copies on the devices.
     """
-    return keeping is not None and (keeping.is_pinned or not keeping.is_with_replicas)
+    return store is not None and (store.is_pinned or not store.is_on_replicas)
 
 
-def held_bytes(variable: Any, topology: Topology, keeping: Any = None) -> int:
+def held_bytes(variable: Any, topology: Topology, store: Any = None) -> int:
     """Returns what one device holds of a variable between steps.
 
     Args:
         variable: of any strategy or none.
         topology: the devices of its replicas.
-        keeping: how it is kept; None for copies.
+        store: how it is kept; None for copies.
     """
     shape = tuple(variable.shape)
     home = home_of(variable)
-    if is_held_by_host(keeping):
+    if is_held_by_host(store):
         return 0
-    if keeping is not None:
-        shape = keeping.sharding(shape).shard_shape(shape)
+    if store is not None:
+        shape = store.sharding(shape).shard_shape(shape)
     elif home is not None and home.kind is not VariableKind.ON_READ:  # of that one its component
         shape = stored_sharding(variable, topology).shard_shape(shape)
     return math.prod(shape) * jax.numpy.dtype(variable.dtype).itemsize

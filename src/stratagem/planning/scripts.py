@@ -13,7 +13,7 @@ from stratagem.execution.step_capture import CapturedStep, capture
 from stratagem.messages import explain
 from stratagem.planning.targets import Target
 from stratagem.topology.absent import planning_for
-from stratagem.variables import PartedState
+from stratagem.variables import ShardedState
 
 __all__ = ["capture_script"]
 
@@ -78,7 +78,7 @@ def capture_script(
 
 def _check_shared(step: CapturedStep, shard_state: str | None) -> None:
     strategy = step.strategy
-    is_shared = isinstance(strategy.keeping, PartedState) or strategy.num_replicas_in_sync == 1
+    is_shared = isinstance(strategy.placement, ShardedState) or strategy.num_replicas_in_sync == 1
     if shard_state is not None and not is_shared:
         raise ValueError(
             explain(

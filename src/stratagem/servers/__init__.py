@@ -1,14 +1,14 @@
 """Parameter servers: processes that hold variables, and how others read and change these."""
 
-from stratagem.servers.client import ServedVariables
+from stratagem.servers.client import ServerClient
 from stratagem.servers.connection import Connections, ServerError
 from stratagem.servers.keys import ClusterKeys
 from stratagem.servers.listener import Listener, Request
 from stratagem.servers.lost_updates import LostUpdates
-from stratagem.servers.placement import Placement, Placer
 from stratagem.servers.server import ParameterServer
+from stratagem.servers.shard_layout import ShardLayout, ShardPlacer
 from stratagem.servers.shards import ShardSpec
-from stratagem.servers.store import Store
+from stratagem.servers.store import ServerVariables
 from stratagem.servers.updates import (
     ASYNCHRONOUS,
     Pushed,
@@ -28,16 +28,16 @@ __all__ = [
     "LostUpdates",
     "Message",
     "ParameterServer",
-    "Placement",
-    "Placer",
     "Pushed",
     "Request",
-    "ServedVariables",
+    "ServerClient",
     "ServerError",
+    "ServerVariables",
+    "ShardLayout",
+    "ShardPlacer",
     "ShardSpec",
     "Slot",
     "State",
-    "Store",
     "UpdateMode",
     "UpdateRule",
     "kept_name",

@@ -15,17 +15,17 @@ import numpy as np
 from stratagem.optional_libraries import load
 from stratagem.servers.connection import Connections
 from stratagem.servers.dealing import Dealt, GradientParts, WholeVariables, row_parts, shard_name
-from stratagem.servers.placement import Placement
 from stratagem.servers.rows import combine_rows
+from stratagem.servers.shard_layout import ShardLayout
 from stratagem.servers.shards import ShardSpec
 from stratagem.servers.updates import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
 from stratagem.servers.versions import SeenVersions
 from stratagem.servers.wire import Message
 
-__all__ = ["ServedVariables"]
+__all__ = ["ServerClient"]
 
 
-class ServedVariables:
+class ServerClient:
     """Reads and changes variables by name, wherever their rows are. Any thread may call it.
 
     Args:
@@ -37,7 +37,7 @@ class ServedVariables:
     def __init__(self, connections: Connections, client_name: str | None = None) -> None:
         self._connections = connections
         self._client_name = client_name
-        self._placements: dict[str, Placement] = {}
+        self._placements: dict[str, ShardLayout] = {}
         self._local = threading.local()
         self._numbers = itertools.count(1)
         self._seen = SeenVersions()
@@ -50,7 +50,7 @@ class ServedVariables:
         """How many updates servers had made, as their answers said, and lost when they died."""
         return self._seen.num_lost
 
-    def know(self, placement: Placement) -> None:
+    def know(self, placement: ShardLayout) -> None:
         """Notes where a variable is that another process has made.
 
         Args:
@@ -58,7 +58,7 @@ class ServedVariables:
         """
         self._placements[placement.name] = placement
 
-    def placement_of(self, name: str) -> Placement:
+    def placement_of(self, name: str) -> ShardLayout:
         """Returns where a variable is, or the one that a slot is of.
 
         Args:
@@ -70,7 +70,7 @@ class ServedVariables:
         return self._find(name)[0]
 
     def create(
-        self, placement: Placement, initial: np.ndarray | Callable[[int, int], np.ndarray]
+        self, placement: ShardLayout, initial: np.ndarray | Callable[[int, int], np.ndarray]
     ) -> bool:
         """Makes a variable, unless the servers have it: they outlive a client.
 
@@ -352,7 +352,7 @@ class ServedVariables:
         answers = self._connections.ask_all(dict.fromkeys(servers, Message("journal")))
         return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
 
-    def _find(self, name: str) -> tuple[Placement, str]:
+    def _find(self, name: str) -> tuple[ShardLayout, str]:
         if name in self._placements:
             return self._placements[name], ""
         variable, colon, slot = name.rpartition(":")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from stratagem.messages import explain
-from stratagem.servers.placement import Placement
 from stratagem.servers.rows import parts_of_shards
+from stratagem.servers.shard_layout import ShardLayout
 from stratagem.servers.wire import Message
 
 __all__ = ["Dealt", "GradientParts", "WholeVariables", "row_parts", "shard_name"]
@@ -27,7 +27,7 @@ class WholeVariables:
         """Which hold parts of them."""
         return list(self._parts)
 
-    def add(self, name: str, placement: Placement, slot: str = "") -> None:
+    def add(self, name: str, placement: ShardLayout, slot: str = "") -> None:
         """Asks for one more.
 
         Args:
@@ -102,13 +102,13 @@ class GradientParts:
         self._rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._optimizers: dict[str, str] = {}
 
-    def add(self, placement: Placement, shard: int, optimizer: str, gradient: np.ndarray) -> None:
+    def add(self, placement: ShardLayout, shard: int, optimizer: str, gradient: np.ndarray) -> None:
         """Adds the gradient of a shard."""
         self._whole[self._noted(placement, shard, optimizer)] = gradient
 
     def add_rows(
         self,
-        placement: Placement,
+        placement: ShardLayout,
         shard: int,
         optimizer: str,
         ids: np.ndarray,
@@ -118,7 +118,7 @@ class GradientParts:
         numbers = ids - placement.first_rows[shard]
         self._rows[self._noted(placement, shard, optimizer)] = (numbers, values)
 
-    def _noted(self, placement: Placement, shard: int, optimizer: str) -> str:
+    def _noted(self, placement: ShardLayout, shard: int, optimizer: str) -> str:
         self.variables.append(placement.name)
         name = shard_name(placement, shard)
         if optimizer:
@@ -137,12 +137,12 @@ class GradientParts:
         return Message("push", told, [*self._whole.values(), *of_rows])
 
 
-def shard_name(placement: Placement, shard: int) -> str:
+def shard_name(placement: ShardLayout, shard: int) -> str:
     """Returns the name of a shard on its server."""
     return placement.name_of(shard)
 
 
-def row_parts(placement: Placement, ids: np.ndarray) -> Iterable[tuple[int, slice]]:
+def row_parts(placement: ShardLayout, ids: np.ndarray) -> Iterable[tuple[int, slice]]:
     """Returns each shard of a variable, and which ids are its own.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.servers.changes import Change
-from stratagem.servers.store import Store
+from stratagem.servers.store import ServerVariables
 from stratagem.servers.synchronous import Contribution, SynchronousUpdates
 from stratagem.servers.updates import ASYNCHRONOUS, UpdateMode
 from stratagem.servers.versions import Lifetime
@@ -27,7 +27,7 @@ class Pushes:
         lifetime: of the server.
     """
 
-    def __init__(self, store: Store, lifetime: Lifetime) -> None:
+    def __init__(self, store: ServerVariables, lifetime: Lifetime) -> None:
         self._store = store
         self._lifetime = lifetime
         self._pickle: Any = load(

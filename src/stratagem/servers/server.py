@@ -23,7 +23,7 @@ from stratagem.servers.pushes import Pushes
 from stratagem.servers.shards import ShardSpec, made_in_pieces
 from stratagem.servers.state import ServerState, next_lifetime
 from stratagem.servers.state_journal import StateJournal
-from stratagem.servers.store import Store
+from stratagem.servers.store import ServerVariables
 from stratagem.servers.updates import UpdateMode
 from stratagem.servers.wire import Message
 
@@ -62,7 +62,7 @@ class ParameterServer(Closing):
         journal: str | os.PathLike[str] | None = None,
         journal_interval_s: float = 1.0,
     ) -> None:
-        self.store = Store()
+        self.store = ServerVariables()
         self._pickle: Any = load(
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )

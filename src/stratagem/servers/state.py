@@ -17,7 +17,7 @@ import numpy as np
 from stratagem.servers.changes import Changes
 from stratagem.servers.pushes import Pushes
 from stratagem.servers.shards import SavedPart, ShardSpec
-from stratagem.servers.store import Marks, Store
+from stratagem.servers.store import Marks, ServerVariables
 from stratagem.servers.updates import UpdateMode
 from stratagem.servers.versions import Lifetime
 from stratagem.servers.wire import Message
@@ -53,7 +53,7 @@ class ServerState:
         lifetime: which time it runs.
     """
 
-    store: Store
+    store: ServerVariables
     pushes: Pushes
     changes: Changes
     lifetime: Lifetime

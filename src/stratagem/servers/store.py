@@ -14,12 +14,12 @@ from stratagem.servers.rules import Rules
 from stratagem.servers.shards import SavedPart, Shard, ShardSpec, UpdatedPart, require_rows
 from stratagem.servers.updates import State, UpdateRule, kept_name
 
-__all__ = ["Marks", "Store"]
+__all__ = ["Marks", "ServerVariables"]
 
 Marks = Mapping[str, np.ndarray]  # what has changed of each shard
 
 
-class Store:
+class ServerVariables:
     """Holds variables and updates them; every method may be called by several threads.
 
     `version` counts updates, and `num_changes` all that a journal would have to hold.

@@ -16,7 +16,7 @@ import numpy as np
 
 from stratagem.messages import explain
 from stratagem.servers.rows import combine_rows
-from stratagem.servers.store import Store
+from stratagem.servers.store import ServerVariables
 
 __all__ = ["Answer", "Contribution", "SynchronousUpdates"]
 
@@ -66,7 +66,7 @@ class SynchronousUpdates:
         ValueError: not a positive number.
     """
 
-    def __init__(self, store: Store, num_needed: int) -> None:
+    def __init__(self, store: ServerVariables, num_needed: int) -> None:
         self._store = store
         self._num_needed = _checked(num_needed)
         self._waiting: dict[str, Contribution] = {}

@@ -1,4 +1,4 @@
-"""The strategies: each names its parts and checks its arguments."""
+"""Strategies: one file each, which chooses the four parts and checks the arguments."""
 
 from stratagem.strategies.central_storage import CentralStorageStrategy
 from stratagem.strategies.compile_only import CompileOnlyStrategy
@@ -20,8 +20,9 @@ from stratagem.strategies.multi_worker_mirrored import (
 )
 from stratagem.strategies.one_device import OneDeviceStrategy
 from stratagem.strategies.parameter_server import ParameterServerStrategy
+from stratagem.strategies.process_parts import coordinator_parts, independent_parts, worker_parts
+from stratagem.strategies.remote_state_strategy import RemoteStateStrategy
 from stratagem.strategies.served_cluster import Cluster, ClusterPlan, set_cluster_maker
-from stratagem.strategies.served_strategy import ServedStrategy
 from stratagem.strategies.served_values import (
     Gradient,
     OptimizerScalar,
@@ -30,10 +31,10 @@ from stratagem.strategies.served_values import (
     Stored,
     Unplaced,
 )
-from stratagem.strategies.serving import Serving, VariableOnWorkerError
 from stratagem.strategies.strategy import Strategy
 from stratagem.strategies.tpu import TPUStrategy
 from stratagem.strategies.tpu_system import initialize_tpu_system, shutdown_tpu_system
+from stratagem.strategies.variable_client import VariableClient, VariableOnWorkerError
 
 __all__ = [
     "CentralStorageStrategy",
@@ -54,18 +55,21 @@ __all__ = [
     "OptimizerScalar",
     "ParameterServerStrategy",
     "ReductionToOneDevice",
+    "RemoteStateStrategy",
     "RingAllReduce",
     "RowGradient",
     "Scalar",
-    "ServedStrategy",
-    "Serving",
     "Stored",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",
     "Unplaced",
+    "VariableClient",
     "VariableOnWorkerError",
+    "coordinator_parts",
+    "independent_parts",
     "initialize_tpu_system",
     "set_cluster_maker",
     "shutdown_tpu_system",
+    "worker_parts",
 ]

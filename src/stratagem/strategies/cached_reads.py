@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from stratagem.servers import ServedVariables
+from stratagem.servers import ServerClient
 
 __all__ = ["CachedReads"]
 
@@ -20,7 +20,7 @@ class CachedReads:
         client: of the servers.
     """
 
-    def __init__(self, client: ServedVariables) -> None:
+    def __init__(self, client: ServerClient) -> None:
         self._client = client
         self._values: dict[str, np.ndarray] = {}
         self._scalars: dict[int, dict[str, np.ndarray]] = {}

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import final
 
 from stratagem.strategies.local_topology import local_topology, parameter_device_of
-from stratagem.strategies.pinned_state import PINNED_HOST, PinnedState, pinned_parts
+from stratagem.strategies.offloaded_state import PINNED_HOST, OffloadedState, pinned_host_store
+from stratagem.strategies.recreate import recreatable
 from stratagem.strategies.strategy import Strategy
+from stratagem.topology import Topology
 from stratagem.topology.devices import DeviceLike
-from stratagem.variables import KeepAll, OnOneDevice
+from stratagem.variables import Placement, SingleDeviceStore, UniformPlacement
 
 __all__ = ["CentralStorageStrategy"]
 
@@ -46,17 +48,20 @@ class CentralStorageStrategy(Strategy):
     Source: TF 2.21 central_storage_strategy.py, CentralStorageStrategy.
     """
 
+    @recreatable
     def __init__(
         self,
         compute_devices: Sequence[DeviceLike] | None = None,
         parameter_device: DeviceLike | None = None,
     ) -> None:
         topology = local_topology(compute_devices, name="compute_devices")
-        super().__init__(topology)
-        if parameter_device == PINNED_HOST:
-            tables = OnOneDevice(parameter_device_of(None))
-            self.keeping = PinnedState(pinned_parts(self.topology), tables)
-            return
-        if parameter_device is None and topology.devices and len(topology.devices) == 1:
-            parameter_device = topology.devices[0]
-        self.keeping = KeepAll(OnOneDevice(parameter_device_of(parameter_device)))
+        super().__init__(topology, placement=_placement(topology, parameter_device))
+
+
+def _placement(topology: Topology, parameter_device: DeviceLike | None) -> Placement:
+    if parameter_device == PINNED_HOST:
+        tables = SingleDeviceStore(parameter_device_of(None))
+        return OffloadedState(pinned_host_store(topology), tables)
+    if parameter_device is None and topology.devices and len(topology.devices) == 1:
+        parameter_device = topology.devices[0]
+    return UniformPlacement(SingleDeviceStore(parameter_device_of(parameter_device)))

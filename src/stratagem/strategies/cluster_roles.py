@@ -9,7 +9,7 @@ from stratagem.cluster.checks import check_addresses
 from stratagem.cluster.roles import check_task, task_count
 from stratagem.messages import explain
 
-__all__ = ["check_counts", "checked_cluster", "is_absent"]
+__all__ = ["check_counts", "checked_cluster", "is_non_training"]
 
 
 def checked_cluster(resolver: Any, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
@@ -70,7 +70,9 @@ def check_counts(spec: ClusterSpec) -> None:
         )
 
 
-def is_absent(spec: ClusterSpec, task: tuple[str | None, int | None], *, independent: bool) -> bool:
+def is_non_training(
+    spec: ClusterSpec, task: tuple[str | None, int | None], *, independent: bool
+) -> bool:
     """True for a task that does not train, although it runs the program of all tasks.
 
     Args:

@@ -7,13 +7,13 @@ from typing import Any, NoReturn, final
 
 import jax
 
+from stratagem.execution import Lockstep
 from stratagem.messages import explain
-from stratagem.options import RunOptions
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology
 
-__all__ = ["CompileOnlyStrategy"]
+__all__ = ["CompileOnly", "CompileOnlyStrategy"]
 
 
 @final
@@ -33,31 +33,24 @@ class CompileOnlyStrategy(Strategy):
     Source: JAX, ahead-of-time lowering and compilation (jax.experimental.topologies).
     """
 
-    has_values = False
-
     def __init__(
         self, devices: Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None
     ) -> None:
-        super().__init__(Topology(tuple(devices)), cross_device_ops)
+        super().__init__(Topology(tuple(devices)), cross_device_ops, executor=CompileOnly)
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Any = (),
-        kwargs: dict[str, Any] | None = None,
-        options: RunOptions | None = None,
-    ) -> NoReturn:
-        """Refuses to run.
 
-        Raises:
-            RuntimeError: always.
-        """
-        del fn, args, kwargs, options
+class CompileOnly(Lockstep):
+    """Executor that lowers and compiles programs for devices that are not here."""
+
+    has_values = False
+
+    def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NoReturn:
+        """Raises a RuntimeError: nothing can run."""
         raise RuntimeError(
             explain(
-                f"run was called on the {self.num_replicas_in_sync} devices of a "
+                f"run was called on the {self._strategy.num_replicas_in_sync} devices of a "
                 "CompileOnlyStrategy.",
-                expected="programs that are lowered and compiled only: the devices are not here.",
+                expected="programs that are only lowered and compiled: the devices are not here.",
                 fix="lower the step, or use a strategy of devices that are here.",
             )
         )

@@ -39,7 +39,7 @@ class StrategyExtended:
     def parameter_devices(self) -> tuple[jax.Device, ...]:
         """Where variables live: those of the replicas, or the one of central storage."""
         devices = self._devices("parameter_devices")
-        device = sole_device(self._strategy.keeping)
+        device = sole_device(self._strategy.placement)
         return devices if device is None else (device,)
 
     @property
@@ -203,7 +203,7 @@ class StrategyExtended:
         frame = stack.current_frame()
         with stack.push(stack.FrameKind.UPDATE, self._strategy, frame.replica if frame else None):
             result = fn(var, *plain_args, **plain_kwargs)
-        is_sole = sole_device(self._strategy.keeping) is not None
+        is_sole = sole_device(self._strategy.placement) is not None
         num_copies = 1 if is_sole else self._strategy.topology.num_local_replicas
         return result if group else (result,) * num_copies
 

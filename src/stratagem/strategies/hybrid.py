@@ -1,4 +1,4 @@
-"""Synchronous training with mirrored variables, and large ones kept elsewhere."""
+"""HybridStrategy: mirrored variables, and large ones stored by rules."""
 
 from __future__ import annotations
 
@@ -17,42 +17,39 @@ from stratagem.strategies.placement_rules import (
     CENTRAL,
     SERVER,
     PlacementRules,
-    places_with_replicas,
+    places_on_replicas,
 )
-from stratagem.strategies.served_tables import (
-    ServedTables,
-    refuse_server_arguments,
-    start_servers,
-)
+from stratagem.strategies.recreate import recreatable
 from stratagem.strategies.strategy import Strategy
-from stratagem.topology.absent import refuse_to_plan
+from stratagem.strategies.table_servers import table_servers
 from stratagem.topology.devices import DeviceLike
-from stratagem.variables import OnOneDevice
+from stratagem.variables import SingleDeviceStore
 
 __all__ = ["HybridStrategy"]
 
 
 @final
 class HybridStrategy(Strategy, Closing):
-    """Trains one model on several devices in lockstep, large variables of it kept by rules.
+    """Trains one model on several devices in lockstep, and stores large variables by rules.
 
-    What no rule matches is mirrored: a copy on each device. A "central" variable is kept once, on
-    the parameter device, which updates it; a "sharded" one in parts on the replicas' devices; a
-    "pinned_host" one in parts in the host's memory, as under `CentralStorageStrategy`; a "server"
-    one by parameter servers, as under `ParameterServerStrategy`, which update it. Of a
-    large table that layers look rows up in (`keras.layers.Embedding`, `sg.nn.embedding_lookup`)
-    only these rows travel, and their gradients. What an optimizer keeps for a variable is where
-    that is; its counter and its learning rate are here. The numbers are those of one device, but
-    that averages of rows on servers stand still while nobody looks them up.
+    A variable that no rule matches is mirrored: each device has a copy. A "central" variable is
+    stored once, on the parameter device, which updates it; a "sharded" one is sharded over the
+    replicas' devices; a "pinned_host" one is sharded over pinned host memory, as under
+    `CentralStorageStrategy`; a "server" one is on parameter servers, which update it, as under
+    `ParameterServerStrategy`. Optimizer slots are stored with their variable, and the optimizer's
+    counter and learning rate in this process. Layers that look up rows of a large table
+    (`keras.layers.Embedding`, `sg.nn.embedding_lookup`) move only these rows and their gradients.
+    Results match a single device, except that slots of rows on servers decay only in steps that
+    look the rows up.
 
-    With a "server" rule, leave it as a context manager, or call `close()`: the servers end then.
+    With a "server" rule, use it as a context manager or call `close()`, which ends the servers.
 
     Args:
         devices: as of `MirroredStrategy`.
         cross_device_ops: how gradients are combined; None lets the compiler choose.
         placement: "mirrored", "central", "sharded", "pinned_host" or "server" by rule. A rule is a
-            regular expression, searched in the variable's path, or a function of the variable that
-            tells whether it matches, as `sg.placement.at_least_bytes(2**30)`. The first match wins.
+            regular expression, searched in the variable's path, or a predicate of the variable,
+            such as `sg.placement.at_least_bytes(2**30)`. The first match wins.
         parameter_device: where central variables are; None for the host.
         variable_partitioner: which variables on servers are split over several; None for none.
         cluster_resolver: tells the cluster of which this is the chief; None for that of
@@ -76,6 +73,7 @@ class HybridStrategy(Strategy, Closing):
     Source: tensorflow/tensorflow issues 27726 and 20651, which ask for it.
     """
 
+    @recreatable
     def __init__(
         self,
         devices: Sequence[DeviceLike] | None = None,
@@ -89,43 +87,31 @@ class HybridStrategy(Strategy, Closing):
         journal_dir: str | os.PathLike[str] | None = None,
         options: CoordinatorOptions | None = None,
     ) -> None:
-        super().__init__(local_topology(devices, name="devices"), cross_device_ops)
-        asked = [*placement.values()] if isinstance(placement, Mapping) else []
-        has_central = CENTRAL in asked or parameter_device is not None
-        places = {
-            **places_with_replicas(placement, self.topology),
-            CENTRAL: OnOneDevice(parameter_device_of(parameter_device)) if has_central else None,
-            SERVER: None,
-        }
-        self.keeping = PlacementRules(placement, places)
+        topology = local_topology(devices, name="devices")
+        requested = [*placement.values()] if isinstance(placement, Mapping) else []
+        has_central = CENTRAL in requested or parameter_device is not None
+        central = SingleDeviceStore(parameter_device_of(parameter_device)) if has_central else None
+        places = {**places_on_replicas(placement, topology), CENTRAL: central, SERVER: None}
+        rules = PlacementRules(placement, places)
         self._resolver = cluster_resolver
-        self._tables: ServedTables | None = None
-        if not self.keeping.need_servers:
-            refuse_server_arguments(
-                variable_partitioner=variable_partitioner,
-                cluster_resolver=cluster_resolver,
-                num_servers=num_servers,
-                journal_dir=journal_dir,
-                options=options,
-            )
-            return
-        refuse_to_plan("A HybridStrategy with tables on parameter servers")
-        self._tables = start_servers(
-            self.num_replicas_in_sync,
-            variable_partitioner,
-            cluster_resolver,
-            num_servers,
-            journal_dir,
-            options,
+        self._servers = table_servers(
+            topology.num_replicas if rules.needs_servers else None,
+            variable_partitioner=variable_partitioner,
+            cluster_resolver=cluster_resolver,
+            num_servers=num_servers,
+            journal_dir=journal_dir,
+            options=options,
         )
-        self.serving, self.exchange = self._tables.serving, self._tables.exchange
+        if self._servers is not None:
+            rules.remote = self._servers.steps
+        super().__init__(topology, cross_device_ops, placement=rules)
 
     def __repr__(self) -> str:
-        told = f", {self._tables.num_servers} servers" if self._tables is not None else ""
-        return f"{type(self).__name__}({self.topology}{told})"
+        servers = f", {self._servers.num_servers} servers" if self._servers is not None else ""
+        return f"{type(self).__name__}({self.topology}{servers})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
-        if self._tables is None:
+        if self._servers is None:
             return super().__deepcopy__(memo)
         raise ValueError(
             explain(
@@ -142,5 +128,5 @@ class HybridStrategy(Strategy, Closing):
 
     def close(self) -> None:
         """Ends the servers, with all that they hold; does nothing where there are none."""
-        if self._tables is not None:
-            self._tables.close()
+        if self._servers is not None:
+            self._servers.close()

@@ -9,7 +9,12 @@ import jax
 
 from stratagem.messages import explain
 from stratagem.topology import Topology, find_devices, local_devices
-from stratagem.topology.absent import AbsentDevice, planned_devices, refuse_to_plan
+from stratagem.topology.absent import (
+    AbsentDevice,
+    planned_devices,
+    planned_topology,
+    refuse_to_plan,
+)
 from stratagem.topology.devices import find_groups
 
 __all__ = ["local_topology", "parameter_device_of"]
@@ -38,10 +43,10 @@ def local_topology(devices: Any, *, name: str) -> Topology:
             )
         )
     if devices is None:
-        return Topology(local_devices())
+        return planned_topology(Topology(local_devices()))
     if any(isinstance(device, list | tuple) for device in devices):
-        return Topology.of_groups(find_groups(devices))
-    return Topology(find_devices(list(devices)))
+        return planned_topology(Topology.of_groups(find_groups(devices)))
+    return planned_topology(Topology(find_devices(list(devices))))
 
 
 def parameter_device_of(device: Any) -> jax.Device:

@@ -15,7 +15,6 @@ from stratagem.context import get_replica_context
 from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.topology.groups import prime_factors
-from stratagem.variables import VariableLayouts
 
 __all__ = ["LogicalDevices", "set_shape_inference"]
 
@@ -47,7 +46,6 @@ class LogicalDevices:
     """
 
     topology: Topology
-    layouts: VariableLayouts | None = None  # of variables whose copies are divided
     refuses_assignment = False  # whether it was asked to divide everything over logical devices
 
     def split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:

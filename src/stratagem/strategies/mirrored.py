@@ -7,10 +7,10 @@ from typing import Any, final
 
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.local_topology import local_topology
-from stratagem.strategies.state_sharding import keeping_of_state
+from stratagem.strategies.recreate import recreatable
+from stratagem.strategies.state_placement import state_placement
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology.devices import DeviceLike
-from stratagem.variables import VariableLayouts
 
 __all__ = ["MirroredStrategy"]
 
@@ -53,6 +53,7 @@ class MirroredStrategy(Strategy):
     Source: TF 2.21 mirrored_strategy.py, MirroredStrategy.
     """
 
+    @recreatable
     def __init__(
         self,
         devices: Sequence[DeviceLike] | Sequence[Sequence[DeviceLike]] | None = None,
@@ -61,9 +62,9 @@ class MirroredStrategy(Strategy):
         shard_state: str | None = None,
         layout_map: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(local_topology(devices, name="devices"), cross_device_ops)
-        self.keeping = keeping_of_state(
-            self.topology, shard_state=shard_state, layout_map=layout_map
+        topology = local_topology(devices, name="devices")
+        super().__init__(
+            topology,
+            cross_device_ops,
+            placement=state_placement(topology, shard_state=shard_state, layout_map=layout_map),
         )
-        if layout_map is not None:
-            self.layouts = VariableLayouts(layout_map, self.topology)

@@ -13,14 +13,15 @@ from stratagem.collectives import measured_choice
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.group import agree_on_random_state
 from stratagem.messages import explain
+from stratagem.strategies.argument_checks import checked_communication
 from stratagem.strategies.automatic import AutomaticOps
 from stratagem.strategies.membership import check_resolver, copy_refused, join
-from stratagem.strategies.state_sharding import keeping_of_state
+from stratagem.strategies.recreate import recreatable
+from stratagem.strategies.state_placement import state_placement
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
-from stratagem.topology.absent import planned_devices
+from stratagem.topology.absent import planned_devices, planned_topology
 from stratagem.topology.groups import neighbours
-from stratagem.variables import VariableLayouts
 
 __all__ = ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"]
 
@@ -59,6 +60,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     Source: TF 2.21 collective_all_reduce_strategy.py, CollectiveAllReduceStrategy.
     """
 
+    @recreatable
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
@@ -70,45 +72,32 @@ class MultiWorkerMirroredStrategy(Strategy):
         placement: Mapping[str | Callable[[Any], bool], str] | None = None,
     ) -> None:
         check_resolver(cluster_resolver, "cluster_resolver")
-        if shard_state is not None and devices_per_replica != 1:
-            raise ValueError(
-                explain(
-                    f"shard_state={shard_state!r} and devices_per_replica={devices_per_replica} "
-                    "were given.",
-                    expected="one of the two: each says where the parts of a variable are.",
-                    fix="leave one of them out.",
-                )
-            )
-        if communication_options is None:
-            communication_options = CommunicationOptions()
-        if not isinstance(communication_options, CommunicationOptions):
-            raise ValueError(
-                explain(
-                    f"communication_options={communication_options!r} is of type "
-                    f"{type(communication_options).__name__}.",
-                    expected="sg.CommunicationOptions, or None.",
-                    fix="leave communication_options out.",
-                )
-            )
-        self._options = communication_options
+        options = checked_communication(
+            communication_options,
+            shard_state=shard_state,
+            devices_per_replica=devices_per_replica,
+        )
+        self._options = options
         self._tf_config = environment.lookup("TF_CONFIG")
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         processes = self._resolver.processes()
         is_cluster = processes.num_processes > 1 and planned_devices() is None
         if is_cluster:
-            devices = join(self._resolver, processes, communication_options.timeout_seconds)
+            devices = join(self._resolver, processes, options.timeout_seconds)
         else:
             devices = local_devices()
-        topology = Topology.of_groups(neighbours(devices, devices_per_replica))
-        is_open = communication_options.implementation is CommunicationImplementation.AUTO
+        groups = neighbours(devices, devices_per_replica)
+        topology = planned_topology(Topology.of_groups(groups))
+        is_open = options.implementation is CommunicationImplementation.AUTO
         may_measure = is_open and topology.spans_processes and topology.groups is None
         measured = measured_choice(topology, config.cache_dir()) if may_measure else None
-        super().__init__(topology, AutomaticOps(communication_options, measured))
-        self.keeping = keeping_of_state(
-            self.topology, shard_state=shard_state, layout_map=layout_map, placement=placement
+        super().__init__(
+            topology,
+            AutomaticOps(options, measured),
+            placement=state_placement(
+                topology, shard_state=shard_state, layout_map=layout_map, placement=placement
+            ),
         )
-        if layout_map is not None:
-            self.layouts = VariableLayouts(layout_map, self.topology)
         if is_cluster:
             agree_on_random_state()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
+from stratagem.strategies.recreate import recreatable
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, find_devices
 from stratagem.topology.devices import DeviceLike
@@ -32,5 +33,6 @@ class OneDeviceStrategy(Strategy):
     Source: TF 2.21 one_device_strategy.py, OneDeviceStrategy.
     """
 
+    @recreatable
     def __init__(self, device: DeviceLike) -> None:
         super().__init__(Topology(find_devices([device])))

@@ -7,22 +7,27 @@ from typing import final
 
 from stratagem.cluster import ClusterResolver, id_in_cluster
 from stratagem.partitioners import Partitioner
-from stratagem.strategies.cluster_roles import check_counts, checked_cluster, is_absent
+from stratagem.strategies.cluster_roles import check_counts, checked_cluster, is_non_training
 from stratagem.strategies.coordinator_options import CoordinatorOptions, checked_options
+from stratagem.strategies.process_parts import (
+    coordinator_parts,
+    independent_parts,
+    non_training_parts,
+)
+from stratagem.strategies.recreate import recreatable
+from stratagem.strategies.remote_state_strategy import RemoteStateStrategy
 from stratagem.strategies.served_cluster import (
     ClusterPlan,
     make_cluster,
     update_mode,
 )
-from stratagem.strategies.served_strategy import ServedStrategy
-from stratagem.strategies.served_worker import begin_independent
 from stratagem.topology.absent import refuse_to_plan
 
 __all__ = ["ParameterServerStrategy"]
 
 
 @final
-class ParameterServerStrategy(ServedStrategy):
+class ParameterServerStrategy(RemoteStateStrategy):
     """Keeps variables on parameter servers, where workers read and update them independently.
 
     The process that makes it is the coordinator: Keras's `fit` deals batches out to the workers,
@@ -69,6 +74,7 @@ class ParameterServerStrategy(ServedStrategy):
     Source: TF 2.21 parameter_server_strategy_v2.py, ParameterServerStrategyV2.
     """
 
+    @recreatable
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
@@ -89,8 +95,8 @@ class ParameterServerStrategy(ServedStrategy):
         if spec and not independent:
             check_counts(spec)
         own_task = (resolver.task_type, resolver.task_id)
-        if is_absent(spec, own_task, independent=independent):
-            self.begin_absent(own_task)
+        if is_non_training(spec, own_task, independent=independent):
+            super().__init__(non_training_parts(own_task))
             return
         if independent:
             plan = ClusterPlan.independent(spec, own_task)
@@ -107,19 +113,20 @@ class ParameterServerStrategy(ServedStrategy):
             max_staleness=max_staleness,
         )
         cluster = make_cluster(plan)
+        silence_s = limits.recovery_timeout_s
         if plan.task is None:
-            self.begin(cluster, variable_partitioner, mode, limits)
-            return
-        worker = id_in_cluster(spec, *plan.task)
-        self._connections = begin_independent(
-            self,
-            cluster,
-            worker,
-            variable_partitioner,
-            mode,
-            num_workers=plan.num_workers,
-            silence_s=limits.recovery_timeout_s,
-        )
+            parts = coordinator_parts(cluster, variable_partitioner, mode, silence_s)
+        else:
+            worker = id_in_cluster(spec, *plan.task)
+            parts = independent_parts(
+                cluster,
+                worker,
+                plan.num_workers,
+                variable_partitioner,
+                mode,
+                silence_s=silence_s,
+            )
+        super().__init__(parts, limits)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:

@@ -1,59 +1,63 @@
-"""Which variables of a model are kept where."""
+"""Placement of variables by rules for their paths or sizes: `placement=`."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stratagem.context.explicit_device import explicit_device
 from stratagem.execution import is_worth_rows
 from stratagem.messages import explain
 from stratagem.placement import AtLeastBytes
-from stratagem.strategies.pinned_state import PINNED_HOST, if_worth_bringing, pinned_parts
+from stratagem.strategies.offloaded_state import (
+    PINNED_HOST,
+    if_worth_offloading,
+    pinned_host_store,
+)
 from stratagem.topology import Topology, find_devices
-from stratagem.variables import Keeping, OnOneDevice, OverReplicas, keeping_of
+from stratagem.variables import Replicated, ShardedStore, SingleDeviceStore, Store, store_of
 
-__all__ = ["CENTRAL", "PlacementRules", "SERVER", "places_with_replicas"]
+__all__ = ["CENTRAL", "PlacementRules", "SERVER", "places_on_replicas"]
 
 MIRRORED, CENTRAL, SHARDED, SERVER = "mirrored", "central", "sharded", "server"
 
+Rule = str | Callable[[Any], bool]
 
-def places_with_replicas(placement: Any, topology: Topology) -> dict[str, Keeping | None]:
-    """Returns the places that replicas' devices reach by themselves.
 
-    Args:
-        placement: places by rules, as somebody gave it.
-        topology: the devices of the replicas.
+def places_on_replicas(
+    placement: Mapping[Rule, str], topology: Topology
+) -> dict[str, Store | None]:
+    """Returns the store of each place that the replicas' devices reach by themselves.
 
     Raises:
-        ValueError: a rule needs pinned memory, and some device has none.
+        ValueError: a rule needs pinned memory, and a device has none.
     """
-    asked = [*placement.values()] if isinstance(placement, Mapping) else []
+    requested = [*placement.values()] if isinstance(placement, Mapping) else []
     return {
         MIRRORED: None,
-        SHARDED: OverReplicas(topology),
-        PINNED_HOST: pinned_parts(topology) if PINNED_HOST in asked else None,
+        SHARDED: ShardedStore(topology),
+        PINNED_HOST: pinned_host_store(topology) if PINNED_HOST in requested else None,
     }
 
 
-class PlacementRules:
-    """Keeps variables by the first rule that matches them; see `HybridStrategy`.
+class PlacementRules(Replicated):
+    """Stores each variable by the first rule that matches it; see `HybridStrategy`.
 
     Args:
-        placement: places by rules.
-        places: where variables of each place are kept in this process; None for a copy on each
-            device, which those have that could be on servers and are not.
+        placement: places by rule.
+        places: the store of each place; None for a copy on each replica's device.
 
     Raises:
-        TypeError: no mapping, or a rule of another type.
-        ValueError: a place that there is not, or a pattern that is none.
-
-    `placement` is what was given.
+        TypeError: `placement` is no mapping, or a rule is of another type.
+        ValueError: an unknown place, or a pattern that is no regular expression.
     """
 
-    def __init__(self, placement: Any, places: Mapping[str, Keeping | None]) -> None:
+    uses_stores = True
+
+    def __init__(self, placement: Mapping[Rule, str], places: Mapping[str, Store | None]) -> None:
+        super().__init__()
         if not isinstance(placement, Mapping):
             raise TypeError(
                 explain(
@@ -63,54 +67,51 @@ class PlacementRules:
                     fix='write placement={"embedding": "sharded"}.',
                 )
             )
-        self.placement: Mapping[Any, str] = dict(placement)
+        self.placement: Mapping[Rule, str] = dict(placement)
         self._places = places
-        self._rules: list[tuple[Any, Callable[[Any], bool], str]] = []
         for rule, place in placement.items():
-            if place not in places:
-                raise ValueError(
-                    explain(
-                        f"placement has the place {place!r} for {rule!r}.",
-                        expected=f"one of {', '.join(map(repr, places))}.",
-                        fix="use sg.HybridStrategy, on the devices of one process."
-                        if place in (CENTRAL, SERVER)
-                        else "write one of these.",
-                    )
-                )
-            self._rules.append((rule, _as_function(rule), place))
-        # A model without large variables is none that a rule by size was mistaken for.
-        self._unused: Sequence[Any] = [
-            rule for rule, _, _ in self._rules if not isinstance(rule, AtLeastBytes)
-        ]
+            _check_place(rule, place, places)
+        self._rules = [(rule, _matcher(rule), place) for rule, place in placement.items()]
+        # A rule by size may match nothing: the model has no large variables.
+        self._unused = [rule for rule in placement if not isinstance(rule, AtLeastBytes)]
         self._paths: dict[str, None] = {}
 
     @property
-    def take_devices(self) -> bool:
-        """Whether a variable may be on a device that a block of `keras.device` names."""
-        return CENTRAL in self._places
+    def needs_servers(self) -> bool:
+        """True if a rule sends variables to parameter servers."""
+        return SERVER in self.placement.values()
 
     @property
-    def need_servers(self) -> bool:
-        """Whether some rule sends variables to parameter servers."""
-        return any(place == SERVER for _, _, place in self._rules)
+    def allows_devices(self) -> bool:
+        """True if a block of `keras.device` may name the device of a variable."""
+        return CENTRAL in self._places
 
-    def sends_to_servers(self, variable: Any) -> bool:
-        """Tells whether a variable is to be on parameter servers.
-
-        Args:
-            variable: with its path, shape and dtype, and no slot.
-        """
+    def is_on_servers(self, variable: Any) -> bool:
+        """True if the rules send a variable, which is no slot, to parameter servers."""
         return explicit_device() is None and self._place_of(variable) == SERVER
 
-    def choose(self, variable: Any, slot_of: Any) -> Keeping | None:
-        """Returns where a variable is kept; what an optimizer keeps for it is there, too."""
+    def choose(self, variable: Any, slot_of: Any) -> Store | None:
+        """Returns the store of a variable; a slot is stored with the variable it belongs to."""
         if slot_of is not None:
-            return if_worth_bringing(keeping_of(slot_of), variable)
-        if (named := explicit_device()) is not None:
-            return OnOneDevice(find_devices([named])[0])
-        keeping = if_worth_bringing(self._places[self._place_of(variable)], variable)
-        _warn_of_copies(variable, keeping)
-        return keeping
+            return if_worth_offloading(store_of(slot_of), variable)
+        if (device_name := explicit_device()) is not None:
+            return SingleDeviceStore(find_devices([device_name])[0])
+        store = if_worth_offloading(self._places[self._place_of(variable)], variable)
+        _warn_if_not_sharded(variable, store)
+        return store
+
+    def check(self) -> None:
+        """Raises a ValueError if a rule has matched no variable."""
+        if self._unused and self._paths:
+            unused = ", ".join(map(_shown, self._unused))
+            raise ValueError(
+                explain(
+                    f"placement has rules that match no variable: {unused}. The variables are "
+                    f"{[*self._paths]}.",
+                    expected="every rule to be the first match of at least one variable.",
+                    fix="compare the patterns with the paths, and put narrower rules first.",
+                )
+            )
 
     def _place_of(self, variable: Any) -> str:
         self._paths[variable.path] = None
@@ -120,43 +121,43 @@ class PlacementRules:
                 return place
         return MIRRORED
 
-    def check(self) -> None:
-        """Raises where a rule has matched no variable."""
-        if self._unused and self._paths:
-            told = [_told(rule) for rule in self._unused]
-            raise ValueError(
-                explain(
-                    f"placement has rules that match no variable: {', '.join(told)}. The "
-                    f"variables are {[*self._paths]}.",
-                    expected="rules each of which is the first that matches some variable.",
-                    fix="compare the patterns with the paths, and put narrower rules first.",
-                )
+
+def _check_place(rule: Rule, place: str, places: Mapping[str, Store | None]) -> None:
+    if place not in places:
+        raise ValueError(
+            explain(
+                f"placement has the place {place!r} for {rule!r}.",
+                expected=f"one of {', '.join(map(repr, places))}.",
+                fix="use sg.HybridStrategy, on the devices of one process."
+                if place in (CENTRAL, SERVER)
+                else "write one of these.",
             )
+        )
 
 
-def _warn_of_copies(variable: Any, keeping: Keeping | None) -> None:
-    """Warns of a large variable that was to be parted and has no axis for it."""
+def _warn_if_not_sharded(variable: Any, store: Store | None) -> None:
+    """Warns of a large variable that no axis allows to shard."""
     shape = tuple(variable.shape)
-    if not isinstance(keeping, OverReplicas) or not is_worth_rows(shape):
+    if not isinstance(store, ShardedStore) or not is_worth_rows(shape):
         return
-    count = keeping.topology.num_replicas
-    if keeping.parted_axis(shape) is None:
+    count = store.topology.num_replicas
+    if store.sharded_axis(shape) is None:
         warnings.warn(
             explain(
-                f"Variable {variable.path!r} of shape {shape} is to be parted over {count} "
-                "replicas, and each of them has a copy of it.",
-                expected=f"an axis whose size {count} divides.",
+                f"Variable {variable.path!r} of shape {shape} cannot be sharded over {count} "
+                "devices, so each device has a copy.",
+                expected=f"an axis whose size is divisible by {count}.",
                 fix=f"make it {-(-shape[0] // count) * count} rows long, for example.",
             ),
             stacklevel=2,
         )
 
 
-def _told(rule: Any) -> str:
+def _shown(rule: Rule) -> str:
     return repr(rule) if isinstance(rule, str) else getattr(rule, "__qualname__", repr(rule))
 
 
-def _as_function(rule: Any) -> Callable[[Any], bool]:
+def _matcher(rule: Rule) -> Callable[[Any], bool]:
     if callable(rule):
         return lambda variable: bool(rule(variable))
     if not isinstance(rule, str):
@@ -174,7 +175,7 @@ def _as_function(rule: Any) -> Callable[[Any], bool]:
             explain(
                 f"placement has the pattern {rule!r}: {error}.",
                 expected="a regular expression, searched in the path of a variable.",
-                fix="escape what is meant literally, with re.escape.",
+                fix="escape literal characters with re.escape.",
             )
         ) from None
     return lambda variable: pattern.search(variable.path) is not None

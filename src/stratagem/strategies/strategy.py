@@ -1,4 +1,4 @@
-"""Strategy: one object that decides how training is spread over devices."""
+"""Strategy, the base class: topology, placement, executor and cross-device ops."""
 
 from __future__ import annotations
 
@@ -10,80 +10,72 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem import config
 from stratagem.background_errors import raise_reported
 from stratagem.cluster import ClusterResolver
 from stratagem.context import stack
-from stratagem.execution import CompiledExecution, Exchange, run_eagerly, run_steps
+from stratagem.execution import Executor, Lockstep
 from stratagem.input import DistributedDataset, DistributedIterator
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions, ValueContext
 from stratagem.strategies import datasets, reduction
+from stratagem.strategies.argument_checks import check_parts, check_run
 from stratagem.strategies.automatic import AutomaticOps
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
 from stratagem.strategies.logical_devices import LogicalDevices
-from stratagem.strategies.made_by_call import MadeByCall
 from stratagem.strategies.old_methods import OldMethods
-from stratagem.strategies.run_arguments import check_run
 from stratagem.topology import Topology, planned_topology
 from stratagem.tracebacks import filters_traceback
 from stratagem.values import PerReplica, regroup, select_replica
 from stratagem.values.distributed import DistributedValues
 from stratagem.values.regrouping import is_per_replica
-from stratagem.variables import KeepingPolicy, VariableRegistry, agree_on_initial_values
+from stratagem.variables import (
+    Placement,
+    Replicated,
+    VariableRegistry,
+    agree_on_initial_values,
+)
 
 __all__ = ["Strategy"]
 
 
-class Strategy(MadeByCall, LogicalDevices, OldMethods):
-    """Decides how training is spread over devices.
+class Strategy(LogicalDevices, OldMethods):
+    """Distributes training over devices.
 
-    A strategy has a topology (which devices), a variable policy, an execution and cross-device ops;
-    a concrete one only chooses them.
+    A strategy is four parts. A concrete strategy only chooses them.
 
     Args:
         topology: the devices of the replicas.
-        cross_device_ops: how their values are combined; None chooses.
+        cross_device_ops: combine the values of replicas; None chooses the ops.
+        placement: the store of each variable; None for a copy on each replica's device.
+        executor: makes what runs the replica functions; called with the strategy.
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: cross-device ops that are not for these devices.
+        ValueError: cross-device ops that do not support these devices.
 
     Source: TF 2.21 distribute_lib.py, Strategy.
     """
 
-    exchange: Exchange | None = None  # where variables are that are not in this process
-    serves_all = False  # whether these are all variables
-    keeping: KeepingPolicy | None = None  # if replicas' devices have no copies of some variables
-    has_values = True  # whether variables hold values, and not their shapes only
-    schedules = False  # whether steps run in other processes, which are told what to do
-    steps_per_run: int | None = None  # of a call on the devices, where nobody says how many
-    first_replica_id = 0  # among those of workers that are not in lockstep
+    # Repeats the constructor call, in any process; None if no such call made this strategy.
+    recreate: Callable[[], Strategy] | None = None
 
-    def __init__(self, topology: Topology, cross_device_ops: CrossDeviceOps | None = None) -> None:
-        if not isinstance(topology, Topology):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                explain(
-                    f"topology={topology!r} is of type {type(topology).__name__}.",
-                    expected="a stratagem.topology.Topology.",
-                    fix="make one from devices: Topology(find_devices([...])).",
-                )
-            )
-        if not isinstance(cross_device_ops, CrossDeviceOps | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                explain(
-                    f"cross_device_ops={cross_device_ops!r} is of type "
-                    f"{type(cross_device_ops).__name__}.",
-                    expected="an sg.CrossDeviceOps, or None to choose.",
-                    fix="leave cross_device_ops out, or pass sg.RingAllReduce(), for example.",
-                )
-            )
+    def __init__(
+        self,
+        topology: Topology,
+        cross_device_ops: CrossDeviceOps | None = None,
+        *,
+        placement: Placement | None = None,
+        executor: Callable[[Any], Executor] = Lockstep,
+    ) -> None:
+        check_parts(topology, cross_device_ops)
         self.topology = planned_topology(topology)
         self.cross_device_ops = cross_device_ops or AutomaticOps()
         self.cross_device_ops.all_reduce(self.topology)  # raises where they do not fit the devices
+        self.placement: Placement = placement or Replicated()
         self.variables = VariableRegistry()
-        self.compiled = CompiledExecution(self)
+        self._make_executor = executor
+        self.executor = executor(self)
         self._extended = StrategyExtended(self)
 
     def __repr__(self) -> str:
@@ -101,11 +93,16 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         copied = object.__new__(type(self))
         memo[id(self)] = copied
-        Strategy.__init__(copied, self.topology, self.cross_device_ops)
+        devices = () if self.topology.devices is None else (*jax.devices(), *jax.devices("cpu"))
+        memo.update((id(device), device) for device in devices)
+        Strategy.__init__(
+            copied,
+            self.topology,
+            self.cross_device_ops,
+            placement=copy.deepcopy(self.placement, memo),
+            executor=self._make_executor,
+        )
         own = vars(self).keys() - vars(copied).keys()  # of a subclass
-        if own:
-            devices = (*jax.devices(), *jax.devices("cpu"))
-            memo.update((id(device), device) for device in devices)
         for name in own:
             setattr(copied, name, copy.deepcopy(vars(self)[name], memo))
         return copied
@@ -144,6 +141,7 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
 
         Source: TF 2.21 distribute_lib.py, StrategyBase.scope.
         """
+        self.executor.check_scope()
         stack.push_scope(self)
         try:
             yield self
@@ -203,9 +201,7 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
             )
         raise_reported()
         with contextlib.nullcontext() if frame is not None else self._opened():
-            if config.runs_eagerly():
-                return run_eagerly(self, fn, args, kwargs or {})
-            return self.compiled.run(fn, args, kwargs or {})
+            return self.executor.run(fn, args, kwargs or {})
 
     def _opened(self) -> contextlib.AbstractContextManager[Any]:
         return stack.push(stack.FrameKind.SCOPE, self)
@@ -258,17 +254,14 @@ class Strategy(MadeByCall, LogicalDevices, OldMethods):
         Source: TF 1.x contrib tpu_strategy.py, steps_per_run.
         """
         stack.require_cross_replica(self, "run_steps", instead="call the function in a lax.scan.")
-        num_steps = self.steps_per_run if num_steps is None else num_steps
+        num_steps = self.executor.steps_per_call if num_steps is None else num_steps
         datasets.check_steps(self, fn, iterator, num_steps)
         assert num_steps is not None
         op = None if reduce is None else ReduceOp.parse(reduce)
         raise_reported()
         opened = contextlib.nullcontext() if stack.current_frame() is not None else self._opened()
         with opened:
-            eagerly = config.runs_eagerly()
-            return run_steps(
-                self, fn, iterator, num_steps, reduce_op=op, carry=carry, eagerly=eagerly
-            )
+            return self.executor.run_steps(fn, iterator, num_steps, reduce_op=op, carry=carry)
 
     @filters_traceback
     def distribute_dataset(

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from stratagem.cluster import ClusterResolver
+from stratagem.execution import Lockstep
 from stratagem.group import agree_on_random_state
 from stratagem.messages import explain
+from stratagem.strategies.argument_checks import check_device_assignment, check_steps_per_run
 from stratagem.strategies.automatic import AutomaticOps
 from stratagem.strategies.membership import check_resolver, copy_refused
-from stratagem.strategies.state_sharding import keeping_of_state
+from stratagem.strategies.recreate import recreatable
+from stratagem.strategies.state_placement import state_placement
 from stratagem.strategies.strategy import Strategy
 from stratagem.strategies.tpu_system import find_resolver, tpu_devices
 from stratagem.topology import Topology
+from stratagem.topology.absent import planned_topology
 from stratagem.topology.device_assignment import DeviceAssignment
 from stratagem.topology.tpu_places import assigned_devices, in_ring_order
-from stratagem.variables import VariableLayouts
 
 __all__ = ["TPUStrategy"]
 
@@ -56,6 +60,7 @@ class TPUStrategy(Strategy):
     Source: TF 2.21 tpu_strategy.py, TPUStrategyV2; TF 1.x tpu_strategy.py, steps_per_run.
     """
 
+    @recreatable
     def __init__(
         self,
         tpu_cluster_resolver: ClusterResolver | None = None,
@@ -68,8 +73,8 @@ class TPUStrategy(Strategy):
         placement: Mapping[str | Callable[[Any], bool], str] | None = None,
     ) -> None:
         check_resolver(tpu_cluster_resolver, "tpu_cluster_resolver")
-        _check_assignment(experimental_device_assignment)
-        _check_steps(steps_per_run)
+        check_device_assignment(experimental_device_assignment)
+        check_steps_per_run(steps_per_run)
         if not isinstance(experimental_spmd_xla_partitioning, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 explain(
@@ -86,15 +91,17 @@ class TPUStrategy(Strategy):
         else:
             groups = assigned_devices(experimental_device_assignment, devices)
             topology = Topology.of_groups(groups)
-        super().__init__(topology, AutomaticOps())
-        self.keeping = keeping_of_state(
-            self.topology, shard_state=shard_state, layout_map=layout_map, placement=placement
-        )
-        if layout_map is not None:
-            self.layouts = VariableLayouts(layout_map, self.topology)
+        topology = planned_topology(topology)
         self.refuses_assignment = experimental_spmd_xla_partitioning
-        self.steps_per_run = steps_per_run
         self.device_assignment = experimental_device_assignment
+        super().__init__(
+            topology,
+            AutomaticOps(),
+            placement=state_placement(
+                topology, shard_state=shard_state, layout_map=layout_map, placement=placement
+            ),
+            executor=functools.partial(Lockstep, steps_per_call=steps_per_run),
+        )
         if self.topology.spans_processes:
             agree_on_random_state()
 
@@ -104,41 +111,11 @@ class TPUStrategy(Strategy):
         return super().__deepcopy__(memo)
 
     @property
+    def steps_per_run(self) -> int | None:
+        """Default number of steps of a call on the devices."""
+        return self.executor.steps_per_call
+
+    @property
     def cluster_resolver(self) -> ClusterResolver:
         """What names the TPU's hosts."""
         return self._resolver
-
-
-def _check_assignment(assignment: Any) -> None:
-    if isinstance(assignment, int):
-        raise ValueError(
-            explain(
-                f"experimental_device_assignment={assignment} is a number.",
-                expected="an sg.tpu.experimental.DeviceAssignment; TensorFlow 1 had the steps of "
-                "a call in its place.",
-                fix=f"write steps_per_run={assignment}.",
-            )
-        )
-    if assignment is None:
-        return
-    if not isinstance(assignment, DeviceAssignment):
-        raise ValueError(
-            explain(
-                f"experimental_device_assignment={assignment!r} is of type "
-                f"{type(assignment).__name__}.",
-                expected="an sg.tpu.experimental.DeviceAssignment, or None.",
-                fix="make one with DeviceAssignment.build(topology, num_replicas=...).",
-            )
-        )
-
-
-def _check_steps(steps_per_run: Any) -> None:
-    is_count = isinstance(steps_per_run, int) and not isinstance(steps_per_run, bool)
-    if steps_per_run is not None and not (is_count and steps_per_run > 0):
-        raise ValueError(
-            explain(
-                f"steps_per_run={steps_per_run!r} is no number of steps.",
-                expected="a whole number of at least 1, or None.",
-                fix="pass 8, for example, or leave it out.",
-            )
-        )

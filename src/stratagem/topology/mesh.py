@@ -31,6 +31,7 @@ class Topology:
     Args:
         devices: in replica order, of a group the first; None for whatever JAX's default device is.
         groups: all devices of each replica; None for one device a replica. See `of_groups`.
+        first_replica_id: replicas of workers before this one, where workers are not in lockstep.
 
     Raises:
         TypeError: `devices` is no tuple.
@@ -39,6 +40,7 @@ class Topology:
 
     devices: tuple[jax.Device, ...] | None
     groups: tuple[tuple[jax.Device, ...], ...] | None = None
+    first_replica_id: int = 0
 
     @classmethod
     def of_groups(cls, groups: Sequence[Sequence[jax.Device]]) -> Topology:

@@ -1,15 +1,8 @@
-"""How a variable lives: mirrored, one component a replica, in shards, or plain."""
+"""Distributed variables: kinds, stores, placement, layouts, shards and aggregation."""
 
 from stratagem.variables.aggregation import aggregate_components, spread_over_components
 from stratagem.variables.components import WholeValue, gather_together, stored_components
 from stratagem.variables.initial_values import agree_on_initial_values, initial_digest
-from stratagem.variables.keeping import (
-    KeepAll,
-    Keeping,
-    KeepingPolicy,
-    keeping_of,
-    sole_device,
-)
 from stratagem.variables.kind import (
     VariableKind,
     choose_kind,
@@ -23,25 +16,34 @@ from stratagem.variables.layouts import (
     require_layouts_used,
     stored_sharding,
 )
-from stratagem.variables.on_one_device import OnOneDevice
-from stratagem.variables.over_replicas import OverReplicas, PartedState, is_worth_parts
+from stratagem.variables.placement import (
+    Placement,
+    Replicated,
+    ShardedState,
+    UniformPlacement,
+    sole_device,
+)
 from stratagem.variables.registry import Home, StoredVariable, VariableRegistry, home_of
 from stratagem.variables.row_changes import changed_rows, sets_rows
 from stratagem.variables.row_selection import Rows, as_slice
+from stratagem.variables.sharded_store import ShardedStore, is_worth_sharding
 from stratagem.variables.sharded_variable import ShardedVariable, shards_of
+from stratagem.variables.single_device_store import SingleDeviceStore
+from stratagem.variables.store import Store, store_of
 
 __all__ = [
     "Division",
     "Home",
-    "KeepAll",
-    "Keeping",
-    "KeepingPolicy",
-    "OnOneDevice",
-    "OverReplicas",
-    "PartedState",
+    "Placement",
+    "Replicated",
     "Rows",
+    "ShardedState",
+    "ShardedStore",
     "ShardedVariable",
+    "SingleDeviceStore",
+    "Store",
     "StoredVariable",
+    "UniformPlacement",
     "VariableKind",
     "VariableLayouts",
     "VariableRegistry",
@@ -54,8 +56,7 @@ __all__ = [
     "gather_together",
     "home_of",
     "initial_digest",
-    "is_worth_parts",
-    "keeping_of",
+    "is_worth_sharding",
     "parse_aggregation",
     "parse_synchronization",
     "put_stored",
@@ -64,6 +65,7 @@ __all__ = [
     "shards_of",
     "sole_device",
     "spread_over_components",
+    "store_of",
     "stored_components",
     "stored_sharding",
 ]

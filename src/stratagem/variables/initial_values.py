@@ -13,9 +13,9 @@ from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import on_every_process
 from stratagem.topology.pieces import own_copy
-from stratagem.variables.keeping import keeping_of
 from stratagem.variables.layouts import put_stored
 from stratagem.variables.registry import VariableRegistry
+from stratagem.variables.store import store_of
 
 __all__ = ["agree_on_initial_values", "initial_digest"]
 
@@ -45,7 +45,7 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
             if mine[1:3] != theirs[1:3]:
                 raise _different(label, theirs, group.identity.label, mine)
     for index, variable in enumerate(variables):
-        held = variable.take_initial() if keeping_of(variable) is not None else None
+        held = variable.take_initial() if store_of(variable) is not None else None
         if len({others[index][3] for others in told}) > 1:
             _take_first(variable, held, topology)
 

@@ -83,7 +83,7 @@ def test_cluster_with_servers_trains_on_them_where_nobody_asks_for_more(monkeypa
     in_cluster(monkeypatch, "ps", chief=1, ps=1, worker=1)
     strategy = strategy_of_training(sg.estimator.RunConfig())
     assert isinstance(strategy, sg.ParameterServerStrategy)
-    assert strategy.absent_task == ("ps", 0)
+    assert strategy.executor.task == ("ps", 0)
 
 
 def test_what_a_client_has_sent_coordinates_the_workers(monkeypatch) -> None:
@@ -91,7 +91,7 @@ def test_what_a_client_has_sent_coordinates_the_workers(monkeypatch) -> None:
     in_cluster(monkeypatch, "worker", chief=1, ps=1, worker=1)
     strategy = strategy_of_training(sg.estimator.RunConfig())
     assert isinstance(strategy, sg.ParameterServerStrategy)
-    assert strategy.absent_task == ("worker", 0)  # where it would train otherwise
+    assert strategy.executor.task == ("worker", 0)  # where it would train otherwise
 
 
 def test_workers_that_share_nothing_are_refused(monkeypatch) -> None:

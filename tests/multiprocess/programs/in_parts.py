@@ -72,7 +72,7 @@ def held_bytes(model: keras.Model) -> int:
     return sum(
         shard.data.nbytes
         for variable in [*model.weights, *model.optimizer.variables]
-        for shard in variable.kept.addressable_shards
+        for shard in variable.stored.addressable_shards
         if shard.device == device
     )
 

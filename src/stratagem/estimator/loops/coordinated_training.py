@@ -37,7 +37,7 @@ class WorkersBatches:
     """
 
     def __init__(self, input_fn: InputFunction, strategy: Any) -> None:
-        adds_up = strategy.serving.mode.num_needed > 0
+        adds_up = strategy.placement.remote.variables.mode.num_needed > 0
         # Hooks and steps end a training, and it may read data without end: one batch is enough.
         self._data = WorkerData(
             strategy, DatasetCreator(input_fn), "Estimator.train", 1, adds_up=adds_up
@@ -96,12 +96,12 @@ class _StepOnWorker:
         values: Any = None
         taken = batches.take(ticket)
         for batch, weight in zip(taken, ticket.weights or [1.0] * len(taken), strict=True):
-            strategy.exchange.gradient_weight = weight
+            strategy.placement.remote.gradient_weight = weight
             try:
                 data = features_and_labels(place([batch], strategy.topology).value())
                 values = strategy.run(self._step.step, args=data)
             finally:
-                strategy.exchange.gradient_weight = 1.0
+                strategy.placement.remote.gradient_weight = 1.0
         return jax.tree.map(lambda value: np.asarray(strategy.local_results(value)[0]), values)
 
 

@@ -90,6 +90,6 @@ class PlacedModels:
 
 
 def _part_of_training(strategy: Strategy) -> TrainingPart:
-    if not strategy.serves_all:
+    if not strategy.placement.is_remote:
         return TrainingPart(strategy)
-    return Coordinated(strategy) if strategy.schedules else OwnProgram(strategy)
+    return Coordinated(strategy) if strategy.executor.schedules else OwnProgram(strategy)

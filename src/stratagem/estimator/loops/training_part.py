@@ -100,7 +100,7 @@ class OwnProgram(TrainingPart):
 
     def __init__(self, strategy: Any) -> None:
         super().__init__(strategy)
-        worker, self._num_workers = strategy.place
+        worker, self._num_workers = strategy.executor.worker
         self.is_chief = self.saves = worker == 0
         self._cluster: Any = strategy.cluster
         self._number = 0
@@ -112,8 +112,8 @@ class OwnProgram(TrainingPart):
 
     def batches(self, input_fn: InputFunction) -> Any:
         """Returns the batches of this worker's part of the data."""
-        worker, num_workers = self._strategy.place
-        are_in_sync = self._strategy.serving.mode.num_needed > 0
+        worker, num_workers = self._strategy.executor.worker
+        are_in_sync = self._strategy.placement.remote.variables.mode.num_needed > 0
         own = part_of(DatasetCreator(input_fn), worker, num_workers, are_in_sync=are_in_sync)
         return ModelBatches(own, self._strategy)
 

@@ -319,5 +319,5 @@ def _settings_of(config: RunConfig) -> list[dataclasses.Field[Any]]:
 
 def _maker(given: Any) -> Any:
     """What makes the same strategy elsewhere."""
-    is_made = isinstance(given, Strategy) and given.can_be_made_again
-    return given.made_again() if is_made else given
+    is_recreatable = isinstance(given, Strategy) and given.recreate is not None
+    return given.recreate if is_recreatable else given

@@ -92,7 +92,7 @@ class ModelStep:
         """
         arguments = flatten_arguments(batch, {}, num_replicas=self.strategy.num_replicas_in_sync)
         with self.strategy.scope():
-            self.strategy.compiled.program(self.step, arguments)
+            self.strategy.executor.program(self.step, arguments)
         assert self.spec is not None
         return self.spec
 

@@ -57,9 +57,9 @@ class TrainingStep(ModelStep):
     def prepare(self, batch: tuple[Any, Any]) -> EstimatorSpec:
         """Traces the step; servers get what they are to hold."""
         spec = super().prepare(batch)
-        if self.strategy.serves_all:
+        if self.strategy.placement.is_remote:
             assert self._plan is not None
-            self.strategy.serving.place(self.store.global_step)
+            self.strategy.placement.remote.variables.place(self.store.global_step)
             for optimizer in self._plan.optimizers:
                 give_to_servers(optimizer)
         return spec
@@ -175,8 +175,8 @@ def _build(ops: list[Minimize], plan: _Plan, strategy: Any) -> None:
     for op, first in zip(ops, plan.optimizers, strict=True):
         same = [index for index, other in enumerate(ops) if other.optimizer is op.optimizer]
         if not op.optimizer.built:
-            if strategy.serves_all:
-                share_name(op.optimizer, first, strategy.serving)
+            if strategy.placement.is_remote:
+                share_name(op.optimizer, first, strategy.placement.remote.variables)
             targets = _distinct(variable for index in same for variable in plan.variables[index])
             build_in_replica(op.optimizer, targets, strategy)
 

@@ -73,9 +73,9 @@ class VariableStore:
 
     def at_one_moment(self) -> contextlib.AbstractContextManager[None]:
         """Lets reads of variables in a `with` block agree, while others train on their servers."""
-        if not self._strategy.serves_all:
+        if not self._strategy.placement.is_remote:
             return contextlib.nullcontext()
-        return self._strategy.serving.caching_reads()
+        return self._strategy.placement.remote.variables.caching_reads()
 
     def is_complete(self, mode: str) -> bool:
         """Tells whether the variables of a mode are known.

@@ -20,7 +20,8 @@ from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
 from stratagem.group import current_group
 from stratagem.messages import explain
 from stratagem.remote import run_standard_server
-from stratagem.strategies import ServedStrategy
+from stratagem.strategies import RemoteStateStrategy
+from stratagem.strategies.non_training import NonTraining
 
 __all__ = ["train_and_evaluate"]
 
@@ -92,10 +93,10 @@ def _train_and_evaluate_there(
 def _play_part_in_cluster(estimator: EstimatorProtocol, train_spec: TrainSpec) -> None:
     """Trains, or serves where another task coordinates the training."""
     strategy = strategy_of_training(estimator.config)
-    if isinstance(strategy, ServedStrategy) and strategy.absent_task is not None:
+    if isinstance(strategy.executor, NonTraining):
         run_standard_server().join()
         return
-    if not isinstance(strategy, ServedStrategy):
+    if not isinstance(strategy, RemoteStateStrategy):
         _require_lockstep(estimator.config)
     is_chief = estimator.config.is_chief
     _train(estimator, train_spec, (train_spec.saving_listeners or ()) if is_chief else ())

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.execution import Ids, Trace, rows_of_kept
+from stratagem.execution import Ids, Trace, rows_of_table
 from stratagem.servers import LostUpdates, Pushed
 from stratagem.strategies.served_values import (
     Gradient,
@@ -21,9 +21,9 @@ from stratagem.strategies.served_values import (
     is_served,
     name_of,
 )
-from stratagem.strategies.serving import Serving
+from stratagem.strategies.variable_client import VariableClient
 
-__all__ = ["ServedSteps"]
+__all__ = ["RemoteSteps"]
 
 # What a push brought back is what a step begins with that follows at once.
 _FRESH_S = 0.05
@@ -41,7 +41,7 @@ class _Gradients:
     optimizers: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
-class ServedSteps:
+class RemoteSteps:
     """Runs steps of one process; see `stratagem.execution.Exchange`.
 
     Args:
@@ -60,27 +60,27 @@ class ServedSteps:
 
     def __init__(
         self,
-        serving: Serving,
+        variables: VariableClient,
         num_replicas: int,
         *,
         repeats_stale: bool = False,
         is_alone: bool = False,
     ) -> None:
-        self._serving = serving
+        self.variables = variables
         self._num_replicas = num_replicas
         self._repeats_stale = repeats_stale
         self._is_alone = is_alone
-        self._brought: Mapping[str, np.ndarray] = {}
+        self._loaded: Mapping[str, np.ndarray] = {}
         self._brought_s = 0.0
         self._brought_writes = 0
 
-    def serves(self, trace: Trace) -> bool:
+    def holds(self, trace: Trace) -> bool:
         """Tells whether a step reads or changes variables that are on servers."""
         tables = (one.table for one in trace.lookups)
         is_sending = any(not isinstance(what, Ids) for what in trace.sent)
         return is_sending or any(map(is_served, (*trace.read_only, *trace.written, *tables)))
 
-    def changes_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
+    def updates_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
         """Returns True if servers update the variable from the step's gradients."""
         return is_served(variable) and any(not isinstance(what, Ids) for what in sent)
 
@@ -90,7 +90,7 @@ class ServedSteps:
 
     def forget(self) -> None:
         """Lets the next step read all values anew: somebody has changed them."""
-        self._brought = {}
+        self._loaded = {}
 
     def run(
         self,
@@ -108,7 +108,7 @@ class ServedSteps:
             for variable, value in zip(own, kept, strict=True):
                 variable.storage = value
         if self.lost_updates is not None:
-            self.lost_updates.note(self._serving.client.lost_updates)
+            self.lost_updates.note(self.variables.client.lost_updates)
 
     def _run_once(
         self,
@@ -140,10 +140,10 @@ class ServedSteps:
     def _pull(self, variables: Sequence[ServedVariable], *, may_be_brought: bool) -> dict[int, Any]:
         """The values of variables, by identity."""
         for variable in variables:
-            self._serving.place(variable)
-        serving = self._serving
+            self.variables.place(variable)
+        serving = self.variables
         names = [name_of(one) for one in variables if isinstance(one.place, Stored)]
-        values, self._brought = self._brought, {}
+        values, self._loaded = self._loaded, {}
         is_fresh = may_be_brought and time.monotonic() - self._brought_s < _FRESH_S
         is_fresh &= serving.num_writes == self._brought_writes
         if serving.is_caching or not (is_fresh and all(name in values for name in names)):
@@ -162,7 +162,7 @@ class ServedSteps:
         for lookup, own_ids in zip(trace.lookups, ids, strict=True):
             if not is_served(lookup.table):
                 topology = lookup.table.distribute_strategy.topology
-                rows.append(rows_of_kept(lookup, own_ids, topology))
+                rows.append(rows_of_table(lookup, own_ids, topology))
                 continue
             if own_ids is None:  # a lookup that nothing depends on
                 several = (self._num_replicas,) if self._num_replicas > 1 else ()
@@ -170,7 +170,7 @@ class ServedSteps:
                 continue
             numbers = np.asarray(own_ids)
             numbers = np.where(numbers < 0, numbers + lookup.table.shape[0], numbers)
-            rows.append(self._serving.client.pull_rows(name_of(lookup.table), numbers))
+            rows.append(self.variables.client.pull_rows(name_of(lookup.table), numbers))
         return rows
 
     def _push(
@@ -206,8 +206,8 @@ class ServedSteps:
             pushed = self._push_some(batch, names)
             are_used &= pushed.is_used
             if pushed.is_used:
-                self._brought, self._brought_s = pushed.values, time.monotonic()
-                self._brought_writes = self._serving.num_writes
+                self._loaded, self._brought_s = pushed.values, time.monotonic()
+                self._brought_writes = self.variables.num_writes
         return are_used
 
     def _weighted(self, what: Any, array: np.ndarray) -> np.ndarray:
@@ -217,7 +217,7 @@ class ServedSteps:
         return array * np.asarray(self.gradient_weight, array.dtype)
 
     def _push_some(self, batch: _Gradients, names: Sequence[str]) -> Pushed:
-        return self._serving.push(
+        return self.variables.push(
             batch.whole,
             batch.rows,
             pull=names,
@@ -239,9 +239,9 @@ class ServedSteps:
             new = after[id(variable)]
             is_added_to = variable.is_added_to or id(variable) in trace.added_to
             if is_added_to and not self._is_alone:
-                self._serving.assign(variable, new - before[id(variable)], sign=1)
+                self.variables.assign(variable, new - before[id(variable)], sign=1)
             else:
-                self._serving.assign(variable, new)
+                self.variables.assign(variable, new)
 
     @contextlib.contextmanager
     def _values(
@@ -250,10 +250,10 @@ class ServedSteps:
         """Lets variables answer with these values."""
         for variable in variables:
             variable.hold(values[id(variable)])
-        self._serving.is_in_step = True
+        self.variables.is_in_step = True
         try:
             yield
         finally:
-            self._serving.is_in_step = False
+            self.variables.is_in_step = False
             for variable in variables:
                 variable.held = None

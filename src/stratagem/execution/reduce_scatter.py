@@ -14,12 +14,12 @@ from jax.extend.core import Literal
 from stratagem.execution.update_part import StepParts
 from stratagem.topology import REPLICA_AXIS
 
-__all__ = ["hand_over_addends"]
+__all__ = ["scatter_sums"]
 
 _SUMS = ("psum", "psum2", "psum_invariant")
 
 
-def hand_over_addends(
+def scatter_sums(
     parts: StepParts, axis_of: Callable[[tuple[int, ...]], int | None]
 ) -> tuple[StepParts, list[int | None]]:
     """Takes sums out of the replicas' part where the update alone reads them.

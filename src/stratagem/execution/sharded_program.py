@@ -13,21 +13,21 @@ from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.execution.arguments import Arguments
 from stratagem.execution.ids_program import IdsProgram, spec_of_input
-from stratagem.execution.own_rows import OwnRows
 from stratagem.execution.program import POOLS, Program
+from stratagem.execution.reduce_scatter import scatter_sums
+from stratagem.execution.sharded_row_updates import ShardedRowUpdates
 from stratagem.execution.step_program import StepProgram
-from stratagem.execution.sums_in_parts import hand_over_addends
 from stratagem.execution.trace import Trace
 from stratagem.execution.update_part import StepParts, part_step
 from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.variables import OverReplicas, keeping_of, stored_sharding
+from stratagem.variables import ShardedStore, store_of, stored_sharding
 
-__all__ = ["JoinedProgram", "is_joined"]
+__all__ = ["ShardedProgram", "is_sharded"]
 
 _Pools = Mapping[str, Sequence[Any]]
 
 
-def is_joined(trace: Trace, topology: Topology) -> bool:
+def is_sharded(trace: Trace, topology: Topology) -> bool:
     """Tells whether all variables of a step that are kept elsewhere are in parts on its devices.
 
     Args:
@@ -35,12 +35,11 @@ def is_joined(trace: Trace, topology: Topology) -> bool:
         topology: the devices of the replicas.
     """
     return all(
-        isinstance(keeping, OverReplicas) and keeping.topology == topology
-        for keeping in _keepings(trace)
+        isinstance(store, ShardedStore) and store.topology == topology for store in _stores(trace)
     )
 
 
-class JoinedProgram(Program):
+class ShardedProgram(Program):
     """What replicas compute, and behind it the update, of which each device makes its own part.
 
     Of a sum that only this update reads each device gets its part. The rows of tables are exchanged
@@ -56,10 +55,10 @@ class JoinedProgram(Program):
     """
 
     def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
-        self._keeping: OverReplicas = _keepings(trace)[0]
+        self._store: ShardedStore = _stores(trace)[0]
         trace = _with_tables(trace)
         self._exchanged = _ExchangedRows(trace, topology, name) if trace.lookups else None
-        self.parts, self._sum_axes = _parts_of(trace, self._keeping)
+        self.parts, self._sum_axes = _parts_of(trace, self._store)
         self.update = _update_of(trace, self.parts, topology)
         self._specs = _specs_of_outputs(trace, self.parts, self._sum_axes, topology)
         super().__init__(trace, topology, name)
@@ -86,17 +85,17 @@ class JoinedProgram(Program):
         return written, split, topology.replicated, topology.replicated
 
     def _value(self, variable: Any) -> Any:
-        return super()._value(variable) if keeping_of(variable) is None else variable.kept
+        return super()._value(variable) if store_of(variable) is None else variable.stored
 
     def _sharding(self, variable: Any) -> Sharding:
-        keeping = keeping_of(variable)
-        return super()._sharding(variable) if keeping is None else keeping.sharding(variable.shape)
+        store = store_of(variable)
+        return super()._sharding(variable) if store is None else store.sharding(variable.shape)
 
     def _one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
         """Here arrays are those of all replicas."""
         pools: dict[str, Sequence[Any]] = dict(zip(POOLS, arrays, strict=True))
-        pools["written"] = [*map(_brought, self.trace.written, pools["written"])]
-        pools["read_only"] = [*map(_brought, self.trace.read_only, pools["read_only"])]
+        pools["written"] = [*map(_loaded, self.trace.written, pools["written"])]
+        pools["read_only"] = [*map(_loaded, self.trace.read_only, pools["read_only"])]
         if self._exchanged is not None:
             pools["rows"] = self._exchanged.rows(pools)
         inputs = [pools[source][index] for source, index in self.trace.inputs]
@@ -107,7 +106,7 @@ class JoinedProgram(Program):
         updated = iter(self.update.values(update_inputs))
         others = iter(outputs[:end])
         values = [
-            self._updated(one, next(updated)) if is_updated else _put_back(one, next(others))
+            self._updated(one, next(updated)) if is_updated else _unloaded(one, next(others))
             for one, is_updated in zip(self.trace.written, self.parts.is_updated, strict=False)
         ]
         return values, list(others), self._token(), []
@@ -145,11 +144,11 @@ class JoinedProgram(Program):
 
     def _updated(self, variable: Any, value: Any) -> Any:
         """A new value where it is kept, which each device computes its part of."""
-        parted = self._keeping.computing_sharding(tuple(variable.shape))
+        parted = self._store.compute_sharding(tuple(variable.shape))
         value = jax.lax.with_sharding_constraint(value, parted)
-        if keeping_of(variable) is None:  # a copy on each device
+        if store_of(variable) is None:  # a copy on each device
             return jax.lax.with_sharding_constraint(value, self._sharding(variable))
-        return _put_back(variable, value)
+        return _unloaded(variable, value)
 
 
 class _ExchangedRows:
@@ -185,29 +184,29 @@ class _ExchangedRows:
                 rows.append(jnp.zeros((*several, *lookup.shape), lookup.dtype))
                 continue
             pool, index = self._places[id(lookup.table)]
-            rows.append(lookup.table.keeping.rows(pools[pool][index], ids, self._topology))
+            rows.append(lookup.table.store.rows(pools[pool][index], ids, self._topology))
         return rows
 
 
-def _brought(variable: Any, value: Any) -> Any:
-    keeping = keeping_of(variable)
-    return value if keeping is None else keeping.brought(value)
+def _loaded(variable: Any, value: Any) -> Any:
+    store = store_of(variable)
+    return value if store is None else store.load(value)
 
 
-def _put_back(variable: Any, value: Any) -> Any:
-    keeping = keeping_of(variable)
-    return value if keeping is None else keeping.put_back(value)
+def _unloaded(variable: Any, value: Any) -> Any:
+    store = store_of(variable)
+    return value if store is None else store.unload(value)
 
 
 def _pinned(variables: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
     """The shapes of those variables that are in pinned memory."""
-    pairs = [(keeping_of(one), shape) for one, shape in zip(variables, shapes, strict=True)]
-    return [shape for keeping, shape in pairs if keeping is not None and keeping.is_pinned]
+    pairs = [(store_of(one), shape) for one, shape in zip(variables, shapes, strict=True)]
+    return [shape for store, shape in pairs if store is not None and store.is_pinned]
 
 
-def _keepings(trace: Trace) -> list[Any]:
+def _stores(trace: Trace) -> list[Any]:
     variables = (*trace.written, *trace.read_only, *(one.table for one in trace.lookups))
-    return [keeping for one in variables if (keeping := keeping_of(one)) is not None]
+    return [store for one in variables if (store := store_of(one)) is not None]
 
 
 def _with_tables(trace: Trace) -> Trace:
@@ -217,36 +216,34 @@ def _with_tables(trace: Trace) -> Trace:
     return dataclasses.replace(trace, read_only=[*trace.read_only, *tables.values()])
 
 
-def _parts_of(trace: Trace, keeping: OverReplicas) -> tuple[StepParts, list[int | None]]:
+def _parts_of(trace: Trace, store: ShardedStore) -> tuple[StepParts, list[int | None]]:
     """What replicas compute and the update, and which sums are wanted in parts."""
     jaxpr = trace.jaxpr.jaxpr
     outvars = jaxpr.outvars[: len(trace.written) + trace.num_outputs]  # the ids are known before
     # From what an optimizer keeps in parts follow weights of which each device may have a copy.
-    owners = {id(getattr(one, "slot_of", None)) for one in trace.written if keeping_of(one)}
-    may_update = [keeping_of(one) is not None or id(one) in owners for one in trace.written]
+    owners = {id(getattr(one, "slot_of", None)) for one in trace.written if store_of(one)}
+    may_update = [store_of(one) is not None or id(one) in owners for one in trace.written]
     may_update += [False] * trace.num_outputs
     parts = part_step(jaxpr.replace(outvars=outvars), trace.differing_inputs, may_update)
     shapes = {
         tuple(variable.shape)
         for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
-        if is_updated and keeping_of(variable) is not None
+        if is_updated and store_of(variable) is not None
     }
-    return hand_over_addends(
-        parts, lambda shape: keeping.parted_axis(shape) if shape in shapes else None
-    )
+    return scatter_sums(parts, lambda shape: store.sharded_axis(shape) if shape in shapes else None)
 
 
-def _update_of(trace: Trace, parts: StepParts, topology: Topology) -> OwnRows:
+def _update_of(trace: Trace, parts: StepParts, topology: Topology) -> ShardedRowUpdates:
     def is_by_rows(pool: str, place: int) -> bool:
         source, index = trace.inputs[place] if pool == "input" else (pool, place)
         variables = {"written": trace.written, "read_only": trace.read_only}.get(source)
-        keeping = None if variables is None else keeping_of(variables[index])
-        if variables is None or not isinstance(keeping, OverReplicas):
+        store = None if variables is None else store_of(variables[index])
+        if variables is None or not isinstance(store, ShardedStore):
             return False
-        return keeping.parted_axis(tuple(variables[index].shape)) == 0
+        return store.sharded_axis(tuple(variables[index].shape)) == 0
 
     are_parts = [is_by_rows(pool, place) for pool, place in parts.update_inputs]
-    return OwnRows.of(parts.update, are_parts, topology)
+    return ShardedRowUpdates.of(parts.update, are_parts, topology)
 
 
 def _specs_of_outputs(

@@ -49,7 +49,7 @@ def bytes_by_device(model: keras.Model) -> Counter[int]:
     """What is kept between steps, of weights and what the optimizer keeps."""
     held: Counter[int] = Counter()
     for variable in [*model.weights, *model.optimizer.variables]:
-        for shard in variable.kept.addressable_shards:
+        for shard in variable.stored.addressable_shards:
             held[shard.device.id] += shard.data.nbytes
     return held
 
@@ -142,7 +142,7 @@ def test_run_op_by_op_gives_the_same() -> None:
     finally:
         sg.config.run_eagerly(False)
     np.testing.assert_allclose(layer.kernel.value, compiled, rtol=1e-5)
-    assert {shard.data.shape for shard in layer.kernel.kept.addressable_shards} == {(16, 64)}
+    assert {shard.data.shape for shard in layer.kernel.stored.addressable_shards} == {(16, 64)}
 
 
 def test_other_wishes_are_refused() -> None:
@@ -152,4 +152,4 @@ def test_other_wishes_are_refused() -> None:
         sg.MirroredStrategy(
             [["cpu:0", "cpu:1"]], shard_state="all", layout_map={"kernel": (None, "logical")}
         )
-    assert sharing(1, "all").keeping is None
+    assert not sharing(1, "all").placement.uses_stores

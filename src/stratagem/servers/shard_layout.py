@@ -12,11 +12,11 @@ import numpy as np
 
 from stratagem.partitioners import Partitioner, rows_of_shards
 
-__all__ = ["Placement", "Placer"]
+__all__ = ["ShardLayout", "ShardPlacer"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class ShardLayout:
     """Where a variable is.
 
     Args:
@@ -44,11 +44,11 @@ class Placement:
         """Returns the name by which a server knows a shard."""
         return self.name if len(self.rows) == 1 else f"{self.name}/part_{shard}"
 
-    def shard(self, shard: int) -> Placement:
+    def shard(self, shard: int) -> ShardLayout:
         """Returns where a shard is, as if it were a variable of its own."""
         server, rows = self.servers[shard], self.rows[shard]
         name, shape = self.name_of(shard), self.shape_of(shard)
-        return Placement(name, shape, self.dtype, (server,), (rows,), self.has_rows)
+        return ShardLayout(name, shape, self.dtype, (server,), (rows,), self.has_rows)
 
     def shape_of(self, shard: int) -> tuple[int, ...]:
         """Returns the shape of a shard."""
@@ -61,7 +61,7 @@ class Placement:
         return np.split(value, self.first_rows[1:])
 
 
-class Placer:
+class ShardPlacer:
     """Chooses the server with the fewest bytes for each variable or shard, the first of several.
 
     Args:
@@ -75,7 +75,7 @@ class Placer:
 
     def place(
         self, name: str, shape: Sequence[int], dtype: Any, *, has_rows: bool = False
-    ) -> Placement:
+    ) -> ShardLayout:
         """Places a variable.
 
         Args:
@@ -100,4 +100,4 @@ class Placer:
             server = self._held_bytes.index(min(self._held_bytes))
             self._held_bytes[server] += max(1, count * row_bytes)
             servers.append(server)
-        return Placement(name, tuple(shape), kind.name, tuple(servers), tuple(rows), has_rows)
+        return ShardLayout(name, tuple(shape), kind.name, tuple(servers), tuple(rows), has_rows)

@@ -12,31 +12,31 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from stratagem.execution.arguments import Arguments
-from stratagem.execution.exchange import Exchange, Lookup
 from stratagem.execution.ids_program import IdsProgram
 from stratagem.execution.program import POOLS, Program, value_for_step
+from stratagem.execution.remote_state import Lookup, RemoteState
 from stratagem.execution.retracing import retrace
 from stratagem.execution.step_program import StepProgram, shape_on
 from stratagem.execution.trace import Trace
 from stratagem.execution.update_part import StepParts, part_step
 from stratagem.topology import Topology
-from stratagem.variables import Keeping, keeping_of
-from stratagem.variables.on_one_device import take_rows
+from stratagem.variables import Store, store_of
+from stratagem.variables.single_device_store import take_rows
 
-__all__ = ["PartedProgram", "is_parted", "rows_of_kept"]
+__all__ = ["OffloadedProgram", "is_offloaded", "rows_of_table"]
 
 
-def is_parted(trace: Trace) -> bool:
+def is_offloaded(trace: Trace) -> bool:
     """Tells whether a step has variables that are kept elsewhere than on its devices.
 
     Args:
         trace: of the step.
     """
     variables = (*trace.written, *trace.read_only, *(one.table for one in trace.lookups))
-    return any(keeping_of(variable) is not None for variable in variables)
+    return any(store_of(variable) is not None for variable in variables)
 
 
-class PartedProgram(Program):
+class OffloadedProgram(Program):
     """The replicas' part of a step as a program on their devices, and updates as others.
 
     What only an update reads, such as what an optimizer keeps, never leaves its place; of a table
@@ -46,7 +46,7 @@ class PartedProgram(Program):
         trace: of the whole step.
         topology: the devices of the replicas.
         name: of the function, for messages.
-        exchange: where variables are that are not in this process; None for none.
+        remote: variables outside this process; None if there are none.
 
     `updates` are what follows at each place.
     """
@@ -54,18 +54,18 @@ class PartedProgram(Program):
     _may_loop = False
 
     def __init__(
-        self, trace: Trace, topology: Topology, name: str, exchange: Exchange | None = None
+        self, trace: Trace, topology: Topology, name: str, remote: RemoteState | None = None
     ) -> None:
         self.updates: list[_Update] = []
         rest = trace
-        places = {keeping_of(variable): None for variable in trace.written}
-        for keeping in places:
-            if keeping is not None:
-                rest = self._part(rest, keeping)
+        places = {store_of(variable): None for variable in trace.written}
+        for store in places:
+            if store is not None:
+                rest = self._part(rest, store)
         self._num_handed = sum(update.num_handed for update in self.updates)
-        if exchange is None and trace.lookups:
-            exchange = _KeptRows(topology)
-        super().__init__(rest, topology, name, exchange)
+        if remote is None and trace.lookups:
+            remote = _StoredRows(topology)
+        super().__init__(rest, topology, name, remote)
 
     def programs(self, arguments: Arguments) -> list[StepProgram]:
         """Returns all programs of one step, as of `Program`: look-ups first, the updates last."""
@@ -87,10 +87,10 @@ class PartedProgram(Program):
         return programs
 
     def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
-        keeping = keeping_of(variable)
-        if keeping is None:
+        store = store_of(variable)
+        if store is None:
             return super()._shape_for_step(variable)
-        sharding = keeping.step_sharding(tuple(variable.shape), self._topology)
+        sharding = store.step_sharding(tuple(variable.shape), self._topology)
         return shape_on(value_for_step(variable), sharding)
 
     def _lookup_programs(self, pools: dict[str, list[Any]]) -> list[StepProgram]:
@@ -103,35 +103,33 @@ class PartedProgram(Program):
         for lookup, numbers in zip(self.trace.lookups, ids, strict=True):
             if numbers is None:  # one that nothing depends on
                 continue
-            keeping: Keeping = lookup.table.keeping
-            is_here = keeping.is_with_replicas
-            function = (
-                jax.jit(functools.partial(_rows, keeping, topology)) if is_here else take_rows
-            )
-            table = shape_on(lookup.table.for_step, keeping.sharding(tuple(lookup.table.shape)))
-            place = pools["rows"][0].sharding if is_here else keeping.update_sharding()
+            store: Store = lookup.table.store
+            is_here = store.is_on_replicas
+            function = jax.jit(functools.partial(_rows, store, topology)) if is_here else take_rows
+            table = shape_on(lookup.table.for_step, store.sharding(tuple(lookup.table.shape)))
+            place = pools["rows"][0].sharding if is_here else store.update_sharding()
             programs.append(
                 StepProgram(
                     "rows",
                     function,
                     (table, shape_on(numbers, place)),
-                    [] if keeping.is_pinned else [table],
+                    [] if store.is_pinned else [table],
                     is_of_replicas=is_here,
-                    brought=[table] if keeping.is_pinned else [],
+                    brought=[table] if store.is_pinned else [],
                 )
             )
         return programs
 
-    def _part(self, trace: Trace, keeping: Keeping) -> Trace:
+    def _part(self, trace: Trace, store: Store) -> Trace:
         """Cuts the update at one place off; returns what is left."""
         outputs = trace.jaxpr.jaxpr.outvars
-        may_update = [keeping_of(variable) == keeping for variable in trace.written]
+        may_update = [store_of(variable) == store for variable in trace.written]
         may_update += [False] * (len(outputs) - len(may_update))
         old_values = {
             index: place for place, (pool, index) in enumerate(trace.inputs) if pool == "written"
         }
         parts = part_step(trace.jaxpr.jaxpr, trace.differing_inputs, may_update, old_values)
-        self.updates.append(_Update(trace, parts, keeping))
+        self.updates.append(_Update(trace, parts, store))
         return _of_replicas(trace, parts)
 
     def _finish(self, handed: list[Any], shared: list[Any]) -> None:
@@ -146,16 +144,16 @@ class PartedProgram(Program):
             update.run(*values)
 
 
-def _rows(keeping: Keeping, topology: Topology, table: Any, ids: Any) -> Any:
-    return keeping.rows(keeping.brought(table), ids, topology)
+def _rows(store: Store, topology: Topology, table: Any, ids: Any) -> Any:
+    return store.rows(store.load(table), ids, topology)
 
 
 class _Update:
     """What follows for the variables of one place."""
 
-    def __init__(self, trace: Trace, parts: StepParts, keeping: Keeping) -> None:
+    def __init__(self, trace: Trace, parts: StepParts, store: Store) -> None:
         self.num_handed = parts.num_handed
-        self._keeping = keeping
+        self._store = store
         self._constants = trace.constants
         self.jaxpr = parts.update
         self._updated = [
@@ -172,7 +170,7 @@ class _Update:
         self._own = [sources[place].variable for place in own]
         self._others = [sources[place] for place in others]
         self._order = [*own, *others]
-        places = [keeping.sharding(tuple(variable.shape)) for variable in self._updated]
+        places = [store.sharding(tuple(variable.shape)) for variable in self._updated]
         self._run = jax.jit(self._values, donate_argnums=0, out_shardings=places)
 
     @property
@@ -181,14 +179,14 @@ class _Update:
         return bool(self._updated)
 
     def _values(self, own: list[Any], others: list[Any]) -> list[Any]:
-        own = [self._keeping.brought(value) for value in own]
+        own = [self._store.load(value) for value in own]
         others = [
-            self._keeping.brought(value) if self._is_kept(source.variable) else value
+            self._store.load(value) if self._is_kept(source.variable) else value
             for source, value in zip(self._others, others, strict=True)
         ]
         inputs = dict(zip(self._order, [*own, *others], strict=True))
         in_order = [inputs[place] for place in range(len(inputs))]
-        return [self._keeping.put_back(value) for value in retrace(self.jaxpr, in_order)]
+        return [self._store.unload(value) for value in retrace(self.jaxpr, in_order)]
 
     def inputs(self, handed: list[Any], shared: list[Any]) -> tuple[list[Any], list[Any]]:
         """Returns what the update needs.
@@ -201,9 +199,9 @@ class _Update:
             The values of its variables, which it takes over, and all others.
         """
         pools = {"handed": handed, "shared": shared, "constant": self._constants}
-        own = [variable.kept for variable in self._own]
+        own = [variable.stored for variable in self._own]
         others = [
-            self._keeping.for_update(pools[source.pool][source.index])
+            self._store.for_update(pools[source.pool][source.index])
             if source.variable is None
             else self._kept(source.variable)
             for source in self._others
@@ -219,12 +217,12 @@ class _Update:
         """
         own = [self._shape(variable) for variable in self._own]
         others = [
-            shape_on(pools[source.pool][source.index], self._keeping.update_sharding())
+            shape_on(pools[source.pool][source.index], self._store.update_sharding())
             if source.variable is None
             else self._shape(source.variable)
             for source in self._others
         ]
-        is_here, is_pinned = self._keeping.is_with_replicas, self._keeping.is_pinned
+        is_here, is_pinned = self._store.is_on_replicas, self._store.is_pinned
         pairs = list(zip(self._others, others, strict=True))
         kept = [*own, *(shape for source, shape in pairs if self._is_kept(source.variable))]
         lasting = [
@@ -244,13 +242,13 @@ class _Update:
         )
 
     def _shape(self, variable: Any) -> Any:
-        keeping, shape = self._keeping, tuple(variable.shape)
+        store, shape = self._store, tuple(variable.shape)
         is_kept = self._is_kept(variable)
-        sharding = keeping.sharding(shape) if is_kept else keeping.update_sharding()
+        sharding = store.sharding(shape) if is_kept else store.update_sharding()
         return shape_on(value_for_step(variable), sharding)
 
     def _is_kept(self, variable: Any) -> bool:
-        return variable is not None and keeping_of(variable) == self._keeping
+        return variable is not None and store_of(variable) == self._store
 
     def run(self, own: list[Any], others: list[Any]) -> None:
         """Updates the variables.
@@ -262,13 +260,13 @@ class _Update:
         if not self.has_work:
             return
         for variable, value in zip(self._updated, self._run(own, others), strict=True):
-            variable.kept = value
+            variable.stored = value
 
     def _kept(self, variable: Any) -> Any:
         """The value of a variable at this place, also of one that is kept at none."""
         if self._is_kept(variable):
-            return variable.kept
-        return self._keeping.for_update(value_for_step(variable))
+            return variable.stored
+        return self._store.for_update(value_for_step(variable))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,17 +287,17 @@ class _Source:
         return cls(None, pool, index)
 
 
-class _KeptRows:
-    """Gives replicas the rows that they look up; see `stratagem.execution.Exchange`."""
+class _StoredRows:
+    """Gives replicas the rows that they look up; see `stratagem.execution.RemoteState`."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
 
-    def serves(self, trace: Any) -> bool:
+    def holds(self, trace: Any) -> bool:
         """Says yes: it is made for one step."""
         return True
 
-    def changes_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
+    def updates_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
         """Returns False: the step itself computes every new value."""
         return False
 
@@ -314,10 +312,10 @@ class _KeptRows:
     ) -> None:
         """Runs one step with the rows of each lookup."""
         pairs = zip(trace.lookups, ids_of(), strict=True)
-        call([rows_of_kept(lookup, ids, self._topology) for lookup, ids in pairs])
+        call([rows_of_table(lookup, ids, self._topology) for lookup, ids in pairs])
 
 
-def rows_of_kept(lookup: Lookup, ids: Any, topology: Topology) -> Any:
+def rows_of_table(lookup: Lookup, ids: Any, topology: Topology) -> Any:
     """Returns the rows of one lookup in a table that is kept in this process.
 
     Args:
@@ -328,8 +326,8 @@ def rows_of_kept(lookup: Lookup, ids: Any, topology: Topology) -> Any:
     if ids is None:
         several = (topology.num_replicas,) if topology.num_replicas > 1 else ()
         return jnp.zeros((*several, *lookup.shape), lookup.dtype)
-    keeping: Keeping = lookup.table.keeping
-    return keeping.rows(keeping.brought(lookup.table.kept), ids, topology)
+    store: Store = lookup.table.store
+    return store.rows(store.load(lookup.table.stored), ids, topology)
 
 
 def _of_replicas(trace: Trace, parts: StepParts) -> Trace:

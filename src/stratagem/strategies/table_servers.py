@@ -9,23 +9,24 @@ from typing import Any
 from stratagem.cluster import ClusterResolver
 from stratagem.messages import explain
 from stratagem.partitioners import Partitioner
-from stratagem.servers import ASYNCHRONOUS, LostUpdates, Placer, ServedVariables
+from stratagem.servers import ASYNCHRONOUS, LostUpdates, ServerClient, ShardPlacer
 from stratagem.servers.closing import Closing
 from stratagem.strategies.cluster_roles import checked_cluster
 from stratagem.strategies.coordinator_options import CoordinatorOptions, checked_options
+from stratagem.strategies.process_parts import connect
+from stratagem.strategies.remote_steps import RemoteSteps
 from stratagem.strategies.served_cluster import (
     Cluster,
     ClusterPlan,
     make_cluster,
 )
-from stratagem.strategies.served_steps import ServedSteps
-from stratagem.strategies.served_worker import connected
-from stratagem.strategies.serving import Serving
+from stratagem.strategies.variable_client import VariableClient
+from stratagem.topology.absent import refuse_to_plan
 
-__all__ = ["ServedTables", "refuse_server_arguments", "start_servers"]
+__all__ = ["TableServers", "table_servers"]
 
 
-class ServedTables(Closing):
+class TableServers(Closing):
     """Variables of this process that servers hold; all others it has itself.
 
     Its replicas are in lockstep and nobody else changes anything, so that the servers apply what
@@ -37,7 +38,7 @@ class ServedTables(Closing):
         partitioner: which variables are split over servers; None for none.
         silence_s: how long a server may give no sign of life; None for the default.
 
-    `serving` reads and changes variables, `exchange` runs steps.
+    `steps` runs steps, and has the `variables`.
     """
 
     def __init__(
@@ -48,18 +49,18 @@ class ServedTables(Closing):
         silence_s: float | None = None,
     ) -> None:
         self._cluster = cluster
-        self._connections = connected(cluster, silence_s)
+        self._connections = connect(cluster, silence_s)
         cluster.tell_moves_to(self._connections.move)
         self.num_servers = len(cluster.server_addresses)
-        self.serving: Serving = Serving(
-            ServedVariables(self._connections),
-            Placer(self.num_servers, partitioner),
+        variables = VariableClient(
+            ServerClient(self._connections),
+            ShardPlacer(self.num_servers, partitioner),
             ASYNCHRONOUS,
             has_journals=cluster.has_journals,
             is_coordinator=True,
         )
-        self.exchange = ServedSteps(self.serving, num_replicas, is_alone=True)
-        self.exchange.lost_updates = LostUpdates()
+        self.steps = RemoteSteps(variables, num_replicas, is_alone=True)
+        self.steps.lost_updates = LostUpdates()
 
     def close(self) -> None:
         """Ends the servers, with all that they hold."""
@@ -68,52 +69,45 @@ class ServedTables(Closing):
             stack.callback(self._connections.close)
 
 
-def start_servers(
-    num_replicas: int,
-    partitioner: Partitioner | None,
-    resolver: ClusterResolver | None,
+def table_servers(
+    num_replicas: int | None,
+    *,
+    variable_partitioner: Partitioner | None,
+    cluster_resolver: ClusterResolver | None,
     num_servers: int | None,
     journal_dir: str | os.PathLike[str] | None,
     options: CoordinatorOptions | None,
-) -> ServedTables:
+) -> TableServers | None:
     """Starts the parameter servers of a strategy, on this machine or those of a cluster.
 
-    Args:
-        num_replicas: of this process.
-        partitioner: which variables are split over servers; None for none.
-        resolver: tells the cluster; None for that of `TF_CONFIG`.
-        num_servers: how many there are without a cluster; None chooses.
-        journal_dir: where they keep their journals; None for folders of this run.
-        options: limits; None for the defaults.
+    `num_replicas` is None if no variable goes to servers; else as of `HybridStrategy`.
 
     Raises:
-        ValueError: a cluster without ps tasks or with workers, another task than its chief, a
-            number below 1, or limits of scheduled functions.
+        ValueError: a cluster without ps tasks or with workers, a task that is not its chief, a
+            number below 1, limits of scheduled functions, or arguments without need for servers.
         TypeError: an argument of another type.
     """
+    arguments = {name: value for name, value in locals().items() if name != "num_replicas"}
+    if num_replicas is None:
+        _refuse(arguments)
+        return None
+    refuse_to_plan("A HybridStrategy with tables on parameter servers")
     limits = checked_options(options, independent=True)
-    resolver, spec = checked_cluster(resolver, "HybridStrategy")
+    resolver, spec = checked_cluster(cluster_resolver, "HybridStrategy")
     plan = ClusterPlan.servers_only(spec, resolver.task_type, num_servers)
     plan = plan.keeping_journals(journal_dir, limits.journal_interval_s)
-    return ServedTables(make_cluster(plan), num_replicas, partitioner, limits.recovery_timeout_s)
+    silence_s = limits.recovery_timeout_s
+    return TableServers(make_cluster(plan), num_replicas, variable_partitioner, silence_s)
 
 
-def refuse_server_arguments(**arguments: Any) -> None:
-    """Raises where arguments for servers were given and no variable goes to servers.
-
-    Args:
-        **arguments: as they were given.
-
-    Raises:
-        ValueError: one that is not None.
-    """
-    given = {name: value for name, value in arguments.items() if value is not None}
+def _refuse(arguments: dict[str, Any]) -> None:
+    given = [f"{name}={value!r}" for name, value in arguments.items() if value is not None]
     if given:
         raise ValueError(
             explain(
-                f"A HybridStrategy received {', '.join(f'{n}={v!r}' for n, v in given.items())}, "
-                'and no rule has the place "server".',
-                expected="arguments for parameter servers where a rule sends variables there.",
+                f"A HybridStrategy received {', '.join(given)}, and no rule has the place "
+                '"server".',
+                expected="arguments for parameter servers only if a rule uses them.",
                 fix='write placement={"embedding": "server"}, or leave them out.',
             )
         )

@@ -13,8 +13,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.execution.arguments import flatten_arguments
-from stratagem.execution.joined_program import JoinedProgram
-from stratagem.execution.parted_program import PartedProgram
+from stratagem.execution.offloaded_program import OffloadedProgram
+from stratagem.execution.sharded_program import ShardedProgram
 
 TWO = ["cpu:0", "cpu:1"]
 WIDTH, ROWS, ROW = 64, 8192, 8
@@ -58,7 +58,7 @@ class Made:
     def run(self, num_steps: int) -> Any:
         for _ in range(num_steps):
             self.strategy.run(self.step, args=(self.data,))
-        (program,) = self.strategy.compiled.programs
+        (program,) = self.strategy.executor.programs
         return program
 
     def compiled_text(self) -> str:
@@ -107,7 +107,7 @@ def test_weights_that_are_copied_are_computed_in_parts() -> None:
     for size in (NUM_KERNEL, NUM_TABLE):
         assert messages(text, "all-gather").count(size) == 1  # the weight, and nothing else
         assert size not in messages(text, "all-reduce")
-    assert made.dense.kernel.kept.is_fully_replicated
+    assert made.dense.kernel.stored.is_fully_replicated
 
 
 @pytest.mark.parametrize(
@@ -123,15 +123,15 @@ def test_many_steps_are_one_call(optimizer, shard_state, monkeypatch) -> None:
     copies.run(4)
     made = Made(sg.MirroredStrategy(TWO, shard_state=shard_state), optimizer)
     program = made.run(1)
-    assert isinstance(program, JoinedProgram)
+    assert isinstance(program, ShardedProgram)
     calls: list[int] = []
-    call = JoinedProgram._call
+    call = ShardedProgram._call
 
     def counted(self: Any, *arguments: Any) -> Any:
         calls.append(1)
         return call(self, *arguments)
 
-    monkeypatch.setattr(JoinedProgram, "_call", counted)
+    monkeypatch.setattr(ShardedProgram, "_call", counted)
     (ids,) = flatten_arguments((made.data,), {}, num_replicas=2).split
     stacked = jax.device_put(np.stack([ids] * 3), made.strategy.topology.stacked_steps)
     losses = program.run_many([stacked], [])
@@ -142,11 +142,11 @@ def test_many_steps_are_one_call(optimizer, shard_state, monkeypatch) -> None:
         (made.dense.kernel, copies.dense.kernel),
     ):
         np.testing.assert_allclose(one.value, other.value, rtol=1e-5, atol=1e-6)
-    parts = made.rule.variables[-1].kept.addressable_shards  # of the kernel
+    parts = made.rule.variables[-1].stored.addressable_shards  # of the kernel
     assert {part.data.shape for part in parts} == {(WIDTH // 2, WIDTH)}
 
 
 def test_what_is_kept_elsewhere_too_takes_several_programs() -> None:
     placement = {"embeddings": "central", "kernel": "sharded"}
     made = Made(sg.HybridStrategy(TWO, placement=placement, parameter_device="cpu:2"), adagrad)
-    assert type(made.run(1)) is PartedProgram
+    assert type(made.run(1)) is OffloadedProgram

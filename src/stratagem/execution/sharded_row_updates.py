@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
+from stratagem.execution.replication_analysis import inner_jaxprs
 from stratagem.execution.retracing import retrace
-from stratagem.execution.sameness import inner_jaxprs
 from stratagem.topology import REPLICA_AXIS, Topology
 
-__all__ = ["OwnRows", "rows_to_update", "with_updated_rows"]
+__all__ = ["ShardedRowUpdates", "rows_to_update", "with_updated_rows"]
 
 # They compute each element of their results from those at its place.
 _BY_ELEMENT = frozenset(
@@ -69,7 +69,7 @@ _READS, _WRITES = "_stratagem_rows_to_update", "_stratagem_with_updated_rows"
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnRows:
+class ShardedRowUpdates:
     """An update in two parts.
 
     Args:
@@ -89,7 +89,7 @@ class OwnRows:
     topology: Topology
 
     @classmethod
-    def of(cls, update: Jaxpr, are_parts: Sequence[bool], topology: Topology) -> OwnRows:
+    def of(cls, update: Jaxpr, are_parts: Sequence[bool], topology: Topology) -> ShardedRowUpdates:
         """Parts an update.
 
         Args:

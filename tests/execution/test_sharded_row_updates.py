@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.execution.own_rows import OwnRows, rows_to_update, with_updated_rows
+from stratagem.execution.sharded_row_updates import (
+    ShardedRowUpdates,
+    rows_to_update,
+    with_updated_rows,
+)
 from stratagem.topology import REPLICA_AXIS, Topology
 
 TOPOLOGY = Topology(tuple(jax.devices()[:2]))
@@ -61,9 +65,9 @@ UPDATES: dict[Callable[..., Any], bool] = {
 }
 
 
-def parted(update: Callable[..., Any]) -> OwnRows:
+def parted(update: Callable[..., Any]) -> ShardedRowUpdates:
     jaxpr = jax.make_jaxpr(update)(*INPUTS).jaxpr
-    return OwnRows.of(jaxpr, [True, True, False, False], TOPOLOGY)
+    return ShardedRowUpdates.of(jaxpr, [True, True, False, False], TOPOLOGY)
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -96,7 +100,7 @@ def test_no_row_is_sent(update) -> None:
 
 def test_tables_that_lie_otherwise_are_left_alone() -> None:
     jaxpr = jax.make_jaxpr(adagrad)(*INPUTS).jaxpr
-    own = OwnRows.of(jaxpr, [False] * 4, TOPOLOGY)
+    own = ShardedRowUpdates.of(jaxpr, [False] * 4, TOPOLOGY)
     assert not any(own.is_own)
     for one, wanted in zip(own.values(INPUTS), adagrad(*INPUTS), strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-6)

@@ -11,24 +11,24 @@ import numpy as np
 
 from stratagem.messages import explain
 from stratagem.servers import (
-    Placement,
-    Placer,
     Pushed,
-    ServedVariables,
+    ServerClient,
+    ShardLayout,
+    ShardPlacer,
     UpdateMode,
     UpdateRule,
 )
 from stratagem.strategies.cached_reads import CachedReads
 from stratagem.strategies.served_values import Scalar, ServedVariable, Stored, Unplaced, name_of
 
-__all__ = ["Serving", "VariableOnWorkerError"]
+__all__ = ["VariableClient", "VariableOnWorkerError"]
 
 
 class VariableOnWorkerError(RuntimeError, ValueError):
     """Raised for a variable that a function on a worker creates; TensorFlow's is a ValueError."""
 
 
-class Serving:
+class VariableClient:
     """Reads and changes served variables, one by one and for whole steps.
 
     Args:
@@ -48,8 +48,8 @@ class Serving:
 
     def __init__(
         self,
-        client: ServedVariables,
-        placer: Placer | None,
+        client: ServerClient,
+        placer: ShardPlacer | None,
         mode: UpdateMode,
         *,
         has_journals: bool = False,
@@ -114,7 +114,7 @@ class Serving:
         if isinstance(variable.place, Unplaced):
             self.create(variable, variable.place.value)
 
-    def placement_of(self, variable: ServedVariable) -> Placement | None:
+    def placement_of(self, variable: ServedVariable) -> ShardLayout | None:
         """Returns where a variable is, or the one that it is a slot of; None for scalars."""
         if not isinstance(variable.place, Stored):
             return None
@@ -152,7 +152,7 @@ class Serving:
         pull: Sequence[str],
         scalars: Mapping[str, float] | None = None,
     ) -> Pushed:
-        """Sends gradients; see `ServedVariables.push`.
+        """Sends gradients; see `ServerClient.push`.
 
         Args:
             gradients: of whole variables, and of rows.
@@ -217,7 +217,7 @@ class Serving:
         self.num_writes += 1
         self.client.scatter(name_of(variable), ids, values, sign=sign)
 
-    def shards(self, variable: ServedVariable) -> tuple[Placement, ...]:
+    def shards(self, variable: ServedVariable) -> tuple[ShardLayout, ...]:
         """Returns where the shards of a variable are; none of one that is not split, and of a slot.
 
         Args:

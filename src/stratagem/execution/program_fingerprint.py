@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from stratagem.execution.sameness import inner_jaxprs
+from stratagem.execution.replication_analysis import inner_jaxprs
 from stratagem.group import current_group
 from stratagem.messages import explain
 

@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.execution.sums_in_parts import hand_over_addends
+from stratagem.execution.reduce_scatter import scatter_sums
 from stratagem.execution.update_part import StepParts, part_step
 from stratagem.topology import REPLICA_AXIS
 
@@ -42,7 +42,7 @@ def along_first(shape: tuple[int, ...]) -> int | None:
 def test_sum_of_the_update_alone_is_handed_over_as_what_is_added_up() -> None:
     parts = parts_of(lambda weight, batch: (weight - lax.psum(batch * weight, REPLICA_AXIS), batch))
     assert sums(parts) == 1
-    parts, axes = hand_over_addends(parts, along_first)
+    parts, axes = scatter_sums(parts, along_first)
     assert axes == [0]
     assert sums(parts) == 0
     (product,) = [eqn.outvars[0] for eqn in parts.replica.eqns if eqn.primitive.name == "mul"]
@@ -74,7 +74,7 @@ def within_groups(weight, batch):
 )
 def test_other_sums_stay(step) -> None:
     before = parts_of(step)
-    parts, axes = hand_over_addends(before, along_first)
+    parts, axes = scatter_sums(before, along_first)
     assert axes == [None]
     assert sums(parts) == 1
     assert parts.replica.outvars == before.replica.outvars
@@ -85,6 +85,6 @@ def test_of_several_sums_in_one_operation_the_others_stay() -> None:
         wide, narrow = lax.psum((batch, jnp.sum(batch)), REPLICA_AXIS)
         return weight - wide * narrow, batch
 
-    parts, axes = hand_over_addends(parts_of(step), along_first)
+    parts, axes = scatter_sums(parts_of(step), along_first)
     assert sorted(axes, key=str) == [0, None]
     assert sums(parts) == 1

@@ -1,20 +1,22 @@
-"""What a step gets from outside its process and what it sends there: values, rows, gradients.
+"""Remote state: the interface through which steps use variables outside their process.
 
-Parameter servers hold the variables of some strategies. A step reads what it needs of them before
-its program starts, and hands out what the servers are to change when it has ended.
+A step fetches what it reads before its program starts, and commits changes after it ends.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jax.extend.core import Jaxpr, Literal
 
 from stratagem.context.function_trace import current_function_trace
 
-__all__ = ["Exchange", "Ids", "Lookup", "chained_tables", "gets_rows", "without_unused"]
+if TYPE_CHECKING:
+    from stratagem.execution.trace import Trace
+
+__all__ = ["Ids", "Lookup", "RemoteState", "chained_tables", "gets_rows", "without_unused"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,55 +49,47 @@ class Ids:
     lookup: int
 
 
-class Exchange(Protocol):
-    """Where variables of a strategy are that are not in this process."""
+class RemoteState(Protocol):
+    """Access to variables stored outside this process, such as on parameter servers."""
 
-    def serves(self, trace: Any) -> bool:
-        """Tells whether a step reads or changes any of these variables.
-
-        Args:
-            trace: of the step.
-        """
+    def holds(self, trace: Trace) -> bool:
+        """True if a step reads or changes any of these variables."""
         ...
 
-    def changes_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
-        """Returns True if servers update the variable after the step, from the step's gradients."""
+    def updates_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
+        """True if servers update the variable after the step, from the gradients it sends."""
         ...
 
     def run(
         self,
-        trace: Any,
+        trace: Trace,
         ids_of: Callable[[], list[Any]],
         call: Callable[[list[Any]], list[Any]],
     ) -> None:
-        """Runs one step: reads its variables, calls its program, and sends what follows from it.
+        """Runs one step: fetches its variables, calls its program, and commits the changes.
 
         Args:
-            trace: of the step.
-            ids_of: returns the ids of each lookup, which need the variables' values.
-            call: runs the program with the rows of each lookup; keeps what it wrote in the local
-                variables, and returns what is to be sent, in the order of `trace.sent`.
+            trace: the traced step.
+            ids_of: returns the ids of each lookup. Call it when the variables have their values.
+            call: runs the program with the rows of each lookup, stores what it wrote in the local
+                variables, and returns the values to send, in the order of `trace.sent`.
         """
         ...
 
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
-        """Sends what a step that ran op by op has handed out.
+        """Commits a step that ran op by op.
 
         Args:
-            sent: what each value is, and the value, the same on all replicas.
+            sent: pairs of an entry of `trace.sent` and its value, the same on all replicas.
         """
         ...
 
 
 def gets_rows(strategy: Any) -> bool:
-    """Tells whether rows that a step looks up may come from outside of its program.
-
-    Args:
-        strategy: that runs it.
-    """
-    # A function that holds the step is one program, and gives it whole values.
-    is_kept = strategy.keeping is not None and current_function_trace() is None
-    return is_kept or strategy.exchange is not None
+    """True if rows that a step looks up may come from outside its program."""
+    # An sg.function around the step is one program, which has whole values.
+    is_stored = strategy.placement.uses_stores and current_function_trace() is None
+    return is_stored or strategy.placement.remote is not None
 
 
 def _counts(effect: Any) -> bool:

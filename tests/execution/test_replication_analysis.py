@@ -24,7 +24,7 @@ from stratagem.collectives import (
     GatheredAllReduce,
     ReplicaAxis,
 )
-from stratagem.execution.sameness import contains_primitive, differing_outputs
+from stratagem.execution.replication_analysis import contains_primitive, differing_outputs
 from stratagem.options import ReduceOp
 
 AXIS = "replica"

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.joined_program import JoinedProgram
-from stratagem.execution.parted_program import PartedProgram
+from stratagem.execution.offloaded_program import OffloadedProgram
 from stratagem.execution.program import Program
-from stratagem.strategies.pinned_state import pinned_parts
+from stratagem.execution.sharded_program import ShardedProgram
+from stratagem.strategies.offloaded_state import pinned_host_store
 
 TWO = ["cpu:0", "cpu:1"]
 PINNED = "pinned_host"
@@ -73,7 +73,7 @@ def fitted(model: keras.Model) -> dict[str, list[float]]:
 
 
 def memory_of(variable: Any) -> str:
-    return variable.kept.sharding.memory_kind
+    return variable.stored.sharding.memory_kind
 
 
 class Runs:
@@ -139,8 +139,8 @@ def test_what_is_large_is_in_pinned_memory_in_parts_and_tables_are_on_the_host()
     places = {
         re.sub(r"^adagrad(_\d+)?/", "", variable.path): (
             memory_of(variable),
-            len(variable.kept.devices()),
-            variable.kept.addressable_shards[0].data.shape,
+            len(variable.stored.devices()),
+            variable.stored.addressable_shards[0].data.shape,
         )
         for variable in [*model.trainable_variables, *model.optimizer.variables]
         if "norm" not in variable.path
@@ -183,10 +183,10 @@ def test_devices_hold_nothing_between_steps() -> None:
 @pytest.mark.parametrize(
     ("strategy", "steps", "kind", "num_calls"),
     [
-        ("hybrid", 3, JoinedProgram, 2),  # two full batches, and one short one
-        ("sharded table", 1, JoinedProgram, 3),
-        pytest.param("hybrid, 1", 3, JoinedProgram, 2, marks=pytest.mark.slow),
-        pytest.param("central", 3, PartedProgram, 3, marks=pytest.mark.slow),  # the table is
+        ("hybrid", 3, ShardedProgram, 2),  # two full batches, and one short one
+        ("sharded table", 1, ShardedProgram, 3),
+        pytest.param("hybrid, 1", 3, ShardedProgram, 2, marks=pytest.mark.slow),
+        pytest.param("central", 3, OffloadedProgram, 3, marks=pytest.mark.slow),  # the table is
     ],
 )
 def test_step_is_one_program_and_many_steps_are_one_call(
@@ -266,12 +266,15 @@ def test_checkpoints_go_on_under_another_strategy(before, after, tmp_path) -> No
 
 def test_large_variable_without_parts_is_told_and_each_device_brings_it() -> None:
     strategy = hybrid()
-    with strategy.scope(), pytest.warns(UserWarning, match=r"\(301, 301\) is to be parted over 2"):
+    with (
+        strategy.scope(),
+        pytest.warns(UserWarning, match=r"\(301, 301\) cannot be sharded over 2"),
+    ):
         variable = sg.Variable(np.zeros((301, 301), "float32"), aggregation="sum")
 
     strategy.run(lambda: variable.assign_add(jnp.ones((301, 301))))
     assert memory_of(variable) == PINNED
-    assert {part.data.shape for part in variable.kept.addressable_shards} == {(301, 301)}
+    assert {part.data.shape for part in variable.stored.addressable_shards} == {(301, 301)}
     np.testing.assert_array_equal(variable.value, np.full((301, 301), 2.0))
 
 
@@ -284,6 +287,6 @@ def test_devices_without_pinned_memory_are_told() -> None:
             return [SimpleNamespace(kind="device"), SimpleNamespace(kind="unpinned_host")]
 
     topology: Any = SimpleNamespace(is_absent=False, local_devices=(Device(),))
-    message = r"'pinned_host' was asked for, and old:0 knows the memories \['device', 'unpinned"
+    message = r"old:0 has no 'pinned_host' memory; its memories are \['device', 'unpinned"
     with pytest.raises(ValueError, match=message):
-        pinned_parts(topology)
+        pinned_host_store(topology)

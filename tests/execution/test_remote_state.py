@@ -13,8 +13,8 @@ import pytest
 from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from stratagem.execution.exchange import Lookup, without_unused
 from stratagem.execution.lookups import as_row_numbers
+from stratagem.execution.remote_state import Lookup, without_unused
 from stratagem.topology import REPLICA_AXIS
 from tests.parity.comparison import mirrored
 

@@ -1,0 +1,42 @@
+"""Executor of tasks that do not train, where one program runs as every task of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from stratagem.execution import Lockstep
+from stratagem.messages import explain
+
+__all__ = ["NonTraining"]
+
+
+class NonTraining(Lockstep):
+    """Starts nothing: the strategy's scope and `run` are errors in this task.
+
+    Args:
+        strategy: its strategy.
+        task: type and index of this process.
+    """
+
+    def __init__(self, strategy: Any, task: tuple[str | None, int | None]) -> None:
+        super().__init__(strategy)
+        self.task = task
+
+    def check_scope(self) -> NoReturn:
+        """Raises a RuntimeError."""
+        task_type, index = self.task
+        kind = type(self._strategy).__name__
+        raise RuntimeError(
+            explain(
+                f"A {kind} was used in {task_type} {index}, which does not train.",
+                expected="a task that trains, or sg.estimator.train_and_evaluate, which runs the "
+                "right part of the program in each task.",
+                fix="call sg.run_standard_server().join() in tasks that serve; in the evaluator, "
+                "build the model without this strategy.",
+            )
+        )
+
+    def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NoReturn:
+        """Raises a RuntimeError."""
+        self.check_scope()

@@ -1,0 +1,69 @@
+"""Strategy whose variables are on parameter servers, in any process of the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NoReturn
+
+from stratagem.execution import Executor
+from stratagem.messages import explain
+from stratagem.servers.closing import Closing
+from stratagem.strategies.coordinator_options import CoordinatorOptions
+from stratagem.strategies.non_training import NonTraining
+from stratagem.strategies.process_parts import ProcessParts, Scheduling
+from stratagem.strategies.served_cluster import Cluster
+from stratagem.strategies.strategy import Strategy
+
+__all__ = ["RemoteStateStrategy"]
+
+
+class RemoteStateStrategy(Strategy, Closing):
+    """A strategy whose variables are on parameter servers.
+
+    `ParameterServerStrategy` is one; a worker of its coordinator has another.
+
+    Args:
+        parts: topology, placement and executor of this process.
+        limits: limits of the cluster; None for the defaults.
+    """
+
+    executor: Executor
+
+    def __init__(self, parts: ProcessParts, limits: CoordinatorOptions | None = None) -> None:
+        super().__init__(parts.topology, placement=parts.placement, executor=parts.executor)
+        self.limits = limits or CoordinatorOptions()
+        self._cluster = parts.cluster
+        self._connections = parts.connections
+
+    @property
+    def cluster(self) -> Cluster:
+        """The running servers. Only in a process that started or joined them."""
+        assert self._cluster is not None
+        return self._cluster
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        if isinstance(self.executor, NonTraining):
+            return f"{name} of other tasks than {self.executor.task}"
+        if not self.executor.schedules:
+            return f"{super().__repr__()} of a worker"
+        return f"{name}({len(self.cluster.server_addresses)} servers)"
+
+    def __deepcopy__(self, memo: dict[int, object]) -> NoReturn:
+        raise ValueError(
+            explain(
+                f"{self} was given to copy.deepcopy.",
+                expected="one strategy per cluster: its servers hold each variable once.",
+                fix="use the strategy itself.",
+            )
+        )
+
+    def close(self) -> None:
+        """Ends the workers and the servers, with all that they hold."""
+        if self._connections is None:  # the connections of a coordinator's worker are its own
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.cluster.close)
+            stack.callback(self._connections.close)
+            if isinstance(self.executor, Scheduling) and self.executor.coordinator is not None:
+                stack.callback(self.executor.coordinator.close)

@@ -1,0 +1,60 @@
+"""Placement of model state by `shard_state=`, `layout_map=` or `placement=`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem.messages import explain
+from stratagem.strategies.placement_rules import PlacementRules, places_on_replicas
+from stratagem.topology import Topology
+from stratagem.topology.absent import planned_shard_state
+from stratagem.variables import (
+    Placement,
+    Replicated,
+    ShardedState,
+    ShardedStore,
+    VariableLayouts,
+)
+
+__all__ = ["state_placement"]
+
+
+def state_placement(
+    topology: Topology, *, shard_state: Any = None, layout_map: Any = None, placement: Any = None
+) -> Placement:
+    """Returns the placement that the arguments of a lockstep strategy ask for.
+
+    Raises:
+        ValueError: an unknown `shard_state`, several of the arguments, or as of `PlacementRules`.
+        TypeError: as of `PlacementRules`, or a `layout_map` of another type.
+    """
+    shard_state = planned_shard_state() or shard_state
+    if shard_state not in (None, "optimizer", "all"):
+        raise ValueError(
+            explain(
+                f"shard_state={shard_state!r} was given.",
+                expected='"optimizer", "all" or None.',
+                fix='pass "optimizer" to shard optimizer state, "all" to shard the weights, too.',
+            )
+        )
+    wishes = {
+        f"shard_state={shard_state!r}": shard_state,
+        "a layout_map": layout_map,
+        "a placement": placement,
+    }
+    given = [name for name, wish in wishes.items() if wish is not None]
+    if len(given) > 1:
+        raise ValueError(
+            explain(
+                f"{' and '.join(given)} were given.",
+                expected="at most one of them: each decides where a variable is stored.",
+                fix="leave the others out.",
+            )
+        )
+    if placement is not None:
+        return PlacementRules(placement, places_on_replicas(placement, topology))
+    if layout_map is not None:
+        return Replicated(VariableLayouts(layout_map, topology))
+    if shard_state is None or topology.num_replicas == 1:
+        return Replicated()
+    return ShardedState(ShardedStore(topology), is_all=shard_state == "all")

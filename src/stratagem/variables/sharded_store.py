@@ -1,0 +1,179 @@
+"""Store of shards over the replicas' devices, in device memory or in pinned host memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
+
+from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology.lockstep import copied_to_all, is_of_several, on_every_process
+from stratagem.topology.pieces import put_in_pieces
+from stratagem.variables.single_device_store import take_rows
+
+__all__ = ["ShardedStore", "is_worth_sharding"]
+
+# Exchanging a smaller variable takes more time than its copies take memory.
+_MIN_SHARDED_SIZE = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedStore:
+    """A shard of each value on each replica's device. See `Store`.
+
+    The first axis whose size the number of replicas divides is sharded; a value without such an
+    axis is replicated.
+
+    Args:
+        topology: the devices of the replicas. If they belong to several processes, all processes
+            must ask for a whole value together.
+        serves_rows: True to exchange the rows of tables that replicas look up, not whole tables.
+        memory_kind: JAX's name of the memory of the shards, such as "pinned_host"; None for the
+            memory that the devices compute in.
+    """
+
+    topology: Topology
+    serves_rows: bool = True
+    memory_kind: str | None = None
+
+    is_on_replicas = True
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if shards are in pinned host memory, which devices copy from within a step."""
+        return self.memory_kind is not None
+
+    def sharded_axis(self, shape: tuple[int, ...]) -> int | None:
+        """Returns the axis that is sharded; None if no axis can be."""
+        count = self.topology.num_replicas
+        axes = (axis for axis, size in enumerate(shape) if size and size % count == 0)
+        return next(axes, None)
+
+    def sharding(self, shape: tuple[int, ...]) -> NamedSharding:
+        """Returns the sharding of a stored value of this shape."""
+        computing = self.compute_sharding(shape)
+        if self.memory_kind is None:
+            return computing
+        return NamedSharding(computing.mesh, computing.spec, memory_kind=self.memory_kind)
+
+    def compute_sharding(self, shape: tuple[int, ...]) -> NamedSharding:
+        """Returns the sharding of a value while its devices compute with it."""
+        axis = self.sharded_axis(shape)
+        if axis is None:
+            return self.topology.replicated
+        return NamedSharding(self.topology.mesh, PartitionSpec(*[None] * axis, REPLICA_AXIS))
+
+    def step_sharding(self, shape: tuple[int, ...], topology: Topology) -> jax.sharding.Sharding:
+        """Returns the sharding of what `for_step` returns."""
+        return self.compute_sharding(shape)
+
+    def put(self, value: Any) -> jax.Array:
+        """Shards a value; one device's value goes through the host."""
+        sharding = self.sharding(np.shape(value))
+        is_array = isinstance(value, jax.Array) and not isinstance(value, Tracer)
+        is_on_several = is_array and len(value.devices()) > 1
+        if is_on_several and not self.topology.spans_processes:
+            return jax.device_put(value, sharding)
+        # JAX would shard a host value on its default device, which would then hold all of it.
+        return put_in_pieces(value, sharding)
+
+    def gather(self, stored: jax.Array) -> jax.Array:
+        """Returns the whole value on the first replica's device of this process."""
+        if is_of_several(stored):
+            is_copied = stored.is_fully_replicated
+            return stored.addressable_data(0) if is_copied else on_every_process(stored)
+        return jax.device_put(self.load(stored), next(iter(self.topology.devices or ())))
+
+    def replicate(self, stored: jax.Array, topology: Topology) -> jax.Array:
+        """Returns a copy on each replica's device."""
+        return copied_to_all(stored) if is_of_several(stored) else topology.replicate(stored)
+
+    def load(self, stored: jax.Array) -> jax.Array:
+        """Moves shards to the memory that devices compute in. May be called in a program."""
+        if self.memory_kind is None:
+            return stored
+        value = jax.device_put(stored, jax.memory.Space.Device)
+        # Without this, a compiler may gather in host memory, and each device copies the whole.
+        return jax.lax.with_sharding_constraint(value, self.compute_sharding(value.shape))
+
+    def unload(self, value: jax.Array) -> jax.Array:
+        """Shards a new value, so that each device computes and stores its own shard."""
+        value = jax.lax.with_sharding_constraint(value, self.compute_sharding(value.shape))
+        return value if self.memory_kind is None else jax.device_put(value, jax.memory.Space.Host)
+
+    def for_step(self, stored: jax.Array, topology: Topology) -> jax.Array:
+        """Returns the shards: the step gathers them where it needs them."""
+        return self.load(stored)
+
+    def for_update(self, value: jax.Array) -> jax.Array:
+        """Returns a copy on each device, which reads the part it needs."""
+        return self.topology.replicate(value)
+
+    def update_sharding(self) -> jax.sharding.Sharding:
+        """Returns the sharding of copies."""
+        return self.topology.replicated
+
+    def local_shards(self, stored: jax.Array) -> np.ndarray[Any, Any]:
+        """Returns this process's shards on the host, of shape (num_local_replicas, ...)."""
+        axis = self.sharded_axis(stored.shape) or 0
+        shards = sorted(stored.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
+        return np.stack([np.asarray(shard.data) for shard in shards])
+
+    def from_local_shards(self, shards: np.ndarray[Any, Any], shape: tuple[int, ...]) -> jax.Array:
+        """Stores a value of this global shape from each process's `local_shards`."""
+        devices = self.topology.local_devices or ()
+        placed = [jax.device_put(shard, one) for shard, one in zip(shards, devices, strict=True)]
+        sharding = self.sharding(shape)
+        return jax.make_array_from_single_device_arrays(shape, sharding, placed)
+
+    def rows(self, loaded: jax.Array, ids: Any, topology: Topology) -> jax.Array:
+        """Looks up rows for each replica, on whichever devices hold them."""
+        if topology.num_replicas > 1 and self.sharded_axis(loaded.shape) == 0:
+            return _exchanged_rows(topology, loaded, ids)
+        sharding = topology.stacked if topology.num_replicas > 1 else topology.replicated
+        return jax.jit(take_rows, out_shardings=sharding)(loaded, ids)
+
+
+def is_worth_sharding(shape: Sequence[int]) -> bool:
+    """True if a variable of this shape is too large to copy to each device without need."""
+    return math.prod(shape) >= _MIN_SHARDED_SIZE
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _exchanged_rows(topology: Topology, table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Rows of a table sharded by rows: each device sends the rows it holds."""
+    num_rows = table.shape[0]
+
+    def exchange(shard: jax.Array, ids: jax.Array) -> jax.Array:
+        ids = jnp.where(ids < 0, ids + num_rows, ids)
+        local_ids = jax.lax.all_gather(ids[0], REPLICA_AXIS)
+        local_ids -= (jax.lax.axis_index(REPLICA_AXIS) * len(shard)).astype(ids.dtype)
+        is_here = (local_ids >= 0) & (local_ids < len(shard))
+        rows = jnp.take(shard, local_ids, axis=0, mode="clip")
+        rows = jnp.where(_over(is_here, rows), rows, jnp.zeros((), rows.dtype))
+        rows = jax.lax.psum_scatter(rows, REPLICA_AXIS)[None]
+        is_row = _over((ids >= 0) & (ids < num_rows), rows)
+        fill_value = jnp.take(rows.reshape(-1)[:1], jnp.array([1]))[0]  # as jnp.take fills
+        return jnp.where(is_row, rows, fill_value)
+
+    by_rows, stacked = PartitionSpec(REPLICA_AXIS), PartitionSpec(REPLICA_AXIS)
+    return jax.shard_map(
+        exchange,
+        mesh=topology.mesh,
+        in_specs=(by_rows, stacked),
+        out_specs=stacked,
+        check_vma=False,
+    )(table, ids)
+
+
+def _over(flags: jax.Array, rows: jax.Array) -> jax.Array:
+    """Row flags in a shape that broadcasts over the rows' elements."""
+    return flags.reshape(*flags.shape, *[1] * (rows.ndim - flags.ndim))

@@ -1,0 +1,95 @@
+"""Store: the place of a variable's value between steps, such as shards or host memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+
+from stratagem.topology import Topology
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Store", "store_of"]
+
+
+class Store(Protocol):
+    """Holds the values of variables between steps, other than as a copy on each replica's device.
+
+    A step loads what it reads, computes, and puts new values back. `stored` below is an array that
+    `put` or `unload` returned; shapes are global, without a replica axis.
+    """
+
+    @property
+    def serves_rows(self) -> bool:
+        """True if replicas get the rows of a table that they look up, not the whole table."""
+        ...
+
+    @property
+    def is_on_replicas(self) -> bool:
+        """True if the replicas' devices hold the value, or reach it without another device."""
+        ...
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if the value is in pinned host memory, which devices copy from within a step."""
+        ...
+
+    def sharding(self, shape: tuple[int, ...]) -> jax.sharding.Sharding:
+        """Returns the sharding of a stored value of this shape."""
+        ...
+
+    def step_sharding(self, shape: tuple[int, ...], topology: Topology) -> jax.sharding.Sharding:
+        """Returns the sharding of what `for_step` returns."""
+        ...
+
+    def put(self, value: Any) -> jax.Array:
+        """Stores an array, on any devices, or anything that JAX can convert to one."""
+        ...
+
+    def gather(self, stored: jax.Array) -> jax.Array:
+        """Returns the whole value on one device."""
+        ...
+
+    def replicate(self, stored: jax.Array, topology: Topology) -> jax.Array:
+        """Returns a copy on each replica's device."""
+        ...
+
+    def load(self, stored: jax.Array) -> jax.Array:
+        """Moves a stored value to the memory its devices compute in. May be called in a program."""
+        ...
+
+    def unload(self, value: jax.Array) -> jax.Array:
+        """Moves a new value, computed on these devices, to where it is stored. Inverts `load`."""
+        ...
+
+    def for_step(self, stored: jax.Array, topology: Topology) -> jax.Array:
+        """Returns the array that a compiled step takes as its input."""
+        ...
+
+    def for_update(self, value: jax.Array) -> jax.Array:
+        """Returns a replicated value, such as a summed gradient, where the update computes."""
+        ...
+
+    def update_sharding(self) -> jax.sharding.Sharding:
+        """Returns the sharding of what `for_update` returns."""
+        ...
+
+    def rows(self, loaded: jax.Array, ids: jax.Array | np.ndarray, topology: Topology) -> jax.Array:
+        """Looks up rows for each replica.
+
+        Args:
+            loaded: table of shape (n, ...), as `load` returned it.
+            ids: integers; with the replica axis first where there are several replicas.
+            topology: the devices of the replicas.
+
+        Returns:
+            Array of shape (*ids.shape, ...). Ids out of range get what `jax.numpy.take` fills in.
+        """
+        ...
+
+
+def store_of(variable: Any) -> Store | None:
+    """Returns the store of a Keras variable; None if each replica's device has a copy."""
+    return getattr(variable, "store", None)
