@@ -61,7 +61,8 @@ def used_by_all(strategy):
     Args:
         strategy: whose servers and workers are processes of this machine.
     """
-    groups = {"server": strategy.cluster.servers.pids, "worker": strategy.executor.coordinator.workers.pids}
+    workers = strategy.executor.coordinator.workers
+    groups = {"server": strategy.cluster.servers.pids, "worker": workers.pids}
     return [
         used_by("coordinator"),
         *(

@@ -19,6 +19,8 @@ from tests.architecture.source_tree import Module, assert_none, from_text, packa
 def exported(module: Module) -> list[str] | None:
     """The names of `__all__`, or None where there is none; `sorted(TABLE)` are the table's keys."""
     for node in module.tree.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "__all__":
+            return []  # only an empty list needs its type
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "sorted":
                 return sorted(lazy_table(module))

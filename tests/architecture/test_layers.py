@@ -1,5 +1,7 @@
 """Imports run downward only, siblings stay apart, and nothing below the line loads JAX.
 
+A room is a folder of the package, or a folder in it that the table names with a dot.
+
 A name imported under `TYPE_CHECKING` loads nothing, so the order of the layers does not bind it;
 which foreign libraries a room may name does.
 """
@@ -20,6 +22,11 @@ LAYERS = (
     ("coordinator", "checkpoint"),
     ("strategies",),
     ("execution",),
+    ("execution.functions",),
+    ("execution.programs",),
+    ("execution.eager", "execution.embeddings"),
+    ("execution.tracing",),
+    ("execution.analysis",),
     ("variables", "input", "summary"),
     ("context",),
     ("collectives",),
@@ -80,27 +87,35 @@ def our_room(imported: Import) -> str | None:
     parts = imported.full_name.split(".")
     if parts[0] != "stratagem":
         return None
-    if len(parts) > 1 and parts[1] in DEPTH:
-        return parts[1]
+    if (room := innermost_room(imported.full_name)) is not None:
+        return room
     return "" if len(parts) == 1 or imported.module == "stratagem" else parts[1]
+
+
+def innermost_room(name: str) -> str | None:
+    """The room of the table that a module, or a name in it, is in."""
+    parts = name.split(".")[1:]
+    rooms = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((room for room in rooms if room in DEPTH), None)
 
 
 def upward_or_sideways(module: Module) -> list[str]:
     if module.room == "":
         return []
-    if module.room not in DEPTH:
+    own_room = innermost_room(module.name)
+    if own_room is None:
         return [f"{module.at(1)}: room {module.room!r} is not in the table of layers"]
     violations = []
     for imported in module.imports:
         room = our_room(imported)
-        if room is None or room == module.room or imported.for_types_only:
+        if room is None or room == own_room or imported.for_types_only:
             continue
-        where = f"{module.at(imported.line)}: {module.room} imports {imported.full_name}"
+        where = f"{module.at(imported.line)}: {own_room} imports {imported.full_name}"
         if room not in DEPTH:
             violations.append(f"{where}, which is in no room")
-        elif DEPTH[room] < DEPTH[module.room]:
+        elif DEPTH[room] < DEPTH[own_room]:
             violations.append(f"{where}, which is above it")
-        elif DEPTH[room] == DEPTH[module.room] != BOTTOM:
+        elif DEPTH[room] == DEPTH[own_room] != BOTTOM:
             violations.append(f"{where}, which is its sibling")
     return violations
 
@@ -212,6 +227,9 @@ BAD = [
     (upward_or_sideways, "stratagem.variables.x", "from stratagem.input import dataset"),
     (upward_or_sideways, "stratagem.cluster.x", "if True:\n    from stratagem import launch"),
     (upward_or_sideways, "stratagem.extras.x", ""),
+    (upward_or_sideways, "stratagem.execution.tracing.x", "import stratagem.execution.programs.y"),
+    (upward_or_sideways, "stratagem.execution.eager.x", "import stratagem.execution.embeddings.y"),
+    (upward_or_sideways, "stratagem.execution.eager.x", "from stratagem.execution import function"),
     (jax_below_the_line, "stratagem.cluster.x", "import jax.numpy as jnp"),
     (jax_below_the_line, "stratagem.options", "def f():\n    import keras"),
     (jax_below_the_line, "stratagem", "from stratagem.strategies import mirrored"),

@@ -11,7 +11,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.context import ReplicaBatch
-from stratagem.execution.arguments import Arguments, Leaf, flatten_arguments
+from stratagem.execution.tracing.arguments import Arguments, Leaf, flatten_arguments
 from stratagem.topology import Topology
 
 

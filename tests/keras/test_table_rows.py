@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.offloaded_program import OffloadedProgram
-from stratagem.execution.remote_state import without_unused
+from stratagem.execution.programs.offloaded_program import OffloadedProgram
+from stratagem.execution.tracing.remote_state import without_unused
 from stratagem.keras import table_rows
 
 TWO = ["cpu:0", "cpu:1"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from stratagem.execution.step_capture import CapturedStep
+from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.planning import capture_script, compilers, parse_target
 from stratagem.planning.compilers import compile_step, missing_compiler
 from stratagem.planning.memory import CompilerMemory

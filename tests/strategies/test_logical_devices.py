@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import stratagem as sg
-from stratagem.execution.arguments import flatten_arguments
+from stratagem.execution.tracing.arguments import flatten_arguments
 
 PAIRS = [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]
 FOURS = [["cpu:0", "cpu:1", "cpu:2", "cpu:3"], ["cpu:4", "cpu:5", "cpu:6", "cpu:7"]]

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.offloaded_program import OffloadedProgram
-from stratagem.execution.program import Program
-from stratagem.execution.sharded_program import ShardedProgram
+from stratagem.execution.programs.offloaded_program import OffloadedProgram
+from stratagem.execution.programs.program import Program
+from stratagem.execution.programs.sharded_program import ShardedProgram
 from stratagem.strategies.offloaded_state import pinned_host_store
 
 TWO = ["cpu:0", "cpu:1"]

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from stratagem.execution.created_variables import is_uninitialized
+from stratagem.execution.tracing.created_variables import is_uninitialized
 
 __all__ = [
     "call_after",

@@ -18,7 +18,7 @@ from stratagem.checkpoint.creation import (
 )
 from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, build_optimizer, model_groups, part_by_path
-from stratagem.execution.created_variables import is_uninitialized
+from stratagem.execution.tracing.created_variables import is_uninitialized
 
 __all__ = ["Waiting", "waits"]
 

@@ -1,26 +1,26 @@
 """Execution of replica functions: tracing, programs, lookups of rows, eager mode."""
 
-from stratagem.execution.arguments import batch_arguments
-from stratagem.execution.compiled_function import Function, function
-from stratagem.execution.eager import run_eagerly
-from stratagem.execution.executor import Executor
-from stratagem.execution.functionalize import ReplicaScope, current_scope
-from stratagem.execution.gradient import value_and_grad
-from stratagem.execution.lookups import (
+from stratagem.execution.analysis.row_effects import RowEffect, row_effects
+from stratagem.execution.eager.replicas import run_eagerly
+from stratagem.execution.embeddings.lookups import (
     embedding_lookup,
     is_recorded,
     is_table,
     is_worth_rows,
     note_table,
 )
-from stratagem.execution.multistep import run_steps
-from stratagem.execution.offloaded_program import rows_of_table
-from stratagem.execution.program import Program
-from stratagem.execution.remote_state import Ids, RemoteState
-from stratagem.execution.row_effects import RowEffect, row_effects
-from stratagem.execution.sharded_row_updates import rows_to_update, with_updated_rows
-from stratagem.execution.spmd import Lockstep, program_of
-from stratagem.execution.trace import Trace
+from stratagem.execution.embeddings.sharded_row_updates import rows_to_update, with_updated_rows
+from stratagem.execution.executor import Executor
+from stratagem.execution.functions.compiled_function import Function, function
+from stratagem.execution.gradient import value_and_grad
+from stratagem.execution.programs.lockstep import Lockstep, program_of
+from stratagem.execution.programs.multistep import run_steps
+from stratagem.execution.programs.offloaded_program import rows_of_table
+from stratagem.execution.programs.program import Program
+from stratagem.execution.tracing.arguments import batch_arguments
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
+from stratagem.execution.tracing.remote_state import Ids, RemoteState
+from stratagem.execution.tracing.trace import Trace
 
 __all__ = [
     "Executor",

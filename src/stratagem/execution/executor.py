@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stratagem.input.iterator import DistributedIterator
 from stratagem.options import ReduceOp
+
+if TYPE_CHECKING:
+    from stratagem.execution.tracing.trace import Trace
 
 __all__ = ["Executor"]
 
@@ -67,5 +70,16 @@ class Executor(Protocol):
 
         Raises:
             StopIteration: the data ended before the first step.
+        """
+        ...
+
+    def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
+        """Runs a trace that writes no variable, and returns its results for all replicas.
+
+        Args:
+            trace: of a replica function.
+            name: of the function, for messages.
+            split: arrays with a replica axis, as of `Arguments`.
+            shared: arrays that all replicas get.
         """
         ...

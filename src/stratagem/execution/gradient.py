@@ -10,9 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
-from stratagem.execution.created_variables import initialize_created
-from stratagem.execution.functionalize import ReplicaScope, current_scope
-from stratagem.execution.lookups import (
+from stratagem.execution.embeddings.lookups import (
     Lookups,
     as_row_numbers,
     has_company,
@@ -21,7 +19,9 @@ from stratagem.execution.lookups import (
     slices_of,
     tables_among,
 )
-from stratagem.execution.remote_state import Ids, Lookup
+from stratagem.execution.tracing.created_variables import initialize_created
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
+from stratagem.execution.tracing.remote_state import Ids, Lookup
 from stratagem.messages import explain
 from stratagem.summary.callbacks import hand_on
 from stratagem.summary.collector import Collector

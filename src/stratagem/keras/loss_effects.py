@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.context import ReplicaContext
-from stratagem.execution import RowEffect, row_effects
+from stratagem.execution import RowEffect
+from stratagem.execution.analysis.row_effects import row_effects
 from stratagem.keras.batch_rows import num_rows
 from stratagem.keras.step_mode import StepMode, step_mode
 

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.context import ReplicaContext
-from stratagem.execution import RowEffect, row_effects
+from stratagem.execution import RowEffect
+from stratagem.execution.analysis.row_effects import row_effects
 from stratagem.keras.batch_rows import first_rows, gathered_rows, num_rows, whole_batch
 from stratagem.keras.loss_effects import is_by_rows, is_of_keras
 from stratagem.keras.private import averaged, averaged_function

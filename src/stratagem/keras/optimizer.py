@@ -24,7 +24,7 @@ from stratagem.context import (
 )
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import ReplicaScope, current_scope
-from stratagem.execution.step_capture import note_optimizer
+from stratagem.execution.programs.step_capture import note_optimizer
 from stratagem.keras.parted_update import apply_in_parts
 from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.keras.served_optimizer import is_served, note_built, send_gradients

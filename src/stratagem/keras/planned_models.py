@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from stratagem.execution.step_capture import CapturedStep, capture
+from stratagem.execution.programs.step_capture import CapturedStep, capture
 from stratagem.keras.private import build_for
 from stratagem.keras.variable_creation import adopt
 from stratagem.messages import explain

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from stratagem.coordinator import Resource, set_packing
-from stratagem.execution.trace_errors import foreign_variable
+from stratagem.execution.tracing.errors import foreign_variable
 from stratagem.keras.private import autocasts, set_path, trainable_variables
 from stratagem.keras.served_optimizer import (
     give_to_servers,

@@ -21,7 +21,7 @@ from stratagem.context import (
 )
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
-from stratagem.execution.trace_errors import foreign_variable
+from stratagem.execution.tracing.errors import foreign_variable
 from stratagem.keras.annotations import (
     current_annotations,
     is_making_state_of_metric,

@@ -16,8 +16,8 @@ import jax
 from jax.experimental import topologies
 
 from stratagem import environment
-from stratagem.execution.step_capture import CapturedStep
-from stratagem.execution.step_program import StepProgram
+from stratagem.execution.programs.step_capture import CapturedStep
+from stratagem.execution.programs.step_program import StepProgram
 from stratagem.messages import explain
 from stratagem.planning.memory import CompilerMemory
 from stratagem.planning.programs import device_bytes, step_programs

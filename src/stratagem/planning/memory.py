@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.execution.step_capture import CapturedStep
+from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.planning.accelerators import Accelerator
 from stratagem.planning.programs import held_bytes, is_held_by_host, variables_of
 from stratagem.variables import ShardedState, ShardedStore, VariableKind, home_of, store_of

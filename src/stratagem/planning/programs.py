@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from stratagem.execution import program_of
-from stratagem.execution.step_capture import CapturedStep
-from stratagem.execution.step_program import StepProgram
-from stratagem.execution.trace import Trace
+from stratagem.execution.programs.step_capture import CapturedStep
+from stratagem.execution.programs.step_program import StepProgram
+from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import Topology
 from stratagem.variables import (
     ShardedStore,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from stratagem.execution.step_capture import CapturedStep, capture
+from stratagem.execution.programs.step_capture import CapturedStep, capture
 from stratagem.messages import explain
 from stratagem.planning.targets import Target
 from stratagem.topology.absent import planning_for

@@ -28,7 +28,7 @@ from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
 from stratagem.estimator.steps.checkpoints import VARIABLES
 from stratagem.estimator.steps.model_step import ModelStep
 from stratagem.execution import ReplicaScope
-from stratagem.execution.created_variables import initialize_created_variables
+from stratagem.execution.tracing.created_variables import initialize_created_variables
 from stratagem.messages import explain
 
 __all__ = ["check_receiver", "make_variables", "signatures_of", "write_export"]

@@ -13,7 +13,7 @@ from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.steps.model_step import ModelStep, reported
 from stratagem.estimator.train_op import Minimize, as_train_ops
 from stratagem.execution import ReplicaScope, current_scope, value_and_grad
-from stratagem.execution.created_variables import is_uninitialized
+from stratagem.execution.tracing.created_variables import is_uninitialized
 from stratagem.keras.optimizer import build_in_replica
 from stratagem.keras.served_optimizer import give_to_servers, share_name
 from stratagem.keras.step_mode import StepMode, step_mode

@@ -1,0 +1,242 @@
+"""Which results of a traced replica function are the same on every replica, whatever the data.
+
+A forward pass over the jaxpr: an output of an operation may differ between replicas if an input of
+it may, except that sums and gathers over the replica axis are the same everywhere, and the
+replica's own id never is. What is not known is taken to differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+
+from stratagem.collectives import is_sum_over_replicas
+from stratagem.execution.analysis.retracing import scan_counts
+
+__all__ = [
+    "contains_primitive",
+    "differing_outputs",
+    "differing_values",
+    "inner_jaxprs",
+    "may_wait_for_ever",
+]
+
+_COMBINING = {
+    "psum",
+    "psum2",
+    "psum_invariant",
+    "pmax",
+    "pmin",
+    "all_gather",
+    "all_gather_invariant",
+}
+_DISTINGUISHING = {
+    "axis_index",
+    "reduce_scatter",
+    "ppermute",
+    "all_to_all",
+    "infeed",
+    "rng_uniform",
+}
+
+
+_REFERENCES = {"addupdate", "get", "swap"}
+_MEETING = _COMBINING | {"reduce_scatter", "ppermute", "all_to_all"}
+
+
+class _DivergenceError(Exception):
+    """Some replicas would take a branch in which they wait for all."""
+
+
+def may_wait_for_ever(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> bool:
+    """Tells whether replicas may part at a condition and wait for one another behind it.
+
+    Args:
+        jaxpr: the trace of one replica.
+        differing_inputs: one flag for each of its input variables.
+
+    Returns:
+        True if an operation over replicas stands in a branch, or a loop, that is chosen by a value
+        that may differ between replicas.
+    """
+    if not _has_meeting_branch(jaxpr):
+        return False
+    try:
+        differing_outputs(jaxpr, differing_inputs)
+    except _DivergenceError:
+        return True
+    return False
+
+
+def _has_meeting_branch(jaxpr: Jaxpr) -> bool:
+    """Whether there is anything to look into, which in most programs there is not."""
+    for eqn in jaxpr.eqns:
+        inner = [one for value in eqn.params.values() for one in inner_jaxprs(value)]
+        if eqn.primitive.name in ("cond", "while"):
+            if any(contains_primitive(one, *_MEETING) for one in inner):
+                return True
+        elif any(_has_meeting_branch(one) for one in inner):
+            return True
+    return False
+
+
+def _check_meeting(eqn: Any) -> None:
+    """Called where the choice of a branch, or the length of a loop, may differ."""
+    inner = [one for value in eqn.params.values() for one in inner_jaxprs(value)]
+    if any(contains_primitive(one, *_MEETING) for one in inner):
+        raise _DivergenceError
+
+
+def differing_outputs(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> list[bool]:
+    """Tells for each output of a jaxpr whether it may differ between replicas.
+
+    Args:
+        jaxpr: the trace of one replica.
+        differing_inputs: one flag for each of its input variables.
+
+    Returns:
+        One flag for each output.
+    """
+    differs = differing_values(jaxpr, differing_inputs)
+    return [not isinstance(atom, Literal) and differs.get(atom, False) for atom in jaxpr.outvars]
+
+
+def differing_values(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> dict[Var, bool]:
+    """Tells for each value in a jaxpr whether it may differ between replicas.
+
+    Args:
+        jaxpr: the trace of one replica.
+        differing_inputs: one flag for each of its input variables.
+
+    Returns:
+        A flag for each variable of the jaxpr itself.
+    """
+    differs: dict[Var, bool] = dict(zip(jaxpr.invars, differing_inputs, strict=True))
+    anything_differs = any(differing_inputs) or contains_primitive(jaxpr, *_DISTINGUISHING)
+
+    def read(atom: Any) -> bool:
+        return False if isinstance(atom, Literal) else differs.get(atom, False)
+
+    for eqn in jaxpr.eqns:
+        inputs = [read(atom) for atom in eqn.invars]
+        if eqn.primitive.name in _REFERENCES:  # the first input is the reference
+            reference: Any = eqn.invars[0]
+            differs[reference] = any(inputs)
+            flags = [any(inputs)] * len(eqn.outvars)
+        elif _is_not_followed(eqn):
+            differs.update((atom, anything_differs) for atom in eqn.invars if isinstance(atom, Var))
+            flags = [anything_differs] * len(eqn.outvars)
+        else:
+            flags = _eqn_outputs(eqn, inputs)
+        differs.update(zip(eqn.outvars, flags, strict=True))
+    return differs
+
+
+def _is_not_followed(eqn: Any) -> bool:
+    """Whether an operation asks the host, or changes references in a jaxpr inside it."""
+    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
+    return eqn.primitive.name == "io_callback" or any(
+        contains_primitive(jaxpr, *_REFERENCES) for jaxpr in inner
+    )
+
+
+def _eqn_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
+    name = eqn.primitive.name
+    if name in _DISTINGUISHING:
+        return [True] * len(eqn.outvars)
+    if is_sum_over_replicas(eqn):
+        return [False] * len(eqn.outvars)
+    if name in _COMBINING:
+        grouped = eqn.params.get("axis_index_groups") is not None
+        return [grouped and any(inputs)] * len(eqn.outvars)
+    if name in _CONTROL_FLOW:
+        return _CONTROL_FLOW[name](eqn, inputs)
+    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
+    if (
+        len(inner) == 1
+        and len(inner[0].invars) == len(inputs)
+        and len(inner[0].outvars) == len(eqn.outvars)
+    ):
+        return differing_outputs(inner[0], inputs)
+    may_differ = any(inputs) or any(contains_primitive(jaxpr, *_DISTINGUISHING) for jaxpr in inner)
+    return [may_differ] * len(eqn.outvars)
+
+
+def inner_jaxprs(value: Any) -> list[Jaxpr]:
+    """Returns the jaxprs in a parameter of an operation, such as the branches of a condition.
+
+    Args:
+        value: the parameter.
+    """
+    if isinstance(value, ClosedJaxpr):
+        return [value.jaxpr]
+    if isinstance(value, Jaxpr):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [jaxpr for item in value for jaxpr in inner_jaxprs(item)]
+    return []
+
+
+def contains_primitive(jaxpr: Jaxpr, *names: str) -> bool:
+    """Tells whether a primitive occurs in a jaxpr, or in one inside it.
+
+    Args:
+        jaxpr: the jaxpr.
+        *names: names of primitives.
+
+    Returns:
+        True if one of them does.
+    """
+    return any(
+        eqn.primitive.name in names
+        or any(
+            contains_primitive(inner, *names)
+            for value in eqn.params.values()
+            for inner in inner_jaxprs(value)
+        )
+        for eqn in jaxpr.eqns
+    )
+
+
+def _cond_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
+    if inputs[0]:
+        _check_meeting(eqn)
+        return [True] * len(eqn.outvars)
+    branches = [differing_outputs(branch.jaxpr, inputs[1:]) for branch in eqn.params["branches"]]
+    return [any(flags) for flags in zip(*branches, strict=True)]
+
+
+def _scan_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
+    num_consts, num_carry = scan_counts(eqn)
+    consts, carry, xs = (
+        inputs[:num_consts],
+        inputs[num_consts : num_consts + num_carry],
+        inputs[num_consts + num_carry :],
+    )
+    while True:
+        outputs = differing_outputs(eqn.params["jaxpr"].jaxpr, [*consts, *carry, *xs])
+        widened = [old or new for old, new in zip(carry, outputs[:num_carry], strict=True)]
+        if widened == carry:
+            return [*carry, *outputs[num_carry:]]
+        carry = widened
+
+
+def _while_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
+    cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    carry = inputs[cond_consts + body_consts :]
+    while True:
+        cond = differing_outputs(eqn.params["cond_jaxpr"].jaxpr, [*inputs[:cond_consts], *carry])
+        if cond[0]:
+            _check_meeting(eqn)
+            return [True] * len(carry)
+        body_inputs = [*inputs[cond_consts : cond_consts + body_consts], *carry]
+        outputs = differing_outputs(eqn.params["body_jaxpr"].jaxpr, body_inputs)
+        widened = [old or new for old, new in zip(carry, outputs, strict=True)]
+        if widened == carry:
+            return carry
+        carry = widened
+
+
+_CONTROL_FLOW = {"cond": _cond_outputs, "scan": _scan_outputs, "while": _while_outputs}

@@ -1,0 +1,3 @@
+"""Eager execution: a thread per replica, op by op."""
+
+__all__: list[str] = []

@@ -1,0 +1,392 @@
+"""Eager execution: a thread a replica, one at a time up to each point where they meet.
+
+The calling thread passes a baton: replica 0 runs until it asks the others for something or ends,
+then replica 1, and so on; then the calling thread answers all of them at once. With several
+processes each runs its own replicas, and the calling threads tell each other what was asked.
+
+Source: TF 2.21 mirrored_run.py, _call_for_each_replica.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.collectives import AllReduce, Communicator, SoleCommunicator
+from stratagem.context import ReplicaContext, stack
+from stratagem.context.replica import check_equal_shapes
+from stratagem.execution.eager.meeting import asked_by_all, self_transposed
+from stratagem.execution.eager.state import EagerState
+from stratagem.execution.tracing.arguments import batch_of, true_batch
+from stratagem.execution.tracing.build_writes import lost_writes, store_initial
+from stratagem.execution.tracing.created_variables import initialize_created_variables
+from stratagem.execution.tracing.errors import apart, created_again
+from stratagem.execution.tracing.functionalize import ReplicaScope
+from stratagem.execution.tracing.lost_changes import call_with_copies
+from stratagem.execution.tracing.returned_values import as_values, rebuilt
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+from stratagem.summary.callbacks import hand_on
+from stratagem.summary.collector import Collector
+from stratagem.topology import Topology
+from stratagem.values import Mirrored, PerReplica, regroup, select_replica
+from stratagem.values.regrouping import is_array
+from stratagem.variables import agree_on_initial_values
+
+__all__ = ["run_eagerly"]
+
+
+def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Calls a function once a replica, op by op.
+
+    Args:
+        strategy: the strategy whose replicas run it.
+        fn: the replica function.
+        args: positional arguments, with `PerReplica` for what is split.
+        kwargs: keyword arguments, likewise.
+
+    Returns:
+        The regrouped result.
+
+    Raises:
+        RuntimeError: replicas make different numbers or kinds of calls to one another, or all
+            variables are in other processes.
+        ValueError: their results differ in structure, or an assignment differs between replicas; or
+            the devices are not here.
+    """
+    if strategy.topology.is_absent:
+        raise ValueError(
+            explain(
+                f"A step was to run op by op on {strategy}, whose devices are not here.",
+                expected="compiled steps, which can be planned without them.",
+                fix="leave run_eagerly out, or call sg.config.run_eagerly(False).",
+            )
+        )
+    if strategy.placement.is_remote:
+        raise RuntimeError(
+            explain(
+                "A step of a ParameterServerStrategy was to run op by op.",
+                expected="compiled steps, which say beforehand what they need from the servers.",
+                fix="debug the function under sg.OneDeviceStrategy, or call "
+                "sg.config.run_eagerly(False).",
+            )
+        )
+    if strategy.topology.devices is None:
+        return _run_plainly(strategy, fn, args, kwargs)
+    agree_on_initial_values(strategy.variables, strategy.topology)
+    session = _Session(strategy, fn, args, kwargs)
+    results = session.run()
+    if strategy.variables.uninitialized():
+        session, results = _run_again(strategy, session)
+    session.state.keep(session.scopes)
+    session.state.send(session.scopes[0])
+    if session.summaries is not None:
+        hand_on(session.summaries.summaries, session.summaries.values)
+    values = [as_values(rebuilt(result)) for result in results]  # what servers have changed since
+    return rebuilt(regroup(values, strategy.topology))
+
+
+def _run_again(strategy: Any, first: _Session) -> tuple[_Session, list[Any]]:
+    """Runs a call once more that has created variables; twice if it has also built something."""
+    first.state.restore()
+    initialize_created_variables(strategy)
+    agree_on_initial_values(strategy.variables, strategy.topology)
+    session = first.anew()
+    results = session.run()
+    if created := strategy.variables.uninitialized():
+        raise created_again(created[0])
+    scope = first.scopes[0]
+    variables = [variable for variable, _ in scope.early]
+    lost = lost_writes(variables, scope.num_writes, session.scopes[0].num_writes)
+    if not lost:
+        return session, results
+    session.state.restore()
+    for place in lost.values():  # only the first replica has built anything
+        store_initial(variables[place], scope.early[place][1])
+    session = first.anew()
+    return session, session.run()
+
+
+def _run_plainly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Runs the function of the default strategy, whose variables are plain: as Keras would."""
+    batch = batch_of(args, kwargs, 1)
+    context = ReplicaContext(strategy, 0, SoleCommunicator(), batch)
+    with jax.disable_jit(), stack.push(stack.FrameKind.REPLICA, strategy, context):
+        return rebuilt(as_values(fn(*args, **kwargs)))
+
+
+_END = "the end of the function"
+
+
+class _Abandoned(BaseException):
+    """Ends a replica's thread after another replica failed."""
+
+
+@dataclasses.dataclass
+class _Request:
+    """What a replica asks of all replicas together.
+
+    Args:
+        kind: the method that was called, to be compared between replicas.
+        value: this replica's contribution.
+        answer: called with all contributions in replica order; returns one result a replica.
+    """
+
+    kind: str
+    value: Any
+    answer: Callable[[list[Any]], list[Any]]
+
+
+class _Replica:
+    """The thread of one replica, and where it stands."""
+
+    def __init__(self, replica_id: int, place: int) -> None:
+        self.replica_id = replica_id
+        self.place = place  # among those of this process
+        self.resume = threading.Semaphore(0)
+        self.request: _Request | None = None
+        self.reply: Any = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.is_done = False
+
+
+class _Session:
+    """One eager call for all replicas."""
+
+    def __init__(self, strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self._strategy = strategy
+        self._fn = fn
+        self.num_replicas: int = strategy.num_replicas_in_sync
+        self._topology: Topology = strategy.topology
+        self.all_reduce: AllReduce = strategy.cross_device_ops.all_reduce(strategy.topology)
+        self._arguments = (tuple(args), kwargs)
+        self._batch = batch_of(args, kwargs, self.num_replicas)
+        self._baton = threading.Semaphore(0)
+        self._abandoned = False
+        local_ids = self._topology.local_replica_ids
+        self._replicas = [_Replica(index, place) for place, index in enumerate(local_ids)]
+        self.state = EagerState(strategy)
+        self.summaries: Collector | None = None  # of replica 0
+        self.scopes: list[ReplicaScope] = [
+            ReplicaScope(self.state.reader(index), strategy.placement.remote) for index in local_ids
+        ]
+
+    def anew(self) -> _Session:
+        """The same call once more."""
+        return _Session(self._strategy, self._fn, *self._arguments)
+
+    def run(self) -> list[Any]:
+        if self.num_replicas == 1:  # nobody to wait for: no thread needed
+            return [self._call(self._replicas[0])]
+        threads = [
+            threading.Thread(
+                target=contextvars.copy_context().run,
+                args=(self._run_replica, replica),
+                name=f"stratagem-replica-{replica.replica_id}",
+                daemon=True,
+            )
+            for replica in self._replicas
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._pass_baton()
+        finally:
+            self._abandoned = True
+            for replica, thread in zip(self._replicas, threads, strict=True):
+                if not replica.is_done:
+                    replica.resume.release()
+                thread.join()
+        return [replica.result for replica in self._replicas]
+
+    def _pass_baton(self) -> None:
+        while True:
+            for replica in self._replicas:
+                replica.request = None
+                replica.resume.release()
+                self._baton.acquire()
+                if replica.error is not None:
+                    raise replica.error
+            requests = [replica.request for replica in self._replicas]
+            if all(replica.is_done for replica in self._replicas):
+                if self._topology.spans_processes:  # the others may not have ended
+                    self._check_ended(requests)
+                return
+            self._answer(requests)
+
+    def _answer(self, requests: list[_Request | None]) -> None:
+        own_kinds = [request.kind if request else _END for request in requests]
+        own_values = [request.value if request else None for request in requests]
+        kinds, values = own_kinds, own_values
+        if self._topology.spans_processes:
+            kinds, values = asked_by_all(own_kinds, own_values)
+        if len(set(kinds)) > 1 or requests[0] is None:
+            raise apart(kinds)
+        replies = requests[0].answer(values)
+        for replica in self._replicas:
+            replica.reply = replies[replica.replica_id]
+
+    def _check_ended(self, requests: list[_Request | None]) -> None:
+        kinds, _ = asked_by_all([_END] * len(requests), [None] * len(requests))
+        if set(kinds) != {_END}:
+            raise apart(kinds)
+
+    def _run_replica(self, replica: _Replica) -> None:
+        replica.resume.acquire()
+        try:
+            if not self._abandoned:
+                replica.result = self._call(replica)
+        except _Abandoned:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
+            replica.error = error
+        finally:
+            replica.is_done = True
+            self._baton.release()
+
+    def _call(self, replica: _Replica) -> Any:
+        index, place = replica.replica_id, replica.place
+        device = self._topology.devices[index] if self._topology.devices else None
+        alone = self.num_replicas == 1
+        communicator = SoleCommunicator() if alone else _EagerCommunicator(self, replica, device)
+        context = ReplicaContext(
+            self._strategy, index, communicator, true_batch(self._batch, index)
+        )
+        summaries = Collector()
+        if index == 0:
+            self.summaries = summaries
+        with (
+            jax.default_device(device),
+            jax.disable_jit(),
+            stack.push(stack.FrameKind.REPLICA, self._strategy, context),
+            self.scopes[place],
+            summaries,
+        ):
+            args, kwargs = self._local_arguments(place, device)
+            result = call_with_copies(self._fn, args, kwargs)
+            return as_values(result, self.scopes[place].is_late)
+
+    def _local_arguments(self, place: int, device: Any) -> Any:
+        selected = select_replica(place, self._arguments)
+        return jax.tree.map(
+            lambda leaf: jax.device_put(leaf, device) if is_array(leaf) else leaf, selected
+        )
+
+    def meet(self, replica: _Replica, request: _Request) -> Any:
+        """Called in a replica's thread: hands the baton back until all replicas have asked."""
+        replica.request = request
+        self._baton.release()
+        replica.resume.acquire()
+        if self._abandoned:
+            raise _Abandoned
+        return replica.reply
+
+    def merge(self, fn: Callable[..., Any], calls: list[Any]) -> list[Any]:
+        """Called in the calling thread: one cross-replica call for all replicas."""
+        self.state.keep(self.scopes)
+        # Those of other processes cannot be put on their devices from here: all stay on ours.
+        spans = self._topology.spans_processes
+        merged_args, merged_kwargs = regroup(calls, None if spans else self._topology)
+        result = fn(self._strategy, *merged_args, **merged_kwargs)
+        return [select_replica(index, result) for index in range(self.num_replicas)]
+
+
+class _EagerCommunicator(Communicator):
+    """Reaches the other replicas by meeting them."""
+
+    def __init__(self, session: _Session, replica: _Replica, device: Any) -> None:
+        self._session = session
+        self._replica = replica
+        self._device = device
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of threads of this session."""
+        return self._session.num_replicas
+
+    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+        """Meets the others for a sum or a mean; can be differentiated."""
+        return self._all_reduce(op, value, are_gradients=False)
+
+    def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
+        """Meets the others for each of the values."""
+        return [self._all_reduce(op, value, are_gradients=True) for value in values]
+
+    def _all_reduce(self, op: ReduceOp, value: Any, *, are_gradients: bool) -> Any:
+        def answer(values: list[Any]) -> list[Any]:
+            check_equal_shapes([value.shape for value in values], "all_reduce")
+            host = [np.asarray(value) for value in values]
+            result = self._session.all_reduce.parts(op, host, are_gradients=are_gradients)
+            return [result] * len(values)
+
+        def reduce(value: Any) -> Any:
+            request = _Request(f"all_reduce({op.value})", value, answer)
+            return jax.device_put(self._session.meet(self._replica, request), self._device)
+
+        return self_transposed(reduce)(jnp.asarray(value))
+
+    def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
+        """Meets the others for a concatenation; can be differentiated."""
+        sizes: list[int] = []
+
+        def gather(value: Any) -> Any:
+            def answer(values: list[Any]) -> list[Any]:
+                self._check_gatherable(values, axis)
+                host = [np.asarray(part) for part in values]
+                all_sizes = [part.shape[axis] for part in host]
+                joined = np.concatenate(host, axis=axis)
+                return [(joined, all_sizes)] * len(values)
+
+            joined, all_sizes = self._session.meet(
+                self._replica, _Request("all_gather", value, answer)
+            )
+            sizes[:] = all_sizes
+            return jax.device_put(joined, self._device)
+
+        @jax.custom_vjp
+        def differentiable(value: Any) -> Any:
+            return gather(value)
+
+        def backward(_: None, incoming: Any) -> tuple[Any]:
+            total = self.all_reduce(ReduceOp.SUM, incoming)
+            start = sum(sizes[: self._replica.replica_id])
+            stop = start + sizes[self._replica.replica_id]
+            return (jax.lax.slice_in_dim(total, start, stop, axis=axis),)
+
+        differentiable.defvjp(lambda value: (gather(value), None), backward)
+        return differentiable(jnp.asarray(value))
+
+    def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Meets the others for one call in the calling thread."""
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            raise RuntimeError(
+                explain(
+                    "merge_call was called in a function that is being differentiated, in eager "
+                    "mode.",
+                    expected="values: an eager merge_call runs at once.",
+                    fix="use all_reduce or all_gather, which can be differentiated, or run "
+                    "compiled.",
+                )
+            )
+        request = _Request(
+            "merge_call", (args, kwargs), lambda calls: self._session.merge(fn, calls)
+        )
+        reply = self._session.meet(self._replica, request)
+        return jax.tree.map(
+            lambda leaf: jax.device_put(leaf, self._device) if is_array(leaf) else leaf,
+            reply,
+            is_leaf=lambda leaf: isinstance(leaf, PerReplica | Mirrored),
+        )
+
+    def _check_gatherable(self, values: list[Any], axis: int) -> None:
+        rest = [value.shape[:axis] + value.shape[axis + 1 :] for value in values]
+        check_equal_shapes(rest, "all_gather (the gathered axis left out)")

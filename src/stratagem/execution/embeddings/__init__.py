@@ -1,0 +1,3 @@
+"""Row lookups in large tables, and updates of rows."""
+
+__all__: list[str] = []

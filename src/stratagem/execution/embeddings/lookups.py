@@ -1,0 +1,330 @@
+"""Rows of a table that a function looks up while it is differentiated.
+
+The gradient of such a table is zero but for these rows. JAX makes it a whole array; here each
+lookup gets an input of its own that stands for the rows it returns, and the gradient by that input
+is the rows' gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state
+
+from stratagem.context import get_replica_context
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
+from stratagem.execution.tracing.remote_state import Ids, Lookup
+from stratagem.messages import explain
+from stratagem.values import IndexedSlices
+from stratagem.variables import ShardedVariable, shards_of
+
+__all__ = [
+    "Lookups",
+    "as_row_numbers",
+    "embedding_lookup",
+    "has_company",
+    "is_elsewhere",
+    "is_recorded",
+    "is_table",
+    "is_worth_rows",
+    "note_table",
+    "rows_pay",
+    "slices_of",
+    "tables_among",
+]
+
+# Measured on two CPU devices: below 64 Ki elements nothing is won, and where the rows of all
+# replicas are half as many as those of the table, both ways take the same time.
+_MIN_TABLE_SIZE = 65_536
+_TABLE = "_stratagem_is_table"
+
+
+def note_table(variable: Any) -> None:
+    """Notes that rows of a variable are looked up, so that its gradient may be rows too."""
+    setattr(variable, _TABLE, True)
+
+
+def is_table(variable: Any) -> bool:
+    """Tells whether rows of a variable were ever looked up."""
+    return getattr(variable, _TABLE, False)
+
+
+def tables_among(variables: Sequence[Any]) -> list[Any]:
+    """Returns the variables that rows were ever looked up in."""
+    return [variable for variable in variables if is_table(variable)]
+
+
+def embedding_lookup(params: Any, ids: Any) -> jax.Array:
+    """Returns rows of a table, whose gradient by the table need not be as large as the table.
+
+    Where `sg.value_and_grad` differentiates by the table and it is read in no other way, the
+    gradient is kept as rows: replicas exchange these and not the whole table. Call anywhere.
+
+    Args:
+        params: Keras variable of shape (n, ...), the table; or an `sg.ShardedVariable`, of whose
+            shards each is a table; or an array, which is indexed as usual.
+        ids: integers of any shape; -n <= id < n, others give rows of NaN.
+
+    Returns:
+        Array of shape (*ids.shape, ...), in the table's compute dtype.
+
+    Raises:
+        TypeError: `ids` are no integers.
+        ValueError: `params` is a scalar.
+
+    Example:
+        >>> table = sg.Variable([[1.0, 2.0], [3.0, 4.0]])
+        >>> sg.nn.embedding_lookup(table, [1, 1])
+        Array([[3., 4.],
+               [3., 4.]], dtype=float32)
+
+    Source: TF 2.21 embedding_ops.py, embedding_lookup.
+    """
+    ids = jnp.asarray(ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(
+            explain(
+                f"embedding_lookup received ids of dtype {ids.dtype}.",
+                expected="integers.",
+                fix='cast them: keras.ops.cast(ids, "int32").',
+            )
+        )
+    if not jnp.ndim(params):
+        raise ValueError(
+            explain(
+                "embedding_lookup received a scalar as its table.",
+                expected="a table with rows on axis 0.",
+                fix="pass a variable of shape (n, ...).",
+            )
+        )
+    if not isinstance(params, keras.Variable):
+        if isinstance(params, ShardedVariable):
+            return _rows_of_shards(params, ids)
+        return jnp.take(jnp.asarray(params), ids, axis=0)
+    note_table(params)
+    lookups = _current.lookups
+    if lookups is not None:
+        return lookups.look_up(params, ids)
+    if is_elsewhere(params) and (scope := current_scope()) and scope.is_at_its_own_level:
+        return _rows_from_elsewhere(params, ids, scope)
+    return _plain_rows(params, ids)
+
+
+def is_recorded(table: Any) -> bool:
+    """Tells whether a lookup in a variable is more than reading it, now."""
+    if _current.lookups is None:
+        return is_elsewhere(table)
+    return _current.lookups.counts(table)
+
+
+def is_elsewhere(table: Any) -> bool:
+    """Tells whether a variable is kept elsewhere, and single rows are asked for there."""
+    scope = current_scope()
+    is_whole = scope is not None and id(table) in scope.outermost.whole_tables
+    return getattr(table, "has_rows", False) and not is_whole
+
+
+def is_worth_rows(shape: Sequence[int]) -> bool:
+    """Tells whether a table is so large that rows of it travel in less time than the whole.
+
+    Args:
+        shape: of the table.
+    """
+    return len(shape) > 1 and math.prod(shape) >= _MIN_TABLE_SIZE
+
+
+def _rows_from_elsewhere(table: Any, ids: Any, scope: ReplicaScope) -> jax.Array:
+    if scope.receive is None or id(table) in scope.writes:
+        return _plain_rows(table, ids)
+    lookup = Lookup(table, (*ids.shape, *table.shape[1:]), jnp.dtype(table.dtype))
+    place, rows = scope.receive(lookup)
+    scope.send(Ids(place), as_row_numbers(ids))
+    return rows.astype(table.value.dtype)  # of layers that compute in another
+
+
+def as_row_numbers(ids: jax.Array) -> jax.Array:
+    """Returns ids in a dtype that holds the number of every row."""
+    return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
+
+
+def _plain_rows(table: Any, ids: Any) -> jax.Array:
+    is_outside = not isinstance(ids, Tracer) and current_scope() is None
+    if is_outside and hasattr(table, "take_rows"):
+        return _taken_rows(table, np.asarray(ids))
+    if is_outside and is_elsewhere(table) and current_function_trace() is None:
+        return table.rows_outside(ids)
+    return jnp.take(jnp.asarray(table.value), ids, axis=0)
+
+
+def _taken_rows(table: Any, ids: np.ndarray) -> jax.Array:
+    """Rows that a table can be asked for one by one, each once."""
+    num_rows = table.shape[0]
+    numbers = np.where(ids < 0, ids.astype(np.int64) + num_rows, ids)
+    unique, places = np.unique(numbers, return_inverse=True)
+    is_row = (unique >= 0) & (unique < num_rows)
+    rows = jnp.asarray(table.take_rows(unique[is_row]))
+    if not len(rows):
+        rows = jnp.zeros((1, *rows.shape[1:]), rows.dtype)
+    # What is past the end JAX fills, as it does where the whole table is there.
+    places = np.where(is_row, np.cumsum(is_row) - 1, len(rows))[places]
+    return jnp.take(rows, jnp.asarray(places.reshape(ids.shape)), axis=0)
+
+
+def _rows_of_shards(table: ShardedVariable, ids: Any) -> jax.Array:
+    """Rows of variables that are one: each is a table, by which a gradient may be rows."""
+    num_rows = table.shape[0]
+    nowhere = jnp.where((ids >= -num_rows) & (ids < num_rows), 0, 1)
+    # Zeros, and what JAX fills in where there is no row.
+    rows = jnp.take(jnp.zeros((1, *table.shape[1:]), table.dtype), nowhere, axis=0)
+    for shard, (own_ids, are_own) in shards_of(table, ids):
+        # Servers have no row past the end.
+        other = 0 if is_elsewhere(shard) else shard.shape[0]
+        found = embedding_lookup(shard, jnp.where(are_own, own_ids, other))
+        several = (*jnp.shape(are_own), *[1] * (len(table.shape) - 1))
+        rows = jnp.where(jnp.reshape(are_own, several), found, rows)
+    return rows
+
+
+class _Current(threading.local):
+    lookups: Lookups | None = None
+
+
+_current = _Current()
+
+
+class Lookups:
+    """The lookups of one call of a function, in their order.
+
+    Args:
+        tables: the variables whose lookups count; those of others are ordinary reads.
+        stand_ins: for each table by id, the inputs that stand for the rows of its lookups; None
+            where they are only counted.
+        received: of tables that are elsewhere, the rows of each lookup.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        stand_ins: dict[int, list[jax.Array]] | None = None,
+        received: dict[int, list[Any]] | None = None,
+    ) -> None:
+        self._tables = {id(table) for table in tables}
+        self._received = {key: list(rows) for key, rows in (received or {}).items()}
+        self.tables_elsewhere: dict[int, Any] = {}
+        self._stand_ins = (
+            None if stand_ins is None else {key: list(rows) for key, rows in stand_ins.items()}
+        )
+        self._has_missed = False
+        self.ids: dict[int, list[jax.Array]] = {}
+        self.shapes: dict[int, list[tuple[int, ...]]] = {}
+        self._trace: Any = None
+        self._outer: Lookups | None = None
+
+    def __enter__(self) -> Lookups:
+        self._trace = get_opaque_trace_state(convention="nnx")
+        self._outer, _current.lookups = _current.lookups, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.lookups = self._outer
+
+    @property
+    def are_matched(self) -> bool:
+        """Whether every stand-in has met its lookup, and every lookup its stand-in."""
+        return not self._has_missed and not any((self._stand_ins or {}).values())
+
+    def counts(self, table: Any) -> bool:
+        """Tells whether the lookups of a table count here."""
+        # What lax.scan or jax.checkpoint looks up cannot leave them: that is an ordinary read.
+        is_nested = self._trace != get_opaque_trace_state(convention="nnx")
+        scope = current_scope()
+        if scope is None or is_nested or id(table) in scope.writes:  # rows of another value
+            return False
+        if self._stand_ins is None and is_elsewhere(table):
+            self.tables_elsewhere[id(table)] = table
+            return True
+        return id(table) in self._tables
+
+    def look_up(self, table: Any, ids: jax.Array) -> jax.Array:
+        """Returns rows of a table, attached to the input that stands for them."""
+        scope = current_scope()
+        if scope is None or not self.counts(table):
+            return _plain_rows(table, ids)
+        was_read = id(table) in scope.read_ids
+        value = jnp.asarray(table.value)
+        shape = (*ids.shape, *value.shape[1:])
+        stand_in = None
+        if self._stand_ins is not None:
+            remaining = self._stand_ins[id(table)]
+            if not remaining or remaining[0].shape != shape:
+                self._has_missed = True
+                return _plain_rows(table, ids)
+            stand_in = remaining.pop(0)
+        if not was_read:
+            scope.read_ids.discard(id(table))
+        self.ids.setdefault(id(table), []).append(ids)
+        self.shapes.setdefault(id(table), []).append(shape)
+        if received := self._received.get(id(table)):
+            rows = received.pop(0).astype(value.dtype)
+        else:
+            rows = jnp.take(value, ids, axis=0)
+        return rows if stand_in is None else _attach(rows, stand_in)
+
+
+@jax.custom_jvp
+def _attach(rows: jax.Array, stand_in: jax.Array) -> jax.Array:
+    """Returns the rows, whose derivative is that of the stand-in alone."""
+    return rows
+
+
+@_attach.defjvp
+def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    return primals[0], tangents[1].astype(primals[0].dtype)
+
+
+def slices_of(table: Any, ids: Sequence[jax.Array], rows: Sequence[jax.Array]) -> IndexedSlices:
+    """Joins the gradients of a table's lookups.
+
+    Args:
+        table: the variable.
+        ids: the ids of each lookup.
+        rows: the gradient by the rows of each lookup.
+
+    Returns:
+        Their slices, in the order of the lookups.
+    """
+    row_shape = tuple(table.shape[1:])
+    indices = [one.reshape(-1).astype(jnp.int32) for one in ids]
+    values = [one.reshape(-1, *row_shape) for one in rows]
+    return IndexedSlices(jnp.concatenate(values), jnp.concatenate(indices), tuple(table.shape))
+
+
+def rows_pay(table: Any, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Tells whether replicas exchange less when they exchange rows and not the whole table.
+
+    Args:
+        table: the variable.
+        shapes: shapes of the rows of each lookup of one replica.
+    """
+    table_size = math.prod(table.shape)
+    num_elements = sum(math.prod(shape) for shape in shapes)
+    return table_size > _MIN_TABLE_SIZE and 2 * num_elements * _num_replicas() < table_size
+
+
+def has_company() -> bool:
+    """Tells whether this is one of several replicas."""
+    return _num_replicas() > 1
+
+
+def _num_replicas() -> int:
+    context = get_replica_context()
+    return 1 if context is None else context.num_replicas_in_sync

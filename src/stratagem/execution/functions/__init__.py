@@ -1,0 +1,3 @@
+"""sg.function: one compiled program around whole steps."""
+
+__all__: list[str] = []

@@ -1,0 +1,143 @@
+"""sg.function: a step that holds `run` and `reduce` together, as one compiled program."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from stratagem import config
+from stratagem.context import get_replica_context, get_strategy, has_strategy
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution.functions.function_program import (
+    FunctionProgram,
+    KnownVariables,
+    flatten_call,
+    trace_function,
+)
+from stratagem.execution.programs.recompilations import Recompilations
+from stratagem.execution.tracing.returned_values import as_values, rebuilt
+from stratagem.messages import explain
+from stratagem.summary.settings import trace_key
+from stratagem.tracebacks import filters_traceback
+
+__all__ = ["Function", "function"]
+
+
+_recompilations = Recompilations()
+
+
+class Function:
+    """A Python function that is traced once for each kind of arguments and then runs compiled.
+
+    Made by `sg.function`.
+
+    Args:
+        fn: the function.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        self._programs: OrderedDict[Any, FunctionProgram] = OrderedDict()
+        self._known = KnownVariables()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Binds a function that was defined in a class, as Python does with its own."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    @filters_traceback
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function, tracing it if it was not called with such arguments before."""
+        if config.runs_eagerly() or not _is_outermost():
+            return rebuilt(as_values(self._fn(*args, **kwargs)))
+        call = flatten_call(args, kwargs)
+        current = get_strategy() if has_strategy() else None
+        key = (call.structure, call.kinds, current)
+        program = self._programs.get(key)
+        if program is not None and program.summaries is not None:
+            program = self._programs.get((key, trace_key()))
+        if program is None:
+            if current is not None and current not in self._known.strategies:
+                self._known.strategies.append(current)
+            program = trace_function(self._fn, call, self._known)
+            self._programs[key] = program
+            _recompilations.note(self._fn, (call.structure, call.kinds, current), program)
+            if program.summaries is not None:
+                self._programs[(key, trace_key())] = program
+            while len(self._programs) > config.program_cache_size():
+                self._programs.popitem(last=False)
+        else:
+            program.is_reused = True
+        self._programs.move_to_end(key)
+        return program.run(call.arrays)
+
+
+def function(
+    fn: Callable[..., Any] | None = None,
+    *,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool = False,
+    input_signature: Any = None,
+) -> Any:
+    """Compiles a step that holds `run`, `reduce` and what is around them in one program.
+
+    Call the result in cross-replica context. Arrays, `PerReplica` values and Python numbers among
+    the arguments are traced; strings, bools and other objects are part of the program. Variables
+    that the function reads and assigns become inputs and outputs. Python side effects happen when
+    it is traced: once for each structure, shapes and dtypes of the arguments, and once more where
+    it turns out to use or to create variables that were not known. With
+    `sg.config.run_eagerly(True)`, inside another `sg.function` and in a replica function it is the
+    function itself.
+
+    Args:
+        fn: the function; it may be a method. None where this is a decorator with arguments.
+        jit_compile: accepted for the sake of moved code; the program is always compiled.
+        reduce_retracing: likewise; a program is of one kind of arguments.
+        input_signature: must be None.
+
+    Returns:
+        A callable with the arguments and the results of `fn`; a decorator without `fn`.
+
+    Raises:
+        TypeError: an `input_signature`, or `fn` cannot be called.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> @sg.function
+        ... def step(batch):
+        ...     sums = strategy.run(jax.numpy.sum, args=(batch,))
+        ...     return strategy.reduce("sum", sums, axis=None)
+        >>> (batch,) = strategy.distribute_dataset([np.arange(4)])
+        >>> step(batch)
+        Array(6, dtype=int32)
+
+    Source: TF 2.21 polymorphic_function.py, function.
+    """
+    if input_signature is not None:
+        raise TypeError(
+            explain(
+                f"sg.function received input_signature={input_signature!r}.",
+                expected="None: there is a program for each kind of arguments.",
+                fix="leave it out, and pass arguments of the shapes and dtypes that you want.",
+            )
+        )
+    if fn is None:
+        return Function
+    if not callable(fn):
+        raise TypeError(
+            explain(
+                f"sg.function received {fn!r} of type {type(fn).__name__}.",
+                expected="a function.",
+                fix="write @sg.function above the function.",
+            )
+        )
+    return Function(fn)
+
+
+def _is_outermost() -> bool:
+    """Whether neither another function nor a replica function is running in this thread."""
+    in_replica = has_strategy() and get_replica_context() is not None
+    return current_function_trace() is None and not in_replica

@@ -1,0 +1,234 @@
+"""State that a function hands from step to step in `run_steps`, as in `jax.lax.scan`.
+
+Each array of it is kept in a `CarrySlot`, which steps read and write as they do a variable with a
+component on each replica. So every execution can carry it, and none knows of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from stratagem.context import get_replica_context
+from stratagem.context.replica import is_key
+from stratagem.execution.tracing.functionalize import current_scope
+from stratagem.execution.tracing.program_fingerprint import name_of
+from stratagem.execution.tracing.returned_values import as_values
+from stratagem.messages import explain
+from stratagem.options import ReduceOp, VariableAggregation
+from stratagem.topology.absent import placeholder
+from stratagem.topology.pieces import own_copy
+from stratagem.values import Mirrored, PerReplica
+from stratagem.values.regrouping import is_array
+from stratagem.variables import Home, VariableKind
+
+__all__ = ["Carry", "CarryingStep"]
+
+
+class CarrySlot:
+    """One array of a carry, of one shape and dtype; what a step takes for a variable.
+
+    Args:
+        strategy: whose replicas have a component each.
+        value: an array of that kind, of one replica.
+        path: its place in the carry, for messages.
+    """
+
+    has_value = True
+    trainable = False
+
+    def __init__(self, strategy: Any, value: Any, path: str) -> None:
+        self.path = path
+        self.given_shape, self.given_dtype = value.shape, value.dtype
+        self.key_impl = jax.random.key_impl(value) if is_key(value) else None
+        data = self.stored(value)
+        self.shape, self.dtype = data.shape, data.dtype
+        self.storage: Any = None
+        is_sole = strategy.num_replicas_in_sync == 1
+        kind = VariableKind.PLAIN if is_sole else VariableKind.ON_READ
+        strategy.variables.add_slot(self, Home(strategy, kind, VariableAggregation.NONE))
+
+    @property
+    def for_step(self) -> Any:
+        """The value that a compiled step takes."""
+        return self.storage
+
+    def stored(self, value: Any) -> Any:
+        """Returns a value in the form in which it is kept: random keys as their numbers."""
+        return jnp.asarray(value) if self.key_impl is None else jax.random.key_data(value)
+
+    def given(self, data: Any) -> Any:
+        """Returns a value as the function gets it."""
+        return data if self.key_impl is None else jax.random.wrap_key_data(data, impl=self.key_impl)
+
+    def read(self) -> Any:
+        """Returns this replica's value. Call in a step."""
+        scope = current_scope()
+        return self.given(self.storage if scope is None else scope.get_current_value(self))
+
+    def write(self, value: Any) -> None:
+        """Sets this replica's value. Call in a step."""
+        scope = current_scope()
+        if scope is None:  # run plainly, by the only replica of the default strategy
+            self.storage = self.stored(value)
+        else:
+            scope.add_update((self, self.stored(value)))
+
+
+class Carry:
+    """The state that is handed from step to step in one call of `run_steps`.
+
+    Args:
+        strategy: whose replicas run the steps.
+        initial: pytree of arrays and numbers, the same on all replicas, or `PerReplica`.
+
+    Raises:
+        TypeError: another object in the pytree.
+        ValueError: a `PerReplica` whose parts have several shapes.
+    """
+
+    def __init__(self, strategy: Any, initial: Any) -> None:
+        self._strategy = strategy
+        self._topology = strategy.topology
+        pairs, self.structure = jax.tree_util.tree_flatten_with_path(
+            as_values(initial), is_leaf=_is_distributed
+        )
+        paths = [_path(path) for path, _ in pairs]
+        parts = [_parts(leaf, path) for path, (_, leaf) in zip(paths, pairs, strict=True)]
+        key = self.structure, tuple((one[0].shape, one[0].dtype) for one in parts)
+        known: dict[Any, tuple[CarrySlot, ...]] = strategy.executor.carries
+        if key not in known:
+            firsts = zip(paths, parts, strict=True)
+            known[key] = tuple(CarrySlot(strategy, one[0], path) for path, one in firsts)
+        self.slots = known[key]
+        for slot, own in zip(self.slots, parts, strict=True):
+            slot.storage = self._stored([slot.stored(part) for part in own])
+
+    def _stored(self, parts: list[Any]) -> Any:
+        """The whole array, in memory of its own: a step gives it away."""
+        topology, first = self._topology, parts[0]
+        is_sole = topology.num_replicas == 1
+        if topology.is_absent:
+            replicas = () if is_sole else (topology.num_replicas,)
+            return placeholder((*replicas, *first.shape), first.dtype)
+        if is_sole:
+            return topology.replicate(jnp.array(first, copy=True))
+        parts = parts * topology.num_local_replicas if len(parts) == 1 else parts
+        return topology.stack([jnp.array(part, copy=True) for part in parts])
+
+    def take(self) -> Any:
+        """Returns the state after the last step, which is kept no longer."""
+        is_sole = self._topology.num_replicas == 1
+        values: list[Any] = []
+        for slot in self.slots:
+            value, slot.storage = slot.storage, None
+            value = own_copy(value, self._topology) if is_sole else value
+            values.append(slot.given(value) if is_sole else PerReplica(stacked=slot.given(value)))
+        return jax.tree.unflatten(self.structure, values)
+
+
+def _is_distributed(leaf: Any) -> bool:
+    return isinstance(leaf, PerReplica | Mirrored)
+
+
+def _path(path: Any) -> str:
+    return f"carry{jax.tree_util.keystr(path)}"
+
+
+def _parts(leaf: Any, path: str) -> list[Any]:
+    """The components of one leaf; one that all replicas get."""
+    if isinstance(leaf, PerReplica):
+        components = [jnp.asarray(part) for part in leaf.components]
+        shapes = [part.shape for part in components]
+        if len(set(shapes)) > 1:
+            raise ValueError(
+                explain(
+                    f"run_steps received {path} with parts of the shapes {shapes}.",
+                    expected="one shape on all replicas: they run one program.",
+                    fix="pad the parts, and carry their lengths beside them.",
+                )
+            )
+        return components
+    leaf = leaf.value if isinstance(leaf, Mirrored) else leaf
+    if not (is_array(leaf) or isinstance(leaf, int | float | complex)):
+        raise TypeError(
+            explain(
+                f"run_steps received {path}={leaf!r} of type {type(leaf).__name__}.",
+                expected="a pytree of arrays and numbers.",
+                fix="let the function close over everything else.",
+            )
+        )
+    return [jnp.asarray(leaf)]
+
+
+@dataclasses.dataclass(frozen=True)
+class CarryingStep:
+    """A function of a carry and a batch as a replica function of the batch.
+
+    Equal ones are one program: this is why it is no closure.
+
+    Args:
+        fn: called with the batch and the carry; its `fn` is the function of the user.
+        slots: that hold the carry.
+        structure: of the carry.
+        op: how results are combined over replicas in each step; None leaves them apart.
+    """
+
+    fn: Any
+    slots: tuple[CarrySlot, ...]
+    structure: Any
+    op: ReduceOp | None
+
+    @property
+    def _name(self) -> str:
+        return name_of(self.fn.fn)
+
+    def __call__(self, batch: Any) -> Any:
+        """Runs one step of a replica."""
+        carry = jax.tree.unflatten(self.structure, [slot.read() for slot in self.slots])
+        result = self.fn(batch, carry)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(
+                explain(
+                    f"{self._name} returned a value of type {type(result).__name__}.",
+                    expected="a pair, because run_steps was given a carry: the next carry and "
+                    "what the step returns.",
+                    fix="write `return carry, result`, or `return carry, None`.",
+                )
+            )
+        carry, result = as_values(result)
+        for slot, leaf in zip(self.slots, self._leaves(carry), strict=True):
+            slot.write(leaf)
+        context = get_replica_context()
+        assert context is not None
+        return result if self.op is None else context.all_reduce(self.op, result)
+
+    def _leaves(self, carry: Any) -> list[Any]:
+        """The arrays of the next carry, which must be like those of the last one."""
+        pairs, structure = jax.tree_util.tree_flatten_with_path(carry)
+        if structure != self.structure:
+            raise ValueError(
+                explain(
+                    f"{self._name} got a carry of the structure {self.structure} and "
+                    f"returned one of {structure}.",
+                    expected="the same structure.",
+                    fix="return the same keys, lengths and types as in the initial carry.",
+                )
+            )
+        leaves = [jnp.asarray(leaf) for _, leaf in pairs]
+        for slot, leaf in zip(self.slots, leaves, strict=True):
+            if (leaf.shape, leaf.dtype) != (slot.given_shape, slot.given_dtype):
+                raise ValueError(
+                    explain(
+                        f"{self._name} got {slot.path} of shape {slot.given_shape} and "
+                        f"dtype {slot.given_dtype} and returned shape {leaf.shape} and dtype "
+                        f"{leaf.dtype}.",
+                        expected="the same shape and dtype after each step.",
+                        fix="give the initial carry that shape and dtype, or cast what is "
+                        "returned: keras.ops.cast(value, dtype).",
+                    )
+                )
+        return leaves

@@ -1,0 +1,112 @@
+"""The part of a step that computes which rows of tables it looks up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import PartitionSpec
+
+from stratagem.execution.programs.step_program import StepProgram
+from stratagem.execution.tracing.remote_state import Ids, without_unused
+from stratagem.execution.tracing.trace import Trace
+from stratagem.messages import explain
+from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.variables import VariableKind, home_of
+
+__all__ = ["IdsProgram", "spec_of_input"]
+
+
+class IdsProgram:
+    """Computes the ids of each lookup of a step; nothing else of the step is left in it.
+
+    Args:
+        trace: of the step.
+        topology: the devices of the replicas.
+        name: of the function, for messages.
+
+    Raises:
+        ValueError: ids that follow from rows which the step looks up.
+    """
+
+    def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
+        jaxpr = trace.jaxpr.jaxpr
+        first = len(trace.written) + trace.num_outputs
+        # A lookup may have been given up while the function was traced: nobody needs its rows.
+        places = {
+            what.lookup: first + place
+            for place, what in enumerate(trace.sent)
+            if isinstance(what, Ids)
+        }
+        self._lookups = sorted(places)
+        outvars = [jaxpr.outvars[places[lookup]] for lookup in self._lookups]
+        reduced, stays = without_unused(
+            jaxpr.replace(outvars=outvars),
+            [False] * len(jaxpr.invars),
+            keeps_effects=False,  # the step itself does that
+        )
+        self._inputs = [one for one, stay in zip(trace.inputs, stays, strict=True) if stay]
+        if any(source == "rows" for source, _ in self._inputs):
+            raise ValueError(
+                explain(
+                    f"{name} looks up rows whose ids it computes from other rows that it looks up.",
+                    expected="ids that are known before the step: of its arguments or variables.",
+                    fix="look up the second rows in a step of their own, which gets the ids.",
+                )
+            )
+        run: Any = jaxpr_as_fun(ClosedJaxpr(reduced, trace.jaxpr.consts))
+        if topology.num_replicas > 1:
+            run = jax.shard_map(
+                run,
+                mesh=topology.mesh,
+                in_specs=tuple(
+                    spec_of_input(source, index, trace) for source, index in self._inputs
+                ),
+                out_specs=PartitionSpec(REPLICA_AXIS),
+                axis_names={REPLICA_AXIS},
+                check_vma=False,
+            )
+        self._run = jax.jit(run)
+        self._num_lookups = len(trace.lookups)
+
+    def run(self, pools: Mapping[str, Sequence[Any]]) -> list[Any]:
+        """Returns the ids of each lookup; None where nobody needs its rows.
+
+        Args:
+            pools: the inputs of the step by their source; of variables functions that return them.
+        """
+        inputs = [pools[source][index] for source, index in self._inputs]
+        return self._by_lookup(self._run(*[one() if callable(one) else one for one in inputs]))
+
+    def program(self, pools: dict[str, list[Any]]) -> tuple[StepProgram, list[Any]]:
+        """Returns the program with what to lower it from, and the shapes of the ids.
+
+        Args:
+            pools: as for `run`, shapes on devices in place of arrays.
+        """
+        inputs = tuple(pools[source][index] for source, index in self._inputs)
+        program = StepProgram("ids", self._run, inputs, inputs)
+        return program, self._by_lookup(jax.eval_shape(self._run, *inputs))
+
+    def _by_lookup(self, computed: Sequence[Any]) -> list[Any]:
+        ids: list[Any] = [None] * self._num_lookups
+        for lookup, value in zip(self._lookups, computed, strict=True):
+            ids[lookup] = value
+        return ids
+
+
+def spec_of_input(source: str, index: int, trace: Trace) -> PartitionSpec:
+    """Returns how an input of a step is spread over the replicas.
+
+    Args:
+        source: of the input.
+        index: of it in its source.
+        trace: of the step.
+    """
+    variables = {"read_only": trace.read_only, "written": trace.written}.get(source)
+    home = None if variables is None else home_of(variables[index])
+    is_on_read = home is not None and home.kind is VariableKind.ON_READ
+    is_split = source in ("split", "rows") or is_on_read
+    return PartitionSpec(REPLICA_AXIS) if is_split else PartitionSpec()

@@ -1,0 +1,200 @@
+"""Lockstep execution: one compiled SPMD program for all replicas, cached by function and shapes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from stratagem import config
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution.eager.replicas import run_eagerly
+from stratagem.execution.programs.multistep import run_steps
+from stratagem.execution.programs.offloaded_program import OffloadedProgram, is_offloaded
+from stratagem.execution.programs.program import Program
+from stratagem.execution.programs.recompilations import Recompilations
+from stratagem.execution.programs.sharded_program import ShardedProgram, is_sharded
+from stratagem.execution.programs.step_capture import offer_step
+from stratagem.execution.tracing.arguments import Arguments, flatten_arguments
+from stratagem.execution.tracing.function_identity import FunctionKeys
+from stratagem.execution.tracing.program_fingerprint import name_of
+from stratagem.execution.tracing.remote_state import RemoteState
+from stratagem.execution.tracing.trace import Trace
+from stratagem.execution.tracing.tracer import trace_replica_function
+from stratagem.input.iterator import DistributedIterator
+from stratagem.options import ReduceOp
+from stratagem.summary.settings import trace_key
+from stratagem.topology import Topology
+from stratagem.topology.lockstep import compiling
+from stratagem.variables import agree_on_initial_values, require_layouts_used
+
+__all__ = ["Lockstep", "program_of"]
+
+
+class Lockstep:
+    """Runs replica functions on all replicas at once, and caches their programs. See `Executor`.
+
+    Args:
+        strategy: the strategy whose replicas run the functions.
+        steps_per_call: default number of steps of `run_steps` and of `fit`; None for no default.
+    """
+
+    schedules = False
+    has_values = True
+    worker: tuple[int, int] = (0, 1)
+
+    def __init__(self, strategy: Any, *, steps_per_call: int | None = None) -> None:
+        self._strategy = strategy
+        self.steps_per_call = steps_per_call
+        self._programs: OrderedDict[Any, Program] = OrderedDict()
+        self._keys = FunctionKeys()
+        self._recompilations = Recompilations()
+        self.carries: dict[Any, Any] = {}  # of `run_steps`, by structure, shapes and dtypes
+
+    @property
+    def programs(self) -> list[Program]:
+        """The programs that are kept, the one used last at the end."""
+        return list(self._programs.values())
+
+    def check_scope(self) -> None:
+        """Accepts every scope."""
+
+    def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Calls a function once per replica; see `Executor.run`."""
+        if config.runs_eagerly():
+            return run_eagerly(self._strategy, fn, args, kwargs)
+        if (function_trace := current_function_trace()) is not None:
+            function_trace.note_strategy(self._strategy)
+        arguments = flatten_arguments(
+            args, kwargs, num_replicas=self._strategy.num_replicas_in_sync
+        )
+        return self.program(fn, arguments).run(arguments)
+
+    def run_steps(
+        self,
+        fn: Callable[..., Any],
+        iterator: DistributedIterator,
+        num_steps: int,
+        *,
+        reduce_op: ReduceOp | None,
+        carry: Any,
+    ) -> Any:
+        """Calls a function on the next batches; see `Executor.run_steps`."""
+        return run_steps(
+            self._strategy,
+            fn,
+            iterator,
+            num_steps,
+            reduce_op=reduce_op,
+            carry=carry,
+            eagerly=config.runs_eagerly(),
+        )
+
+    def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
+        """Returns the program for a function and its arguments; traces the function if needed."""
+        offer_step(self._strategy, fn, arguments, self._trace)
+        is_inside = current_function_trace() is not None
+        key = (self._keys.key(fn), arguments.structure, arguments.leaves, is_inside)
+        program = self._programs.get(key)
+        if program is not None and program.trace.summaries is not None:
+            program = self._programs.get((key, trace_key()))
+        if program is not None:
+            self._programs.move_to_end(key)
+            program.is_reused = True
+            return program
+        topology = self._strategy.topology
+        with compiling(name_of(fn)) if topology.spans_processes else contextlib.nullcontext():
+            trace = trace_replica_function(self._strategy, fn, arguments)
+        if current_function_trace() is None:  # else that function asks for all that it calls
+            agree_on_initial_values(self._strategy.variables, topology)
+        if trace.written:
+            self._strategy.placement.check()
+        require_layouts_used(self._strategy.placement.layouts, trace.written)
+        program = self._programs[key] = program_of(
+            trace,
+            topology,
+            name_of(fn),
+            self._strategy.placement.remote,
+            is_remote=self._strategy.placement.is_remote,
+        )
+        if not is_inside:  # else the outer function was compiled again
+            self._recompilations.note(fn, (arguments.structure, arguments.leaves), program)
+        if trace.summaries is not None:
+            self._programs[(key, trace_key())] = program
+        while len(self._programs) > config.program_cache_size():
+            self._programs.popitem(last=False)
+        return program
+
+    def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
+        """Runs a trace that writes nothing; see `Executor.evaluate`."""
+        return Program(trace, self._strategy.topology, name).run_for(split, shared)
+
+    def lower(
+        self,
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        topology: Topology | None = None,
+        num_steps: int = 1,
+    ) -> Any:
+        """Traces a function for other devices and lowers it, without keeping the program.
+
+        Args:
+            fn: the replica function.
+            arguments: what it is called with.
+            topology: as many devices as there are replicas; they need not be there. None for those
+                of the strategy.
+            num_steps: how many steps a call has.
+
+        Returns:
+            What `jax.jit(...).lower` returns.
+        """
+        devices: Topology = topology or self._strategy.topology
+        trace = trace_replica_function(self._strategy, fn, arguments, devices)
+        return Program(trace, devices, name_of(fn)).lower(arguments, num_steps)
+
+    def _trace(self, fn: Callable[..., Any], arguments: Arguments, topology: Topology) -> Trace:
+        return trace_replica_function(self._strategy, fn, arguments, topology)
+
+
+def program_of(
+    trace: Trace,
+    topology: Topology,
+    name: str,
+    remote: RemoteState | None = None,
+    *,
+    is_remote: bool = False,
+) -> Program:
+    """Returns the program of a trace, of the kind that its variables ask for.
+
+    Args:
+        trace: of the step.
+        topology: the devices of the replicas.
+        name: of the function, for messages.
+        remote: variables outside this process; None if there are none.
+        is_remote: whether all of them are there.
+    """
+    program = _program_of(trace, topology, name, remote, is_remote=is_remote)
+    if trace.summaries is not None:
+        program.make_plain = functools.cache(
+            lambda: _program_of(
+                trace.without_summaries(), topology, name, remote, is_remote=is_remote
+            )
+        )
+    return program
+
+
+def _program_of(
+    trace: Trace, topology: Topology, name: str, remote: RemoteState | None, *, is_remote: bool
+) -> Program:
+    if current_function_trace() is not None and not is_remote:
+        # A function that holds the step has one program for all parts.
+        return Program(trace, topology, name)
+    if remote is not None and not (is_remote or remote.holds(trace)):
+        remote = None
+    if not is_offloaded(trace):
+        return Program(trace, topology, name, remote)
+    if remote is None and is_sharded(trace, topology):
+        return ShardedProgram(trace, topology, name)
+    return OffloadedProgram(trace, topology, name, remote)

@@ -1,0 +1,205 @@
+"""Many steps in one call: batches are stacked, moved once and looped over on the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from stratagem.context import get_replica_context
+from stratagem.errors import InvalidArgumentError
+from stratagem.execution.eager.replicas import run_eagerly
+from stratagem.execution.programs.carry import Carry, CarryingStep
+from stratagem.execution.tracing.arguments import batch_arguments
+from stratagem.execution.tracing.returned_values import as_values
+from stratagem.input import DistributedIterator
+from stratagem.input.batches import PlacedBatches
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+from stratagem.values import PerReplica
+
+__all__ = ["run_steps"]
+
+
+def run_steps(
+    strategy: Any,
+    fn: Callable[[Any], Any],
+    iterator: DistributedIterator,
+    num_steps: int,
+    *,
+    reduce_op: ReduceOp | None,
+    carry: Any,
+    eagerly: bool,
+) -> Any:
+    """Runs a replica function on the next batches of an iterator.
+
+    Args:
+        strategy: the strategy whose replicas run it.
+        fn: the replica function of one batch.
+        iterator: over a dataset of the same strategy.
+        num_steps: how many batches at most.
+        reduce_op: how results are combined over replicas in each step; None leaves them apart.
+        carry: what the function gets before the batch and returns before its result; None for
+            nothing.
+        eagerly: one step after the other, op by op.
+
+    Returns:
+        The results of the steps, stacked on the leading axis of each component; with a carry a
+        pair of the last one and these.
+
+    Raises:
+        StopIteration: the data has ended before the first step.
+        InvalidArgumentError: results of steps that cannot be stacked.
+    """
+    if carry is not None:
+        state = Carry(strategy, carry)
+        step = CarryingStep(_OfBatch(fn), state.slots, state.structure, reduce_op)
+        results = _run_all(strategy, step, iterator, num_steps, reduce_op, eagerly=eagerly)
+        return state.take(), results
+    step = _OfBatch(fn) if reduce_op is None else _Reduced(_OfBatch(fn), reduce_op)
+    return _run_all(strategy, step, iterator, num_steps, reduce_op, eagerly=eagerly)
+
+
+def _run_all(
+    strategy: Any,
+    function: Callable[[Any], Any],
+    iterator: DistributedIterator,
+    num_steps: int,
+    reduce_op: ReduceOp | None,
+    *,
+    eagerly: bool,
+) -> Any:
+    results: list[Any] = []
+    if eagerly:
+        first = next(iterator)  # StopIteration where the data has ended
+        for batch in itertools.chain([first], itertools.islice(iterator, num_steps - 1)):
+            result = run_eagerly(strategy, function, (batch,), {})
+            results.append(_mapped(_with_step_axis, result))
+    else:
+        for placed in iterator.take(num_steps):
+            results.append(_run_compiled(strategy, function, placed))
+    joined = _mapped(_join, *results)
+    if reduce_op is None:
+        return joined
+    return _mapped(_of_any_replica, joined)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfBatch:
+    """A replica function that is called with a batch, or with its parts if it takes no batch."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, batch: Any, *carry: Any) -> Any:
+        is_taken_apart = type(batch) is tuple and not _takes(self.fn, *carry, batch)
+        if is_taken_apart and _takes(self.fn, *carry, *batch):
+            return self.fn(*carry, *batch)
+        return self.fn(*carry, batch)
+
+
+def _takes(fn: Callable[..., Any], *args: Any) -> bool:
+    """Whether a function can be called so; what tells no signature is taken to."""
+    try:
+        inspect.signature(fn).bind(*args)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reduced:
+    """A replica function whose results are reduced over the replicas.
+
+    Equal ones are one program: this is why it is no closure.
+    """
+
+    fn: Callable[[Any], Any]
+    op: ReduceOp
+
+    def __call__(self, batch: Any) -> Any:
+        context = get_replica_context()
+        assert context is not None
+        return context.all_reduce(self.op, as_values(self.fn(batch)))
+
+
+def _run_compiled(strategy: Any, fn: Callable[[Any], Any], placed: PlacedBatches) -> Any:
+    arguments = batch_arguments(placed)
+    program = strategy.executor.program(fn, arguments)
+    if placed.num_steps == 1:
+        result = program.run(arguments)
+        return _mapped(_with_step_axis, result)
+    result = program.run_many(arguments.split, arguments.shared)
+    return _mapped(_true_rows, result)
+
+
+def _mapped(fn: Callable[..., Any], *results: Any) -> Any:
+    return jax.tree.map(fn, *map(as_values, results), is_leaf=_is_per_replica)
+
+
+def _is_per_replica(leaf: Any) -> bool:
+    return isinstance(leaf, PerReplica)
+
+
+def _with_step_axis(leaf: Any) -> Any:
+    if isinstance(leaf, PerReplica):
+        if leaf.stacked is not None and leaf.lengths is None:
+            return PerReplica(stacked=leaf.stacked[:, None])
+        parts = tuple(jnp.asarray(part)[None] for part in leaf.components)
+        return PerReplica(objects=parts, lengths=leaf.lengths)
+    return leaf[None] if isinstance(leaf, jax.Array) else leaf
+
+
+def _true_rows(leaf: Any) -> Any:
+    """Cuts the rows of padded parts, which are on axis 1 where steps are on axis 0."""
+    if not isinstance(leaf, PerReplica) or leaf.lengths is None:
+        return leaf
+    return PerReplica(objects=leaf.parts(1), lengths=leaf.lengths)
+
+
+def _join(*leaves: Any) -> Any:
+    """Puts the steps of several runs one after the other."""
+    if len(leaves) == 1 or not isinstance(leaves[0], PerReplica | jax.Array):
+        return leaves[0]
+    if not isinstance(leaves[0], PerReplica):
+        return _concatenate(leaves, axis=0)
+    if len({leaf.lengths for leaf in leaves}) > 1:  # of all processes: here they may be alike
+        raise _cannot_be_stacked([_shapes(leaf) for leaf in leaves])
+    if all(leaf.stacked is not None for leaf in leaves):
+        return PerReplica(stacked=_concatenate([leaf.stacked for leaf in leaves], axis=1))
+    columns = zip(*(leaf.components for leaf in leaves), strict=True)
+    return PerReplica(objects=tuple(_concatenate(column, axis=0) for column in columns))
+
+
+def _concatenate(parts: Any, *, axis: int) -> Any:
+    parts = list(parts)
+    shapes = [part.shape[:axis] + part.shape[axis + 1 :] for part in parts]
+    if len(set(shapes)) > 1:
+        raise _cannot_be_stacked(shapes)
+    return jnp.concatenate(parts, axis=axis)
+
+
+def _shapes(leaf: PerReplica) -> Any:
+    rest = leaf.components[0].shape[2:]
+    return [(length, *rest) for length in leaf.lengths or (leaf.components[0].shape[1],)]
+
+
+def _cannot_be_stacked(shapes: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        explain(
+            f"A step function returned arrays of the shapes {shapes} in different steps.",
+            expected="results of one shape, because run_steps stacks them.",
+            fix="return sums or means, not rows; or drop the short batch; or call "
+            "strategy.run for each batch.",
+        )
+    )
+
+
+def _of_any_replica(leaf: Any) -> Any:
+    return leaf.components[0] if isinstance(leaf, PerReplica) else leaf

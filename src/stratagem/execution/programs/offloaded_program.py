@@ -1,0 +1,362 @@
+"""A step some of whose variables are kept elsewhere: replicas compute, and updates run there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
+
+from stratagem.execution.analysis.retracing import retrace
+from stratagem.execution.programs.ids_program import IdsProgram
+from stratagem.execution.programs.program import POOLS, Program, value_for_step
+from stratagem.execution.programs.step_program import StepProgram, shape_on
+from stratagem.execution.programs.update_part import StepParts, part_step
+from stratagem.execution.tracing.arguments import Arguments
+from stratagem.execution.tracing.remote_state import Lookup, RemoteState
+from stratagem.execution.tracing.trace import Trace
+from stratagem.topology import Topology
+from stratagem.variables import Store, store_of
+from stratagem.variables.single_device_store import take_rows
+
+__all__ = ["OffloadedProgram", "is_offloaded", "rows_of_table"]
+
+
+def is_offloaded(trace: Trace) -> bool:
+    """Tells whether a step has variables that are kept elsewhere than on its devices.
+
+    Args:
+        trace: of the step.
+    """
+    variables = (*trace.written, *trace.read_only, *(one.table for one in trace.lookups))
+    return any(store_of(variable) is not None for variable in variables)
+
+
+class OffloadedProgram(Program):
+    """The replicas' part of a step as a program on their devices, and updates as others.
+
+    What only an update reads, such as what an optimizer keeps, never leaves its place; of a table
+    that rows are looked up in only these do.
+
+    Args:
+        trace: of the whole step.
+        topology: the devices of the replicas.
+        name: of the function, for messages.
+        remote: variables outside this process; None if there are none.
+
+    `updates` are what follows at each place.
+    """
+
+    _may_loop = False
+
+    def __init__(
+        self, trace: Trace, topology: Topology, name: str, remote: RemoteState | None = None
+    ) -> None:
+        self.updates: list[_Update] = []
+        rest = trace
+        places = {store_of(variable): None for variable in trace.written}
+        for store in places:
+            if store is not None:
+                rest = self._part(rest, store)
+        self._num_handed = sum(update.num_handed for update in self.updates)
+        if remote is None and trace.lookups:
+            remote = _StoredRows(topology)
+        super().__init__(rest, topology, name, remote)
+
+    def programs(self, arguments: Arguments) -> list[StepProgram]:
+        """Returns all programs of one step, as of `Program`: look-ups first, the updates last."""
+        (of_replicas,) = super().programs(arguments)
+        pools: dict[str, list[Any]] = dict(zip(POOLS, of_replicas.shapes, strict=True))
+        programs = self._lookup_programs(pools)
+        programs.append(of_replicas)
+        avals = self.trace.jaxpr.out_avals
+        pools["handed"] = [
+            shape_on(aval, self._topology.replicated)
+            for aval in avals[len(avals) - self._num_handed :]
+        ]
+        first = 0
+        for update in self.updates:
+            handed = pools["handed"][first : first + update.num_handed]
+            first += update.num_handed
+            if update.has_work:
+                programs.append(update.program(pools | {"handed": handed}))
+        return programs
+
+    def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
+        store = store_of(variable)
+        if store is None:
+            return super()._shape_for_step(variable)
+        sharding = store.step_sharding(tuple(variable.shape), self._topology)
+        return shape_on(value_for_step(variable), sharding)
+
+    def _lookup_programs(self, pools: dict[str, list[Any]]) -> list[StepProgram]:
+        """Those that find out which rows are looked up, and give them to the replicas."""
+        if not self.trace.lookups:
+            return []
+        topology = self._topology
+        first, ids = IdsProgram(self.trace, topology, self._name).program(pools)
+        programs = [first]
+        for lookup, numbers in zip(self.trace.lookups, ids, strict=True):
+            if numbers is None:  # one that nothing depends on
+                continue
+            store: Store = lookup.table.store
+            is_here = store.is_on_replicas
+            function = jax.jit(functools.partial(_rows, store, topology)) if is_here else take_rows
+            table = shape_on(lookup.table.for_step, store.sharding(tuple(lookup.table.shape)))
+            place = pools["rows"][0].sharding if is_here else store.update_sharding()
+            programs.append(
+                StepProgram(
+                    "rows",
+                    function,
+                    (table, shape_on(numbers, place)),
+                    [] if store.is_pinned else [table],
+                    is_of_replicas=is_here,
+                    brought=[table] if store.is_pinned else [],
+                )
+            )
+        return programs
+
+    def _part(self, trace: Trace, store: Store) -> Trace:
+        """Cuts the update at one place off; returns what is left."""
+        outputs = trace.jaxpr.jaxpr.outvars
+        may_update = [store_of(variable) == store for variable in trace.written]
+        may_update += [False] * (len(outputs) - len(may_update))
+        old_values = {
+            index: place for place, (pool, index) in enumerate(trace.inputs) if pool == "written"
+        }
+        parts = part_step(trace.jaxpr.jaxpr, trace.differing_inputs, may_update, old_values)
+        self.updates.append(_Update(trace, parts, store))
+        return _of_replicas(trace, parts)
+
+    def _finish(self, handed: list[Any], shared: list[Any]) -> None:
+        """Updates the variables from what the replicas have summed."""
+        first = 0
+        inputs: list[tuple[_Update, Any]] = []
+        for update in self.updates:  # what they read of one another they read before
+            own_part = handed[first : first + update.num_handed]
+            inputs.append((update, update.inputs(own_part, shared)))
+            first += update.num_handed
+        for update, values in inputs:
+            update.run(*values)
+
+
+def _rows(store: Store, topology: Topology, table: Any, ids: Any) -> Any:
+    return store.rows(store.load(table), ids, topology)
+
+
+class _Update:
+    """What follows for the variables of one place."""
+
+    def __init__(self, trace: Trace, parts: StepParts, store: Store) -> None:
+        self.num_handed = parts.num_handed
+        self._store = store
+        self._constants = trace.constants
+        self.jaxpr = parts.update
+        self._updated = [
+            variable
+            for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
+            if is_updated
+        ]
+        sources = [_Source.of(trace, place) for place in parts.update_inputs]
+        # Old values in the order of the new ones: each of these then takes the memory of its own.
+        ranks = {id(variable): place for place, variable in enumerate(self._updated)}
+        own = [place for place, source in enumerate(sources) if id(source.variable) in ranks]
+        own.sort(key=lambda place: ranks[id(sources[place].variable)])
+        others = [place for place in range(len(sources)) if place not in set(own)]
+        self._own = [sources[place].variable for place in own]
+        self._others = [sources[place] for place in others]
+        self._order = [*own, *others]
+        places = [store.sharding(tuple(variable.shape)) for variable in self._updated]
+        self._run = jax.jit(self._values, donate_argnums=0, out_shardings=places)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any variable is updated here, and not by the replicas."""
+        return bool(self._updated)
+
+    def _values(self, own: list[Any], others: list[Any]) -> list[Any]:
+        own = [self._store.load(value) for value in own]
+        others = [
+            self._store.load(value) if self._is_kept(source.variable) else value
+            for source, value in zip(self._others, others, strict=True)
+        ]
+        inputs = dict(zip(self._order, [*own, *others], strict=True))
+        in_order = [inputs[place] for place in range(len(inputs))]
+        return [self._store.unload(value) for value in retrace(self.jaxpr, in_order)]
+
+    def inputs(self, handed: list[Any], shared: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns what the update needs.
+
+        Args:
+            handed: what the replicas hand over.
+            shared: the arguments of the step that are the same on all of them.
+
+        Returns:
+            The values of its variables, which it takes over, and all others.
+        """
+        pools = {"handed": handed, "shared": shared, "constant": self._constants}
+        own = [variable.stored for variable in self._own]
+        others = [
+            self._store.for_update(pools[source.pool][source.index])
+            if source.variable is None
+            else self._kept(source.variable)
+            for source in self._others
+        ]
+        return own, others
+
+    def program(self, pools: dict[str, list[Any]]) -> StepProgram:
+        """Returns the program with what to lower it from.
+
+        Args:
+            pools: of shapes: what the replicas hand over, the shared arguments of the step and
+                constants.
+        """
+        own = [self._shape(variable) for variable in self._own]
+        others = [
+            shape_on(pools[source.pool][source.index], self._store.update_sharding())
+            if source.variable is None
+            else self._shape(source.variable)
+            for source in self._others
+        ]
+        is_here, is_pinned = self._store.is_on_replicas, self._store.is_pinned
+        pairs = list(zip(self._others, others, strict=True))
+        kept = [*own, *(shape for source, shape in pairs if self._is_kept(source.variable))]
+        lasting = [
+            shape
+            for source, shape in pairs
+            if source.pool != "handed" and is_here and not self._is_kept(source.variable)
+        ]
+        return StepProgram(
+            "update",
+            self._run,
+            (own, others),
+            lasting if is_pinned else [*kept, *lasting],
+            1,
+            is_of_replicas=is_here,
+            brought=kept if is_pinned else [],
+            put_back=own if is_pinned else [],
+        )
+
+    def _shape(self, variable: Any) -> Any:
+        store, shape = self._store, tuple(variable.shape)
+        is_kept = self._is_kept(variable)
+        sharding = store.sharding(shape) if is_kept else store.update_sharding()
+        return shape_on(value_for_step(variable), sharding)
+
+    def _is_kept(self, variable: Any) -> bool:
+        return variable is not None and store_of(variable) == self._store
+
+    def run(self, own: list[Any], others: list[Any]) -> None:
+        """Updates the variables.
+
+        Args:
+            own: what `inputs` returned first.
+            others: what it returned second.
+        """
+        if not self.has_work:
+            return
+        for variable, value in zip(self._updated, self._run(own, others), strict=True):
+            variable.stored = value
+
+    def _kept(self, variable: Any) -> Any:
+        """The value of a variable at this place, also of one that is kept at none."""
+        if self._is_kept(variable):
+            return variable.stored
+        return self._store.for_update(value_for_step(variable))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Where an input of an update comes from: a variable, or a place in a pool of arrays."""
+
+    variable: Any
+    pool: str = ""
+    index: int = 0
+
+    @classmethod
+    def of(cls, trace: Trace, place: tuple[str, int]) -> _Source:
+        pool, index = place
+        if pool == "input":
+            pool, index = trace.inputs[index]
+        if pool in ("written", "read_only"):
+            return cls((trace.written if pool == "written" else trace.read_only)[index])
+        return cls(None, pool, index)
+
+
+class _StoredRows:
+    """Gives replicas the rows that they look up; see `stratagem.execution.RemoteState`."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+
+    def holds(self, trace: Any) -> bool:
+        """Says yes: it is made for one step."""
+        return True
+
+    def updates_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
+        """Returns False: the step itself computes every new value."""
+        return False
+
+    def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
+        """Does nothing: whatever is here is changed here."""
+
+    def run(
+        self,
+        trace: Any,
+        ids_of: Callable[[], list[Any]],
+        call: Callable[[list[Any]], list[Any]],
+    ) -> None:
+        """Runs one step with the rows of each lookup."""
+        pairs = zip(trace.lookups, ids_of(), strict=True)
+        call([rows_of_table(lookup, ids, self._topology) for lookup, ids in pairs])
+
+
+def rows_of_table(lookup: Lookup, ids: Any, topology: Topology) -> Any:
+    """Returns the rows of one lookup in a table that is kept in this process.
+
+    Args:
+        lookup: the lookup.
+        ids: of each replica; None where nothing depends on the rows.
+        topology: the devices of the replicas.
+    """
+    if ids is None:
+        several = (topology.num_replicas,) if topology.num_replicas > 1 else ()
+        return jnp.zeros((*several, *lookup.shape), lookup.dtype)
+    store: Store = lookup.table.store
+    return store.rows(store.load(lookup.table.stored), ids, topology)
+
+
+def _of_replicas(trace: Trace, parts: StepParts) -> Trace:
+    """The trace of what replicas compute, with those variables only that they read or write."""
+    written = [
+        variable
+        for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
+        if not is_updated
+    ]
+    read = {id(atom) for eqn in parts.replica.eqns for atom in eqn.invars}
+    read |= {id(atom) for atom in parts.replica.outvars}
+    places = {id(variable): index for index, variable in enumerate(written)}
+    read_only: list[Any] = []
+    invars: list[Any] = []
+    inputs: list[tuple[str, int]] = []
+    for invar, (pool, index) in zip(parts.replica.invars, trace.inputs, strict=True):
+        if id(invar) not in read:
+            continue
+        invars.append(invar)
+        if pool not in ("written", "read_only"):
+            inputs.append((pool, index))
+            continue
+        variable = (trace.written if pool == "written" else trace.read_only)[index]
+        if id(variable) in places:
+            inputs.append(("written", places[id(variable)]))
+        else:
+            inputs.append(("read_only", len(read_only)))
+            read_only.append(variable)
+    jaxpr = parts.replica.replace(invars=invars)
+    return dataclasses.replace(
+        trace, jaxpr=ClosedJaxpr(jaxpr, []), read_only=read_only, written=written, inputs=inputs
+    )

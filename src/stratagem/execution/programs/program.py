@@ -1,0 +1,438 @@
+"""A traced replica function as a compiled program for all replicas, for one step or many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import PartitionSpec, Sharding
+
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution.analysis.replication import contains_primitive
+from stratagem.execution.programs.ids_program import IdsProgram
+from stratagem.execution.programs.step_program import StepProgram, shape_on
+from stratagem.execution.programs.step_summaries import StepSummaries
+from stratagem.execution.tracing.arguments import Arguments
+from stratagem.execution.tracing.errors import assigned_under_jit
+from stratagem.execution.tracing.program_fingerprint import agree_on_program
+from stratagem.execution.tracing.remote_state import RemoteState
+from stratagem.execution.tracing.trace import Trace
+from stratagem.goodput import current_events
+from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology.absent import placeholder
+from stratagem.topology.lockstep import note_flight, run_together
+from stratagem.topology.pieces import own_copy
+from stratagem.values import PerReplica
+from stratagem.variables import VariableKind, home_of, store_of, stored_sharding
+
+__all__ = ["POOLS", "Program", "value_for_step"]
+
+# What a program of replicas takes, in its order.
+POOLS: Sequence[str] = ("written", "read_only", "split", "shared", "constant", "rows")
+
+
+class Program:
+    """One trace, compiled on first use for one step, and for each number of steps asked for.
+
+    Args:
+        trace: what tracing the replica function found out.
+        topology: the devices of the replicas.
+        name: of the function, for messages.
+        remote: variables outside this process; None if there are none.
+
+    `make_plain` returns a program of the same step without summaries; None where none can be made.
+    """
+
+    # How many of the last outputs are what the replicas hand over, and whether steps may follow one
+    # another on the devices.
+    _num_handed = 0
+    _may_loop = True
+    is_reused = False  # after its first call
+
+    def __init__(
+        self, trace: Trace, topology: Topology, name: str, remote: RemoteState | None = None
+    ) -> None:
+        self.trace = trace
+        self._remote = remote
+        self._ids: Any = None
+        self._name = name
+        self._is_agreed = not topology.spans_processes
+        self._topology = topology
+        self._written = [_Place(variable) for variable in trace.written]
+        self._read_only = [_Place(variable) for variable in trace.read_only]
+        self._constants: list[Any] | None = None
+        self._summaries = None if trace.summaries is None else StepSummaries(trace, topology)
+        self.make_plain: Callable[[], Program] | None = None
+        self._step = self._compile(many=False)
+        self._many: Any = None
+
+    def run(self, arguments: Arguments) -> Any:
+        """Runs one step and keeps what it assigned.
+
+        Args:
+            arguments: of the shapes that the program was traced for.
+
+        Returns:
+            The result, with `PerReplica` leaves; plain ones with one replica.
+        """
+        if (plain := self._without_summaries()) is not None:
+            return plain.run(arguments)
+        return self.run_for(arguments.split, arguments.shared)
+
+    def run_for(self, split: list[Any], shared: list[Any]) -> Any:
+        """Runs one step with the arrays of its arguments."""
+        return self._assemble(self._run(split, shared))
+
+    def run_many(self, split: list[Any], shared: list[Any]) -> Any:
+        """Runs as many steps as the split arrays hold, in one call on the devices.
+
+        Args:
+            split: arrays with steps on axis 0 and replicas on axis 1; with one replica, steps only.
+            shared: arrays that are the same in every step.
+
+        Returns:
+            The result with steps on the leading axis of each component.
+        """
+        if self._topology.is_absent:
+            return self._assemble(self._zeros())
+        if (plain := self._without_summaries()) is not None:
+            return plain.run_many(split, shared)
+        if self._remote is not None or not self._may_loop:
+            return self._assemble(self._run_one_by_one(split, shared))
+        if self._many is None:
+            self._many = self._compile(many=True)
+        return self._assemble(self._call(self._many, split, shared))
+
+    def _without_summaries(self) -> Program | None:
+        """The program of a call that records nothing, if that is another one."""
+        is_plain = self._summaries is not None and self._summaries.decide()
+        return self.make_plain() if is_plain and self.make_plain is not None else None
+
+    def _run(self, split: list[Any], shared: list[Any]) -> list[Any]:
+        if self._topology.is_absent:
+            return self._zeros()
+        if self._remote is None:
+            return self._call(self._step, split, shared)
+        results: list[Any] = []
+
+        def call(rows: list[Any]) -> list[Any]:
+            outputs = self._call(self._step, split, shared, rows)
+            results[:] = outputs[: self.trace.num_results]
+            return outputs[self.trace.num_results :]
+
+        self._remote.run(self.trace, lambda: self._ids_of_lookups(split, shared), call)
+        for place, variable in self.trace.late:
+            results[place] = self._for_each(variable.value)
+        return results
+
+    def _for_each(self, value: Any) -> jax.Array:
+        """A result that is the same on all replicas."""
+        topology = self._topology
+        if topology.num_replicas == 1:
+            return value
+        return topology.stack([value] * topology.num_local_replicas)
+
+    def _run_one_by_one(self, split: list[Any], shared: list[Any]) -> list[Any]:
+        """Each step gets values of its own from elsewhere."""
+        steps = [
+            self._run([array[step] for array in split], shared) for step in range(len(split[0]))
+        ]
+        axis = 1 if self._topology.num_replicas > 1 else 0
+        return [jnp.stack(results, axis) for results in zip(*steps, strict=True)]
+
+    def _ids_of_lookups(self, split: list[Any], shared: list[Any]) -> list[Any]:
+        if self._ids is None:
+            self._ids = IdsProgram(self.trace, self._topology, self._name)
+        pools = {
+            "read_only": [partial(self._value, variable) for variable in self.trace.read_only],
+            "written": [partial(self._value, variable) for variable in self.trace.written],
+            "split": split,
+            "shared": shared,
+            "constant": self.trace.constants,
+        }
+        return self._ids.run(pools)
+
+    def lower(self, arguments: Arguments, num_steps: int = 1) -> Any:
+        """Returns the program for one step or many lowered, from shapes alone.
+
+        Args:
+            arguments: what it was traced for.
+            num_steps: how many steps a call has.
+
+        Returns:
+            What `jax.jit(...).lower` returns; the devices of the topology need not be there (see
+            `jax.experimental.topologies`).
+        """
+        function, shapes = self.with_shapes(arguments, num_steps)
+        return function.lower(*shapes)
+
+    def with_shapes(self, arguments: Arguments, num_steps: int = 1) -> tuple[Any, tuple[Any, ...]]:
+        """Returns the jitted function of one step or many, and what to lower it with.
+
+        Args:
+            arguments: what it was traced for.
+            num_steps: how many steps a call has.
+
+        Returns:
+            The function, and for each of its arguments shapes with their shardings.
+        """
+        topology = self._topology
+        copied, split = topology.replicated, topology.stacked
+        many = num_steps > 1
+        steps = (num_steps,) if many else ()
+        if many:
+            split = topology.stacked_steps
+        if topology.num_replicas == 1:
+            split = copied
+
+        leaves = [leaf for leaf in arguments.leaves if leaf.shape is not None]
+        return self._compile(many=many), (
+            [self._shape_for_step(variable) for variable in self.trace.written],
+            [self._shape_for_step(variable) for variable in self.trace.read_only],
+            [shape_on(leaf, split, steps) for leaf in leaves if leaf.split],
+            [shape_on(leaf, copied) for leaf in leaves if not leaf.split],
+            [shape_on(jnp.asarray(constant), copied) for constant in self.trace.constants],
+            self._row_shapes(split),
+        )
+
+    def programs(self, arguments: Arguments) -> list[StepProgram]:
+        """Returns all programs of one step, in the order in which they run, from shapes alone.
+
+        Args:
+            arguments: what it was traced for.
+        """
+        function, shapes = self.with_shapes(arguments)
+        kept = zip([*self._written, *self._read_only], [*shapes[0], *shapes[1]], strict=True)
+        lasting = [shape for place, shape in kept if place.is_on_devices]
+        lasting += [shape for pool in shapes[2:-1] for shape in pool]  # all but looked up rows
+        return [StepProgram("replicas", function, shapes, lasting, num_donated=1)]
+
+    def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
+        """What stands for a variable where programs are lowered from shapes."""
+        return shape_on(self._value(variable), self._sharding(variable))
+
+    def _value(self, variable: Any) -> Any:
+        """What the program gets of a variable."""
+        return value_for_step(variable)
+
+    def _row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
+        """What stands for the rows of lookups that come from outside."""
+        count = self._topology.num_replicas
+        several = (count,) if count > 1 else ()
+        return [shape_on(lookup, split, several) for lookup in self.trace.lookups]
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        split: list[Any],
+        shared: list[Any],
+        rows: Sequence[Any] = (),
+    ) -> list[Any]:
+        written = [*map(self._value, self.trace.written)]
+        read_only = [*map(self._value, self.trace.read_only)]
+        shared = [self._everywhere(value) for value in shared]
+        if self._constants is None:
+            with jax.ensure_compile_time_eval():  # they outlive a jax.jit around this call
+                self._constants = [
+                    self._topology.replicate(value) for value in self.trace.constants
+                ]
+        summaries, constants = self._summaries, self._constants
+        if summaries is not None:
+            constants = summaries.begin(constants)
+        starts = self._topology.spans_processes and current_function_trace() is None
+        if starts and not self._is_agreed:
+            agree_on_program(self._name, self.trace.jaxpr)
+            self._is_agreed = True
+
+        handed: list[Any] = []
+
+        def start() -> tuple[Any, Any]:
+            outputs = function(written, read_only, split, shared, constants, list(rows))
+            handed[:] = outputs[3]
+            return outputs[:2], outputs[2]
+
+        if starts:
+            new_values, results = run_together(self._name, start, platform=self._topology.platform)
+        else:
+            (new_values, results), token = start()
+            note_flight(token)
+        is_lost = bool(new_values) and isinstance(new_values[0], Tracer)
+        if is_lost and current_function_trace() is None:
+            raise assigned_under_jit(self.trace.written[0])
+        for place, value in zip(self._written, new_values, strict=True):
+            place.store(value)
+        self._finish(handed, shared)
+        if summaries is None:
+            return results
+        return summaries.end(results, len(split[0]) if function is self._many else None)
+
+    def _finish(self, handed: list[Any], shared: list[Any]) -> None:
+        """Does what follows from what the replicas hand over, which is nothing here.
+
+        Args:
+            handed: arrays that are the same on every replica.
+            shared: the arguments that are.
+        """
+
+    def _zeros(self) -> list[Any]:
+        """Stands for results on devices that are not here; no variable changes."""
+        several = self._topology.num_replicas > 1
+        return [
+            placeholder(
+                (self._topology.num_replicas, *aval.shape[1:]) if several else aval.shape,
+                aval.dtype,
+            )
+            for aval in self.trace.jaxpr.out_avals[len(self._written) :]
+        ]
+
+    def _everywhere(self, value: Any) -> Any:
+        """Moves an array that was put on other devices; all others the compiled call moves."""
+        if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+            return value
+        if self._topology.spans_processes:
+            return self._topology.replicate(value)
+        if not value.committed:
+            return value
+        devices = self._topology.all_devices
+        is_there = devices is None or value.sharding.device_set == set(devices)
+        return value if is_there else self._topology.replicate(value)
+
+    def _compile(self, *, many: bool) -> Any:
+        function = self._many_steps if many else self._one_step
+        if self._topology.num_replicas > 1:
+            copied, stacked = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+            steps = PartitionSpec(None, REPLICA_AXIS)
+            written = [place.spec for place in self._written]
+            function = jax.shard_map(
+                function,
+                mesh=self._topology.mesh,
+                in_specs=(
+                    written,
+                    [place.spec for place in self._read_only],
+                    steps if many else stacked,
+                    copied,
+                    copied,
+                    stacked,
+                ),
+                out_specs=(written, stacked, copied, copied),
+                axis_names={REPLICA_AXIS},
+                check_vma=False,
+            )
+        return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
+
+    def _out_shardings(self) -> Any:
+        """Where results lie; with one device a replica the program tells it by itself."""
+        if self._topology.groups is None:
+            return None
+        copied = self._topology.replicated
+        stacked = self._topology.stacked if self._topology.num_replicas > 1 else copied
+        written = [self._sharding(variable) for variable in self.trace.written]
+        return written, stacked, copied, copied
+
+    def _sharding(self, variable: Any) -> Sharding:
+        """How the value of a variable that it reads or writes lies on the devices."""
+        return stored_sharding(variable, self._topology)
+
+    def _one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
+        """The third result is a token, the fourth what the replicas hand over.
+
+        Args:
+            *arrays: of each of `POOLS`.
+        """
+        pools = dict(zip(POOLS, arrays, strict=True))
+        inputs = [pools[source][index] for source, index in self.trace.inputs]
+        outputs = jaxpr_as_fun(self.trace.jaxpr)(*inputs)
+        values, results = outputs[: len(pools["written"])], outputs[len(pools["written"]) :]
+        end = len(results) - self._num_handed
+        return list(values), list(results[:end]), self._token(), list(results[end:])
+
+    def _token(self) -> Any:
+        """A result that no later program takes over, where somebody waits for it."""
+        is_awaited = self._topology.spans_processes or current_events() is not None
+        return jnp.zeros((), bool) if is_awaited else ()
+
+    def _many_steps(
+        self,
+        written: list[Any],
+        read_only: list[Any],
+        split: list[Any],
+        shared: list[Any],
+        constants: list[Any],
+        rows: list[Any],
+    ) -> tuple[list[Any], list[Any], Any, list[Any]]:
+        def step(carry: list[Any], parts: list[Any]) -> tuple[list[Any], Any]:
+            carry, results, token, _ = self._one_step(
+                carry, read_only, parts, shared, constants, rows
+            )
+            return carry, (results, token)
+
+        written, (results, tokens) = jax.lax.scan(step, written, split, unroll=self._unroll_steps())
+        if self._topology.num_replicas > 1:  # the replica axis first, as in every PerReplica
+            results = [jnp.swapaxes(result, 0, 1) for result in results]
+        return written, results, tokens, []
+
+    def _unroll_steps(self) -> bool:
+        """Whether to write many steps out one after the other instead of looping over them.
+
+        XLA:CPU computes gradients of convolutions 30 times slower in the body of a loop.
+        """
+        devices = self._topology.devices or jax.local_devices()
+        return devices[0].platform == "cpu" and contains_primitive(
+            self.trace.jaxpr.jaxpr, "conv_general_dilated"
+        )
+
+    def _assemble(self, outputs: list[Any]) -> Any:
+        several = self._topology.num_replicas > 1
+        leaves: list[Any] = []
+        for (is_array, value), lengths in zip(
+            self.trace.results, self.trace.result_lengths, strict=True
+        ):
+            if not is_array:
+                leaves.append(value)
+            elif several:
+                leaves.append(PerReplica(stacked=outputs[value], lengths=lengths))
+            else:
+                output = own_copy(outputs[value], self._topology)
+                leaves.append(output if lengths is None else output[: lengths[0]])
+        return jax.tree.unflatten(self.trace.result_structure, leaves)
+
+
+def value_for_step(variable: Any) -> Any:
+    """Returns what a step gets of a variable.
+
+    Args:
+        variable: of a strategy, or a plain Keras variable.
+    """
+    return variable.value if home_of(variable) is None else variable.for_step
+
+
+class _Place:
+    """Where the value of a variable is kept between steps."""
+
+    __slots__ = ("_is_stored", "spec", "variable")
+
+    def __init__(self, variable: Any) -> None:
+        home = home_of(variable)
+        self.variable: Any = variable  # a StoredVariable, or a plain Keras variable
+        self._is_stored = home is not None
+        stacked = home is not None and home.kind is VariableKind.ON_READ
+        self.spec = PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
+
+    @property
+    def is_on_devices(self) -> bool:
+        store = store_of(self.variable)
+        return store is None or (store.is_on_replicas and not store.is_pinned)
+
+    def store(self, value: Any) -> None:
+        if self._is_stored:
+            self.variable.storage = value
+        elif (trace := current_function_trace()) is not None:
+            trace.store(self.variable, value)
+        else:
+            # A variable of no strategy stays an ordinary array that is bound to no device.
+            self.variable.assign(jax.device_get(value))

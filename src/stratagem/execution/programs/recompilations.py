@@ -1,0 +1,67 @@
+"""A warning for steps that are compiled again and again."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+import warnings
+import weakref
+from typing import Any
+
+from stratagem.execution.tracing.function_identity import state_by_name
+from stratagem.execution.tracing.program_fingerprint import name_of
+from stratagem.messages import explain
+
+__all__ = ["Recompilations"]
+
+_NUM_BEFORE_WARNING = 3
+_MAX_PLACES = 1_000
+
+
+class Recompilations:
+    """Counts the programs of each place in the code, by kinds of arguments."""
+
+    def __init__(self) -> None:
+        self._counts: collections.OrderedDict[Any, int] = collections.OrderedDict()
+        self._states: dict[Any, dict[str, Any]] = {}
+        self._programs: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+
+    def note(self, fn: Any, kinds: Any, program: Any) -> None:
+        """Notes a new program; warns of the third one in a row that was used once.
+
+        Args:
+            fn: the function.
+            kinds: of its arguments; hashable.
+            program: of the function, which tells whether it `is_reused`.
+        """
+        inner = fn.func if isinstance(fn, functools.partial) else fn
+        inner = getattr(inner, "__func__", inner)
+        if not isinstance(inner, types.FunctionType):
+            return
+        place = inner.__code__, hash(kinds)
+        last = self._programs.get(place)
+        count = 1 if last is None or last.is_reused else self._counts[place] + 1
+        self._counts[place] = count
+        self._programs[place] = program
+        state = state_by_name(inner)
+        before = self._states.get(place, {})
+        self._states[place] = state
+        while len(self._counts) > _MAX_PLACES:
+            self._states.pop(self._counts.popitem(last=False)[0], None)
+        if count == _NUM_BEFORE_WARNING:
+            changed = [
+                name for name in state if state[name] is None or state[name] != before.get(name)
+            ]
+            warnings.warn(_message(inner, count, changed), RuntimeWarning, stacklevel=2)
+
+
+def _message(fn: types.FunctionType, count: int, changed: list[str]) -> str:
+    what = f"what it refers to by the names {changed} differs" if changed else "its state differs"
+    return explain(
+        f"{name_of(fn)} ({fn.__code__.co_filename}:{fn.__code__.co_firstlineno}) was compiled "
+        f"{count} times for arguments of the same kinds: each call passed a new function, and "
+        f"{what}.",
+        expected="one function that is compiled once.",
+        fix="define it once, outside of the loop, and pass what changes as an argument.",
+    )

@@ -1,0 +1,64 @@
+"""Sums over replicas of which each device needs a part: replicas hand over what is added up.
+
+The sum in parts takes half of what the whole sum on every device takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jax.extend.core import Literal
+
+from stratagem.execution.programs.update_part import StepParts
+from stratagem.topology import REPLICA_AXIS
+
+__all__ = ["scatter_sums"]
+
+_SUMS = ("psum", "psum2", "psum_invariant")
+
+
+def scatter_sums(
+    parts: StepParts, axis_of: Callable[[tuple[int, ...]], int | None]
+) -> tuple[StepParts, list[int | None]]:
+    """Takes sums out of the replicas' part where the update alone reads them.
+
+    Args:
+        parts: of a step.
+        axis_of: returns by the shape of a sum along which axis it is wanted in parts; None where it
+            is wanted whole.
+
+    Returns:
+        The parts, whose replicas hand over what is to be added up in place of those sums, and of
+        each array that is handed over along which axis its sum is wanted; None for what is no such.
+    """
+    jaxpr = parts.replica
+    first = len(jaxpr.outvars) - parts.num_handed
+    is_read = {id(atom) for eqn in jaxpr.eqns for atom in eqn.invars}
+    is_read |= {id(atom) for atom in jaxpr.outvars[:first]}
+    places = {id(atom): place for place, atom in enumerate(jaxpr.outvars[first:])}
+    axes: list[int | None] = [None] * parts.num_handed
+    outvars = list(jaxpr.outvars)
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        stays: list[tuple[Any, Any]] = []
+        pairs: list[Any] = list(zip(eqn.invars, eqn.outvars, strict=True)) if _is_sum(eqn) else []
+        for addend, total in pairs:
+            place = None if id(total) in is_read else places.get(id(total))
+            axis = None if place is None else axis_of(tuple(total.aval.shape))
+            if place is None or axis is None or isinstance(addend, Literal):
+                stays.append((addend, total))
+            else:
+                axes[place], outvars[first + place] = axis, addend
+        if len(stays) == len(pairs):
+            eqns.append(eqn)
+        elif stays:
+            invars, totals = zip(*stays, strict=True)
+            eqns.append(eqn.replace(invars=list(invars), outvars=list(totals)))
+    return dataclasses.replace(parts, replica=jaxpr.replace(eqns=eqns, outvars=outvars)), axes
+
+
+def _is_sum(eqn: Any) -> bool:
+    is_sum = eqn.primitive.name in _SUMS and eqn.params.get("axis_index_groups") is None
+    return is_sum and tuple(eqn.params.get("axes", ())) == (REPLICA_AXIS,)

@@ -1,0 +1,262 @@
+"""A step, as one program, whose variables are kept in parts on the replicas' own devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import PartitionSpec, Sharding
+
+from stratagem.execution.embeddings.sharded_row_updates import ShardedRowUpdates
+from stratagem.execution.programs.ids_program import IdsProgram, spec_of_input
+from stratagem.execution.programs.program import POOLS, Program
+from stratagem.execution.programs.reduce_scatter import scatter_sums
+from stratagem.execution.programs.step_program import StepProgram
+from stratagem.execution.programs.update_part import StepParts, part_step
+from stratagem.execution.tracing.arguments import Arguments
+from stratagem.execution.tracing.trace import Trace
+from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.variables import ShardedStore, store_of, stored_sharding
+
+__all__ = ["ShardedProgram", "is_sharded"]
+
+_Pools = Mapping[str, Sequence[Any]]
+
+
+def is_sharded(trace: Trace, topology: Topology) -> bool:
+    """Tells whether all variables of a step that are kept elsewhere are in parts on its devices.
+
+    Args:
+        trace: of a step that has such variables.
+        topology: the devices of the replicas.
+    """
+    return all(
+        isinstance(store, ShardedStore) and store.topology == topology for store in _stores(trace)
+    )
+
+
+class ShardedProgram(Program):
+    """What replicas compute, and behind it the update, of which each device makes its own part.
+
+    Of a sum that only this update reads each device gets its part. The rows of tables are exchanged
+    within the program, too. What is in the host's memory each device brings over, its own part, and
+    puts back.
+
+    Args:
+        trace: of the whole step.
+        topology: the devices of the replicas.
+        name: of the function, for messages.
+
+    `parts` are what replicas compute, and the update; `update` is that, by rows where it can be.
+    """
+
+    def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
+        self._store: ShardedStore = _stores(trace)[0]
+        trace = _with_tables(trace)
+        self._exchanged = _ExchangedRows(trace, topology, name) if trace.lookups else None
+        self.parts, self._sum_axes = _parts_of(trace, self._store)
+        self.update = _update_of(trace, self.parts, topology)
+        self._specs = _specs_of_outputs(trace, self.parts, self._sum_axes, topology)
+        super().__init__(trace, topology, name)
+
+    def _compile(self, *, many: bool) -> Any:
+        function = self._many_steps if many else self._one_step
+        return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
+
+    def programs(self, arguments: Arguments) -> list[StepProgram]:
+        """Returns the one program, as of `Program`."""
+        (program,) = super().programs(arguments)
+        written, read_only = program.shapes[:2]
+        put_back = _pinned(self.trace.written, written)
+        brought = [*put_back, *_pinned(self.trace.read_only, read_only)]
+        return [dataclasses.replace(program, brought=brought, put_back=put_back)]
+
+    def _row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
+        return []  # they are exchanged within
+
+    def _out_shardings(self) -> Any:
+        topology = self._topology
+        written = [self._sharding(variable) for variable in self.trace.written]
+        split = topology.stacked if topology.num_replicas > 1 else topology.replicated
+        return written, split, topology.replicated, topology.replicated
+
+    def _value(self, variable: Any) -> Any:
+        return super()._value(variable) if store_of(variable) is None else variable.stored
+
+    def _sharding(self, variable: Any) -> Sharding:
+        store = store_of(variable)
+        return super()._sharding(variable) if store is None else store.sharding(variable.shape)
+
+    def _one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
+        """Here arrays are those of all replicas."""
+        pools: dict[str, Sequence[Any]] = dict(zip(POOLS, arrays, strict=True))
+        pools["written"] = [*map(_loaded, self.trace.written, pools["written"])]
+        pools["read_only"] = [*map(_loaded, self.trace.read_only, pools["read_only"])]
+        if self._exchanged is not None:
+            pools["rows"] = self._exchanged.rows(pools)
+        inputs = [pools[source][index] for source, index in self.trace.inputs]
+        outputs = self._computed_by_replicas(inputs)
+        end = len(outputs) - self.parts.num_handed
+        of_update = {"input": inputs, "handed": outputs[end:]}
+        update_inputs = [of_update[pool][place] for pool, place in self.parts.update_inputs]
+        updated = iter(self.update.values(update_inputs))
+        others = iter(outputs[:end])
+        values = [
+            self._updated(one, next(updated)) if is_updated else _unloaded(one, next(others))
+            for one, is_updated in zip(self.trace.written, self.parts.is_updated, strict=False)
+        ]
+        return values, list(others), self._token(), []
+
+    def _computed_by_replicas(self, inputs: Sequence[Any]) -> list[Any]:
+        jaxpr = self.parts.replica
+        read = {id(atom) for eqn in jaxpr.eqns for atom in eqn.invars}
+        read |= {id(atom) for atom in jaxpr.outvars}
+        # What they do not read is not gathered for them.
+        places = [place for place, invar in enumerate(jaxpr.invars) if id(invar) in read]
+        own_part = ClosedJaxpr(jaxpr.replace(invars=[jaxpr.invars[place] for place in places]), [])
+        first = len(jaxpr.outvars) - self.parts.num_handed
+
+        def of_one(*values: Any) -> list[Any]:
+            outputs = list(jaxpr_as_fun(own_part)(*values))
+            for place, axis in enumerate(self._sum_axes, first):
+                if axis is not None:
+                    outputs[place] = jax.lax.psum_scatter(
+                        outputs[place], REPLICA_AXIS, scatter_dimension=axis, tiled=True
+                    )
+            return outputs
+
+        if self._topology.num_replicas == 1:
+            return of_one(*[inputs[place] for place in places])
+        specs = [spec_of_input(*self.trace.inputs[place], self.trace) for place in places]
+        run = jax.shard_map(
+            of_one,
+            mesh=self._topology.mesh,
+            in_specs=tuple(specs),
+            out_specs=self._specs,
+            axis_names={REPLICA_AXIS},
+            check_vma=False,
+        )
+        return run(*[inputs[place] for place in places])
+
+    def _updated(self, variable: Any, value: Any) -> Any:
+        """A new value where it is kept, which each device computes its part of."""
+        parted = self._store.compute_sharding(tuple(variable.shape))
+        value = jax.lax.with_sharding_constraint(value, parted)
+        if store_of(variable) is None:  # a copy on each device
+            return jax.lax.with_sharding_constraint(value, self._sharding(variable))
+        return _unloaded(variable, value)
+
+
+class _ExchangedRows:
+    """The rows that replicas look up in tables which are inputs of the program.
+
+    Args:
+        trace: of the step; each table is among its variables.
+        topology: the devices of the replicas.
+        name: of the function, for messages.
+    """
+
+    def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
+        self._lookups = trace.lookups
+        self._topology = topology
+        self._ids = IdsProgram(trace, topology, name)
+        self._places = {
+            id(variable): (pool, index)
+            for pool, variables in (("written", trace.written), ("read_only", trace.read_only))
+            for index, variable in enumerate(variables)
+        }
+
+    def rows(self, pools: _Pools) -> list[Any]:
+        """Returns the rows of each lookup for all replicas.
+
+        Args:
+            pools: the inputs of the step by their source.
+        """
+        count = self._topology.num_replicas
+        several = (count,) if count > 1 else ()
+        rows: list[Any] = []
+        for lookup, ids in zip(self._lookups, self._ids.run(pools), strict=True):
+            if ids is None:  # a lookup that nothing depends on
+                rows.append(jnp.zeros((*several, *lookup.shape), lookup.dtype))
+                continue
+            pool, index = self._places[id(lookup.table)]
+            rows.append(lookup.table.store.rows(pools[pool][index], ids, self._topology))
+        return rows
+
+
+def _loaded(variable: Any, value: Any) -> Any:
+    store = store_of(variable)
+    return value if store is None else store.load(value)
+
+
+def _unloaded(variable: Any, value: Any) -> Any:
+    store = store_of(variable)
+    return value if store is None else store.unload(value)
+
+
+def _pinned(variables: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
+    """The shapes of those variables that are in pinned memory."""
+    pairs = [(store_of(one), shape) for one, shape in zip(variables, shapes, strict=True)]
+    return [shape for store, shape in pairs if store is not None and store.is_pinned]
+
+
+def _stores(trace: Trace) -> list[Any]:
+    variables = (*trace.written, *trace.read_only, *(one.table for one in trace.lookups))
+    return [store for one in variables if (store := store_of(one)) is not None]
+
+
+def _with_tables(trace: Trace) -> Trace:
+    """The trace with those tables, too, of which it reads nothing but rows."""
+    known = {id(variable) for variable in (*trace.written, *trace.read_only)}
+    tables = {id(one.table): one.table for one in trace.lookups if id(one.table) not in known}
+    return dataclasses.replace(trace, read_only=[*trace.read_only, *tables.values()])
+
+
+def _parts_of(trace: Trace, store: ShardedStore) -> tuple[StepParts, list[int | None]]:
+    """What replicas compute and the update, and which sums are wanted in parts."""
+    jaxpr = trace.jaxpr.jaxpr
+    outvars = jaxpr.outvars[: len(trace.written) + trace.num_outputs]  # the ids are known before
+    # From what an optimizer keeps in parts follow weights of which each device may have a copy.
+    owners = {id(getattr(one, "slot_of", None)) for one in trace.written if store_of(one)}
+    may_update = [store_of(one) is not None or id(one) in owners for one in trace.written]
+    may_update += [False] * trace.num_outputs
+    parts = part_step(jaxpr.replace(outvars=outvars), trace.differing_inputs, may_update)
+    shapes = {
+        tuple(variable.shape)
+        for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
+        if is_updated and store_of(variable) is not None
+    }
+    return scatter_sums(parts, lambda shape: store.sharded_axis(shape) if shape in shapes else None)
+
+
+def _update_of(trace: Trace, parts: StepParts, topology: Topology) -> ShardedRowUpdates:
+    def is_by_rows(pool: str, place: int) -> bool:
+        source, index = trace.inputs[place] if pool == "input" else (pool, place)
+        variables = {"written": trace.written, "read_only": trace.read_only}.get(source)
+        store = None if variables is None else store_of(variables[index])
+        if variables is None or not isinstance(store, ShardedStore):
+            return False
+        return store.sharded_axis(tuple(variables[index].shape)) == 0
+
+    are_parts = [is_by_rows(pool, place) for pool, place in parts.update_inputs]
+    return ShardedRowUpdates.of(parts.update, are_parts, topology)
+
+
+def _specs_of_outputs(
+    trace: Trace, parts: StepParts, sum_axes: Sequence[int | None], topology: Topology
+) -> list[PartitionSpec]:
+    written = [
+        stored_sharding(variable, topology).spec
+        for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
+        if not is_updated
+    ]
+    results = [PartitionSpec(REPLICA_AXIS)] * trace.num_outputs
+    handed = [
+        PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, REPLICA_AXIS)
+        for axis in sum_axes
+    ]
+    return [*written, *results, *handed]

@@ -1,0 +1,131 @@
+"""Takes the training step out of a program, in place of running it: for who plans and not trains.
+
+While `capture` runs a program, the first replica function that trains ends the program with a
+`StepCaptured`, which carries it. Others before it, such as an evaluation, give zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from stratagem.execution.tracing.arguments import Arguments
+from stratagem.execution.tracing.trace import Trace
+from stratagem.topology import Topology
+
+__all__ = ["CapturedStep", "StepCaptured", "capture", "note_optimizer", "offer_step"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedStep:
+    """A training step that was traced, and not run.
+
+    Args:
+        strategy: whose step it is.
+        fn: the replica function.
+        arguments: what it was called with.
+        trace: of it.
+        optimizers: that it applies.
+        retrace: traces the function with other arguments, for the devices of a topology.
+    """
+
+    strategy: Any
+    fn: Callable[..., Any]
+    arguments: Arguments
+    trace: Trace
+    optimizers: tuple[Any, ...]
+    retrace: Callable[[Arguments, Topology], Trace]
+
+
+class StepCaptured(BaseException):
+    """Ends a program at its first training step.
+
+    Args:
+        step: the step.
+    """
+
+    def __init__(self, step: CapturedStep) -> None:
+        super().__init__()
+        self.step = step
+
+
+class _Capture:
+    """What is wanted, in all threads of a program: one may run the loop in a thread of its own."""
+
+    is_on: bool = False
+    takes_all: bool = False
+
+
+class _Seen(threading.local):
+    optimizers: dict[int, Any] | None = None
+
+
+_capture, _seen = _Capture(), _Seen()
+
+
+def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep | None:
+    """Runs a program until its first training step, which is not compiled and not run.
+
+    Args:
+        run: the program.
+        takes_all: take the first replica function, whether it trains or not.
+
+    Returns:
+        The step; None if the program ended without one.
+    """
+    before = (_capture.is_on, _capture.takes_all)
+    _capture.is_on, _capture.takes_all = True, takes_all
+    try:
+        run()
+    except StepCaptured as captured:
+        return captured.step
+    finally:
+        _capture.is_on, _capture.takes_all = before
+    return None
+
+
+def note_optimizer(optimizer: Any) -> None:
+    """Notes that the replica function that is being traced applies an optimizer."""
+    if _seen.optimizers is not None:
+        _seen.optimizers[id(optimizer)] = optimizer
+
+
+def offer_step(
+    strategy: Any,
+    fn: Callable[..., Any],
+    arguments: Arguments,
+    trace: Callable[[Callable[..., Any], Arguments, Topology], Trace],
+) -> None:
+    """Ends the program if this is the step that is wanted; does nothing where none is.
+
+    Args:
+        strategy: whose replicas would run it.
+        fn: the replica function.
+        arguments: what it is called with.
+        trace: traces it.
+
+    Raises:
+        StepCaptured: it is wanted.
+    """
+    if not _capture.is_on:
+        return
+    before, _seen.optimizers = _seen.optimizers, {}
+    try:
+        traced = trace(fn, arguments, strategy.topology)
+        optimizers = tuple(_seen.optimizers.values())
+    finally:
+        _seen.optimizers = before
+    trains = any(getattr(variable, "trainable", False) for variable in traced.written)
+    if trains or _capture.takes_all:
+        raise StepCaptured(
+            CapturedStep(
+                strategy,
+                fn,
+                arguments,
+                traced,
+                optimizers,
+                lambda other, topology: trace(fn, other, topology),
+            )
+        )

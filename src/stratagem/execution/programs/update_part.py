@@ -1,0 +1,146 @@
+"""The part of a step that is the same on every replica and only makes new values of variables.
+
+In the trace of a replica function the update of the variables follows from sums over replicas. Cut
+off there it may run elsewhere than the replicas: once, where the variables are, or in pieces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import Jaxpr, Literal
+
+from stratagem.execution.analysis.replication import (
+    contains_primitive,
+    differing_values,
+    inner_jaxprs,
+)
+from stratagem.execution.tracing.remote_state import without_unused
+
+__all__ = ["StepParts", "part_step"]
+
+# What replicas do together, or tells them apart: of use only where all of them run.
+_OF_REPLICAS = (
+    "all_gather",
+    "all_gather_invariant",
+    "all_to_all",
+    "axis_index",
+    "pmax",
+    "pmin",
+    "ppermute",
+    "psum",
+    "psum2",
+    "psum_invariant",
+    "reduce_scatter",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepParts:
+    """A step in two parts.
+
+    Args:
+        replica: what each replica computes. Its inputs are those of the step; its outputs are those
+            of the step that are not made by the update, in their order, and what the update needs.
+        update: what follows for variables. Its inputs are `update_inputs`; its outputs are those of
+            the step that `is_updated` tells.
+        update_inputs: of each input of the update where it comes from: ("input", i) of the step, or
+            ("handed", i) of what the replica part hands over.
+        is_updated: of each output of the step whether the update makes it.
+        num_handed: how many of the last outputs of the replica part are for the update.
+    """
+
+    replica: Jaxpr
+    update: Jaxpr
+    update_inputs: list[tuple[str, int]]
+    is_updated: list[bool]
+    num_handed: int
+
+
+def part_step(
+    jaxpr: Jaxpr,
+    differing_inputs: Sequence[bool],
+    may_update: Sequence[bool],
+    old_values: Mapping[int, int] | None = None,
+) -> StepParts:
+    """Parts a step.
+
+    Args:
+        jaxpr: the trace of one replica.
+        differing_inputs: of each of its inputs whether it may differ between replicas.
+        may_update: of each of its outputs whether it is a new value of a variable that the update
+            may make.
+        old_values: by its output of each variable that is written the input that has its old value.
+
+    Returns:
+        The parts; an update without operations where none can be cut off.
+    """
+    jaxpr, _ = without_unused(jaxpr, [True] * len(jaxpr.invars))
+    differs = differing_values(jaxpr, differing_inputs)
+    moved = _moved(jaxpr, differs, may_update)
+    made = {id(variable) for eqn in moved for variable in eqn.outvars}
+    is_updated = [
+        may and not isinstance(atom, Literal) and id(atom) in made
+        for atom, may in zip(jaxpr.outvars, may_update, strict=True)
+    ]
+    # When the update runs the replica part has written new values over these.
+    is_gone = {index for output, index in (old_values or {}).items() if not is_updated[output]}
+    places = {
+        id(variable): index for index, variable in enumerate(jaxpr.invars) if index not in is_gone
+    }
+    handed: dict[int, Any] = {}
+    needed: dict[int, Any] = {}
+    for eqn in moved:
+        for atom in eqn.invars:
+            if isinstance(atom, Literal) or id(atom) in made:
+                continue
+            needed[id(atom)] = atom
+            if id(atom) not in places:
+                handed[id(atom)] = atom
+    number = {key: index for index, key in enumerate(handed)}
+    is_moved = {id(eqn) for eqn in moved}
+    outputs = list(zip(jaxpr.outvars, is_updated, strict=True))
+    return StepParts(
+        replica=jaxpr.replace(
+            eqns=[eqn for eqn in jaxpr.eqns if id(eqn) not in is_moved],
+            outvars=[*(atom for atom, updated in outputs if not updated), *handed.values()],
+        ),
+        update=jaxpr.replace(
+            eqns=moved,
+            invars=list(needed.values()),
+            outvars=[atom for atom, updated in outputs if updated],
+        ),
+        update_inputs=[
+            ("input", places[key]) if key in places else ("handed", number[key]) for key in needed
+        ],
+        is_updated=is_updated,
+        num_handed=len(handed),
+    )
+
+
+def _moved(jaxpr: Jaxpr, differs: dict[Any, bool], may_update: Sequence[bool]) -> list[Any]:
+    """The operations from which nothing follows but new values of variables."""
+    is_kept = {
+        id(atom)
+        for atom, may in zip(jaxpr.outvars, may_update, strict=True)
+        if not may and not isinstance(atom, Literal)
+    }
+    moved: list[Any] = []
+    for eqn in reversed(jaxpr.eqns):
+        is_kept_here = any(id(variable) in is_kept for variable in eqn.outvars)
+        if not is_kept_here and _may_move(eqn, differs):
+            moved.append(eqn)
+            continue
+        is_kept.update(id(atom) for atom in eqn.invars if not isinstance(atom, Literal))
+    return moved[::-1]
+
+
+def _may_move(eqn: Any, differs: dict[Any, bool]) -> bool:
+    if eqn.effects or eqn.primitive.name in _OF_REPLICAS:
+        return False
+    if any(not isinstance(atom, Literal) and differs.get(atom, False) for atom in eqn.invars):
+        return False
+    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
+    return not any(contains_primitive(jaxpr, *_OF_REPLICAS) for jaxpr in inner)

@@ -1,0 +1,178 @@
+"""Values that a build assigns in a step to the variables that it creates there.
+
+The trace in which variables are created is thrown away, and the next one finds them built: what
+the build has assigned would be lost. So the first one notes each assignment to a variable that has
+no value yet. Those that the next one does not make again are the build's, and come first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution.tracing.arguments import Arguments
+from stratagem.execution.tracing.local_jaxpr import without_unused_variables
+from stratagem.execution.tracing.remote_state import without_unused
+from stratagem.execution.tracing.trace import Trace
+from stratagem.messages import explain
+from stratagem.values import PerReplica
+from stratagem.variables import VariableKind, agree_on_initial_values, home_of
+
+__all__ = ["BuildWrites", "keep_builds", "lost_writes", "store_initial"]
+
+
+def lost_writes(
+    early: list[Any], num_early: Mapping[int, int], num_writes: Mapping[int, int]
+) -> dict[int, int]:
+    """Returns of each variable that a build has assigned the place of its last such assignment.
+
+    Args:
+        early: the variable of each assignment of the first trace.
+        num_early: how often each variable was assigned there, by identity.
+        num_writes: how often in the next trace.
+    """
+    lost: dict[int, int] = {}
+    for key in dict.fromkeys(map(id, early)):
+        places = [place for place, variable in enumerate(early) if id(variable) == key]
+        num_lost = num_early[key] - num_writes.get(key, 0)
+        if num_lost > 0:
+            lost[key] = places[num_lost - 1]
+    return lost
+
+
+def store_initial(variable: Any, value: Any) -> None:
+    """Sets the value that a new variable begins with.
+
+    Args:
+        variable: that a step has created.
+        value: `PerReplica`, or one for all replicas.
+    """
+    home = home_of(variable)
+    if home is not None and home.kind is VariableKind.ON_READ:
+        if not isinstance(value, PerReplica):
+            topology = home.strategy.topology
+            value = PerReplica(stacked=topology.stack([value] * topology.num_local_replicas))
+        variable.storage = value.stacked
+        return
+    value = np.array(value.components[0] if isinstance(value, PerReplica) else value)
+    if home is None:
+        variable.assign(value)
+    else:
+        variable.store_whole(value)
+
+
+@dataclasses.dataclass
+class BuildWrites:
+    """The assignments of a first trace, as a program that computes their values.
+
+    Args:
+        name: of the replica function.
+        variables: of each assignment.
+        num_writes: how often each variable was assigned, by identity.
+        trace: whose results are the values.
+    """
+
+    name: str
+    variables: list[Any]
+    num_writes: Mapping[int, int]
+    trace: Trace
+
+    @classmethod
+    def of(
+        cls, name: str, variables: list[Any], num_writes: Mapping[int, int], trace: Trace
+    ) -> BuildWrites:
+        """Makes one of the whole first trace, whose last outputs are the values."""
+        jaxpr = trace.jaxpr.jaxpr
+        jaxpr = jaxpr.replace(outvars=jaxpr.outvars[len(jaxpr.outvars) - len(variables) :])
+        reduced, stays = without_unused(jaxpr, [False] * len(trace.inputs), keeps_effects=False)
+        inputs = [one for one, stay in zip(trace.inputs, stays, strict=True) if stay]
+        closed, inputs, read_only = without_unused_variables(
+            ClosedJaxpr(reduced, []), inputs, trace.read_only
+        )
+        places = list(range(len(variables)))
+        values = Trace(
+            jaxpr=closed,
+            read_only=read_only,
+            written=[],
+            inputs=inputs,
+            constants=trace.constants,
+            result_structure=jax.tree.structure(places),
+            results=[(True, place) for place in places],
+            result_lengths=[None] * len(places),
+        )
+        return cls(name, variables, num_writes, values)
+
+    def keep(
+        self,
+        strategy: Any,
+        num_writes: Mapping[int, int],
+        arguments: Arguments | None,
+    ) -> None:
+        """Gives the variables what their build has assigned.
+
+        Args:
+            strategy: whose variables they are.
+            num_writes: how often the next trace assigns each variable.
+            arguments: of the step; None where they are not known, in an `sg.function`.
+
+        Raises:
+            RuntimeError: the values follow from arguments that are not known.
+        """
+        lost = lost_writes(self.variables, self.num_writes, num_writes)
+        topology = strategy.topology
+        if not lost or topology.is_absent or not strategy.executor.has_values:
+            return
+        sources = {source for source, _ in self.trace.inputs}
+        needs_arguments = bool(sources & {"split", "shared", "rows"})
+        if needs_arguments and (arguments is None or "rows" in sources):
+            first = self.variables[next(iter(lost.values()))]
+            raise RuntimeError(
+                explain(
+                    f"The build of variable {first.path!r} assigns it a value that follows from "
+                    "the arguments of the step, in an sg.function or from rows of a table.",
+                    expected="a build that assigns what follows from other variables.",
+                    fix="build it before: call strategy.run once outside the function, or "
+                    "model.build(input_shape) in the scope.",
+                )
+            )
+        agree_on_initial_values(strategy.variables, topology)
+        split, shared = [], []
+        if needs_arguments and arguments is not None:
+            split, shared = arguments.split, arguments.shared
+        values = strategy.executor.evaluate(self.trace, self.name, split, shared)
+        for place in lost.values():
+            store_initial(self.variables[place], values[place])
+
+
+def keep_builds(
+    builds: Sequence[BuildWrites],
+    name: str,
+    strategy: Any,
+    num_writes: Mapping[int, int],
+    arguments: Arguments,
+) -> None:
+    """Keeps what builds have assigned: at once, or after the trace of an `sg.function`.
+
+    Args:
+        builds: of this replica function, outside of every `sg.function`.
+        name: of the replica function.
+        strategy: that runs it.
+        num_writes: how often its last trace assigns each variable.
+        arguments: that it is called with.
+    """
+    function_trace = current_function_trace()
+    if function_trace is None:
+        for build in builds:
+            build.keep(strategy, num_writes, arguments)
+        return
+    for build in function_trace.builds.found:
+        if build.name == name:
+            keep = functools.partial(build.keep, strategy, num_writes, None)
+            function_trace.builds.keep.append(keep)

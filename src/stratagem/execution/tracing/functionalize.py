@@ -1,0 +1,213 @@
+"""Variable reads and writes of a replica function, turned into inputs and outputs.
+
+Keras asks the innermost `keras.StatelessScope` for every value and hands it every update: that is
+the public hook. A `ReplicaScope` passes reads on to whatever holds this replica's state.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+from jax.extend.core import get_opaque_trace_state
+
+from stratagem.execution.tracing.created_variables import is_uninitialized, stand_in
+from stratagem.execution.tracing.remote_state import Lookup, RemoteState
+from stratagem.messages import explain
+from stratagem.values import IndexedSlices
+from stratagem.variables import home_of
+
+__all__ = ["ReplicaScope", "current_scope"]
+
+# JAX caches a `jax.jit` within a step by the shapes of its arguments. Its program also depends on
+# the true rows of the batch, and holds what it reads of variables, which are tracers of the step.
+_key_of_jits = jax.make_user_context()
+_keys = itertools.count()
+
+
+class _Current(threading.local):
+    scope: ReplicaScope | None = None
+
+
+_current = _Current()
+
+
+def current_scope() -> ReplicaScope | None:
+    """Returns the innermost ReplicaScope of this thread; None outside every replica function."""
+    return _current.scope
+
+
+class ReplicaScope(keras.StatelessScope):
+    """Holds what a replica has read and written; nothing outside changes until the step ends.
+
+    Args:
+        read: called with a variable on its first read; returns this replica's value, or None to let
+            Keras use the value that the variable itself holds.
+        remote: variables outside this process; None if there are none.
+
+    `receive` returns the number of a lookup in a table that is elsewhere, and its rows; it is there
+    where there may be such tables. `whole_tables` are those, by identity, that come whole.
+    `row_counts` tells of how many rows those variables are here, by identity, that stand for some.
+    `added_to` are the variables that were added to, by identity, and not set. `num_writes` counts
+    the assignments to each, and `early` has those to variables without a value. `read_in_jits` are
+    those, by identity, that a `jax.jit` or the like has read here.
+    """
+
+    def __init__(self, read: Callable[[Any], Any], remote: RemoteState | None = None) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self._read = read
+        self._remote = remote
+        self._outer: ReplicaScope | None = None
+        self._trace: Any = None
+        self.read_ids: set[int] = set()
+        self.writes: dict[int, Any] = {}
+        self.unproven: dict[int, Any] = {}
+        self._rows: dict[int, tuple[Any, IndexedSlices]] = {}
+        self.sent: list[tuple[Any, Any]] = []
+        self.preparations: list[Callable[[], None]] = []
+        self.added_to: set[int] = set()
+        self.num_writes: collections.Counter[int] = collections.Counter()
+        self.early: list[tuple[Any, Any]] = []
+        self.read_in_jits: set[int] = set()
+        self.row_counts: dict[int, int] = {}
+        self.receive: Callable[[Lookup], tuple[int, Any]] | None = None
+        self.whole_tables: frozenset[int] = frozenset()
+
+    def __enter__(self) -> ReplicaScope:
+        super().__enter__()
+        self._key = _key_of_jits(next(_keys))
+        self._key.__enter__()
+        self._trace = get_opaque_trace_state(convention="nnx")
+        self._outer = _current.scope
+        _current.scope = self
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        _current.scope = self._outer
+        self._key.__exit__(*args)
+        super().__exit__(*args)
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Returns this replica's value of a variable; None if nobody holds one."""
+        self.read_ids.add(id(variable))
+        if _current.scope is self and not self.is_at_its_own_level:
+            self.read_in_jits.add(id(variable))
+        value = self.state_mapping.get(id(variable))
+        if value is None:
+            value = self._read(variable)
+        return stand_in(variable) if value is None else value
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Notes the new value of a variable."""
+        variable, value = update
+        self.keep(variable, value)
+        self.num_writes[id(variable)] += 1
+        if is_uninitialized(variable):
+            self.early.append((variable, self.written_value(variable)))
+
+    def keep(self, variable: Any, value: Any) -> None:
+        """Notes a value that was counted already."""
+        if not self.is_at_its_own_level:
+            raise ValueError(
+                explain(
+                    f"Variable {variable.path!r} was assigned inside lax.cond, lax.scan, jax.jit "
+                    "or the like, within a replica function.",
+                    expected="assignments in the replica function itself: what an inner function "
+                    "assigns is lost when it ends.",
+                    fix="return the value from the inner function and assign it outside; for an "
+                    "optimizer use stateless_apply inside.",
+                )
+            )
+        if id(variable) in self.read_in_jits:
+            _key_of_jits(next(_keys)).__enter__()  # until this scope ends
+        self.state_mapping[id(variable)] = value
+        self.writes[id(variable)] = variable
+        self.unproven.pop(id(variable), None)
+        if home_of(variable) is None:  # of no strategy: one value for all replicas
+            self.mark_unproven(variable)
+
+    def written_value(self, variable: Any) -> Any:
+        """Returns the last value that was written to a variable, in the variable's dtype."""
+        return jax.lax.convert_element_type(self.state_mapping[id(variable)], variable.dtype)
+
+    def mark_unproven(self, variable: Any) -> None:
+        """Notes that a written value must be the same on all replicas, which is to be shown."""
+        self.unproven[id(variable)] = variable
+
+    def note_rows(self, gradient: Any, slices: IndexedSlices) -> None:
+        """Notes that a gradient is zero but for some rows."""
+        self._rows[id(gradient)] = (gradient, slices)
+
+    @property
+    def outermost(self) -> ReplicaScope:
+        """That of the whole replica function."""
+        return self if self._outer is None else self._outer.outermost
+
+    def has_written(self, variable: Any) -> bool:
+        """Tells whether a variable was written here, or in what this is inside of.
+
+        Args:
+            variable: the variable.
+        """
+        is_here = id(variable) in self.writes
+        return is_here or (self._outer is not None and self._outer.has_written(variable))
+
+    @property
+    def is_at_its_own_level(self) -> bool:
+        """Whether this is not inside a `lax.cond` or the like, within the replica function."""
+        return self._trace == get_opaque_trace_state(convention="nnx")
+
+    def prepare(self, function: Callable[[], None]) -> None:
+        """Has a function called before the step is run for the first time, outside its trace.
+
+        Args:
+            function: the function.
+        """
+        self.preparations.append(function)
+
+    def send(self, what: Any, value: Any) -> None:
+        """Hands a value out of the step, to whatever holds the variables of its strategy.
+
+        Args:
+            what: tells there what it is.
+            value: array of this replica.
+
+        Raises:
+            ValueError: inside `lax.cond` and the like.
+        """
+        if not self.is_at_its_own_level:
+            raise ValueError(
+                explain(
+                    "An optimizer of variables on parameter servers was applied inside lax.cond, "
+                    "lax.scan, jax.jit or the like, within a replica function.",
+                    expected="an update in the replica function itself.",
+                    fix="compute gradients in the inner function, return them, and apply them "
+                    "outside.",
+                )
+            )
+        self.sent.append((what, value))
+
+    def is_late(self, variable: Any) -> bool:
+        """Returns True if servers update the variable after the step."""
+        sent = [what for what, _ in self.sent]
+        return self._remote is not None and self._remote.updates_after_step(variable, sent)
+
+    def rows_of(self, gradient: Any) -> IndexedSlices | None:
+        """Returns the rows of a gradient; None if nothing is known of this very array."""
+        _, slices = self._rows.get(id(gradient), (None, None))
+        return slices
+
+    def forget(self) -> None:
+        """Starts anew: what was written is kept elsewhere, and reads go there."""
+        self.state_mapping.clear()
+        self.writes.clear()
+        self.unproven.clear()
+
+    def set_value(self, variable: Any, value: Any) -> None:
+        """Gives a variable a value for the length of this scope, without counting it as a write."""
+        self.state_mapping[id(variable)] = value

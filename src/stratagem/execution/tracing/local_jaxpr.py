@@ -1,0 +1,89 @@
+"""The program of one replica, taken out of the trace for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from stratagem.execution.tracing.remote_state import without_unused
+from stratagem.topology import Topology
+
+__all__ = ["UNTOUCHED", "local_jaxpr", "without_unused_variables"]
+
+# The source of an input that stands for a variable which the function does not touch.
+UNTOUCHED = ("untouched", 0)
+
+
+def local_jaxpr(
+    closed: Any, sources: list[tuple[str, int]], topology: Topology
+) -> tuple[ClosedJaxpr, list[tuple[str, int]], list[Any]]:
+    """Takes the program of one replica out of the shard_map, dropping inputs that nothing reads.
+
+    Args:
+        closed: the trace for all replicas.
+        sources: of each of its inputs.
+        topology: the devices of the replicas.
+
+    Returns:
+        The program, where each of its inputs comes from, and constants.
+    """
+    constants: list[Any] = list(closed.consts)
+    origin: dict[Any, tuple[str, int]] = dict(zip(closed.jaxpr.invars, sources, strict=True))
+    origin.update({var: ("constant", index) for index, var in enumerate(closed.jaxpr.constvars)})
+    if topology.num_replicas == 1:
+        inner = closed.jaxpr
+        ordered = [*inner.constvars, *inner.invars]
+        jaxpr, inputs = _without_unread(inner, ordered, [origin[var] for var in ordered])
+        return jaxpr, inputs, constants
+    (eqn,) = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "shard_map"]
+    inputs: list[tuple[str, int]] = []
+    for atom in eqn.invars:
+        if isinstance(atom, Literal):
+            inputs.append(("constant", len(constants)))
+            constants.append(atom.val)
+        else:
+            inputs.append(origin[atom])
+    inner = eqn.params["jaxpr"]
+    jaxpr, inputs = _without_unread(inner, inner.invars, inputs)
+    return jaxpr, inputs, constants
+
+
+def _without_unread(
+    jaxpr: Jaxpr, variables: list[Any], sources: list[tuple[str, int]]
+) -> tuple[ClosedJaxpr, list[tuple[str, int]]]:
+    """Drops the inputs that stand for variables that the function does not touch.
+
+    Which other variables there are depends on when Python collects them: on processes that run one
+    program at different times.
+    """
+    kept = [pair for pair in zip(variables, sources, strict=True) if pair[1] != UNTOUCHED]
+    reduced = jaxpr.replace(constvars=[], invars=[variable for variable, _ in kept])
+    return ClosedJaxpr(reduced, []), [source for _, source in kept]
+
+
+def without_unused_variables(
+    jaxpr: ClosedJaxpr, inputs: list[tuple[str, int]], read_only: list[Any]
+) -> tuple[ClosedJaxpr, list[tuple[str, int]], list[Any]]:
+    """Drops variables whose values nothing depends on: they would be fetched for nothing.
+
+    Of a table that rows are looked up in, differentiating reads the whole in name only.
+
+    Args:
+        jaxpr: the program of one replica.
+        inputs: where each of its inputs comes from.
+        read_only: the variables that it reads and does not write.
+
+    Returns:
+        The program, its inputs and its variables without them.
+    """
+    is_kept = [source != "read_only" for source, _ in inputs]
+    reduced, stays = without_unused(jaxpr.jaxpr, is_kept)
+    kept = [pair for pair, stay in zip(inputs, stays, strict=True) if stay]
+    used = sorted(index for source, index in kept if source == "read_only")
+    places = {index: place for place, index in enumerate(used)}
+    inputs = [
+        (source, places[index]) if source == "read_only" else (source, index)
+        for source, index in kept
+    ]
+    return ClosedJaxpr(reduced, jaxpr.consts), inputs, [read_only[index] for index in used]

@@ -1,0 +1,361 @@
+"""One trace of a replica function: a local jaxpr whose inputs and outputs include variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from stratagem.collectives import MeshCommunicator, SoleCommunicator
+from stratagem.context import ReplicaContext, stack
+from stratagem.context.function_trace import NeedsInitialization, current_function_trace
+from stratagem.execution.analysis.replication import may_wait_for_ever
+from stratagem.execution.tracing.agreed_results import use_agreement
+from stratagem.execution.tracing.arguments import Arguments
+from stratagem.execution.tracing.build_writes import BuildWrites, keep_builds
+from stratagem.execution.tracing.created_variables import (
+    initialize_created_variables,
+    is_uninitialized,
+)
+from stratagem.execution.tracing.errors import (
+    created_again,
+    foreign_variable,
+    parted,
+)
+from stratagem.execution.tracing.functionalize import ReplicaScope
+from stratagem.execution.tracing.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
+from stratagem.execution.tracing.lost_changes import call_with_copies
+from stratagem.execution.tracing.program_fingerprint import name_of
+from stratagem.execution.tracing.remote_state import Lookup, chained_tables, gets_rows
+from stratagem.execution.tracing.returned_values import Results, as_values
+from stratagem.execution.tracing.trace import Trace
+from stratagem.summary.collector import Collected, Collector
+from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
+
+__all__ = ["trace_replica_function"]
+
+
+_BRANCHING_NOTE = (
+    "In a compiled replica function values, the replica id among them, are known only when it "
+    "runs. "
+    "Fix: choose with jax.numpy.where or lax.cond, or debug with sg.config.run_eagerly(True)."
+)
+
+
+# The source of the input that tells whether summaries are recorded.
+_RECORDS = ("records", 0)
+
+
+class _Recorder:
+    """Runs the function once under a trace and notes what it does to variables."""
+
+    def __init__(
+        self,
+        strategy: Any,
+        fn: Callable[..., Any],
+        arguments: Arguments,
+        foreign: list[Any],
+        lookups: Sequence[Lookup] = (),
+        whole_tables: frozenset[int] = frozenset(),
+    ) -> None:
+        self._strategy = strategy
+        self._fn = fn
+        self.arguments = arguments
+        self._topology: Topology = strategy.topology
+        self._registry: VariableRegistry = strategy.variables
+        slots = getattr(fn, "slots", ())  # of a CarryingStep
+        self.candidates: list[Any] = [*self._registry.live(), *slots, *foreign]
+        self.missed: dict[int, Any] = {}
+        self.read_ids: set[int] = set()
+        self.written: list[Any] = []
+        self.unproven: set[int] = set()
+        self.results = Results(arguments.batch, is_stacked=self._topology.num_replicas > 1)
+        self._gets_rows = gets_rows(strategy)
+        self.expected_lookups = list(lookups)
+        self._whole_tables = whole_tables
+        self.lookups: list[Lookup] = []
+        self.sent: list[Any] = []
+        self.added_to: frozenset[int] = frozenset()
+        self.preparations: list[Callable[[], None]] = []
+        self.num_writes: Mapping[int, int] = {}
+        self.early: list[Any] = []
+        self.summaries: Collected | None = None
+
+    def is_stacked(self, variable: Any) -> bool:
+        home = home_of(variable)
+        return (
+            home is not None
+            and home.strategy is self._strategy
+            and home.kind is VariableKind.ON_READ
+        )
+
+    def body(
+        self, state: dict[str, list[Any]], split: list[Any], shared: list[Any], records: Any
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """The function given to `shard_map`: local arrays in, local arrays out."""
+        several = self._topology.num_replicas > 1
+        values = self._local_values(state)
+        arguments = self.arguments
+        args, kwargs = arguments.rebuild([part[0] for part in split] if several else split, shared)
+        context = self._context(several)
+        remote = self._strategy.placement.remote
+        scope = ReplicaScope(lambda variable: self._read(variable, values), remote)
+        if self._gets_rows:
+            rows = [part[0] for part in state["rows"]] if several else state["rows"]
+            scope.receive = lambda lookup: self._receive(lookup, rows)
+            scope.whole_tables = self._whole_tables
+        in_replica = stack.push(stack.FrameKind.REPLICA, self._strategy, context)
+        with in_replica, scope, Collector(records) as summaries:
+            try:
+                result = call_with_copies(self._fn, args, kwargs)
+                outputs = self.results.flatten(as_values(result, scope.is_late))
+            except jax.errors.ConcretizationTypeError as error:
+                error.add_note(_BRANCHING_NOTE)
+                raise
+        self.read_ids = scope.read_ids
+        self.written = list(scope.writes.values())
+        self.unproven = set(scope.unproven)
+        for variable in self.written:
+            if id(variable) not in values:
+                self._note_missed(variable)
+        copied: list[Any] = []
+        stacked: list[Any] = []
+        for variable in self.written:
+            value = scope.written_value(variable)
+            if self.is_stacked(variable):
+                stacked.append(value[None])
+            else:
+                copied.append(value)
+        of_summaries, self.summaries = summaries.results()
+        outputs += [value[None] if several else value for value in of_summaries]
+        self.sent = [what for what, _ in scope.sent]
+        outputs += [value[None] if several else value for _, value in scope.sent]
+        self.num_writes, self.early = scope.num_writes, [variable for variable, _ in scope.early]
+        outputs += [value[None] if several else value for _, value in scope.early]
+        self.added_to = frozenset(scope.added_to)
+        self.preparations = scope.preparations
+        return copied, stacked, outputs
+
+    def _receive(self, lookup: Lookup, rows: list[Any]) -> tuple[int, Any]:
+        """A lookup's place and rows, which zeros stand for until the function is traced with it."""
+        place = len(self.lookups)
+        self.lookups.append(lookup)
+        if place < len(rows) and self.expected_lookups[place].is_like(lookup):
+            return place, rows[place]
+        return place, jnp.zeros(lookup.shape, lookup.dtype)
+
+    @property
+    def has_new_lookups(self) -> bool:
+        """Whether the function has looked up what was not expected."""
+        return len(self.lookups) != len(self.expected_lookups) or not all(
+            map(Lookup.is_like, self.lookups, self.expected_lookups)
+        )
+
+    def _context(self, several: bool) -> ReplicaContext:
+        if not several:
+            return ReplicaContext(
+                self._strategy,
+                0,
+                SoleCommunicator(is_noted=self._strategy.placement.uses_stores),
+                self.arguments.batch,
+            )
+        all_reduce = self._strategy.cross_device_ops.all_reduce(self._topology)
+        communicator = MeshCommunicator(all_reduce)
+        replica_id = jax.lax.axis_index(REPLICA_AXIS)
+        return ReplicaContext(self._strategy, replica_id, communicator, self.arguments.batch)
+
+    def _local_values(self, state: dict[str, list[Any]]) -> dict[int, Any]:
+        copied, stacked = iter(state["copied"]), iter(state["stacked"])
+        return {
+            id(variable): next(stacked) if self.is_stacked(variable) else next(copied)
+            for variable in self.candidates
+        }
+
+    def _read(self, variable: Any, values: dict[int, Any]) -> Any:
+        value = values.get(id(variable))
+        if value is not None:  # taken out here: of a variable that is not read nothing is computed
+            return value[0] if self.is_stacked(variable) else value
+        self._note_missed(variable)
+        return None
+
+    def _note_missed(self, variable: Any) -> None:
+        home: Home | None = home_of(variable)
+        if home is None:
+            self.missed[id(variable)] = variable
+        elif home.strategy is not self._strategy:
+            raise foreign_variable(variable, home.strategy, self._strategy)
+
+
+def trace_replica_function(
+    strategy: Any,
+    fn: Callable[..., Any],
+    arguments: Arguments,
+    topology: Topology | None = None,
+) -> Trace:
+    """Traces a replica function once, or once more if it turns out to use variables not known yet.
+
+    Args:
+        strategy: the strategy whose replicas run it.
+        fn: the replica function.
+        arguments: what it is called with.
+        topology: the devices to trace for, as many as replicas; None for those of the strategy.
+
+    Returns:
+        The trace.
+
+    Raises:
+        ValueError: a variable of another strategy, or an assignment that replicas may not agree on.
+    """
+    foreign: list[Any] = []
+    lookups: list[Lookup] = []
+    whole_tables: frozenset[int] = frozenset()
+    has_created = False
+    name = name_of(fn)
+    builds: list[BuildWrites] = []
+    while True:
+        recorder = _Recorder(strategy, fn, arguments, foreign, lookups, whole_tables)
+        closed = _make_jaxpr(recorder, topology or strategy.topology, arguments)
+        created = strategy.variables.uninitialized()
+        has_more = bool(created or recorder.missed)
+        if not has_more and recorder.has_new_lookups:
+            lookups = recorder.lookups
+            continue
+        if not has_more:
+            for prepare in recorder.preparations:
+                prepare()
+            trace = _finish(recorder, strategy, arguments, closed)
+            # Which rows are needed has to be known before the step; where it is not, all are.
+            if strategy.placement.uses_stores and (chained := chained_tables(trace)):
+                whole_tables, lookups = whole_tables | chained, []
+                continue
+            if any(lengths is not None for lengths in trace.result_lengths):
+                larger = _Recorder(strategy, fn, arguments.with_another_row(), foreign)
+                _keep_rows_only(trace, larger, topology or strategy.topology)
+            keep_builds(builds, name, strategy, recorder.num_writes, arguments)
+            return trace
+        if created and has_created:
+            raise created_again(created[0])
+        if recorder.early:
+            trace = _trace_of(recorder, strategy, arguments, closed, [])
+            builds.append(BuildWrites.of(name, recorder.early, recorder.num_writes, trace))
+        if current_function_trace() is not None and (
+            created or any(is_uninitialized(v) for v in recorder.missed.values())
+        ):
+            raise NeedsInitialization(builds)
+        has_created = bool(created)
+        initialize_created_variables(strategy)
+        foreign = [*foreign, *recorder.missed.values()]
+
+
+def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -> Any:
+    state: dict[str, list[Any]] = {"copied": [], "stacked": [], "rows": []}
+    for variable in recorder.candidates:
+        stacked = recorder.is_stacked(variable)
+        shape = (topology.num_replicas, *variable.shape) if stacked else variable.shape
+        state["stacked" if stacked else "copied"].append(
+            jax.ShapeDtypeStruct(shape, variable.dtype)
+        )
+    several = topology.num_replicas > 1
+    for lookup in recorder.expected_lookups:
+        shape = (topology.num_replicas, *lookup.shape) if several else lookup.shape
+        state["rows"].append(jax.ShapeDtypeStruct(shape, lookup.dtype))
+    split = [leaf.aval for leaf in arguments.leaves if leaf.split]
+    shared = [leaf.aval for leaf in arguments.leaves if not leaf.split and leaf.aval is not None]
+    body: Callable[..., Any] = recorder.body
+    if several:
+        copied, stacked_spec = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+        of_state = {"copied": copied, "stacked": stacked_spec, "rows": stacked_spec}
+        body = jax.shard_map(
+            recorder.body,
+            mesh=topology.mesh,
+            in_specs=(of_state, stacked_spec, copied, copied),
+            out_specs=(copied, stacked_spec, stacked_spec),
+            axis_names={REPLICA_AXIS},
+            check_vma=False,
+        )
+    return jax.make_jaxpr(body)(state, split, shared, np.False_)
+
+
+def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: Any) -> Trace:
+    trace = _trace_of(recorder, strategy, arguments, closed, recorder.written)
+    if strategy.num_replicas_in_sync > 1:
+        if may_wait_for_ever(trace.jaxpr.jaxpr, trace.differing_inputs):
+            raise parted(strategy)
+        use_agreement(trace, recorder.unproven, strategy)
+    return trace
+
+
+def _trace_of(
+    recorder: _Recorder, strategy: Any, arguments: Arguments, closed: Any, variables: list[Any]
+) -> Trace:
+    """The trace of a function, of whose outputs the first are new values of these variables."""
+    copied = [variable for variable in recorder.candidates if not recorder.is_stacked(variable)]
+    stacked = [variable for variable in recorder.candidates if recorder.is_stacked(variable)]
+    written = sorted(variables, key=recorder.is_stacked)  # the order of the outputs
+    written_ids = {id(variable): index for index, variable in enumerate(written)}
+    touched = [
+        v for v in [*copied, *stacked] if id(v) in recorder.read_ids and id(v) not in written_ids
+    ]
+    read_only_ids = {id(variable): index for index, variable in enumerate(touched)}
+    sources: list[tuple[str, int]] = []
+    for variable in [*copied, *stacked]:
+        if id(variable) in written_ids:
+            sources.append(("written", written_ids[id(variable)]))
+        else:
+            place = read_only_ids.get(id(variable))
+            sources.append(UNTOUCHED if place is None else ("read_only", place))
+    # Dicts are flattened in the order of their keys: rows stand between the other two.
+    sources[len(copied) : len(copied)] = [("rows", i) for i in range(len(recorder.lookups))]
+    sources += [("split", index) for index in range(len(arguments.split))]
+    sources += [("shared", index) for index in range(len(arguments.shared))]
+    summaries = recorder.summaries
+    sources.append(UNTOUCHED if summaries is None else _RECORDS)
+    jaxpr, inputs, constants = local_jaxpr(closed, sources, strategy.topology)
+    if summaries is not None:
+        inputs = [("constant", len(constants)) if one == _RECORDS else one for one in inputs]
+        constants.append(np.False_)
+    if gets_rows(strategy):
+        jaxpr, inputs, touched = without_unused_variables(jaxpr, inputs, touched)
+    return Trace(
+        jaxpr=jaxpr,
+        read_only=touched,
+        written=written,
+        inputs=inputs,
+        constants=constants,
+        result_structure=recorder.results.structure,
+        results=recorder.results.leaves,
+        result_lengths=recorder.results.lengths,
+        late=recorder.results.late,
+        lookups=recorder.lookups,
+        sent=recorder.sent,
+        added_to=recorder.added_to,
+        summaries=summaries,
+        records=None if summaries is None else len(constants) - 1,
+    )
+
+
+def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None:
+    """Lets those results alone whose leading size is that of a padded part by chance.
+
+    Rows are what grows where the part does. A function that takes no other size is believed.
+
+    Args:
+        trace: some of its results look like padded rows.
+        larger: to trace the function once more, with one row more.
+        topology: the devices.
+    """
+    try:
+        _make_jaxpr(larger, topology, larger.arguments)
+    except Exception:  # noqa: BLE001 - it worked with the size that it will have
+        return
+    for position, (is_output, output) in enumerate(trace.results):
+        if trace.result_lengths[position] is None or not is_output:
+            continue
+        shape = larger.results.shapes[output]
+        if not shape or shape[0] != larger.arguments.batch.size:
+            trace.result_lengths[position] = None

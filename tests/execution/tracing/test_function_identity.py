@@ -1,0 +1,212 @@
+"""Steps that are defined anew before each call: one program where they do the same."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.execution.tracing.function_identity import function_key
+
+RATE = 1.0
+
+
+@pytest.fixture
+def strategy() -> Any:
+    return sg.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+def test_new_closure_over_a_model_is_compiled_for_its_first_calls_only(strategy) -> None:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.1)
+
+    def train(x: Any) -> Any:
+        count = strategy.num_replicas_in_sync
+
+        def step(x: Any) -> Any:
+
+            loss, gradients = sg.value_and_grad(
+                lambda: keras.ops.sum(model(x)) / count, model.trainable_variables
+            )
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        return strategy.run(step, args=(x,))
+
+    for _ in range(6):
+        train(jnp.ones((3, 2)))
+    assert len(strategy.executor.programs) <= 2  # the optimizer is built in the first
+    assert int(optimizer.iterations) == 6
+
+
+class _Holder:
+    rate = 1.0
+
+
+class _Slotted:
+    __slots__ = ("rate",)
+
+    def __init__(self) -> None:
+        self.rate = 1.0
+
+
+def _set(holder: Any, name: str, value: Any) -> None:
+    (
+        holder.__setitem__
+        if isinstance(holder, dict | list | np.ndarray)
+        else functools.partial(setattr, holder)
+    )(name, value)
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        ({"rate": 1.0}, "rate"),
+        ([1.0], 0),
+        (np.ones(1), 0),
+        (types.SimpleNamespace(rate=1.0), "rate"),
+        (_Slotted(), "rate"),
+        (_Holder(), "rate"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_changed_state_is_seen_and_unchanged_state_is_one_program(strategy, holder, name) -> None:
+    def call() -> float:
+        def step(x: Any) -> Any:
+            return x * (
+                holder[name]
+                if not isinstance(name, str) or isinstance(holder, dict)
+                else getattr(holder, name)
+            )
+
+        return float(strategy.local_results(strategy.run(step, args=(jnp.float32(1.0),)))[0])
+
+    assert [call(), call()] == [1.0, 1.0]
+    assert len(strategy.executor.programs) == 1
+    _set(holder, name, 3.0)
+    assert call() == 3.0
+
+
+def test_changed_state_of_a_function_is_seen(strategy, monkeypatch) -> None:
+    def call(factor: Any, extra: Any = 0.0) -> float:
+        def step(x: Any, extra: Any = extra) -> Any:
+            return x * factor * RATE * _Holder.rate + extra
+
+        return float(strategy.local_results(strategy.run(step, args=(jnp.float32(1.0),)))[0])
+
+    assert [call(2.0), call(2.0), call(jnp.float32(3.0)), call(2.0, 1.0)] == [2, 2, 3, 3]
+    assert [np.signbit(call(0.0)), np.signbit(call(-0.0))] == [False, True]
+    monkeypatch.setitem(globals(), "RATE", 5.0)
+    assert call(2.0) == 10
+    monkeypatch.setattr(_Holder, "rate", 2.0)
+    assert call(2.0) == 20
+
+
+def test_partials_and_inner_functions_are_compared_by_what_they_do(strategy) -> None:
+    def call(factor: Any) -> float:
+        def scaled(x: Any) -> Any:
+            return x * factor
+
+        def step(scaled: Any, x: Any) -> Any:
+            return scaled(x) + (lambda: factor)()
+
+        value = strategy.run(functools.partial(step, scaled), args=(jnp.float32(1.0),))
+        return float(strategy.local_results(value)[0])
+
+    assert [call(2.0), call(2.0), call(2), call(3.0), call(2.0)] == [4, 4, 4, 6, 4]
+    assert len(strategy.executor.programs) == 3
+
+
+def test_key_keeps_what_it_compares_by_identity() -> None:
+    def key(value: Any) -> Any:
+        return function_key(lambda: value)
+
+    first = key(jnp.ones(2))
+    assert all(key(jnp.ones(2)) != first for _ in range(20))  # no id is used again
+
+
+def test_state_that_cannot_be_compared_has_no_key() -> None:
+    iterator = iter([1])
+    assert function_key(lambda: next(iterator)) is None
+    big = np.zeros(1 << 20)
+    assert function_key(lambda: big) is None
+
+
+def test_changed_trainable_flag_is_seen() -> None:
+    variable = keras.Variable(1.0)
+    first = function_key(lambda: variable)
+    variable.assign(2.0)
+
+    def again() -> Any:
+        return function_key(lambda: variable)
+
+    before = again()
+    assert before == again()
+    assert first != before  # another lambda
+    variable.trainable = False
+    assert before != again()
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+def test_step_that_is_compiled_again_and_again_is_named(strategy, is_function) -> None:
+    def call(batch: Any) -> Any:
+        def step() -> Any:
+            return jnp.sum(batch)
+
+        return sg.function(step)() if is_function else strategy.run(step)
+
+    call(jnp.ones(2))
+    call(jnp.ones(2))
+    with pytest.warns(
+        RuntimeWarning, match=r"step \(.*test_function_identity.py:\d+\) was comp"
+    ) as caught:
+        call(jnp.ones(2))
+    assert "by the names ['batch'] differs" in str(caught[0].message)
+
+
+@pytest.mark.filterwarnings("error:.*was compiled 3 times")
+def test_other_kinds_of_arguments_are_no_recompilation(strategy) -> None:
+    for size in range(1, 6):
+        strategy.run(lambda x: x.sum(), args=(jnp.ones(size),))
+
+
+def test_global_settings_are_part_of_a_key() -> None:
+    def key() -> Any:
+        return function_key(lambda: 1)
+
+    before = key()
+    assert before == key()
+    keras.config.set_epsilon(1e-6)
+    try:
+        assert before != key()
+    finally:
+        keras.config.set_epsilon(1e-7)
+
+
+@pytest.mark.filterwarnings("error:.*was compiled 3 times")
+def test_steps_of_a_factory_that_are_used_again_are_no_recompilation(strategy) -> None:
+    def make(factor: Any) -> Any:
+        return lambda x: x * factor
+
+    for factor in range(4):
+        step, compiled = make(factor), sg.function(make(factor))
+        for _ in range(2):
+            strategy.run(step, args=(1.0,))
+            compiled(1.0)
+
+
+def test_equal_containers_are_not_the_same_one(strategy) -> None:
+    def call() -> tuple[list[int], Any]:
+        calls: list[int] = []
+        return calls, strategy.run(lambda: (calls.append(1), calls)[1])
+
+    for _ in range(2):
+        calls, returned = call()
+        assert calls == returned == [1]
