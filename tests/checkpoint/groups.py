@@ -1,4 +1,4 @@
-"""Stand-ins: a source that gives notice when told to, and a group whose messages can wait."""
+"""Fakes: a notice source under the test's control, and a group that delays messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which step all processes save after: without notice, with one, with several, with errors."""
+"""Agreement on the step to save, with no notice, one, several, and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.checkpoint.agreed_step import AgreedStep, Due
+from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group import Limits
 from stratagem.preemption import TerminationConfig
@@ -69,7 +69,10 @@ def test_largest_number_of_begun_steps_is_agreed_on(two, noticed) -> None:
     two.bells[noticed].ring()
     assert two.deliver(3) == [(noticed, [1]), (0, [1, 5, 1]), (1, [1, 6, 1])]
     two.begin(0, 1)
-    assert [step.next_step() for step in two.steps] == [Due.LEAVE, Due.LEAVE]
+    assert [step.next_step() for step in two.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
 
 
 def test_nobody_begins_a_step_while_another_may_not_have_said_how_far_it_is(two) -> None:
@@ -85,7 +88,10 @@ def test_nobody_begins_a_step_while_another_may_not_have_said_how_far_it_is(two)
     assert two.deliver(2) == [(0, [1, 5, 1]), (1, [1, 6, 1])]
     thread.join(LIMIT_S)
     assert asked == [None]
-    assert [step.next_step() for step in two.steps] == [Due.LEAVE, Due.LEAVE]
+    assert [step.next_step() for step in two.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
 
 
 def test_two_notices_at_once_are_one_agreement(two) -> None:
@@ -98,7 +104,10 @@ def test_two_notices_at_once_are_one_agreement(two) -> None:
     told = two.deliver(4)
     assert sorted(told) == [(0, [1]), (0, [1, 3, 1]), (1, [1]), (1, [1, 4, 1])]
     two.begin(0, 1)
-    assert [step.next_step() for step in two.steps] == [Due.LEAVE, Due.LEAVE]
+    assert [step.next_step() for step in two.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
     for index in range(2):  # `exit_fn` has returned
         two.begin(index, 3)
     assert two.line.sent.empty()
@@ -107,7 +116,10 @@ def test_two_notices_at_once_are_one_agreement(two) -> None:
 def test_notice_before_the_first_step_is_agreed_on_at_none(two) -> None:
     two.bells[0].ring()
     two.deliver(3)
-    assert [step.next_step() for step in two.steps] == [Due.LEAVE, Due.LEAVE]
+    assert [step.next_step() for step in two.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
 
 
 def test_who_has_stopped_or_ended_its_loop_still_says_how_far_it_came(two) -> None:
@@ -125,14 +137,20 @@ def test_grace_is_trained_through_until_it_is_nearly_over(made) -> None:
     several.begin(1, 2)
     several.bells[1].ring()
     assert several.deliver(3)[1:] == [(0, [1, 2, 0]), (1, [1, 2, 0])]
-    assert [step.next_step() for step in several.steps] == [Due.SAVE, Due.SAVE]
+    assert [step.next_step() for step in several.steps] == [
+        PreemptionAction.SAVE,
+        PreemptionAction.SAVE,
+    ]
     several.begin(0, 10)
     several.begin(1, 11)
     assert several.line.sent.empty()
     several.bells[0].ring(ago_s=3600)  # a later notice to another process leaves no time
     assert several.deliver(3) == [(0, [2]), (0, [2, 12, 1]), (1, [2, 13, 1])]
     several.begin(0, 1)
-    assert [step.next_step() for step in several.steps] == [Due.LEAVE, Due.LEAVE]
+    assert [step.next_step() for step in several.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
 
 
 def test_steps_and_saves_that_take_long_shorten_the_grace(made) -> None:
@@ -140,7 +158,10 @@ def test_steps_and_saves_that_take_long_shorten_the_grace(made) -> None:
     (several,) = made
     several.bells[0].ring()
     several.deliver(3)
-    assert [step.next_step() for step in several.steps] == [Due.SAVE, Due.SAVE]
+    assert [step.next_step() for step in several.steps] == [
+        PreemptionAction.SAVE,
+        PreemptionAction.SAVE,
+    ]
     several.begin(0, 1)
     assert several.line.sent.empty()
     several.steps[0].save_s = 1801.0
@@ -152,7 +173,10 @@ def test_notice_that_leaves_no_time_is_to_leave_at_once_whatever_the_grace(made)
     (several,) = made
     several.bells[0].ring(ago_s=60, grace_s=30)
     assert several.deliver(3)[1:] == [(0, [1, 0, 1]), (1, [1, 0, 0])]
-    assert [step.next_step() for step in several.steps] == [Due.LEAVE, Due.LEAVE]
+    assert [step.next_step() for step in several.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
 
 
 def test_who_has_not_saved_yet_hears_of_the_last_agreement(made) -> None:
@@ -162,12 +186,15 @@ def test_who_has_not_saved_yet_hears_of_the_last_agreement(made) -> None:
     several.begin(1, 2)
     several.bells[1].ring()
     several.deliver(3)
-    assert several.steps[1].next_step() is Due.SAVE
+    assert several.steps[1].next_step() is PreemptionAction.SAVE
     several.bells[1].ring(ago_s=3600)
     assert several.deliver(3) == [(1, [2]), (0, [2, 1, 1]), (1, [2, 2, 1])]
     several.begin(0, 1)
-    assert [several.steps[0].next_step() for _ in range(2)] == [Due.SAVE, Due.LEAVE]
-    assert several.steps[1].next_step() is Due.LEAVE
+    assert [several.steps[0].next_step() for _ in range(2)] == [
+        PreemptionAction.SAVE,
+        PreemptionAction.EXIT,
+    ]
+    assert several.steps[1].next_step() is PreemptionAction.EXIT
 
 
 def test_one_that_does_not_say_how_far_it_is_is_named(made) -> None:
@@ -178,7 +205,7 @@ def test_one_that_does_not_say_how_far_it_is_is_named(made) -> None:
     several.deliver(2)
     with pytest.raises(
         DeadlineExceededError,
-        match=r"and worker 1 \(host1:1\) did not say within 0.05 s how far(?s:.)*every process",
+        match=r"but worker 1 \(host1:1\) did not report its step within 0.05 s(?s:.)*every process",
     ):
         several.steps[0].next_step()
 
@@ -218,10 +245,10 @@ def test_alone_a_notice_is_acted_on_before_the_next_step() -> None:
     step.start()
     assert [step.next_step() for _ in range(3)] == [None] * 3
     bell.ring()
-    assert [step.next_step() for _ in range(3)] == [Due.SAVE, None, None]
+    assert [step.next_step() for _ in range(3)] == [PreemptionAction.SAVE, None, None]
     assert step.notice.source == "bell"
     bell.ring(ago_s=3600)
-    assert [step.next_step() for _ in range(3)] == [Due.LEAVE, None, None]
+    assert [step.next_step() for _ in range(3)] == [PreemptionAction.EXIT, None, None]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -240,7 +267,7 @@ def test_all_leave_after_one_step_whose_parts_wait_for_each_other(seed) -> None:
         step.start()
         try:
             for number in range(100_000):
-                if step.next_step() is Due.LEAVE:
+                if step.next_step() is PreemptionAction.EXIT:
                     return number
                 if noticed.get(index) == number:
                     bells[index].ring()

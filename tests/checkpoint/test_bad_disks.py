@@ -1,4 +1,4 @@
-"""Disks that are full, may not be written, or lost a file: told, and nothing else is harmed."""
+"""Full disks, read-only disks and lost files raise errors and harm nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is saved under one strategy is restored under any other, by Orbax and by plain Keras too."""
+"""Checkpoints restore under any strategy, by Orbax, and by plain Keras."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_another_shape_names_the_path_and_both_shapes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has shape") as caught:
         sg.train.Checkpoint(model=other).restore(path)
     assert re.search(
-        r"model/trainable_variables/\S*kernel.* has shape \(2, 4\) here and \(2, 3\) in .*ckpt-1",
+        r"model/trainable_variables/\S*kernel.* has shape \(2, 4\) here but \(2, 3\) in .*ckpt-1",
         str(caught.value),
     )
     for variable, value in zip(other.variables, before, strict=True):
@@ -240,7 +240,7 @@ def test_bad_objects() -> None:
     with pytest.raises(TypeError, match="cannot be saved") as caught:
         sg.train.Checkpoint(step=3)
     assert "got int" in str(caught.value)
-    with pytest.raises(ValueError, match="Checkpoint got an object called save_counter"):
+    with pytest.raises(ValueError, match="Checkpoint received an object named save_counter"):
         sg.train.Checkpoint(save_counter=sg.Variable(1))
 
 
@@ -334,7 +334,9 @@ class Reader:
 
 
 def test_state_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"reader\.get_state\(\) returned what JSON cannot hold"):
+    with pytest.raises(
+        TypeError, match=r"reader\.get_state\(\) returned a value that JSON cannot store"
+    ):
         sg.train.Checkpoint(reader=Reader(b"bytes")).save(tmp_path / "ckpt")
     assert not list(tmp_path.iterdir())
 
@@ -343,7 +345,7 @@ def test_object_of_another_kind_changes_nothing(tmp_path: Path) -> None:
     step, reader = sg.Variable(1, dtype="int32"), Reader(5)
     path = sg.train.Checkpoint(step=step, thing=sg.Variable(2.0)).save(tmp_path / "ckpt")
     step.assign(9)
-    with pytest.raises(ValueError, match="thing is a state here and was saved in"):
+    with pytest.raises(ValueError, match="thing is a state here but was saved in"):
         sg.train.Checkpoint(step=step, thing=reader).restore(path)
     assert (int(step), reader.state) == (9, 5)
 

@@ -1,4 +1,4 @@
-"""State kept in memory after each step."""
+"""In-memory backups after each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import in_memory, together
+from stratagem.checkpoint import group_calls, in_memory
 from stratagem.checkpoint.in_memory import MemoryBackup
 
 ROWS = np.random.default_rng(0).random((40, 3)).astype("float32")
@@ -141,7 +141,7 @@ def test_all_processes_go_on_from_the_newest_that_each_has(
         memory.save(step)
     variable.assign(9)
     monkeypatch.setattr(in_memory, "current_group", Group)
-    monkeypatch.setattr(together, "current_group", Group)
+    monkeypatch.setattr(group_calls, "current_group", Group)
     assert memory.restore() == expected
     assert int(variable) == (9 if expected is None else expected)
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""The newest checkpoint of a folder is the one that was written last, and whole."""
+"""The newest checkpoint of a folder is the last complete one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A series of checkpoints in one folder."""
+"""Numbered checkpoints in one folder."""
 
 from __future__ import annotations
 
@@ -196,12 +196,12 @@ def test_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_something_has_to_be_kept(tmp_path: Path, count: int) -> None:
-    with pytest.raises(ValueError, match="keeps no checkpoint"):
+    with pytest.raises(ValueError, match="would delete every checkpoint"):
         make(tmp_path, max_to_keep=count)
 
 
 def test_interval_needs_a_counter(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no steps to count"):
+    with pytest.raises(ValueError, match="was passed without a step_counter"):
         make(tmp_path, checkpoint_interval=3)
 
 

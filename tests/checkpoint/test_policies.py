@@ -1,4 +1,4 @@
-"""When to save and what to keep."""
+"""Save and keep policies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from stratagem.checkpoint import (
     Any,
     KeepEveryHours,
     KeepLatest,
-    Kept,
     Moment,
+    RetainedCheckpoint,
     SaveEverySeconds,
     SaveEverySteps,
 )
@@ -49,7 +49,7 @@ def test_any_saves_where_one_does(steps: int, seconds: float, every: int, every_
 
 @given(TIMES_H, st.integers(1, 40), st.floats(0.01, 50))
 def test_what_is_kept(times_h: list[float], count: int, hours: float) -> None:
-    kept = [Kept(number, time_h * 3600) for number, time_h in enumerate(times_h, 1)]
+    kept = [RetainedCheckpoint(number, time_h * 3600) for number, time_h in enumerate(times_h, 1)]
     latest, spaced = KeepLatest(count).keeps(kept), KeepEveryHours(hours).keeps(kept)
 
     assert latest == set(range(max(len(kept) - count, 0) + 1, len(kept) + 1))
@@ -73,9 +73,9 @@ def test_policies_are_values() -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None])
 def test_counts_are_whole_and_positive(value) -> None:
     for policy in (SaveEverySteps, KeepLatest):
-        with pytest.raises(ValueError, match="decides nothing") as caught:
+        with pytest.raises(ValueError, match="is not a valid policy") as caught:
             policy(value)
-        assert "a whole number, 1 or more" in str(caught.value)
+        assert "an integer, 1 or more" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [0, -0.1, float("nan"), True, "3", None])
@@ -87,5 +87,5 @@ def test_times_are_positive(value) -> None:
 
 @pytest.mark.parametrize("policies", [(), (KeepLatest(1), SaveEverySteps(1)), (3,)])
 def test_any_takes_policies_of_one_kind(policies) -> None:
-    with pytest.raises(ValueError, match="neither for saving nor for keeping"):
+    with pytest.raises(ValueError, match="mixes kinds of policies or is empty"):
         Any(*policies)

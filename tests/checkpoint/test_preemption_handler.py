@@ -1,4 +1,4 @@
-"""Steps that are run under watch: in one process, from the notice to the restart."""
+"""PreemptionCheckpointHandler in one process, from the notice to the restart."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ def test_restore_that_fails_leaves_signals_as_they_were(tmp_path: Path, make) ->
 @pytest.mark.parametrize("folder", [None, ""])
 def test_checkpoint_without_a_folder_is_refused(folder, make) -> None:
     with pytest.raises(
-        sg.errors.InvalidArgumentError, match="Checkpoint came with checkpoint_dir="
+        sg.errors.InvalidArgumentError, match="Checkpoint was passed with checkpoint_dir="
     ):
         make(sg.train.Checkpoint(step=sg.Variable(0)), folder)
 
@@ -412,7 +412,9 @@ def test_processes_that_do_not_know_each_other_are_refused(tmp_path: Path) -> No
     spec = sg.ClusterSpec({"worker": ["a:1", "b:1"]})
     resolver = sg.cluster_resolver.SimpleClusterResolver(spec, task_type="worker", task_id=1)
     checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
-    with pytest.raises(RuntimeError, match="is one of 2 processes, which do not know each other"):
+    with pytest.raises(
+        RuntimeError, match="has 2 processes, but this one is not connected to the others"
+    ):
         sg.PreemptionCheckpointHandler(resolver, checkpoint, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint by name, as TensorFlow's `load_checkpoint` and its like read them."""
+"""Reading arrays of a checkpoint by name."""
 
 from __future__ import annotations
 

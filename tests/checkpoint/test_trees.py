@@ -1,4 +1,4 @@
-"""Pytrees of arrays are saved by their paths, and restored with their types and shardings."""
+"""Pytrees are saved by path and restored with their types and shardings."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def test_arrays_of_a_strategy_keep_their_shardings(count: int, tmp_path: Path) -
     three = sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
     other = saved | {"parts": three.run(lambda: jnp.zeros(3))}
     told = {
-        1: "parts/0 only here, parts only there",  # one replica's result is a plain array
-        2: r"tree\['parts'\].* is float32\[3, 3\] here, NamedSharding.* and float32\[2, 3\]",
+        1: "Missing there: parts/0. Only there: parts",  # one replica's result is a plain array
+        2: r"tree\['parts'\].* is float32\[3, 3\] here, NamedSharding.* but float32\[2, 3\]",
     }
     with pytest.raises(ValueError, match=told[count]):
         sg.train.Checkpoint(tree=other).restore(path)
@@ -158,16 +158,16 @@ def test_other_shapes_and_dtypes_name_the_path_and_both_shardings(tmp_path: Path
     for other, told in (
         (
             tree | {"a": [jnp.zeros(3)]},
-            r"state\['a'\]\[0\] is float32\[3\] here, SingleDeviceSharding.* and "
+            r"state\['a'\]\[0\] is float32\[3\] here, SingleDeviceSharding.* but "
             r"float32\[4\] in .*ckpt-1, NamedSharding\(.*'x'",
         ),
         (
             tree | {"b": np.zeros(2)},
-            r"state\['b'\] is float64\[2\] here, on the host, and int32\[2\] in",
+            r"state\['b'\] is float64\[2\] here, on the host, but int32\[2\] in",
         ),
-        (tree | {"k": rbg}, r"state\['k'\] is key<rbg>\[\] here, .*, and key<fry>\[\] in"),
-        ({"a": tree["a"], "b": tree["b"], "c": rbg}, "c only here, k only there"),
-        (tree | {"c": 1}, "c only here, none only there"),
+        (tree | {"k": rbg}, r"state\['k'\] is key<rbg>\[\] here, .*, but key<fry>\[\] in"),
+        ({"a": tree["a"], "b": tree["b"], "c": rbg}, "Missing there: c. Only there: k"),
+        (tree | {"c": 1}, "Missing there: c. Only there: none"),
     ):
         checkpoint = sg.train.Checkpoint(state=other)
         with pytest.raises(ValueError, match=told):
@@ -192,7 +192,7 @@ def test_what_is_no_pytree_of_arrays_is_refused() -> None:
         with pytest.raises(TypeError, match=told) as caught:
             sg.train.Checkpoint(state=tree)
         assert re.search(r"Fix: .*register_dataclass", str(caught.value))
-    with pytest.raises(TypeError, match=r"keep numbers in a keras\.Variable"):
+    with pytest.raises(TypeError, match=r"store numbers in a keras\.Variable"):
         sg.train.Checkpoint(step=3)
 
 

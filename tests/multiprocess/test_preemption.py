@@ -44,7 +44,7 @@ def test_all_save_after_one_step_and_leave(tmp_path: Path) -> None:
     every = _run(tmp_path, "save", [[1, 20, "after"]])
     _check_left_together(tmp_path, every, at_step=20)
     assert "saved after step 2" in every[0].errors
-    assert "another process got notice" in every[0].errors
+    assert "another process was notified" in every[0].errors
     assert "SIGTERM came to process" in every[1].errors
 
 

@@ -1,4 +1,4 @@
-"""Saving and restoring: checkpoints, what to keep of them, and when to make them."""
+"""Checkpoints: saving, restoring, retention policies, and saving before preemption."""
 
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.in_memory import MemoryBackup
@@ -13,6 +13,7 @@ from stratagem.checkpoint.policies import (
     KeepPolicy,
     Kept,
     Moment,
+    RetainedCheckpoint,
     SaveEverySeconds,
     SaveEverySteps,
     SavePolicy,
@@ -39,6 +40,7 @@ __all__ = [
     "MemoryBackup",
     "Moment",
     "PreemptionCheckpointHandler",
+    "RetainedCheckpoint",
     "SaveEverySeconds",
     "SaveEverySteps",
     "SavePolicy",

@@ -1,4 +1,4 @@
-"""After which step all processes save, when one of them got notice before preemption."""
+"""Agreement of all processes on the step to save after a preemption notice."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from stratagem.group import Group, Kind
 from stratagem.messages import explain
 from stratagem.preemption import Notice, TerminationConfig
 
-__all__ = ["AgreedStep", "Due"]
+__all__ = ["AgreedStep", "PreemptionAction"]
 
-# How soon the end of a grace is seen, and how long a thread lives on after `stop`.
-_LOOK_S = 0.2
-# How often to look whether the group has ended while others are waited for.
-_CHECK_S = 0.1
-# The last step and the last save may take longer than those before.
+# Delay until the end of a grace period is noticed, or until the thread ends after `stop`.
+_POLL_S = 0.2
+# How often to check that the group still exists while waiting for answers.
+_GROUP_CHECK_S = 0.1
+# The last step and the last save may take longer than earlier ones.
 _RESERVE = 2.0
 
 
-class Due(enum.Enum):
-    """What all processes do before their next step: save and go on, or save and leave."""
+class PreemptionAction(enum.Enum):
+    """Action of all processes before their next step: save and continue, or save and exit."""
 
     SAVE = "save"
-    LEAVE = "leave"
+    EXIT = "exit"
 
 
 class AgreedStep:
-    """Tells each process before which step all of them save, when any of them got notice.
+    """Agreement of all processes on the step to save after a preemption notice to any of them.
 
-    Every process asks before each of its steps, as often as the others. Without notice nothing
-    travels between them. With one, each says how many steps it has begun, and begins no other until
-    all have said so; the largest number is the step that all finish. They say so in a thread of
-    the group, since a process may be inside of a step that waits for one that waits here.
+    Each process asks before every step, equally often. Without a notice, nothing is sent. After a
+    notice, each process announces how many steps it has begun and begins no further one until all
+    have answered; every process then finishes the largest of these numbers. A background thread of
+    the group answers, since a process may be inside a collective that waits for one blocked here.
 
-    With a grace period the first agreement is to save, and there is another one to leave when the
-    time of a process that got notice is nearly over: for two more steps and two more saves, by what
-    the last ones took, it has to suffice.
+    With a grace period, the first agreement saves, and a second one exits when the time of a
+    notified process is almost over. The reserve is two more steps and two more saves, estimated
+    from the last ones.
 
     Args:
-        config: what counts as notice, and how long there is then.
-        group: that this process belongs to; None for a process by itself.
-        name: the same on all processes, and new.
+        config: what counts as notice, and the grace period.
+        group: None for a single process.
+        name: unique topic, the same on all processes.
 
     Source: TF 2.21 failure_handling.py, _check_preemption_and_maybe_checkpoint.
     """
@@ -51,118 +51,108 @@ class AgreedStep:
     def __init__(
         self, config: TerminationConfig, group: Group | None = None, *, name: str = "leaving"
     ) -> None:
-        self.save_s = 0.0  # what the last save took
+        self.save_s = 0.0  # duration of the last save
         self._config = config
         self._source = config.source()
         self._group = group
         self._name = name
         self._num_processes = 1 if group is None else group.num_processes
         self._stopped = threading.Event()
-        # Held by nobody for long, and never by a signal handler.
+        # Never held for long, and never by a signal handler.
         self._changed = threading.Condition()
         self._num_begun = 0
         self._begun_at_s = time.monotonic()
         self._last_step_s = self._step_s = 0.0
-        # Agreements, counted: asked for by this process, heard of, and done here.
-        self._num_asked = self._num_heard = self._num_done = 0
-        # What each process has said for each: steps begun, whether it is the last.
-        self._said: dict[int, dict[int, tuple[int, bool]]] = {}
+        # Numbers of agreements: requested by this process, announced to it, completed by it.
+        self._num_requested = self._num_announced = self._num_done = 0
+        # Answers by agreement and process: steps begun, and True if the process has to exit.
+        self._answers: dict[int, dict[int, tuple[int, bool]]] = {}
         self._is_over = False
 
     @property
     def notice(self) -> Notice | None:
-        """The first notice that this process got; None where none, or another one, did.
-
-        Raises:
-            Exception: listening has failed. The error is the one that ended it.
-        """
+        """First notice received by this process, or None; raises the error that ended listening."""
         return self._source.notice
 
     def start(self) -> None:
-        """Begins to listen for notices, to this process and to others.
-
-        Raises:
-            RuntimeError: it cannot listen here, as outside the main thread.
-        """
+        """Starts listening for notices to this process and to others."""
         if self._group is not None:
-            self._group.listen(self._name, self._hear)
+            self._group.listen(self._name, self._receive)
         self._source.start()
         if self._group is not None:
             threading.Thread(target=self._watch, name="stratagem-notice", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends listening for notices to this process; others are still answered."""
+        """Stops listening for notices; announcements of other processes are still answered."""
         self._stopped.set()
         self._source.stop()
 
-    def next_step(self) -> Due | None:
-        """Asks whether this process may begin its next step, and counts that step if so.
+    def next_step(self) -> PreemptionAction | None:
+        """Returns None if this process may begin its next step, and counts that step.
 
-        Returns:
-            None for yes. What to do before it else: then it is asked for again.
-
-        Raises:
-            DeadlineExceededError: a process did not say how far it is; the message names it.
-            UnavailableError: one was lost. Exception: what ended listening for notices.
+        Otherwise returns the action to take first; then call this again. Raises
+        DeadlineExceededError, naming the missing processes, if some do not answer in time.
         """
-        self._ask_if_time()
+        self._request_if_due()
         with self._changed:
-            if self._num_done == self._num_heard:
+            if self._num_done == self._num_announced:
                 return self._begin()
             number = self._num_done + 1
-            said = self._said.setdefault(number, {})
-        if len(said) < self._num_processes:
-            self._wait_for_all(said)
+            answers = self._answers.setdefault(number, {})
+        if len(answers) < self._num_processes:
+            self._wait_for_all(answers)
         with self._changed:
-            if self._num_begun < max(begun for begun, _ in said.values()):
+            if self._num_begun < max(begun for begun, _ in answers.values()):
                 return self._begin()
             self._num_done = number
-            self._is_over = any(is_last for _, is_last in said.values())
-        return Due.LEAVE if self._is_over else Due.SAVE
+            self._is_over = any(is_last for _, is_last in answers.values())
+        return PreemptionAction.EXIT if self._is_over else PreemptionAction.SAVE
 
     def _begin(self) -> None:
         now = time.monotonic()
         last_s, self._last_step_s = self._last_step_s, now - self._begun_at_s
-        # Of the last two the shorter one: compiling and evaluating are not in every step.
+        # The shorter of the last two: not every step includes compilation or evaluation.
         self._step_s = min(last_s, self._last_step_s)
         self._begun_at_s = now
         self._num_begun += 1
 
-    def _wait_for_all(self, said: dict[int, tuple[int, bool]]) -> None:
+    def _wait_for_all(self, answers: dict[int, tuple[int, bool]]) -> None:
         assert self._group is not None
         limit_s = self._group.limits.barrier_s
         deadline = time.monotonic() + (limit_s or float("inf"))
         with self._group.at(Kind.AGREEMENT, "the step to save after"), self._changed:
-            while len(said) < self._num_processes:
+            while len(answers) < self._num_processes:
                 self._group.check()
                 if time.monotonic() > deadline:
-                    raise self._late(self._group, said)
-                self._changed.wait(_CHECK_S)
+                    raise self._timeout_error(self._group, answers)
+                self._changed.wait(_GROUP_CHECK_S)
 
-    def _late(self, group: Group, said: dict[int, tuple[int, bool]]) -> DeadlineExceededError:
+    def _timeout_error(
+        self, group: Group, answers: dict[int, tuple[int, bool]]
+    ) -> DeadlineExceededError:
         labels = enumerate(group.identity.labels)
-        missing = ", ".join(label for index, label in labels if index not in said)
+        missing = ", ".join(label for index, label in labels if index not in answers)
         return DeadlineExceededError(
             explain(
-                f"There is notice before preemption, and {missing} did not say within "
-                f"{group.limits.barrier_s:g} s how far it is.",
-                expected="an answer of every process (STRATAGEM_BARRIER_TIMEOUT_S), so that all "
-                "save after the same step.",
-                fix="make the PreemptionCheckpointHandler in every process.",
+                f"A process was notified of preemption, but {missing} did not report its step "
+                f"within {group.limits.barrier_s:g} s.",
+                expected="an answer from every process, so that all save after the same step.",
+                fix="create the PreemptionCheckpointHandler in every process, or raise "
+                "STRATAGEM_BARRIER_TIMEOUT_S if steps take longer.",
             )
         )
 
-    def _ask_if_time(self) -> None:
-        """Asks for an agreement, where this process got notice and there is none under way."""
+    def _request_if_due(self) -> None:
+        """Requests an agreement if this process was notified and none is under way."""
         if self.notice is None:
             return
         with self._changed:
             number = self._num_done + 1
-            if self._is_over or number <= max(self._num_asked, self._num_heard):
+            if self._is_over or number <= max(self._num_requested, self._num_announced):
                 return
             if number > 1 and not self._is_time_to_leave():
                 return
-            self._num_asked = number
+            self._num_requested = number
         self._announce(number)
 
     def _is_time_to_leave(self) -> bool:
@@ -174,39 +164,39 @@ class AgreedStep:
 
     def _announce(self, *numbers: int) -> None:
         if self._group is None:
-            self._hear(0, list(numbers))
+            self._receive(0, list(numbers))
         else:
             self._group.announce(self._name, numbers)
 
-    # What other threads call.
+    # Called by other threads.
 
     def _watch(self) -> None:
         try:
-            while self._source.wait(_LOOK_S) is None:
+            while self._source.wait(_POLL_S) is None:
                 if self._stopped.is_set():
                     return
             while not (self._stopped.is_set() or self._is_over):
-                self._ask_if_time()
-                self._stopped.wait(_LOOK_S)
-        except Exception:  # noqa: BLE001 - raised by `next_step`, in the thread that trains
+                self._request_if_due()
+                self._stopped.wait(_POLL_S)
+        except Exception:  # noqa: BLE001 - `next_step` raises it in the training thread
             return
 
-    def _hear(self, process_id: int, numbers: list[int]) -> None:
+    def _receive(self, process_id: int, numbers: list[int]) -> None:
         match numbers:
             case [number]:
-                self._say(number)
+                self._answer(number)
             case [number, begun, is_last]:
                 with self._changed:
-                    self._said.setdefault(number, {})[process_id] = (begun, bool(is_last))
+                    self._answers.setdefault(number, {})[process_id] = (begun, bool(is_last))
                     self._changed.notify_all()
             case _:
-                pass  # of no process that fits to this one
+                pass  # from an incompatible process
 
-    def _say(self, number: int) -> None:
-        """Says how far this process is; it goes no further until all have said so."""
+    def _answer(self, number: int) -> None:
+        """Announces this process's progress; it begins no further step until all have answered."""
         with self._changed:
-            if number != self._num_heard + 1:  # asked for by two at once
+            if number != self._num_announced + 1:  # two processes asked at once
                 return
-            self._num_heard = number
+            self._num_announced = number
             begun, is_last = self._num_begun, number > 1 or self._is_time_to_leave()
         self._announce(number, begun, int(is_last))

@@ -1,4 +1,4 @@
-"""Named objects, saved and restored together."""
+"""Saving and restoring named objects."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ from typing import Any
 import keras
 
 from stratagem.background_errors import raise_reported
+from stratagem.checkpoint.checkpoint_events import record_restore, step_of_run
+from stratagem.checkpoint.group_calls import run_on_first
 from stratagem.checkpoint.load_status import LoadStatus
 from stratagem.checkpoint.objects import Part, part_of, state_of
 from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.restoration import COMPONENTS, Restoration
-from stratagem.checkpoint.saving import Place, load_manifest, save, wait_for_writing
-from stratagem.checkpoint.together import done_by_first
-from stratagem.checkpoint.told_saves import step_of_run, tell_restored
+from stratagem.checkpoint.saving import CheckpointLocation, load_manifest, save, wait_for_writing
 from stratagem.checkpoint.values import components_of, values_of
 from stratagem.messages import explain
 
 __all__ = ["Checkpoint"]
 
-# Where `keras.Model.load_weights` looks for a model's state.
+# `keras.Model.load_weights` looks for a model's state here.
 _KERAS_ITEM = "pytree"
 _COUNTER = "save_counter"
 
 
 class Checkpoint:
-    """Saves named objects together, and restores them under any strategy.
+    """Saves named objects together and restores them under any strategy.
 
-    Values are those that all replicas' copies stand for: what is saved under one strategy, or none,
-    is restored under any other, on any number of devices and processes. The folder is one of
-    Orbax's; Keras from 3.14 on reads the first model's weights from it with
+    Saves the logical value of each variable, not its copies: a checkpoint saved under one strategy,
+    or none, restores under any other, on any number of devices and processes. The folder is in
+    Orbax's format. Keras 3.14 and later read the first model's weights from it with
     `model.load_weights(path)`.
 
     Args:
-        root: one object; it is saved under the name "root".
+        root: one object, saved under the name "root".
         **kwargs: objects by name: Keras models, layers, optimizers, metrics, seed generators and
-            variables, dicts from names to variables, pytrees of arrays, and what has `get_state()`
-            and `set_state()`, such as an iterator of a distributed dataset. They are attributes.
+            variables, dicts from names to variables, pytrees of arrays, and objects with
+            `get_state()` and `set_state()`, such as iterators of distributed datasets. Each is
+            available as an attribute.
 
     Raises:
         TypeError: an object of another kind.
+        ValueError: an object is named "save_counter".
 
     Example:
         >>> import tempfile
@@ -64,9 +66,9 @@ class Checkpoint:
         if _COUNTER in kwargs:
             raise ValueError(
                 explain(
-                    f"Checkpoint got an object called {_COUNTER}.",
+                    f"Checkpoint received an object named {_COUNTER}.",
                     expected="another name: the checkpoint counts its saves under this one.",
-                    fix="rename it.",
+                    fix="rename the object.",
                 )
             )
         for name, value in self._objects.items():
@@ -76,17 +78,19 @@ class Checkpoint:
     def save(
         self, file_prefix: str | os.PathLike[str], options: CheckpointOptions | None = None
     ) -> str:
-        """Saves under a name with a number, which counts up. Call on every process.
+        """Saves under a numbered name, counting up. Call on every process.
 
         Args:
-            file_prefix: folder and beginning of the name, such as "runs/ckpt".
-            options: how it is written.
+            file_prefix: folder and start of the name, such as "runs/ckpt".
+            options: how to write; None for the defaults.
 
         Returns:
-            The path, such as "runs/ckpt-1": on every process that of process 0, which writes.
+            The path, such as "runs/ckpt-1". Every process returns the path of process 0, which
+            writes.
 
         Raises:
-            OSError: it could not be written; what was there before still is.
+            OSError: writing failed; earlier checkpoints are unchanged.
+            TypeError: the state of an object cannot be stored as JSON.
             ValueError: an object has no variables yet.
         """
         return self.save_as(f"{os.fspath(file_prefix)}-{int(self.save_counter) + 1}", options)
@@ -96,21 +100,21 @@ class Checkpoint:
         path: str | os.PathLike[str],
         options: CheckpointOptions | None = None,
         *,
-        place: Place | None = None,
+        place: CheckpointLocation | None = None,
     ) -> str:
-        """Saves under a name as it is, and counts it. Call on every process.
+        """Saves under exactly this name and increments the save counter. Call on every process.
 
         Args:
-            path: where; nothing may be there.
-            options: how it is written.
-            place: prepares the folder and follows it up, on process 0.
+            path: of the checkpoint; must not exist.
+            options: how to write; None for the defaults.
+            place: prepares the folder and post-processes it, on process 0.
 
         Returns:
             The path.
 
         Raises:
-            OSError: it could not be written; what was there before still is.
-            TypeError: an object has a state that JSON cannot hold.
+            OSError: writing failed; earlier checkpoints are unchanged.
+            TypeError: the state of an object cannot be stored as JSON.
             ValueError: an object has no variables yet.
         """
         before = int(self.save_counter)
@@ -124,75 +128,76 @@ class Checkpoint:
     def write(
         self, file_prefix: str | os.PathLike[str], options: CheckpointOptions | None = None
     ) -> str:
-        """Saves under a name as it is. Call on every process.
+        """Saves under exactly this name, without counting. Call on every process.
 
         Args:
-            file_prefix: the path; nothing may be there.
-            options: how it is written.
+            file_prefix: path of the checkpoint; must not exist.
+            options: how to write; None for the defaults.
 
         Returns:
             The path.
 
         Raises:
-            OSError: it could not be written; what was there before still is.
+            OSError: writing failed; earlier checkpoints are unchanged.
+            TypeError: the state of an object cannot be stored as JSON.
             ValueError: an object has no variables yet.
         """
         return self._write(file_prefix, options, None)
 
     def sync(self) -> None:
-        """Waits until what is written behind training is there. Call on every process.
+        """Waits for asynchronous writes to finish. Call on every process.
 
         Raises:
-            OSError: it could not be written, and no step has raised that yet.
+            OSError: a write failed, and no step has raised its error yet.
         """
-        done_by_first("Checkpoint.sync", wait_for_writing)
+        run_on_first("Checkpoint.sync", wait_for_writing)
 
     def restore(
         self, save_path: str | os.PathLike[str], options: CheckpointOptions | None = None
     ) -> LoadStatus:
-        """Gives all objects, and the counter of saves, the state of a checkpoint.
+        """Restores all objects and the save counter from a checkpoint. Call on every process.
 
-        Objects whose variables are not there yet get their values when they are built: by a call, a
-        step, `fit` or `build`. So do those that are set as attributes later. A pytree is not
-        changed: the restored one is the attribute of its name. Nothing is changed if anything does
-        not fit. Call on every process; process 0 reads.
+        Objects without variables get their values when they are built: by a call, a step, `fit` or
+        `build`. The same holds for objects set as attributes later. Pytrees are not modified: the
+        restored pytree replaces the attribute of its name. If anything does not match, nothing
+        changes. Process 0 reads; no other process needs access to the folder.
 
         Args:
-            save_path: what `save` returned.
-            options: how it is read.
+            save_path: path that `save` returned.
+            options: how to read; None for the defaults.
 
         Returns:
-            What tells whether all has been restored.
+            Status of the restore, to check that it is complete.
 
         Raises:
             DataLossError: the checkpoint is damaged.
-            NotFoundError: there is none.
-            ValueError: the checkpoint is of other objects, or shapes differ; what is built later
-                raises it then.
+            NotFoundError: the checkpoint does not exist.
+            ValueError: the checkpoint holds other objects, or shapes differ. For objects that are
+                built later, building raises it.
         """
         return self._read(save_path, options, with_counter=True)
 
     def read(
         self, save_path: str | os.PathLike[str], options: CheckpointOptions | None = None
     ) -> LoadStatus:
-        """Gives all objects the state of a checkpoint, as `restore`, but not the counter of saves.
+        """Restores all objects from a checkpoint, but not the save counter. Call on every process.
 
         Args:
-            save_path: what `write` or `save` returned.
-            options: how it is read.
+            save_path: path that `write` or `save` returned.
+            options: how to read; None for the defaults.
 
         Returns:
-            What tells whether all has been restored.
+            Status of the restore, to check that it is complete.
 
         Raises:
             DataLossError: the checkpoint is damaged.
-            NotFoundError: there is none.
-            ValueError: as `restore`.
+            NotFoundError: the checkpoint does not exist.
+            ValueError: as in `restore`.
         """
         return self._read(save_path, options, with_counter=False)
 
     def hold(self) -> None:
-        """Reads what objects wait for now, and keeps it on the host. Call on every process.
+        """Loads pending values, so that the files may disappear. Call on every process.
 
         Raises:
             DataLossError: the checkpoint is damaged.
@@ -201,17 +206,17 @@ class Checkpoint:
             self._restoration.hold()
 
     def attach(self, name: str, value: Any) -> None:
-        """Saves another object, too, under a name; gives it what a restore has left for that name.
+        """Adds an object under a name and restores pending values for that name.
 
         `checkpoint.name = value` does the same.
 
         Args:
-            name: of the object; one that has it is replaced.
+            name: of the object; replaces an object of the same name.
             value: as in the constructor.
 
         Raises:
             TypeError: an object of another kind.
-            ValueError: what was restored does not fit.
+            ValueError: the restored values do not match the object.
         """
         _check_kind(name, value)
         self._objects[name] = value
@@ -219,7 +224,7 @@ class Checkpoint:
             self._restoration.restore({name: value})
 
     def detach(self, name: str) -> None:
-        """Saves the object of a name no longer, if there is one.
+        """Removes an object, if it exists.
 
         Args:
             name: of the object.
@@ -239,12 +244,12 @@ class Checkpoint:
             explain(
                 f"Checkpoint has no {name!r}.",
                 expected="a method, or the name of an object that it saves.",
-                fix=f"pass {name}=... when it is made, or set checkpoint.{name} = ...",
+                fix=f"pass {name}=... to the constructor, or set checkpoint.{name} = ...",
             )
         )
 
     def parts(self) -> dict[str, Part]:
-        """Returns the objects and the counter of saves, taken apart into their variables.
+        """Returns the variables and state of all objects and of the save counter.
 
         Raises:
             ValueError: an object has no variables yet.
@@ -256,11 +261,11 @@ class Checkpoint:
         self,
         path: str | os.PathLike[str],
         options: CheckpointOptions | None,
-        place: Place | None,
+        place: CheckpointLocation | None,
     ) -> str:
         raise_reported()
         parts = self.parts()
-        # Reading what has a component on each replica takes all processes.
+        # All processes take part in reading per-replica components.
         items = _item_names(parts)
         arrays = {items[name]: values_of(part) for name, part in parts.items()}
         arrays[COMPONENTS] = {
@@ -269,12 +274,14 @@ class Checkpoint:
             for path, components in components_of(part).items()
         }
         notes = {
-            "objects": {name: _noted(part, items[name]) for name, part in parts.items()},
+            "objects": {name: _object_metadata(part, items[name]) for name, part in parts.items()},
             "states": {name: state_of(part) for name, part in parts.items() if part.source},
             **step_of_run(),
         }
         folder = Path(os.fspath(path)).absolute()
-        written = save(arrays, notes, place or Place(folder), options or CheckpointOptions())
+        written = save(
+            arrays, notes, place or CheckpointLocation(folder), options or CheckpointOptions()
+        )
         return os.fspath(path) if written == folder else str(written)
 
     def _read(
@@ -285,7 +292,7 @@ class Checkpoint:
         with_counter: bool,
     ) -> LoadStatus:
         folder = Path(os.fspath(save_path)).absolute()
-        manifest = done_by_first("Checkpoint.restore", lambda: load_manifest(folder))
+        manifest = run_on_first("Checkpoint.restore", lambda: load_manifest(folder))
         restoration = Restoration(
             folder,
             manifest,
@@ -302,29 +309,29 @@ class Checkpoint:
         if self._restoration is not None:
             self._restoration.end()
         self._restoration = restoration
-        tell_restored(manifest, str(folder))
+        record_restore(manifest, str(folder))
         return LoadStatus(restoration.consumption)
 
 
 def _check_kind(name: str, value: Any) -> None:
     try:
         part_of(name, value)
-    except ValueError:  # not built yet, which it may be until it is saved
+    except ValueError:  # not built yet; it only has to be built before it is saved
         return
 
 
-def _noted(part: Part, item: str) -> dict[str, Any]:
-    noted: dict[str, Any] = {"kind": part.kind, "item": item}
+def _object_metadata(part: Part, item: str) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"kind": part.kind, "item": item}
     if part.tree is not None:
-        noted["leaves"] = {
+        metadata["leaves"] = {
             path: {"described": leaf.described, "sharding": leaf.sharding}
             for path, leaf in part.tree.leaves.items()
         }
-    return noted
+    return metadata
 
 
 def _item_names(parts: Mapping[str, Part]) -> dict[str, str]:
-    """What Orbax calls each object's arrays."""
+    """Returns the name of each object's arrays in the Orbax folder."""
     models = [name for name, part in parts.items() if part.kind == "model"]
     first = models[0] if models else None
     return {name: _KERAS_ITEM if name == first else f"{name}_state" for name in parts}

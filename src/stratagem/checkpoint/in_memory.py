@@ -1,4 +1,4 @@
-"""State kept in memory after each step: a group that is started again goes on from there."""
+"""In-memory backups of training state, for fast recovery after a restart."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 from collections.abc import Mapping
 
 from stratagem.checkpoint.checkpoint import Checkpoint
+from stratagem.checkpoint.checkpoint_events import record_memory_save, record_restore, step_of_run
+from stratagem.checkpoint.group_calls import run_on_all
 from stratagem.checkpoint.matching import match
 from stratagem.checkpoint.objects import Part, state_of
-from stratagem.checkpoint.together import done_by_all
-from stratagem.checkpoint.told_saves import step_of_run, tell_restored, telling_of_keeping
 from stratagem.checkpoint.values import (
-    give_own,
+    assign_local_values,
     has_components,
-    lies_in_parts,
-    own_arrays_of,
-    own_values_of,
+    is_sharded_over_processes,
+    local_arrays_of,
+    local_values_of,
 )
 from stratagem.group import current_group
 from stratagem.storage import MemorySlots, Snapshot
@@ -25,15 +25,15 @@ __all__ = ["MemoryBackup"]
 
 
 class MemoryBackup:
-    """Keeps the state of a checkpoint's objects in memory that outlives the process.
+    """Saves the state of a checkpoint's objects in memory that outlives the process.
 
-    Each process keeps what it has, without asking another one, and finds it again when it is
-    started again on the same machine. A machine that stops takes it along: that is what
-    checkpoints are for.
+    Each process saves its own state without communication, and finds it when it restarts on the
+    same machine. The backup is lost with the machine; combine it with checkpoints on disk.
 
     Args:
-        checkpoint: whose objects.
-        folder: one of a file system in memory, of this run alone; several may share one, by name.
+        checkpoint: objects to back up.
+        folder: on an in-memory file system, used by this run only. Several backups may share it
+            under different names.
         name: of this backup, the same in all processes and after a restart.
 
     Raises:
@@ -62,28 +62,28 @@ class MemoryBackup:
         self._slots = MemorySlots(folder, f"{name}.process-{process_id}")
 
     def save(self, number: int) -> float:
-        """Keeps the state, beside the one before.
+        """Saves the state; the previous backup is kept beside it.
 
         Args:
-            number: of the step, the same on all processes, and larger each time.
+            number: of the step, the same on all processes, larger each time.
 
         Returns:
-            How long that took, in seconds; the wait for the devices is not counted.
+            Duration in seconds, without the wait for the devices.
 
         Raises:
-            OSError: there is not enough memory.
-            TypeError: an object has a state that JSON cannot hold.
+            OSError: not enough memory.
+            TypeError: the state of an object cannot be stored as JSON.
         """
         parts = self._checkpoint.parts()
-        arrays = {name: own_arrays_of(part) for name, part in parts.items()}
+        arrays = {name: local_arrays_of(part) for name, part in parts.items()}
         begun_s = time.monotonic()
-        with telling_of_keeping():
-            values = {name: own_values_of(part, arrays[name]) for name, part in parts.items()}
+        with record_memory_save():
+            values = {name: local_values_of(part, arrays[name]) for name, part in parts.items()}
             notes = {
                 "states": {
                     name: one.source.get_state() for name, one in parts.items() if one.source
                 },
-                "components": {name: _shapes_of_divided(part) for name, part in parts.items()},
+                "components": {name: _whole_shapes(part) for name, part in parts.items()},
                 "num_processes": _num_processes(),
                 **step_of_run(),
             }
@@ -92,48 +92,48 @@ class MemoryBackup:
             except TypeError:
                 for part in parts.values():
                     if part.source:
-                        state_of(part)  # raises whose state it is
+                        state_of(part)  # raises an error that names the object
                 raise
         return time.monotonic() - begun_s
 
     def restore(self) -> int | None:
-        """Gives all objects the newest state that every process has. Call on every process.
+        """Restores the newest state that every process has. Call on every process.
 
-        What is newer, on those that were a step ahead, is forgotten; all is, where some process
-        has none, or has that of other objects.
+        Newer backups, on processes that were a step ahead, are deleted. If a process has no backup,
+        or backups of other objects, all are deleted.
 
         Returns:
-            The number with which it was saved; None where nothing was changed.
+            Number of the restored step, or None if nothing was restored.
         """
         parts = self._checkpoint.parts()
-        fitting = {
+        matching = {
             one.number: (one, paths)
             for one in self._slots.get()
-            if (paths := _matched(one, parts)) is not None
+            if (paths := _match_snapshot(one, parts)) is not None
         }
         group = current_group()
-        told = [list(fitting)]
+        numbers = [list(matching)]
         if group is not None:
-            told = group.exchange("MemoryBackup.restore", list(fitting))
-        common = set(told[0]).intersection(*told[1:])
+            numbers = group.exchange("MemoryBackup.restore", list(matching))
+        common = set(numbers[0]).intersection(*numbers[1:])
         number = max(common, default=None)
-        done_by_all("MemoryBackup.restore", lambda: self._slots.forget_after(number))
+        run_on_all("MemoryBackup.restore", lambda: self._slots.forget_after(number))
         if number is None:
             return None
-        snapshot, paths = fitting[number]
+        snapshot, paths = matching[number]
         for name, part in parts.items():
-            # Copies: JAX may take an array's memory as it is, and the next snapshots go over this.
+            # Copy: JAX may alias an array's memory, which the next snapshots overwrite.
             values = {path: array.copy() for path, array in snapshot.items[name].items()}
-            give_own(part, paths[name], values)
+            assign_local_values(part, paths[name], values)
             if part.source is not None:
                 part.source.set_state(snapshot.notes["states"][name])
             if part.tree is not None:
                 self._checkpoint.attach(name, part.tree.restored())
-        tell_restored(snapshot.notes, "memory")
+        record_restore(snapshot.notes, "memory")
         return number
 
     def forget(self) -> None:
-        """Forgets what this process has kept."""
+        """Deletes all backups of this process."""
         self._slots.forget_after(None)
 
 
@@ -142,21 +142,23 @@ def _num_processes() -> int:
     return 1 if group is None else group.num_processes
 
 
-def _shapes_of_divided(part: Part) -> dict[str, list[int]]:
-    """Of what each process has components or parts of the shape of the value."""
+def _whole_shapes(part: Part) -> dict[str, list[int]]:
+    """Returns the whole shapes of variables with components or shards per process."""
     return {
         path: list(variable.shape)
         for path, variable in part.variables.items()
-        if has_components(variable) or lies_in_parts(variable)
+        if has_components(variable) or is_sharded_over_processes(variable)
     }
 
 
-def _matched(snapshot: Snapshot, parts: Mapping[str, Part]) -> dict[str, dict[str, str]] | None:
-    """Which array belongs to which variable; None for those of other objects or replicas."""
+def _match_snapshot(
+    snapshot: Snapshot, parts: Mapping[str, Part]
+) -> dict[str, dict[str, str]] | None:
+    """Returns the array path of each variable by object; None if objects or replicas differ."""
     states = {name for name, part in parts.items() if part.source is not None}
     if snapshot.items.keys() != parts.keys() or snapshot.notes["states"].keys() != states:
         return None
-    # With fewer processes some components are gone.
+    # With fewer processes, some components are missing.
     is_divided = any(snapshot.notes["components"].values())
     if is_divided and snapshot.notes["num_processes"] != _num_processes():
         return None
@@ -175,7 +177,7 @@ def _matched(snapshot: Snapshot, parts: Mapping[str, Part]) -> dict[str, dict[st
             found[name] = match(part, entries, "memory")
         except ValueError:
             return None
-        own = own_values_of(part, own_arrays_of(part))
+        own = local_values_of(part, local_arrays_of(part))
         for path, kept_path in found[name].items():
             if own[path].shape != arrays[kept_path].shape:
                 return None

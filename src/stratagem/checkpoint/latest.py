@@ -1,4 +1,4 @@
-"""The newest checkpoint of a folder, and those that are still to come."""
+"""Search for the newest checkpoint in a folder, once or as new ones appear."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stratagem.checkpoint.together import done_by_first
+from stratagem.checkpoint.group_calls import run_on_first
 from stratagem.storage import is_whole
 
 __all__ = ["checkpoints_iterator", "latest_checkpoint", "newest_in"]
 
-# A manager that saves under a number once more writes beside the old one first.
+# A manager that reuses a number first writes the new checkpoint beside the old one.
 _NUMBERED = re.compile(r".+-\d+(\.new)?")
 _POLL_S = 1.0
 
@@ -22,11 +22,11 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     """Finds the newest checkpoint in a folder. Call on every process.
 
     Args:
-        checkpoint_dir: folder of checkpoints that `Checkpoint.save`, a `CheckpointManager` or an
-            Estimator has numbered. Only process 0 has to see it.
+        checkpoint_dir: folder of checkpoints numbered by `Checkpoint.save`, a `CheckpointManager`
+            or an Estimator. Only process 0 needs access to it.
 
     Returns:
-        Path of the newest one that is whole; None where there is none.
+        Path of the newest complete checkpoint, or None if there is none.
 
     Example:
         >>> import tempfile
@@ -39,7 +39,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     Source: TF 2.21 checkpoint_management.py, latest_checkpoint.
     """
     folder = Path(os.fspath(checkpoint_dir)).absolute()
-    name = done_by_first("latest_checkpoint", lambda: newest_in(folder))
+    name = run_on_first("latest_checkpoint", lambda: newest_in(folder))
     return None if name is None else str(folder / name)
 
 
@@ -49,15 +49,15 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """Yields checkpoints of a folder as they appear: always the newest, each at most once.
+    """Yields the newest checkpoint of a folder each time a new one appears, each at most once.
 
-    A checkpoint that comes and goes while the caller works is passed over.
+    Skips checkpoints that were superseded while the caller was busy.
 
     Args:
         checkpoint_dir: folder of numbered checkpoints; it need not exist yet.
-        min_interval_secs: least time between two checkpoints.
-        timeout: seconds to wait for the next one; None waits without end.
-        timeout_fn: called after `timeout`; True ends the iterator, False waits once more.
+        min_interval_secs: minimum seconds between two checkpoints.
+        timeout: seconds to wait for the next checkpoint; None waits forever.
+        timeout_fn: called after `timeout`; True ends the iterator, False waits again.
 
     Yields:
         Path of the newest checkpoint.
@@ -74,7 +74,7 @@ def checkpoints_iterator(
     seen: str | None = None
     while True:
         started_s = time.monotonic()
-        newest = _awaited(checkpoint_dir, seen, timeout)
+        newest = _wait_for_other(checkpoint_dir, seen, timeout)
         if newest is None:
             if timeout_fn is None or timeout_fn():
                 return
@@ -84,10 +84,10 @@ def checkpoints_iterator(
         time.sleep(max(0.0, started_s + min_interval_secs - time.monotonic()))
 
 
-def _awaited(
+def _wait_for_other(
     folder: str | os.PathLike[str], seen: str | None, timeout_s: float | None
 ) -> str | None:
-    """Waits for a checkpoint other than the one seen; None after the time."""
+    """Waits for a checkpoint other than `seen`; returns None after the timeout."""
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         newest = latest_checkpoint(folder)
@@ -99,7 +99,7 @@ def _awaited(
 
 
 def newest_in(folder: Path) -> str | None:
-    """Returns the name of the checkpoint that was written last."""
+    """Returns the name of the most recently written checkpoint."""
     found: list[tuple[float, int, str]] = []
     for path in folder.glob("*-*"):
         if _NUMBERED.fullmatch(path.name) and is_whole(path):

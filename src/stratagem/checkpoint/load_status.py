@@ -1,26 +1,25 @@
-"""The state of a restore: what it has given to objects by now, and what still waits for them."""
+"""Status of a restore: the values that objects have received and those still pending."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 from stratagem.messages import explain
 
 __all__ = ["Consumption", "LoadStatus"]
 
-_MOST_NAMED = 10
+_MAX_NAMES = 10
 _logger = logging.getLogger(__name__)
 
 
 class Consumption:
-    """Counts which values of a checkpoint objects have got; warns of the others when it is deleted.
+    """Tracks restored values of a checkpoint; on deletion, warns about values nothing received.
 
     Args:
         where: the checkpoint, for messages.
-        values: names of all values that it holds.
-        optional: those of them that an object may do without, such as the state of metrics.
+        values: names of all its values.
+        optional: names of values that need no object, such as the state of metrics.
     """
 
     def __init__(self, where: str, values: Iterable[str], optional: Iterable[str]) -> None:
@@ -32,19 +31,29 @@ class Consumption:
         self.unmatched: dict[str, None] = {}
 
     def consume(self, values: Iterable[str]) -> None:
-        """Notes values that an object has got."""
+        """Records values that an object has received."""
         for value in values:
             self._left.pop(value, None)
             self._has_matched = True
 
     def matched(self) -> None:
-        """Notes an object that the checkpoint holds, whose variables may still be missing."""
+        """Records an object of the checkpoint; its variables may still be missing."""
         self._has_matched = True
 
     @property
     def left(self) -> list[str]:
-        """The values that no object has got."""
+        """Names of the required values that no object has received."""
         return [value for value in self._left if value not in self._optional]
+
+    @property
+    def left_names(self) -> str:
+        """The first of these values, for messages."""
+        return _first_names(self.left)
+
+    @property
+    def unmatched_names(self) -> str:
+        """The first objects without values, for messages."""
+        return _first_names(list(self.unmatched))
 
     @property
     def is_nontrivial(self) -> bool:
@@ -52,27 +61,27 @@ class Consumption:
         return self._has_matched
 
     def expect_partial(self) -> None:
-        """Turns the warning at deletion off."""
+        """Disables the warning at deletion."""
         self._is_partial = True
 
     def __del__(self) -> None:
         if self._is_partial or not (self.left or self.unmatched):
             return
         _logger.warning(
-            "%s was not restored as a whole.\nValues that no object has got: %s.\n"
-            "Objects that it does not hold: %s.\n"
-            "Call .expect_partial() on what restore returned if that is right.",
+            "%s was only partly restored.\nValues without an object: %s.\n"
+            "Objects without values: %s.\n"
+            "If this is intended, call .expect_partial() on the result of restore().",
             self.where,
-            _named(self.left),
-            _named(list(self.unmatched)),
+            self.left_names,
+            self.unmatched_names,
         )
 
 
 class LoadStatus:
     """Status of a restore, returned by `Checkpoint.restore` and `Checkpoint.read`.
 
-    Objects whose variables are there have their values already. The others get them when their
-    variables are created.
+    Objects with variables already have their values. Other objects get them when their variables
+    are created.
 
     Example:
         >>> import tempfile
@@ -93,71 +102,84 @@ class LoadStatus:
         self._consumption = consumption
 
     def assert_consumed(self) -> LoadStatus:
-        """Raises unless every value has an object, and every object its values.
+        """Checks that every value was restored and every object has its values.
 
-        Metrics of a model are left out: they begin anew with each epoch.
+        Metrics of a model are exempt: they are reset at each epoch.
+
+        Returns:
+            This status.
 
         Raises:
-            AssertionError: some have not, by now.
+            AssertionError: values or objects are left over.
         """
-        told = self._consumption
-        if told.left or told.unmatched:
+        consumption = self._consumption
+        if consumption.left or consumption.unmatched:
             raise AssertionError(
                 explain(
-                    f"{told.where} is not restored as a whole: no object has got "
-                    f"{_named(told.left)}; it holds nothing for {_named(list(told.unmatched))}.",
-                    expected="each saved value to be restored by now, and each object to be saved.",
-                    fix="build the objects before, pass those that are missing to the Checkpoint, "
-                    "or call assert_existing_objects_matched() or expect_partial() instead.",
+                    f"{consumption.where} is only partly restored. Values without an object: "
+                    f"{consumption.left_names}. Objects without values: "
+                    f"{consumption.unmatched_names}.",
+                    expected="an object for each saved value, and saved values for each object.",
+                    fix="build the objects first, pass the missing ones to the Checkpoint, or "
+                    "call assert_existing_objects_matched() or expect_partial() instead.",
                 )
             )
         return self
 
     def assert_existing_objects_matched(self) -> LoadStatus:
-        """Raises if there are objects with variables that the checkpoint does not hold.
+        """Checks that the checkpoint holds all objects with variables.
+
+        Returns:
+            This status.
 
         Raises:
-            AssertionError: there are such objects.
+            AssertionError: it does not.
         """
-        told = self._consumption
-        if told.unmatched:
+        consumption = self._consumption
+        if consumption.unmatched:
             raise AssertionError(
                 explain(
-                    f"{told.where} holds nothing for {_named(list(told.unmatched))}.",
+                    f"{consumption.where} holds no values for {consumption.unmatched_names}.",
                     expected="a checkpoint of all objects whose variables exist.",
-                    fix="leave out what is new, or call expect_partial() instead.",
+                    fix="remove the new objects from the Checkpoint, or call expect_partial().",
                 )
             )
         return self
 
     def assert_nontrivial_match(self) -> LoadStatus:
-        """Raises if no object is one that the checkpoint holds.
+        """Checks that the checkpoint holds at least one of the objects.
+
+        Returns:
+            This status.
 
         Raises:
-            AssertionError: none is.
+            AssertionError: it holds none.
         """
-        told = self._consumption
-        if not told.is_nontrivial:
+        consumption = self._consumption
+        if not consumption.is_nontrivial:
             raise AssertionError(
                 explain(
-                    f"No object is one of {told.where}, which holds {_named(told.left)}.",
-                    expected="an object by a name with which one was saved.",
-                    fix="pass the objects to the Checkpoint by the names with which they were "
-                    "saved.",
+                    f"No object matches {consumption.where}, which holds {consumption.left_names}.",
+                    expected="at least one object under the name it was saved with.",
+                    fix="pass the objects to the Checkpoint under the names they were saved with.",
                 )
             )
         return self
 
     def expect_partial(self) -> LoadStatus:
-        """Lets values be left over without a warning."""
+        """Disables the warning about values that were not restored.
+
+        Returns:
+            This status.
+        """
         self._consumption.expect_partial()
         return self
 
     def __repr__(self) -> str:
-        told: Any = self._consumption
-        return f"LoadStatus({told.where!r}, waiting={len(told.left)})"
+        consumption = self._consumption
+        return f"LoadStatus({consumption.where!r}, waiting={len(consumption.left)})"
 
 
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return (", ".join(names[:_MOST_NAMED]) or "none") + more
+def _first_names(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return (", ".join(names[:_MAX_NAMES]) or "none") + more

@@ -1,4 +1,4 @@
-"""A series of checkpoints in one folder: which there are, which to keep, which to go on from."""
+"""Series of numbered checkpoints in one folder, with save intervals and retention."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Any
 
 from stratagem.background_errors import raise_reported
 from stratagem.checkpoint.checkpoint import Checkpoint
+from stratagem.checkpoint.group_calls import is_first, run_on_first
 from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.policies import Any as AnyPolicy
 from stratagem.checkpoint.policies import (
     KeepEveryHours,
     KeepLatest,
     KeepPolicy,
-    Kept,
     Moment,
+    RetainedCheckpoint,
     SaveEverySteps,
     SavePolicy,
 )
-from stratagem.checkpoint.saving import Place
-from stratagem.checkpoint.together import done_by_first, is_first
+from stratagem.checkpoint.saving import CheckpointLocation
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
 from stratagem.storage import COMMIT_MARK, is_whole, wait_for_writing
 
 __all__ = ["CheckpointManager"]
 
-# Ends the name of a checkpoint that is to take the place of another.
+# Suffix of a checkpoint that will replace another one.
 _NEW = ".new"
 
 
@@ -45,20 +45,19 @@ class _Entry:
 
 
 class CheckpointManager:
-    """Saves checkpoints one after the other in a folder, and keeps some of them.
+    """Saves numbered checkpoints in a folder and deletes old ones.
 
     Args:
-        checkpoint: what to save.
-        directory: the folder; several machines have to share it.
-        max_to_keep: how many of the newest to keep, or a policy that decides; None keeps all.
-        keep_checkpoint_every_n_hours: keeps one in so many hours beside these.
-        checkpoint_name: how the names of the checkpoints begin.
-        step_counter: a variable that counts steps: its value numbers the checkpoints.
-        checkpoint_interval: saves only when so many steps are done since the last save, or when a
-            policy says so; needs `step_counter`.
-        init_fn: called by `restore_or_initialize` where there is no checkpoint.
-        last_checkpoint_step: the step of the last save, for the interval, where training goes on
-            without restoring.
+        checkpoint: objects to save.
+        directory: folder of the checkpoints; with several machines, on a shared file system.
+        max_to_keep: number of newest checkpoints to keep, or a policy; None keeps all.
+        keep_checkpoint_every_n_hours: also keeps one checkpoint per this many hours.
+        checkpoint_name: start of the checkpoint names.
+        step_counter: variable that counts steps; its value numbers the checkpoints.
+        checkpoint_interval: steps between saves, or a policy; needs `step_counter`.
+        init_fn: called by `restore_or_initialize` if there is no checkpoint.
+        last_checkpoint_step: step of the last save, for the interval, when training continues
+            without a restore.
 
     Raises:
         ValueError: `max_to_keep` is below 1; or an interval without a counter.
@@ -99,25 +98,25 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """The folder."""
+        """Absolute path of the folder."""
         return str(self._folder)
 
     @property
     def checkpoint_interval(self) -> int | SavePolicy | None:
-        """How many steps lie between saves, or the policy that says when to save."""
+        """Number of steps between saves, or the policy that decides when to save."""
         policy = self._interval
         return policy.steps if isinstance(policy, SaveEverySteps) else policy
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the checkpoints, the oldest first: those that are whole, of process 0."""
-        return done_by_first(
+        """Paths of the complete checkpoints of process 0, oldest first."""
+        return run_on_first(
             "CheckpointManager.checkpoints", lambda: [str(one.path) for one in self._entries()]
         )
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest checkpoint that is whole; None where there is none."""
+        """Path of the newest complete checkpoint, or None if there is none."""
         return next(iter(reversed(self.checkpoints)), None)
 
     def save(
@@ -126,18 +125,18 @@ class CheckpointManager:
         check_interval: bool = True,
         options: CheckpointOptions | None = None,
     ) -> str | None:
-        """Saves, if it is time, and deletes what is not to be kept. Call on every process.
+        """Saves if due, and deletes checkpoints that are no longer needed. Call on every process.
 
         Args:
-            checkpoint_number: of the checkpoint; None for the step, or a number that counts up.
-            check_interval: whether to save only when the interval says so.
-            options: how it is written.
+            checkpoint_number: None for the step, or for a number that counts up.
+            check_interval: False saves even if the interval has not passed.
+            options: how to write; None for the defaults.
 
         Returns:
-            The path; None if it was not time.
+            The path, or None if no save was due.
 
         Raises:
-            OSError: it could not be written; what was there before still is.
+            OSError: writing failed; earlier checkpoints are unchanged.
         """
         raise_reported()
         step = None if self._counter is None else int(self._counter)
@@ -147,41 +146,41 @@ class CheckpointManager:
         if number is None:
             number = int(self.checkpoint.save_counter) + 1
         folder = self._folder / f"{self._name}-{number}"
-        if not is_first():  # TensorFlow's guides delete the folders of other workers afterwards
+        if not is_first():  # programs from TensorFlow's guides delete these folders afterwards
             with contextlib.suppress(OSError):
                 self._folder.mkdir(parents=True, exist_ok=True)
-        place = _InSeries(folder, self._sweep)
+        place = _NumberedLocation(folder, self._sweep)
         path = self.checkpoint.save_as(str(folder), options, place=place)
         self._saved_step, self._saved_time_s = step or 0, time.monotonic()
         return path
 
     def sync(self) -> None:
-        """Waits until what is written behind training is there. Call on every process.
+        """Waits for asynchronous writes to finish. Call on every process.
 
         Raises:
-            OSError: it could not be written, and no step has raised that yet.
+            OSError: a write failed, and no step has raised its error yet.
         """
         self.checkpoint.sync()
 
     def restore_or_initialize(self, *, skip_damaged: bool = False) -> str | None:
-        """Restores the latest checkpoint, or begins anew where there is none.
+        """Restores the latest checkpoint, or calls `init_fn` without one. Call on every process.
 
         Args:
-            skip_damaged: go back to an earlier checkpoint where the latest is damaged.
+            skip_damaged: falls back to earlier checkpoints if the latest is damaged.
 
         Returns:
-            The path of what was restored; None where there was none, `init_fn` was called then.
+            Path of the restored checkpoint, or None if there was none.
 
         Raises:
-            DataLossError: the latest checkpoint is damaged; with `skip_damaged` all are.
-            ValueError: it is of other objects, or shapes differ.
+            DataLossError: the latest checkpoint is damaged; with `skip_damaged`, all are.
+            ValueError: the checkpoint holds other objects, or shapes differ.
         """
-        done_by_first("CheckpointManager.restore_or_initialize", wait_for_writing)
+        run_on_first("CheckpointManager.restore_or_initialize", wait_for_writing)
         paths = self.checkpoints
         for path in reversed(paths):
             try:
                 self.checkpoint.restore(path, CheckpointOptions(restore_components=True))
-                if skip_damaged:  # what objects wait for may be damaged, too
+                if skip_damaged:  # pending values may be damaged, too
                     self.checkpoint.hold()
             except DataLossError:
                 if not skip_damaged or path == paths[0]:
@@ -199,9 +198,9 @@ class CheckpointManager:
         if policy is None:
             return True
         moment = Moment(step, time.monotonic(), self._saved_step, self._saved_time_s)
-        if isinstance(policy, SaveEverySteps):  # each process counts the same steps
+        if isinstance(policy, SaveEverySteps):  # all processes count the same steps
             return policy.is_due(moment)
-        return done_by_first("CheckpointManager.save", lambda: policy.is_due(moment))
+        return run_on_first("CheckpointManager.save", lambda: policy.is_due(moment))
 
     def _entries(self) -> list[_Entry]:
         pattern = re.compile(rf"{re.escape(self._name)}-(\d+)({re.escape(_NEW)})?")
@@ -214,19 +213,19 @@ class CheckpointManager:
         return sorted(found.values(), key=lambda entry: entry.number)
 
     def _sweep(self) -> None:
-        """Deletes what is not to be kept; the newest always is."""
+        """Deletes checkpoints that the policy does not keep; the newest always stays."""
         entries = self._entries()
         if self._keep is None or not entries:
             return
-        keeps = self._keep.keeps([Kept(one.number, one.time_s) for one in entries])
+        keeps = self._keep.keeps([RetainedCheckpoint(one.number, one.time_s) for one in entries])
         for entry in entries[:-1]:
             if entry.number not in keeps:
                 _delete(entry.path)
 
 
 @dataclasses.dataclass(frozen=True)
-class _InSeries(Place):
-    """A name that may be taken: what has it stays until the new one is whole."""
+class _NumberedLocation(CheckpointLocation):
+    """Location of a numbered checkpoint; replaces an older one of the same number."""
 
     sweep: Callable[[], None]
 
@@ -242,7 +241,7 @@ class _InSeries(Place):
 
 
 def _replace(folder: Path) -> None:
-    """Puts a whole new checkpoint where an older one is; ends, too, what a killed process began."""
+    """Replaces an older checkpoint by a complete new one, also after an interruption."""
     new = folder.with_name(folder.name + _NEW)
     if is_whole(new):
         _delete(folder)
@@ -250,7 +249,7 @@ def _replace(folder: Path) -> None:
 
 
 def _delete(folder: Path) -> None:
-    """Deletes a checkpoint; while it goes on nobody takes it for a whole one."""
+    """Deletes a checkpoint; an interrupted deletion leaves no complete one."""
     (folder / COMMIT_MARK).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -265,9 +264,9 @@ def _keep_policy(
     elif max_to_keep < 1:
         raise ValueError(
             explain(
-                f"max_to_keep={max_to_keep!r} keeps no checkpoint.",
-                expected="1 or more, a policy such as KeepLatest(3), or None for all.",
-                fix="pass such a number.",
+                f"max_to_keep={max_to_keep!r} would delete every checkpoint.",
+                expected="1 or more, a policy such as KeepLatest(3), or None to keep all.",
+                fix="pass max_to_keep=1 or more.",
             )
         )
     else:
@@ -281,9 +280,9 @@ def _save_policy(interval: int | SavePolicy | None, step_counter: Any) -> SavePo
     if step_counter is None:
         raise ValueError(
             explain(
-                f"checkpoint_interval={interval!r} has no steps to count.",
+                f"checkpoint_interval={interval!r} was passed without a step_counter.",
                 expected="step_counter, a variable that counts the steps.",
-                fix="pass step_counter=optimizer.iterations, or a variable of your own.",
+                fix="pass step_counter=optimizer.iterations, or your own variable.",
             )
         )
     return interval if isinstance(interval, SavePolicy) else SaveEverySteps(interval)

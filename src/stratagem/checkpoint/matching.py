@@ -1,4 +1,4 @@
-"""Which saved array belongs to which variable."""
+"""Matching of an object's variables to the arrays of a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,27 +11,18 @@ from stratagem.messages import explain
 __all__ = ["METRICS", "OPTIMIZER", "match"]
 
 OPTIMIZER, METRICS = "optimizer_variables", "metrics_variables"
-_MOST_NAMED = 5
+_MAX_NAMES = 5
 
 
 def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[str, str]:
-    """Finds the saved array of each variable of an object.
+    """Returns the path of the saved array for each variable path of an object.
 
-    By path; where the paths are others, because layers that are not named by hand have other names
-    in another process, by the order in which the object has its variables. In a dict of variables
-    names are what its author says, and there may be more in the checkpoint. A pytree has to have
-    the same leaves, of the same dtypes.
+    Matches by path. If paths differ, because automatic layer names depend on the process, matches
+    in creation order. Dicts of variables match by name only and may use a subset of the saved
+    arrays. Pytrees need the same leaves with the same dtypes.
 
-    Args:
-        part: the object.
-        entries: path and shape of what was saved of it, in its order then.
-        where: the checkpoint, for messages.
-
-    Returns:
-        The path in the checkpoint, by the path of the variable.
-
-    Raises:
-        ValueError: there are other variables, or one has another shape, or a leaf another dtype.
+    `entries` holds path and shape of each saved array, in saved order. Raises ValueError if
+    variables, shapes, or dtypes of leaves differ.
     """
     if part.kind == PYTREE:
         return _match_leaves(part, entries, where)
@@ -42,21 +33,21 @@ def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[
     if part.kind == NAMED_VARIABLES:
         missing = [path for path in part.variables if path not in shapes]
         if missing:
-            raise _other_variables(part, list(part.variables), list(shapes), where)
-        saved[""] = list(part.variables)  # what else was saved is not asked for
+            raise _variables_error(part, list(part.variables), list(shapes), where)
+        saved[""] = list(part.variables)  # other saved arrays are ignored
     for group, paths in own.items():
         there = saved.get(group, [])
         if group == OPTIMIZER and not there:
-            continue  # it was not compiled when it was saved
+            continue  # the model was saved before it was compiled
         if group == METRICS and len(there) != len(paths):
-            continue  # they come into being with the first batch, and begin anew with each epoch
+            continue  # metrics are created with the first batch and reset at each epoch
         if set(there) != set(paths) and len(there) != len(paths):
-            raise _other_variables(part, paths, there, where)
+            raise _variables_error(part, paths, there, where)
         pairs = zip(paths, paths if set(there) == set(paths) else there, strict=True)
         for path, saved_path in pairs:
             shape = tuple(part.variables[path].shape)
             if shape != shapes[saved_path]:
-                raise _other_shape(part, path, shape, saved_path, shapes[saved_path], where)
+                raise _shape_error(part, path, shape, saved_path, shapes[saved_path], where)
             found[path] = saved_path
     return found
 
@@ -64,63 +55,63 @@ def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[
 def _match_leaves(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[str, str]:
     saved = {entry["path"]: entry for entry in entries}
     if saved.keys() != part.variables.keys():
-        raise _other_variables(part, list(part.variables), list(saved), where)
+        raise _variables_error(part, list(part.variables), list(saved), where)
     for path, leaf in part.variables.items():
         entry = saved[path]
         there = f"{entry['dtype']}{list(entry['shape'])}"
         if "described" in entry:
             is_same, there = entry["described"] == leaf.described, entry["described"]
-        else:  # saved as something else, or kept in memory
+        else:  # saved as another kind of object, or a backup in memory
             is_same = there == f"{leaf.dtype}{list(leaf.shape)}"
         if not is_same:
             raise ValueError(
                 explain(
-                    f"{leaf.path} is {leaf.described} here, {leaf.sharding}, and {there} in "
+                    f"{leaf.path} is {leaf.described} here, {leaf.sharding}, but {there} in "
                     f"{where}, {entry.get('sharding', 'on the host')}.",
-                    expected="a pytree of the shapes and dtypes with which it was saved.",
-                    fix="make the arrays as they were, or restore into a pytree like the saved one "
-                    "and convert it.",
+                    expected="a pytree with the shapes and dtypes that were saved.",
+                    fix="create the arrays with these, or restore into a pytree like the saved "
+                    "one and convert it.",
                 )
             )
     return {path: path for path in saved}
 
 
 def _grouped(part: Part, paths: Iterable[str]) -> dict[str, list[str]]:
-    """Paths by the group that they are of; all of one group where there are no groups."""
+    """Groups paths by their first component for models; all paths form one group otherwise."""
     groups: dict[str, list[str]] = {}
     for path in paths:
         groups.setdefault(path.split("/")[0] if part.kind == "model" else "", []).append(path)
     return groups
 
 
-def _other_variables(
+def _variables_error(
     part: Part, own: Sequence[str], saved: Sequence[str], where: str
 ) -> ValueError:
     missing = [path for path in own if path not in set(saved)]
     extra = [path for path in saved if path not in set(own)]
     return ValueError(
         explain(
-            f"{where} holds {len(saved)} variables of {part.name}, which has {len(own)}: "
-            f"{_named(missing)} only here, {_named(extra)} only there.",
-            expected="the object that was saved, or one that is built like it.",
-            fix="build it as it was, or restore another checkpoint.",
+            f"{where} holds {len(saved)} variables of {part.name}, which has {len(own)}. "
+            f"Missing there: {_first_names(missing)}. Only there: {_first_names(extra)}.",
+            expected="an object with the variables that were saved.",
+            fix="build the object as it was when saved, or restore another checkpoint.",
         )
     )
 
 
-def _other_shape(
+def _shape_error(
     part: Part, path: str, shape: Any, saved_path: str, saved_shape: Any, where: str
 ) -> ValueError:
     saved_as = "" if path == saved_path else f", saved as {saved_path},"
     return ValueError(
         explain(
-            f"{part.name}/{path}{saved_as} has shape {shape} here and {saved_shape} in {where}.",
-            expected="the shape with which it was saved.",
-            fix="build the object as it was, or restore another checkpoint.",
+            f"{part.name}/{path}{saved_as} has shape {shape} here but {saved_shape} in {where}.",
+            expected="the shape that was saved.",
+            fix="build the object as it was when saved, or restore another checkpoint.",
         )
     )
 
 
-def _named(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
-    return (", ".join(paths[:_MOST_NAMED]) or "none") + more
+def _first_names(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _MAX_NAMES} more" if len(paths) > _MAX_NAMES else ""
+    return (", ".join(paths[:_MAX_NAMES]) or "none") + more

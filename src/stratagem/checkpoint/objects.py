@@ -1,4 +1,4 @@
-"""What a checkpoint can hold: an object as its variables by path, and what else it has to tell."""
+"""Objects that checkpoints can hold, taken apart into variables and JSON state."""
 
 from __future__ import annotations
 
@@ -27,25 +27,21 @@ __all__ = [
     "state_of",
 ]
 
-# The kind of a dict of variables, whose names say which is which.
+# The kind of a dict of variables, matched by name only.
 NAMED_VARIABLES = "variables"
 PYTREE = "pytree"
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object whose state is what JSON can hold, such as an iterator over data."""
+    """An object whose state is JSON, such as an iterator over data."""
 
     def get_state(self) -> Any:
         """Returns the state."""
         ...
 
     def set_state(self, state: Any) -> None:
-        """Goes back to a state.
-
-        Args:
-            state: what `get_state` returned, perhaps in another process.
-        """
+        """Restores a state that `get_state` returned, possibly in another process."""
         ...
 
 
@@ -54,11 +50,11 @@ class Part:
     """One object of a checkpoint.
 
     Args:
-        name: what the checkpoint calls it.
-        kind: what it is, for messages.
-        variables: by path, in the order in which the object has them.
-        source: what has a state of its own beside variables; None for nothing.
-        tree: whose leaves the variables are; None for objects that change in place.
+        name: of the object in the checkpoint.
+        kind: of the object, for messages.
+        variables: by path, in creation order.
+        source: object with JSON state besides its variables, or None.
+        tree: pytree with the variables as leaves; None for objects that change in place.
     """
 
     name: str
@@ -69,19 +65,9 @@ class Part:
 
 
 def part_of(name: str, value: Any) -> Part:
-    """Takes an object apart.
+    """Returns the variables and the state of an object.
 
-    Args:
-        name: what the checkpoint calls it.
-        value: a Keras model, layer, optimizer, metric, seed generator or variable, a dict from
-            names to variables, an object with `get_state` and `set_state`, or a pytree of arrays.
-
-    Returns:
-        Its variables, and what else has a state.
-
-    Raises:
-        TypeError: another object.
-        ValueError: it has no variables yet.
+    Raises TypeError for an unsupported object, and ValueError if it has no variables yet.
     """
     if isinstance(value, keras.Variable | ShardedVariable):
         return Part(name, "variable", {"value": value})
@@ -105,20 +91,13 @@ def part_of(name: str, value: Any) -> Part:
             expected="a Keras model, layer, optimizer, metric, seed generator or variable, a dict "
             "of variables, a pytree of arrays, or an object with get_state() and set_state(), such "
             f"as an iterator of a distributed dataset; got {type(value).__name__}.",
-            fix="keep numbers in a keras.Variable: step = sg.Variable(0, dtype='int32').",
+            fix="store numbers in a keras.Variable: step = sg.Variable(0, dtype='int32').",
         )
     )
 
 
 def state_of(part: Part) -> Any:
-    """Returns the state that an object has beside variables.
-
-    Args:
-        part: the object, which has one.
-
-    Raises:
-        TypeError: JSON cannot hold it.
-    """
+    """Returns the JSON state of an object; raises TypeError if JSON cannot hold it."""
     assert part.source is not None
     state = part.source.get_state()
     try:
@@ -126,16 +105,16 @@ def state_of(part: Part) -> Any:
     except TypeError as error:
         raise TypeError(
             explain(
-                f"{part.name}.get_state() returned what JSON cannot hold: {error}",
-                expected="numbers, texts, truth values, None, and lists and dicts of them.",
-                fix="wrap it in an object whose get_state() and set_state() convert it.",
+                f"{part.name}.get_state() returned a value that JSON cannot store: {error}",
+                expected="numbers, strings, booleans, None, and lists and dicts of them.",
+                fix="wrap the object in one whose get_state() and set_state() convert the state.",
             )
         ) from error
     return state
 
 
 def part_by_path(name: str, kind: str, groups: Mapping[str, Iterable[Any]]) -> Part:
-    """Returns the part of an object whose variables come in groups; "" for those of none."""
+    """Returns an object's part from variables by group; the group "" adds no prefix to the path."""
     variables = {
         f"{group}/{path}" if group else path: variable
         for group, members in groups.items()
@@ -145,7 +124,7 @@ def part_by_path(name: str, kind: str, groups: Mapping[str, Iterable[Any]]) -> P
 
 
 def model_groups(model: keras.Model) -> dict[str, list[Any]]:
-    """Returns a model's variables as `keras.Model.get_state_tree` has them, which Keras reads."""
+    """Returns a model's variables in the layout of `keras.Model.get_state_tree`."""
     optimizer = getattr(model, "optimizer", None)
     return {
         "trainable_variables": model.trainable_variables,
@@ -171,7 +150,7 @@ def _of_model(name: str, model: keras.Model) -> Part:
 
 
 def build_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
-    """Makes the optimizer's variables where the model's are."""
+    """Builds the optimizer's variables under the strategy of the model's variables."""
     homes = [home_of(variable) for variable in model.variables]
     strategy = next((home.strategy for home in homes if home is not None), None)
     with contextlib.nullcontext() if strategy is None else strategy.scope():
@@ -179,7 +158,7 @@ def build_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -
 
 
 def _by_path(variables: Iterable[keras.Variable]) -> Iterable[tuple[str, keras.Variable]]:
-    """Each variable by its path; where two have one, the later ones get a number."""
+    """Yields each variable with its path; duplicates of a path get a number."""
     seen: Counter[str] = Counter()
     for variable in variables:
         seen[variable.path] += 1
@@ -203,12 +182,12 @@ _KINDS: dict[str, type] = {
 
 def _not_built(name: str, kind: str, value: Any) -> ValueError:
     fix = {
-        "optimizer": "call optimizer.build(model.trainable_variables) before.",
-    }.get(kind, "build it, or call it once with a batch, before.")
+        "optimizer": "call optimizer.build(model.trainable_variables) first.",
+    }.get(kind, "build it, or call it with a batch, first.")
     return ValueError(
         explain(
             f"The {kind} {name}={value!r} has no variables yet.",
-            expected="an object whose variables exist, so that their values can be saved or set.",
+            expected="an object with variables, whose values can be saved or restored.",
             fix=fix,
         )
     )

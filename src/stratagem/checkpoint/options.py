@@ -1,4 +1,4 @@
-"""How a checkpoint is written and read."""
+"""Options for writing and reading a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["CheckpointOptions"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """How a checkpoint is written and read.
+    """Options for writing and reading a checkpoint.
 
     Args:
-        enable_async: training goes on when the values are copied, and a process beside it writes.
-            Where that fails, the next step, save or `sync` raises it.
-        experimental_enable_async_checkpoint: the same, by its older name.
-        restore_components: where there are as many replicas as there were, each gets its own part
-            of an ON_READ variable again, so that training goes on to the last bit. Otherwise, and
-            with another number of replicas, the parts are made of the value that they stand for.
-        experimental_write_callbacks: called with the path when the checkpoint is there, on process
-            0, in another thread where it is written behind training.
+        enable_async: copies the values, then writes in a separate process while training continues.
+            If writing fails, the next step, save or `sync` raises the error.
+        experimental_enable_async_checkpoint: older name of `enable_async`.
+        restore_components: with the same number of replicas, restores each replica's component of
+            ON_READ variables, so that training continues bit for bit. Otherwise the components
+            are derived from the aggregated value.
+        experimental_write_callbacks: called with the path when the checkpoint is complete, on
+            process 0; in another thread if the write is asynchronous.
 
     Example:
         >>> import os, tempfile
@@ -42,5 +42,5 @@ class CheckpointOptions:
 
     @property
     def is_async(self) -> bool:
-        """Whether training goes on while it is written."""
+        """True if training continues during the write."""
         return self.enable_async or self.experimental_enable_async_checkpoint

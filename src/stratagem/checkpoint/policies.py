@@ -1,4 +1,4 @@
-"""When to save, and what to keep: values that decide, and do nothing else."""
+"""Policies that decide when to save a checkpoint and how long to keep it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ __all__ = [
     "KeepPolicy",
     "Kept",
     "Moment",
+    "RetainedCheckpoint",
     "SaveEverySeconds",
     "SaveEverySteps",
     "SavePolicy",
@@ -24,13 +25,13 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """Where training stands, for those who decide whether to save.
+    """Progress of training, from which a policy decides whether to save.
 
     Args:
-        step: the step that is done, from 1.
-        time_s: now, in seconds of a clock that only goes forward.
-        saved_step: the step of the last save, or the one at which training began.
-        saved_time_s: when that was.
+        step: number of completed steps.
+        time_s: current time in seconds, on a monotonic clock.
+        saved_step: step of the last save, or of the start of training.
+        saved_time_s: time of the last save in seconds, on the same clock.
     """
 
     step: int
@@ -40,16 +41,20 @@ class Moment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """A checkpoint, for those who decide whether to keep it.
+class RetainedCheckpoint:
+    """A checkpoint on disk, for which a policy decides whether to keep it.
 
     Args:
         number: of the checkpoint.
-        time_s: when it was saved, in seconds since the epoch.
+        time_s: time of the save, in seconds since the epoch.
     """
 
     number: int
     time_s: float
+
+
+# The older name.
+Kept = RetainedCheckpoint
 
 
 @runtime_checkable
@@ -57,10 +62,10 @@ class SavePolicy(Protocol):
     """Decides when to save."""
 
     def is_due(self, moment: Moment) -> bool:
-        """Tells whether to save now.
+        """Returns True if a checkpoint should be saved now.
 
         Args:
-            moment: where training stands.
+            moment: progress of training.
         """
         ...
 
@@ -69,24 +74,24 @@ class SavePolicy(Protocol):
 class KeepPolicy(Protocol):
     """Decides which checkpoints to keep."""
 
-    def keeps(self, checkpoints: Sequence[Kept]) -> set[int]:
-        """Returns the numbers of those to keep.
+    def keeps(self, checkpoints: Sequence[RetainedCheckpoint]) -> set[int]:
+        """Returns the numbers of the checkpoints to keep.
 
         Args:
-            checkpoints: what is there, the oldest first.
+            checkpoints: all checkpoints, oldest first.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveEverySteps:
-    """Saves when so many steps are done since the last save.
+    """Saves once this many steps have passed since the last save.
 
     Args:
-        steps: how many.
+        steps: 1 or more.
 
     Raises:
-        ValueError: not a positive whole number.
+        ValueError: `steps` is not a positive integer.
 
     Example:
         >>> from stratagem.checkpoint import Moment, SaveEverySteps
@@ -101,25 +106,21 @@ class SaveEverySteps:
         _check_count(self, "steps", self.steps)
 
     def is_due(self, moment: Moment) -> bool:
-        """Tells whether to save now.
-
-        Args:
-            moment: where training stands.
-        """
+        """Returns True if a checkpoint should be saved now."""
         return moment.step - moment.saved_step >= self.steps
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveEverySeconds:
-    """Saves when the last save was so long ago.
+    """Saves once this much time has passed since the last save.
 
-    Where several processes train, process 0's clock decides for all.
+    With several processes, the clock of process 0 decides.
 
     Args:
-        seconds: how long.
+        seconds: above 0.
 
     Raises:
-        ValueError: not positive.
+        ValueError: `seconds` is not positive.
 
     Example:
         >>> from stratagem.checkpoint import Moment, SaveEverySeconds
@@ -134,11 +135,7 @@ class SaveEverySeconds:
         _check_positive(self, "seconds", self.seconds)
 
     def is_due(self, moment: Moment) -> bool:
-        """Tells whether to save now.
-
-        Args:
-            moment: where training stands.
-        """
+        """Returns True if a checkpoint should be saved now."""
         return moment.time_s - moment.saved_time_s >= self.seconds
 
 
@@ -147,14 +144,15 @@ class KeepLatest:
     """Keeps the newest checkpoints.
 
     Args:
-        count: how many.
+        count: 1 or more.
 
     Raises:
-        ValueError: not a positive whole number.
+        ValueError: `count` is not a positive integer.
 
     Example:
-        >>> from stratagem.checkpoint import KeepLatest, Kept
-        >>> sorted(KeepLatest(2).keeps([Kept(1, 0.0), Kept(2, 9.0), Kept(3, 9.5)]))
+        >>> from stratagem.checkpoint import KeepLatest, RetainedCheckpoint
+        >>> saved = [RetainedCheckpoint(number, time_s=0.0) for number in (1, 2, 3)]
+        >>> sorted(KeepLatest(2).keeps(saved))
         [2, 3]
     """
 
@@ -163,29 +161,25 @@ class KeepLatest:
     def __post_init__(self) -> None:
         _check_count(self, "count", self.count)
 
-    def keeps(self, checkpoints: Sequence[Kept]) -> set[int]:
-        """Returns the numbers of those to keep.
-
-        Args:
-            checkpoints: what is there, the oldest first.
-        """
-        return {kept.number for kept in checkpoints[-self.count :]}
+    def keeps(self, checkpoints: Sequence[RetainedCheckpoint]) -> set[int]:
+        """Returns the numbers of the checkpoints to keep."""
+        return {checkpoint.number for checkpoint in checkpoints[-self.count :]}
 
 
 @dataclasses.dataclass(frozen=True)
 class KeepEveryHours:
-    """Keeps the first checkpoint, and each that is so much newer than the last one kept by this.
+    """Keeps the first checkpoint, and then at most one per this many hours.
 
     Args:
-        hours: how much; a fraction is one, too.
+        hours: minimum hours between kept checkpoints; may be a fraction.
 
     Raises:
-        ValueError: not positive.
+        ValueError: `hours` is not positive.
 
     Example:
-        >>> from stratagem.checkpoint import KeepEveryHours, Kept
-        >>> hourly = [Kept(1, 0.0), Kept(2, 1800.0), Kept(3, 3600.0), Kept(4, 5400.0)]
-        >>> sorted(KeepEveryHours(1).keeps(hourly))
+        >>> from stratagem.checkpoint import KeepEveryHours, RetainedCheckpoint
+        >>> saved = [RetainedCheckpoint(number, time_s=1800.0 * number) for number in (1, 2, 3, 4)]
+        >>> sorted(KeepEveryHours(1).keeps(saved))
         [1, 3]
 
     Source: TF 2.21 checkpoint_management.py, CheckpointManager, keep_checkpoint_every_n_hours.
@@ -196,34 +190,31 @@ class KeepEveryHours:
     def __post_init__(self) -> None:
         _check_positive(self, "hours", self.hours)
 
-    def keeps(self, checkpoints: Sequence[Kept]) -> set[int]:
-        """Returns the numbers of those to keep.
-
-        Args:
-            checkpoints: what is there, the oldest first.
-        """
+    def keeps(self, checkpoints: Sequence[RetainedCheckpoint]) -> set[int]:
+        """Returns the numbers of the checkpoints to keep."""
         numbers: set[int] = set()
         last_s = -math.inf
-        for kept in checkpoints:
-            if kept.time_s - last_s >= self.hours * 3600:
-                numbers.add(kept.number)
-                last_s = kept.time_s
+        for checkpoint in checkpoints:
+            if checkpoint.time_s - last_s >= self.hours * 3600:
+                numbers.add(checkpoint.number)
+                last_s = checkpoint.time_s
         return numbers
 
 
 class Any:
-    """Saves, or keeps, where one of several policies does.
+    """Saves or keeps a checkpoint if any of several policies does.
 
     Args:
-        *policies: of one kind, those that decide when to save or those that decide what to keep.
+        *policies: all save policies, or all keep policies.
 
     Raises:
-        ValueError: no policies, or of two kinds.
+        ValueError: no policies, or policies of both kinds.
 
     Example:
-        >>> from stratagem.checkpoint import Any, KeepEveryHours, KeepLatest, Kept
+        >>> from stratagem.checkpoint import Any, KeepEveryHours, KeepLatest, RetainedCheckpoint
         >>> policy = Any(KeepLatest(1), KeepEveryHours(24))
-        >>> sorted(policy.keeps([Kept(1, 0.0), Kept(2, 60.0), Kept(3, 120.0)]))
+        >>> saved = [RetainedCheckpoint(number, time_s=60.0 * number) for number in (1, 2, 3)]
+        >>> sorted(policy.keeps(saved))
         [1, 3]
     """
 
@@ -233,9 +224,9 @@ class Any:
         if not policies or len(policies) not in (len(self._savers), len(self._keepers)):
             raise ValueError(
                 explain(
-                    f"Any({', '.join(map(repr, policies))}) is neither for saving nor for store.",
-                    expected="one or more policies, all of one kind.",
-                    fix="pass them: Any(SaveEverySteps(1000), SaveEverySeconds(600)).",
+                    f"Any({', '.join(map(repr, policies))}) mixes kinds of policies or is empty.",
+                    expected="one or more save policies, or one or more keep policies.",
+                    fix="pass such policies: Any(SaveEverySteps(1000), SaveEverySeconds(600)).",
                 )
             )
         self.policies = policies
@@ -250,25 +241,17 @@ class Any:
         return hash(self.policies)
 
     def is_due(self, moment: Moment) -> bool:
-        """Tells whether to save now.
-
-        Args:
-            moment: where training stands.
-        """
+        """Returns True if a checkpoint should be saved now."""
         return any(policy.is_due(moment) for policy in self._savers)
 
-    def keeps(self, checkpoints: Sequence[Kept]) -> set[int]:
-        """Returns the numbers of those to keep.
-
-        Args:
-            checkpoints: what is there, the oldest first.
-        """
+    def keeps(self, checkpoints: Sequence[RetainedCheckpoint]) -> set[int]:
+        """Returns the numbers of the checkpoints to keep."""
         return {number for policy in self._keepers for number in policy.keeps(checkpoints)}
 
 
 def _check_count(policy: object, name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _not_positive(policy, name, value, "a whole number, 1 or more")
+        raise _not_positive(policy, name, value, "an integer, 1 or more")
 
 
 def _check_positive(policy: object, name: str, value: object) -> None:
@@ -279,8 +262,8 @@ def _check_positive(policy: object, name: str, value: object) -> None:
 def _not_positive(policy: object, name: str, value: object, expected: str) -> ValueError:
     return ValueError(
         explain(
-            f"{type(policy).__name__}({name}={value!r}) decides nothing.",
+            f"{type(policy).__name__}({name}={value!r}) is not a valid policy.",
             expected=f"{expected}.",
-            fix=f"pass such a number as {name}.",
+            fix=f"pass a positive {name}.",
         )
     )

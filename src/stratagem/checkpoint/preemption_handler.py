@@ -1,4 +1,4 @@
-"""Saves in all processes and leaves, when one of them got notice before preemption."""
+"""Handler that saves and exits all processes after a preemption notice to any of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
 from stratagem.checkpoint.checkpoint import Checkpoint
-from stratagem.checkpoint.leaving import Leaving, tell
 from stratagem.checkpoint.manager import CheckpointManager
+from stratagem.checkpoint.preemption_exit import PreemptionExit, print_status
 from stratagem.checkpoint.run_calls import RunCalls, is_built, restore_latest
 from stratagem.cluster import ClusterResolver, task_count
 from stratagem.context import get_strategy
@@ -25,31 +25,31 @@ _Result = TypeVar("_Result")
 
 
 class PreemptionCheckpointHandler:
-    """Runs the steps of a loop, and saves and leaves after one when any process got notice.
+    """Runs the steps of a loop; after a preemption notice to any process, all save and exit.
 
-    When made it restores the latest checkpoint. All processes make it, and run as many steps. After
-    a notice to any of them all finish the same step, save one checkpoint before the next, and end
-    by `exit_fn`; a grace period is used for more steps between a first and a last checkpoint.
-    Where nobody runs another step, nothing is saved and the program ends as ever.
+    The constructor restores the latest checkpoint. Create the handler in every process and run the
+    same number of steps in each. After a notice, all processes finish the same step, save one
+    checkpoint and call `exit_fn`. With a grace period, they save, continue training, and save again
+    before the period ends. A notice after the last step has no effect.
 
-    What `fn` raises in one process ends the group, as everywhere: the others raise
+    An exception raised by the step in one process ends the group, as always: the others raise
     `UnavailableError`, which names the process and its error.
 
     Args:
-        cluster_resolver: tells the cluster; None for that of the current strategy.
-        checkpoint_or_checkpoint_manager: what to save. Each save of this checkpoint holds the
-            count of steps too.
-        checkpoint_dir: the folder for a `Checkpoint`; the newest checkpoint there is kept.
-        termination_config: what counts as notice and what is done then; `for_environment` fills in
-            what is left out.
+        cluster_resolver: of the cluster; None for the current strategy's.
+        checkpoint_or_checkpoint_manager: what to save. Its checkpoints also hold the number of
+            steps.
+        checkpoint_dir: folder for a `Checkpoint`; only the newest checkpoint is kept.
+        termination_config: what counts as notice, and how to exit. Missing values come from
+            `TerminationConfig.for_environment`.
 
     Raises:
         InvalidArgumentError: a `Checkpoint` without a folder.
         NotImplementedError: the cluster has parameter servers.
-        RuntimeError: several processes that do not know each other; or it cannot listen here, as
-            outside the main thread.
+        RuntimeError: there are several processes, but no group connects them; or signals cannot be
+            handled here, for example outside the main thread.
         TypeError: an argument of another type.
-        DataLossError: the latest checkpoint is damaged; and what else restoring it raises.
+        DataLossError: the latest checkpoint is damaged.
 
     Example:
         >>> import signal, sys, tempfile
@@ -93,8 +93,8 @@ class PreemptionCheckpointHandler:
         self._config = config.for_environment()
         self._calls = RunCalls()
         self._num_run = 0
-        # Before it restores, which may take long: who gets notice meanwhile leaves well, too.
-        self._leaving = Leaving(self._config, self._manager, type(self).__name__)
+        # Listen before restoring, which may take long: a notice meanwhile is honored, too.
+        self._preemption_exit = PreemptionExit(self._config, self._manager, type(self).__name__)
         try:
             restore_latest(self._manager, self._calls)
         except BaseException:
@@ -103,9 +103,9 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """How many steps `run` has done, those before a restart included.
+        """Number of steps that `run` has completed, including those before a restart.
 
-        Calls of `save_checkpoint_if_preempted` count likewise.
+        Calls of `save_checkpoint_if_preempted` count, too.
         """
         return self._calls.count
 
@@ -115,71 +115,71 @@ class PreemptionCheckpointHandler:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Runs one step; before it, saves and leaves if that is due.
+        """Saves and exits if due; otherwise runs one step.
 
         Args:
-            distributed_train_function: does the step, mostly by `strategy.run`.
-            *args: what it gets.
-            **kwargs: what it gets by name.
+            distributed_train_function: runs the step, usually with `strategy.run`.
+            *args: its positional arguments.
+            **kwargs: its keyword arguments.
 
         Returns:
-            What the function returned.
+            Result of the function.
 
         Raises:
-            SystemExit: the checkpoint is saved; or what `exit_fn` of one's own raises.
-            DeadlineExceededError: a process does not say how far it is; the message names it.
-            Exception: what the function raises, and saving, and a `termination_watcher_fn`.
+            SystemExit: after the save; a custom `exit_fn` may raise another exception.
+            DeadlineExceededError: a process did not report its step in time; the message names it.
+            Exception: any error of the function, of saving, or of a `termination_watcher_fn`.
         """
-        self._act()
+        self._save_and_exit_if_due()
         result = distributed_train_function(*args, **kwargs)
-        self._count()
+        self._count_step()
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """Saves and leaves if that is due; for loops without `run`, once after each step.
+        """Saves and exits if due. Call once after each step, in loops without `run`.
 
         Args:
             *args: for `CheckpointManager.save`, or for `save_fn`.
-            **kwargs: likewise.
+            **kwargs: for `CheckpointManager.save`, or for `save_fn`.
 
         Raises:
-            SystemExit: as of `run`, and what else that raises.
+            SystemExit: after the save, as in `run`.
         """
-        self._count()
-        self._act(*args, **kwargs)
+        self._count_step()
+        self._save_and_exit_if_due(*args, **kwargs)
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Generator[None]:
-        """Saves and leaves also after the last step, where a loop ends well within this scope.
+        """Saves and exits if due when the scope ends normally, that is, also after the last step.
 
         Yields:
             Nothing.
 
         Raises:
-            SystemExit: as of `run`, and what else that raises.
+            SystemExit: after the save, as in `run`.
         """
         yield
-        self._act()
+        self._save_and_exit_if_due()
 
     def stop(self) -> None:
-        """Ends listening for notices, and puts back the handlers of signals.
+        """Stops listening for notices and restores the signal handlers.
 
-        Leaving does without it: a second signal does not disturb the end of the program then.
+        Not needed before exiting: a second signal is then ignored until the program ends.
         """
-        self._leaving.stop()
+        self._preemption_exit.stop()
 
-    def _count(self) -> None:
+    def _count_step(self) -> None:
         self._calls.count += 1
         self._num_run += 1
 
-    def _act(self, *args: Any, **kwargs: Any) -> None:
-        self._leaving.before_step(self.total_run_calls, lambda: self._save(*args, **kwargs))
+    def _save_and_exit_if_due(self, *args: Any, **kwargs: Any) -> None:
+        self._preemption_exit.before_step(self.total_run_calls, lambda: self._save(*args, **kwargs))
 
     def _save(self, *args: Any, **kwargs: Any) -> bool:
         if self._config.save_fn is not None:
             self._config.save_fn(*args, **kwargs)
         elif self._num_run == 0 and not is_built(self._manager.checkpoint):
-            tell(type(self).__name__, "there is notice before the first step: nothing to save yet")
+            print_status(type(self).__name__, "notified before the first step: nothing to save yet")
             return False
         else:
             if len(args) < 2:
@@ -189,24 +189,24 @@ class PreemptionCheckpointHandler:
 
 
 def _manager_of(
-    given: Checkpoint | CheckpointManager, folder: str | os.PathLike[str] | None
+    saved: Checkpoint | CheckpointManager, folder: str | os.PathLike[str] | None
 ) -> CheckpointManager:
-    _check_kind("checkpoint_or_checkpoint_manager", given, Checkpoint, CheckpointManager)
-    if isinstance(given, CheckpointManager):
-        return given
+    _check_kind("checkpoint_or_checkpoint_manager", saved, Checkpoint, CheckpointManager)
+    if isinstance(saved, CheckpointManager):
+        return saved
     if not folder:
         raise InvalidArgumentError(
             explain(
-                f"A Checkpoint came with checkpoint_dir={folder!r}.",
-                expected="the folder to save it in and to restore it from.",
+                f"A Checkpoint was passed with checkpoint_dir={folder!r}.",
+                expected="a folder to save it in and to restore it from.",
                 fix="pass checkpoint_dir, or a CheckpointManager.",
             )
         )
-    return CheckpointManager(given, folder, max_to_keep=1)
+    return CheckpointManager(saved, folder, max_to_keep=1)
 
 
-def _check_cluster(given: ClusterResolver | None) -> None:
-    resolver = get_strategy().cluster_resolver if given is None else given
+def _check_cluster(cluster_resolver: ClusterResolver | None) -> None:
+    resolver = cluster_resolver or get_strategy().cluster_resolver
     if resolver is None:
         return
     _check_kind("cluster_resolver", resolver, ClusterResolver)
@@ -215,18 +215,18 @@ def _check_cluster(given: ClusterResolver | None) -> None:
         raise NotImplementedError(
             explain(
                 f"The cluster has parameter servers: {spec!r}.",
-                expected="processes that train in lockstep, or one alone.",
-                fix="save with a CheckpointManager in the coordinator: servers are not preempted "
+                expected="processes that train in lockstep, or a single process.",
+                fix="save with a CheckpointManager in the coordinator; servers are not preempted "
                 "together with the workers.",
             )
         )
     if current_group() is None and resolver.processes().num_processes > 1:
         raise RuntimeError(
             explain(
-                f"The handler is one of {resolver.processes().num_processes} processes, which do "
-                "not know each other yet.",
-                expected="a strategy that brings the processes together before.",
-                fix="make sg.MultiWorkerMirroredStrategy first, with the same resolver.",
+                f"The cluster has {resolver.processes().num_processes} processes, but this one is "
+                "not connected to the others.",
+                expected="a strategy that connects the processes first.",
+                fix="create sg.MultiWorkerMirroredStrategy first, with the same resolver.",
             )
         )
 
@@ -237,6 +237,6 @@ def _check_kind(name: str, value: object, *kinds: type) -> None:
             explain(
                 f"{name}={value!r} is of type {type(value).__name__}.",
                 expected=f"a {' or a '.join(kind.__name__ for kind in kinds)}.",
-                fix=f"pass such an object as {name}.",
+                fix=f"pass a {kinds[0].__name__} as {name}.",
             )
         )

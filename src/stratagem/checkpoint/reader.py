@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint by name, without the objects that were saved."""
+"""Readers for single arrays of a checkpoint, without the saved objects."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ __all__ = ["CheckpointReader", "list_variables", "load_checkpoint", "load_variab
 
 
 class CheckpointReader:
-    """Reads arrays of one checkpoint by the name of the object and the path in it.
-
-    `load_checkpoint` makes it.
+    """Reads single arrays of a checkpoint, named by object and path. Created by `load_checkpoint`.
 
     Args:
         path: of the checkpoint.
+
+    Raises:
+        NotFoundError: the checkpoint does not exist.
 
     Example:
         >>> import tempfile
@@ -47,40 +48,40 @@ class CheckpointReader:
         }
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
-        """Returns the shape of each array, by name."""
+        """Returns the shape of each array by name."""
         return {name: list(entry["shape"]) for name, (_, entry) in self._entries.items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, str]:
-        """Returns the dtype of each array, by name."""
+        """Returns the dtype of each array by name."""
         return {name: str(entry["dtype"]) for name, (_, entry) in self._entries.items()}
 
     def has_tensor(self, tensor_str: str) -> bool:
         """Returns True if the checkpoint has an array of this name.
 
         Args:
-            tensor_str: the name.
+            tensor_str: name of the array.
         """
         return tensor_str in self._entries
 
     def get_tensor(self, tensor_str: str) -> np.ndarray[Any, Any]:
-        """Reads one array; the others stay on disk.
+        """Reads one array; others are not read.
 
         Args:
-            tensor_str: its name.
+            tensor_str: name of the array.
 
         Returns:
-            The array, on the host.
+            The array, in host memory.
 
         Raises:
             DataLossError: the checkpoint is damaged.
-            NotFoundError: there is none of that name.
+            NotFoundError: no array has this name.
         """
         if tensor_str not in self._entries:
             raise NotFoundError(
                 explain(
                     f"{self._folder} holds no array {tensor_str!r}.",
                     expected=f"one of {sorted(self._entries)}.",
-                    fix="take a name that sg.train.list_variables(path) returns.",
+                    fix="use a name that sg.train.list_variables(path) returns.",
                 )
             )
         item, entry = self._entries[tensor_str]
@@ -89,36 +90,36 @@ class CheckpointReader:
 
 
 def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReader:
-    """Opens a checkpoint to read single arrays. This process has to see the folder.
+    """Opens a checkpoint for reading single arrays. This process needs access to the folder.
 
     Args:
-        ckpt_dir_or_file: path of a checkpoint, or a folder of some, of which the newest is taken.
+        ckpt_dir_or_file: path of a checkpoint, or of a folder, for its newest checkpoint.
 
     Returns:
-        What reads it.
+        A reader.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no checkpoint.
 
     Source: TF 2.21 checkpoint_utils.py, load_checkpoint.
     """
-    given = Path(os.fspath(ckpt_dir_or_file))
-    newest = None if is_whole(given) else newest_in(given)
-    return CheckpointReader(given if newest is None else given / newest)
+    path = Path(os.fspath(ckpt_dir_or_file))
+    newest = None if is_whole(path) else newest_in(path)
+    return CheckpointReader(path if newest is None else path / newest)
 
 
 def load_variable(ckpt_dir_or_file: str | os.PathLike[str], name: str) -> np.ndarray[Any, Any]:
-    """Reads one array of a checkpoint. This process has to see the folder.
+    """Reads one array of a checkpoint. This process needs access to the folder.
 
     Args:
-        ckpt_dir_or_file: path of a checkpoint, or a folder of some, of which the newest is taken.
+        ckpt_dir_or_file: path of a checkpoint, or of a folder, for its newest checkpoint.
         name: of the array, such as "model/trainable_variables/dense/kernel".
 
     Returns:
-        The array, on the host.
+        The array, in host memory.
 
     Raises:
-        NotFoundError: there is no checkpoint, or no array of that name in it.
+        NotFoundError: there is no checkpoint, or no array of this name.
 
     Source: TF 2.21 checkpoint_utils.py, load_variable.
     """
@@ -126,16 +127,16 @@ def load_variable(ckpt_dir_or_file: str | os.PathLike[str], name: str) -> np.nda
 
 
 def list_variables(ckpt_dir_or_file: str | os.PathLike[str]) -> list[tuple[str, list[int]]]:
-    """Lists the arrays of a checkpoint. This process has to see the folder.
+    """Lists the arrays of a checkpoint. This process needs access to the folder.
 
     Args:
-        ckpt_dir_or_file: path of a checkpoint, or a folder of some, of which the newest is taken.
+        ckpt_dir_or_file: path of a checkpoint, or of a folder, for its newest checkpoint.
 
     Returns:
-        Name and shape of each, by name.
+        Name and shape of each array, sorted by name.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no checkpoint.
 
     Source: TF 2.21 checkpoint_utils.py, list_variables.
     """

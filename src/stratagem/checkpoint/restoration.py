@@ -1,4 +1,4 @@
-"""One restore of a checkpoint: what is in it, read when it is asked for, and who has got what."""
+"""Restore of one checkpoint: reads values on demand and assigns them to objects."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from stratagem.checkpoint.broadcast import broadcast_from_first
+from stratagem.checkpoint.deferred_restore import DeferredRestore, may_create_variables
+from stratagem.checkpoint.group_calls import is_first, run_on_all
 from stratagem.checkpoint.load_status import Consumption
 from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, part_of
 from stratagem.checkpoint.saving import load_arrays
-from stratagem.checkpoint.sharing import shared_by_first
-from stratagem.checkpoint.together import done_by_all, is_first
-from stratagem.checkpoint.values import give
-from stratagem.checkpoint.waiting import Waiting, waits
+from stratagem.checkpoint.values import assign_values
 from stratagem.group import current_group
 from stratagem.messages import explain
 from stratagem.storage import Arrays
 
 __all__ = ["COMPONENTS", "Restoration"]
 
-# Beside the aggregates, which are what other numbers of replicas go on with.
+# Item with per-replica components; the aggregates serve restores with other replica counts.
 COMPONENTS = "components"
 
 _Items = Mapping[str, Arrays]
@@ -28,14 +28,15 @@ _Paths = Mapping[str, list[str]]
 
 
 class Restoration:
-    """Gives objects their values of a checkpoint: at once, or when their variables are there.
+    """Assigns the values of a checkpoint to objects, at once or when their variables are created.
 
     Args:
         folder: of the checkpoint.
-        manifest: what it says of itself.
-        with_components: whether replicas get their own parts again.
-        ignored: names of objects that are left alone.
-        replace: called with name and value of an object that takes the place of another one.
+        manifest: of the checkpoint.
+        with_components: True restores per-replica components.
+        ignored: names of objects to skip.
+        replace: called with the name and value of an object that replaces another, such as a
+            pytree.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Restoration:
         self._folder, self._manifest, self._replace = folder, manifest, replace
         self._with_components = with_components
         self._saved = {k: v for k, v in manifest["objects"].items() if k not in ignored}
-        self._held: dict[str, Arrays] = {}
-        self._waiting: dict[str, Waiting] = {}
+        self._loaded: dict[str, Arrays] = {}
+        self._deferred: dict[str, DeferredRestore] = {}
         self._is_over = False
         values = {
             f"{name}/{entry['path']}": entry["path"].split("/")[0] == METRICS
@@ -60,36 +61,32 @@ class Restoration:
         } | {name: False for name in manifest["states"] if name in self._saved}
         optional = (value for value, is_of_metrics in values.items() if is_of_metrics)
         self.consumption = Consumption(str(folder), values, optional)
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
 
     def wants(self, name: str) -> bool:
-        """Returns True if the checkpoint has unused values for an object of this name."""
-        return not self._is_over and name in self._saved and name not in self._asked
+        """True if the checkpoint has unused values for an object of this name."""
+        return not self._is_over and name in self._saved and name not in self._requested
 
     def end(self) -> None:
-        """Gives nothing any more: another restore has come."""
+        """Cancels pending assignments, because another restore replaces this one."""
         self._is_over = True
         self.consumption.expect_partial()
 
     def hold(self) -> None:
-        """Keeps on the host what objects wait for, so that no file has to be there later."""
-        paths = {name: self._paths(name) for name, one in self._waiting.items() if not one.is_done}
-        own = done_by_all("Checkpoint.restore", lambda: self._load(paths) if is_first() else None)
-        self._held |= self._shared(own, paths)
+        """Loads pending values to host memory, so that the files may disappear."""
+        paths = {name: self._paths(name) for name, one in self._deferred.items() if not one.is_done}
+        own = run_on_all("Checkpoint.restore", lambda: self._load(paths) if is_first() else None)
+        self._loaded |= self._broadcast(own, paths)
 
     def restore(self, objects: Mapping[str, Any]) -> None:
-        """Gives objects what is there for them. Nothing is changed if anything does not fit.
+        """Restores objects by name; changes nothing if anything does not match.
 
-        Args:
-            objects: by name.
-
-        Raises:
-            DataLossError: the checkpoint is damaged.
-            ValueError: it is of other objects, or shapes differ.
+        Raises DataLossError if the checkpoint is damaged, and ValueError if it holds other objects
+        or shapes differ.
         """
         known = {name: value for name, value in objects.items() if name in self._saved}
         now: list[tuple[Part, dict[str, str]]] = []
-        later: list[tuple[Waiting, Any]] = []
+        later: list[tuple[DeferredRestore, Any]] = []
 
         def paths_of(planned: list[tuple[Part, dict[str, str]]]) -> _Paths:
             return {part.name: list(found.values()) for part, found in planned}
@@ -97,47 +94,47 @@ class Restoration:
         def plan() -> _Items | None:
             self._check_names(objects)
             for name, value in known.items():
-                if waits(value, self._entries(name)):
-                    waiting = self._waiting_of(name, value)
-                    later.append((waiting, waiting.plan()))
+                if may_create_variables(value, self._entries(name)):
+                    deferred = self._deferred_restore_of(name, value)
+                    later.append((deferred, deferred.plan()))
                     continue
                 part = part_of(name, value)
                 self._check_kind(part)
                 now.append((part, match(part, self._entries(name), str(self._folder))))
             return self._load(paths_of(now)) if is_first() else None
 
-        own = done_by_all("Checkpoint.restore", plan)
-        items = self._shared(own, paths_of(now))
+        own = run_on_all("Checkpoint.restore", plan)
+        items = self._broadcast(own, paths_of(now))
         for part, found in now:
-            self._give(part, found, items)
-        self._note(objects)
-        self._waiting |= {waiting.name: waiting for waiting, _ in later}
+            self._assign(part, found, items)
+        self._record_consumption(objects)
+        self._deferred |= {deferred.name: deferred for deferred, _ in later}
         if current_group() is not None and later:
-            self.hold()  # not all processes may come to the place where their variables are made
-        for waiting, planned in later:
-            waiting.carry_out(planned)
+            self.hold()  # not every process may reach the code that creates the variables
+        for deferred, planned in later:
+            deferred.apply(planned)
 
-    def _waiting_of(self, name: str, value: Any) -> Waiting:
+    def _deferred_restore_of(self, name: str, value: Any) -> DeferredRestore:
         where = str(self._folder)
-        return Waiting(
-            name, value, self._entries(name), where, self._give_later, lambda: self._is_over
+        return DeferredRestore(
+            name, value, self._entries(name), where, self._assign_deferred, lambda: self._is_over
         )
 
-    def _give_later(self, part: Part, found: Mapping[str, str]) -> None:
-        is_held = part.name in self._held
-        items = self._held if is_held else self._load({part.name: list(found.values())})
-        self._give(part, found, items)
-        if self._waiting[part.name].is_done:
-            self._held.pop(part.name, None)
+    def _assign_deferred(self, part: Part, found: Mapping[str, str]) -> None:
+        is_loaded = part.name in self._loaded
+        items = self._loaded if is_loaded else self._load({part.name: list(found.values())})
+        self._assign(part, found, items)
+        if self._deferred[part.name].is_done:
+            self._loaded.pop(part.name, None)
 
-    def _give(self, part: Part, found: Mapping[str, str], items: _Items) -> None:
+    def _assign(self, part: Part, found: Mapping[str, str], items: _Items) -> None:
         item = self._saved[part.name]["item"]
         components = {
             path.removeprefix(f"{item}/"): array
             for path, array in items.get(COMPONENTS, {}).items()
             if path.startswith(f"{item}/")
         }
-        give(part, found, items[part.name], components)
+        assign_values(part, found, items[part.name], components)
         if part.source is not None:
             part.source.set_state(self._manifest["states"][part.name])
             self.consumption.consume([part.name])
@@ -154,8 +151,8 @@ class Restoration:
     def _paths(self, name: str) -> list[str]:
         return [entry["path"] for entry in self._entries(name)]
 
-    def _of_components(self, paths: _Paths) -> list[str]:
-        """Paths of the per-replica components that were saved for these arrays."""
+    def _component_paths(self, paths: _Paths) -> list[str]:
+        """Returns the paths of the per-replica components saved for these arrays."""
         if not self._with_components:
             return []
         wanted = {f"{self._saved[name]['item']}/{path}" for name in paths for path in paths[name]}
@@ -163,27 +160,27 @@ class Restoration:
         return [entry["path"] for entry in saved if entry["path"] in wanted]
 
     def _load(self, paths: _Paths) -> _Items:
-        """Reads arrays by name of the object; on process 0, which has the folder."""
+        """Reads arrays by name of the object; called on process 0, which has the folder."""
         items = {self._saved[name]["item"]: name for name in paths}
         wanted = {item: paths[name] for item, name in items.items()}
-        if components := self._of_components(paths):
+        if components := self._component_paths(paths):
             wanted[COMPONENTS] = components
         read = load_arrays(self._folder, self._manifest, wanted)
         return {items.get(item, item): arrays for item, arrays in read.items()}
 
-    def _shared(self, own: _Items | None, paths: _Paths) -> _Items:
+    def _broadcast(self, own: _Items | None, paths: _Paths) -> _Items:
         entries = {
             name: [one for one in self._entries(name) if one["path"] in chosen]
             for name, chosen in ((name, set(some)) for name, some in paths.items())
         }
-        if components := set(self._of_components(paths)):
+        if components := set(self._component_paths(paths)):
             saved = self._manifest["items"][COMPONENTS]
             entries[COMPONENTS] = [one for one in saved if one["path"] in components]
-        return shared_by_first(own, entries)
+        return broadcast_from_first(own, entries)
 
-    def _note(self, objects: Mapping[str, Any]) -> None:
+    def _record_consumption(self, objects: Mapping[str, Any]) -> None:
         for name, value in objects.items():
-            self._asked.add(name)
+            self._requested.add(name)
             if name not in self._saved:
                 self.consumption.unmatched[name] = None
                 continue
@@ -200,8 +197,8 @@ class Restoration:
             raise ValueError(
                 explain(
                     f"{self._folder} holds no {' and no '.join(unknown)}.",
-                    expected=f"its objects: {', '.join(sorted(self._saved))}.",
-                    fix="make the Checkpoint with the names with which it was saved.",
+                    expected=f"one of its objects: {', '.join(sorted(self._saved))}.",
+                    fix="create the Checkpoint with the names it was saved with.",
                 )
             )
 
@@ -210,9 +207,9 @@ class Restoration:
         if (part.source is not None) != (kind == "state"):
             raise ValueError(
                 explain(
-                    f"{part.name} is a {part.kind} here and was saved in {self._folder} as a "
+                    f"{part.name} is a {part.kind} here but was saved in {self._folder} as a "
                     f"{kind}.",
-                    expected="an object like the one that was saved.",
-                    fix="give the object another name, or restore another checkpoint.",
+                    expected=f"a {kind} under this name.",
+                    fix="assign_values the object another name, or restore another checkpoint.",
                 )
             )

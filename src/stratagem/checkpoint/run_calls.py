@@ -1,4 +1,4 @@
-"""How many steps a `PreemptionCheckpointHandler` has run, kept in the checkpoints themselves."""
+"""Step count of a `PreemptionCheckpointHandler`, stored in the checkpoints themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME = "PreemptionCheckpointHandler"
 
 
 class RunCalls:
-    """A count that checkpoints hold as an object with a state; counting costs nothing."""
+    """Step count with a state that checkpoints can store."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -23,44 +23,27 @@ class RunCalls:
         return self.count
 
     def set_state(self, state: Any) -> None:
-        """Goes back to a count.
-
-        Args:
-            state: of `get_state`.
-        """
+        """Restores a count."""
         self.count = int(state)
 
 
 def restore_latest(manager: CheckpointManager, calls: RunCalls) -> str | None:
-    """Restores the latest checkpoint, and has the count saved with every one from now on.
+    """Restores the latest checkpoint, and adds the count to all checkpoints saved from now on.
 
-    Args:
-        manager: of the checkpoints, some of which may have been saved without a count.
-        calls: the count; a checkpoint without one leaves it as it is.
-
-    Returns:
-        The path of what was restored; None where there was none.
-
-    Raises:
-        DataLossError: it is damaged.
-        ValueError: it is of other objects, or shapes differ.
+    Checkpoints without a count leave it unchanged. Returns the path, or None if there was none.
     """
     checkpoint = manager.checkpoint
-    checkpoint.detach(_NAME)  # of a handler before this one
+    checkpoint.detach(_NAME)  # the count of an earlier handler
     path = manager.restore_or_initialize()
     count = calls.count
-    checkpoint.attach(_NAME, calls)  # which gets the count that was saved
-    if path is None:  # what was restored before is another run's
+    checkpoint.attach(_NAME, calls)  # restores the saved count
+    if path is None:  # an earlier restore belongs to another run
         calls.set_state(count)
     return path
 
 
 def is_built(checkpoint: Checkpoint) -> bool:
-    """Tells whether all objects of a checkpoint have their variables by now.
-
-    Args:
-        checkpoint: which.
-    """
+    """True if all objects of a checkpoint have their variables."""
     try:
         checkpoint.parts()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which process reads and writes, and when: here and now, or beside training."""
+"""Reading and writing of checkpoints by process 0, synchronously or in a separate process."""
 
 from __future__ import annotations
 
@@ -14,86 +14,70 @@ import jax
 
 from stratagem import storage
 from stratagem.background_errors import raise_reported, report_error
+from stratagem.checkpoint.checkpoint_events import record_async_save, record_save
+from stratagem.checkpoint.group_calls import is_first, run_on_first
 from stratagem.checkpoint.options import CheckpointOptions
-from stratagem.checkpoint.together import done_by_first, is_first
-from stratagem.checkpoint.told_saves import tell_when_written, telling_of_save
 from stratagem.storage import Arrays, Wanted, storage_process
 
-__all__ = ["Place", "load_arrays", "load_manifest", "save", "wait_for_writing"]
+__all__ = ["CheckpointLocation", "load_arrays", "load_manifest", "save", "wait_for_writing"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a checkpoint goes.
-
-    Args:
-        folder: which.
-    """
+class CheckpointLocation:
+    """Folder to which a checkpoint is written."""
 
     folder: Path
 
     def prepare(self) -> Path:
-        """Returns where to write; called on process 0 when it is about to be written."""
+        """Returns the folder to write to; called on process 0 before writing."""
         return self.folder
 
     def finish(self, folder: Path) -> None:
-        """Follows up what was written; called on process 0.
-
-        Args:
-            folder: what `prepare` returned.
-        """
+        """Post-processes the written folder, which `prepare` returned; called on process 0."""
 
 
 def save(
-    items: Mapping[str, Arrays], notes: Mapping[str, Any], place: Place, options: CheckpointOptions
+    items: Mapping[str, Arrays],
+    notes: Mapping[str, Any],
+    place: CheckpointLocation,
+    options: CheckpointOptions,
 ) -> Path:
-    """Writes a checkpoint, or has it written. Call on every process; process 0 writes.
+    """Writes a checkpoint or schedules its write. Call on every process; process 0 writes.
 
     Args:
         items: arrays by path, by item.
-        notes: what else to keep, as JSON.
-        place: where.
-        options: how.
+        notes: further JSON content.
+        place: location of the checkpoint.
+        options: how to write.
 
     Returns:
-        The folder that process 0 has written, or will have.
+        Final folder of process 0, which an asynchronous write creates later.
 
     Raises:
-        OSError: it could not be written, and training was to wait for it; nothing of it is left.
+        OSError: a synchronous write failed; nothing of it is left.
     """
     then = partial(_finish, place, options)
     if not options.is_async:
-        with telling_of_save():
+        with record_save():
             work = partial(_write_now, items, notes, place, then)
-            return Path(done_by_first("Checkpoint.write", work))
+            return Path(run_on_first("Checkpoint.write", work))
     if is_first():
         begun_s = time.monotonic()
         writing = storage_process().write(place.prepare, items, notes, then=then)
         writing.add_done_callback(_report)
-        tell_when_written(writing, begun_s)
-    # A worker may name a folder of its own, in which nothing is written.
-    return Path(done_by_first("Checkpoint.write", lambda: str(place.folder)))
+        record_async_save(writing, begun_s)
+    # A worker may pass its own folder, to which nothing is written.
+    return Path(run_on_first("Checkpoint.write", lambda: str(place.folder)))
 
 
 def wait_for_writing() -> None:
-    """Waits for what is written behind training.
-
-    Raises:
-        OSError: it could not be written, and nobody has raised that yet.
-    """
+    """Waits for asynchronous writes; raises their errors if no step has raised them yet."""
     storage.wait_for_writing()
     raise_reported()
 
 
 def load_manifest(folder: Path) -> dict[str, Any]:
-    """Returns what a checkpoint says of itself.
-
-    Args:
-        folder: of the checkpoint.
-
-    Raises:
-        DataLossError: it is damaged; and what else `stratagem.storage.read_manifest` raises.
-    """
+    """Returns the manifest of a checkpoint; raises DataLossError if it is damaged."""
     storage.wait_for_writing()
     if jax.process_count() == 1:
         return storage.read_manifest(folder)
@@ -101,18 +85,9 @@ def load_manifest(folder: Path) -> dict[str, Any]:
 
 
 def load_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dict[str, Arrays]:
-    """Reads and checks arrays.
+    """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
-    Args:
-        folder: of the checkpoint.
-        manifest: what it says of itself.
-        names: of the items; a dict names the arrays of each that are read.
-
-    Returns:
-        The arrays by path, by item.
-
-    Raises:
-        DataLossError: a file is missing or damaged.
+    `names` are item names; a dict also selects paths within each item.
     """
     if jax.process_count() == 1:
         return storage.read_arrays(folder, manifest, names)
@@ -120,7 +95,7 @@ def load_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dic
 
 
 def _write_now(
-    items: Mapping[str, Arrays], notes: Mapping[str, Any], place: Place, then: Any
+    items: Mapping[str, Arrays], notes: Mapping[str, Any], place: CheckpointLocation, then: Any
 ) -> str:
     if jax.process_count() > 1:
         storage_process().write(place.prepare, items, notes, then=then).result()
@@ -132,7 +107,7 @@ def _write_now(
     return str(place.folder)
 
 
-def _finish(place: Place, options: CheckpointOptions, folder: Path) -> None:
+def _finish(place: CheckpointLocation, options: CheckpointOptions, folder: Path) -> None:
     place.finish(folder)
     for callback in options.experimental_write_callbacks:
         callback(str(place.folder))

@@ -1,4 +1,4 @@
-"""Pytrees of arrays in checkpoints: leaves by path, and a tree like it of restored ones."""
+"""Pytrees of arrays in checkpoints: leaves by path, and rebuilding the restored tree."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.topology.lockstep import is_of_several, on_every_process
 
-__all__ = ["Leaf", "Tree", "is_tree"]
+__all__ = ["ArrayLeaf", "Tree", "is_tree"]
 
 _ONLY_LEAF = "value"
 _GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
 _NUMBERS = (bool, int, float, complex)
 
 
-class Leaf:
-    """An array, key or number of a pytree; the one that takes its place once it is restored.
+class ArrayLeaf:
+    """An array, random key or number of a pytree, and its restored replacement.
 
-    Args:
-        path: in the tree.
-        value: array of JAX or NumPy, `jax.ShapeDtypeStruct`, or number.
+    `value` is a JAX or NumPy array, a `jax.ShapeDtypeStruct`, or a number.
     """
 
     def __init__(self, path: str, value: Any) -> None:
@@ -40,28 +38,24 @@ class Leaf:
 
     @property
     def described(self) -> str:
-        """Its dtype and shape as JAX writes them, such as float32[2, 3] or key<fry>[]."""
+        """Dtype and shape as JAX writes them, such as float32[2, 3] or key<fry>[]."""
         if _is_key(self._value):
             return f"{self._value.dtype}{list(self._value.shape)}"
         return f"{self.dtype}{list(self.shape)}"
 
     @property
     def sharding(self) -> str:
-        """The sharding, for messages."""
+        """Sharding, for messages."""
         sharding = getattr(self._value, "sharding", None)
         return "on the host" if sharding is None else str(sharding)
 
     def own_value(self) -> Any:
-        """Returns the whole array. Call on every process.
-
-        Raises:
-            ValueError: it only tells shape and dtype.
-        """
+        """Returns the whole array; a ShapeDtypeStruct raises. Call on every process."""
         if isinstance(self._value, jax.ShapeDtypeStruct):
             raise ValueError(
                 explain(
                     f"{self.path} is {self._value}, which has no value to save.",
-                    expected="an array; a ShapeDtypeStruct tells what is to be restored.",
+                    expected="an array; a ShapeDtypeStruct only describes an array to restore.",
                     fix="restore first, or pass a pytree of arrays.",
                 )
             )
@@ -72,11 +66,7 @@ class Leaf:
         return on_every_process(value) if is_in_parts else value
 
     def assign(self, value: Any) -> None:
-        """Sets what takes its place: an array with its sharding, or a number of its type.
-
-        Args:
-            value: what was saved, on the host.
-        """
+        """Sets the replacement from a saved host array: same sharding, or same type of number."""
         old, host = self._value, np.asarray(value)
         if isinstance(old, _NUMBERS):
             self.restored = type(old)(host.item())
@@ -84,25 +74,22 @@ class Leaf:
             keys = jax.random.wrap_key_data(jnp.asarray(host), impl=_key_kind(old))
             self.restored = keys if _is_uncommitted(old) else jax.device_put(keys, old.sharding)
         elif isinstance(old, jax.Array | jax.ShapeDtypeStruct):
-            self.restored = _placed(host, old)
+            self.restored = _device_array_like(host, old)
         else:
             self.restored = type(old)(host) if isinstance(old, np.generic) else np.array(host)
 
 
 class Tree:
-    """A pytree, and its leaves by path.
+    """A pytree with its leaves by path.
 
     Args:
-        name: what the checkpoint calls it.
-        tree: of arrays, keys and numbers.
-
-    Raises:
-        TypeError: a leaf is something else.
+        name: of the pytree in the checkpoint.
+        tree: of arrays, keys and numbers; other leaves raise TypeError.
     """
 
     def __init__(self, name: str, tree: Any) -> None:
         paths, self._treedef = jax.tree_util.tree_flatten_with_path(tree)
-        self.leaves: dict[str, Leaf] = {}
+        self.leaves: dict[str, ArrayLeaf] = {}
         seen: Counter[str] = Counter()
         for keys, value in paths:
             if not _is_leaf(value):
@@ -111,23 +98,23 @@ class Tree:
                         f"{name}{jax.tree_util.keystr(keys)}={value!r} cannot be saved.",
                         expected="a pytree of arrays, keys and numbers, or a dict from names to "
                         f"Keras variables; got {type(value).__name__}.",
-                        fix="pass Keras objects to the Checkpoint by names of their own, and "
-                        "register a dataclass with jax.tree_util.register_dataclass.",
+                        fix="pass each Keras object to the Checkpoint as a separate argument, "
+                        "and register dataclasses with jax.tree_util.register_dataclass.",
                     )
                 )
             path = "/".join(_text(key) for key in keys) or _ONLY_LEAF
             seen[path] += 1
             if seen[path] > 1:
                 path = f"{path}#{seen[path]}"
-            self.leaves[path] = Leaf(f"{name}{jax.tree_util.keystr(keys)}", value)
+            self.leaves[path] = ArrayLeaf(f"{name}{jax.tree_util.keystr(keys)}", value)
 
     def restored(self) -> Any:
-        """Returns a pytree like it, of what its leaves were given."""
+        """Returns a pytree of the same structure with the restored leaves."""
         return jax.tree.unflatten(self._treedef, [leaf.restored for leaf in self.leaves.values()])
 
 
 def is_tree(value: Any) -> bool:
-    """True for an array, or a container that JAX flattens."""
+    """True for an array or a container that JAX flattens."""
     is_container = not jax.tree_util.all_leaves([value]) and value is not None
     return is_container or (_is_leaf(value) and not isinstance(value, _NUMBERS))
 
@@ -151,7 +138,7 @@ def _text(key: Any) -> str:
 
 
 def _key_kind(value: Any) -> Any:
-    """The generator of a key; where there is none yet, one of its dtype."""
+    """Returns the generator of a key, or for a ShapeDtypeStruct the generator with its dtype."""
     if isinstance(value, jax.Array):
         return jax.random.key_impl(value)
     return next(kind for kind in _GENERATORS if jax.random.key(0, impl=kind).dtype == value.dtype)
@@ -161,8 +148,8 @@ def _is_uncommitted(value: Any) -> bool:
     return value.sharding is None or (isinstance(value, jax.Array) and not value.committed)
 
 
-def _placed(host: np.ndarray[Any, Any], like: Any) -> jax.Array:
-    """A device array of the sharding of another one, or uncommitted as it is."""
+def _device_array_like(host: np.ndarray[Any, Any], like: Any) -> jax.Array:
+    """Returns a device array with the sharding of `like`, or uncommitted if `like` is."""
     if _is_uncommitted(like):
         return jnp.asarray(host)
     return jax.make_array_from_callback(host.shape, like.sharding, lambda index: host[index])

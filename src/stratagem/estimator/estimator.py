@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem.checkpoint.together import done_by_first, is_first
+from stratagem.checkpoint.group_calls import is_first, run_on_first
 from stratagem.estimator.estimator_arguments import (
     as_hooks,
     check_members,
@@ -115,7 +115,7 @@ class Estimator:
         config = require_config(config)
         folder = folder_of(model_dir, config)
         if folder is None:
-            folder = done_by_first("Estimator", tempfile.mkdtemp)
+            folder = run_on_first("Estimator", tempfile.mkdtemp)
         self._config = config.replace(model_dir=folder)
         self._model_dir = folder
         self._params = copy.deepcopy(params)

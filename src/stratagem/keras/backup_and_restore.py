@@ -20,8 +20,8 @@ from stratagem.checkpoint import (
     CheckpointOptions,
     MemoryBackup,
 )
-from stratagem.checkpoint.leaving import Leaving
-from stratagem.checkpoint.together import done_by_first
+from stratagem.checkpoint.group_calls import run_on_first
+from stratagem.checkpoint.preemption_exit import PreemptionExit
 from stratagem.keras.callback_state import callback_states, set_callback_states
 from stratagem.keras.data_position import DataPosition
 from stratagem.keras.keeping_pace import AUTO, KeepingPace
@@ -58,7 +58,7 @@ class _Run:
     manager: CheckpointManager
     memory: MemoryBackup | None
     pace: KeepingPace
-    leaving: Leaving | None
+    leaving: PreemptionExit | None
     progress: _Progress
     data: DataPosition
     others: list[Any]
@@ -198,7 +198,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         others = [one for one in callbacks if not isinstance(one, BackupAndRestore)]
         leaving = None
         if self.termination_config is not None:
-            leaving = Leaving(self.termination_config, manager, type(self).__name__)
+            leaving = PreemptionExit(self.termination_config, manager, type(self).__name__)
         data = DataPosition.of(iterator)
         pace = KeepingPace(self.memory_save_freq)
         self._run = _Run(manager, memory, pace, leaving, progress, data, others)
@@ -349,7 +349,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self.delete_checkpoint:
             if run is not None and run.memory is not None:
                 run.memory.forget()
-            done_by_first("BackupAndRestore.on_train_end", self._delete)
+            run_on_first("BackupAndRestore.on_train_end", self._delete)
 
     def stop_listening(self) -> None:
         """Listens for notices no more; for a program that goes on after `fit` has raised."""

@@ -10,7 +10,7 @@ import keras  # noqa: E402
 environment.require_jax_backend(keras.config.backend())
 
 from stratagem import strategies  # noqa: E402 - the default strategy fills its slot on import
-from stratagem.checkpoint.creation import set_keras  # noqa: E402
+from stratagem.checkpoint.creation_hooks import set_keras  # noqa: E402
 from stratagem.keras import (  # noqa: E402
     batch_normalization,
     embedding,

@@ -14,7 +14,7 @@ import jax.export
 import jax.numpy as jnp
 
 from stratagem.checkpoint import Checkpoint
-from stratagem.checkpoint.together import done_by_first
+from stratagem.checkpoint.group_calls import run_on_first
 from stratagem.collectives import SoleCommunicator
 from stratagem.context import ReplicaBatch, ReplicaContext, stack
 from stratagem.estimator.exporting.export_output import ExportOutput, PredictOutput
@@ -118,7 +118,7 @@ def write_export(
     Returns:
         The new folder, whose name is the time in seconds; it is there when it is whole.
     """
-    folder, name = done_by_first("export_saved_model", lambda: _begin(base))
+    folder, name = run_on_first("export_saved_model", lambda: _begin(base))
     Checkpoint(**{VARIABLES: step.store.named}).write(os.path.join(folder, VARIABLES_FOLDER))
 
     def finish() -> str:
@@ -131,7 +131,7 @@ def write_export(
         Path(folder).rename(final)
         return str(final)
 
-    return done_by_first("export_saved_model", finish)
+    return run_on_first("export_saved_model", finish)
 
 
 class _Serving:

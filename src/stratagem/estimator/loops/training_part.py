@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.checkpoint.together import is_first
+from stratagem.checkpoint.group_calls import is_first
 from stratagem.estimator.loops.batches import InputFunction, ModelBatches
 from stratagem.estimator.steps.model_step import ModelStep
 from stratagem.keras.dataset_creator import DatasetCreator, part_of

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.checkpoint import Checkpoint, CheckpointManager, CheckpointOptions
+from stratagem.checkpoint.group_calls import run_on_first
 from stratagem.checkpoint.saving import load_arrays, load_manifest
-from stratagem.checkpoint.together import done_by_first
 from stratagem.estimator.steps.variable_store import VariableStore
 from stratagem.messages import explain
 
@@ -124,7 +124,7 @@ def read_names(path: str) -> list[str]:
     Args:
         path: of the checkpoint.
     """
-    manifest = done_by_first("Estimator.get_variable_names", lambda: load_manifest(Path(path)))
+    manifest = run_on_first("Estimator.get_variable_names", lambda: load_manifest(Path(path)))
     item = manifest["objects"][VARIABLES]["item"]
     return sorted(entry["path"] for entry in manifest["items"][item])
 

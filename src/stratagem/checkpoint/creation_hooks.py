@@ -1,4 +1,4 @@
-"""Moments at which variables come into being: after a method, or with a first value."""
+"""Hooks that run an action when Keras creates or initializes variables."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = [
 ]
 
 
-class _Slot:
-    """Functions on Keras's private names, set by the Keras layer."""
+class _KerasHooks:
+    """Functions that use Keras's private names, set by the `keras` package."""
 
     def __init__(self) -> None:
         self.flatten_layers: Callable[[Any], list[Any]] = lambda layer: [layer]
@@ -30,7 +30,7 @@ class _Slot:
         self.infers_shapes: Callable[[], bool] = lambda: False
 
 
-_slot = _Slot()
+_hooks = _KerasHooks()
 
 
 def set_keras(
@@ -38,34 +38,34 @@ def set_keras(
     stateless_scope: Callable[[], Any],
     infers_shapes: Callable[[], bool],
 ) -> None:
-    """Sets the functions that list a layer's sublayers and find scopes without assignments."""
-    _slot.flatten_layers, _slot.stateless_scope = flatten_layers, stateless_scope
-    _slot.infers_shapes = infers_shapes
+    """Sets functions that list sublayers, return the stateless scope, detect shape inference."""
+    _hooks.flatten_layers, _hooks.stateless_scope = flatten_layers, stateless_scope
+    _hooks.infers_shapes = infers_shapes
 
 
 def infers_shapes() -> bool:
     """True while Keras calls a model to build its layers; Keras ignores errors then."""
-    return _slot.infers_shapes()
+    return _hooks.infers_shapes()
 
 
 def layers_of(layer: Any) -> list[Any]:
     """Returns a layer and every layer inside it."""
-    return _slot.flatten_layers(layer)
+    return _hooks.flatten_layers(layer)
 
 
 def is_in_step() -> bool:
-    """True while code is traced or called for shapes, so that an assignment would be traced."""
-    return _slot.stateless_scope() is not None or isinstance(jnp.zeros(()), Tracer)
+    """True while code is traced or called for shapes, when an assignment would be traced."""
+    return _hooks.stateless_scope() is not None or isinstance(jnp.zeros(()), Tracer)
 
 
 def call_after(owner: Any, method: str, action: Callable[[], bool]) -> None:
-    """Calls an action after each call of a method of one object, until it returns True."""
-    # Not by assignment: a layer that is built lets nothing be set.
-    vars(owner)[method] = _Followed(owner, method, action)
+    """Runs an action after each call of one object's method, until the action returns True."""
+    # Not by assignment: a built layer forbids it.
+    vars(owner)[method] = _MethodWithCallback(owner, method, action)
 
 
-class _Followed:
-    """A method of an object, with an action after it; a copy of the object has the method alone."""
+class _MethodWithCallback:
+    """A bound method followed by an action; copies of the object get only the method."""
 
     def __init__(self, owner: Any, method: str, action: Callable[[], bool]) -> None:
         functools.update_wrapper(self, getattr(owner, method))
@@ -77,46 +77,46 @@ class _Followed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self._original(*args, **kwargs)
         if not self._is_done and self._action():
-            self._end()
+            self._remove()
         return result
 
     def __reduce__(self) -> Any:
-        return _itself, (self._original,)
+        return _identity, (self._original,)
 
-    def _end(self) -> None:
+    def _remove(self) -> None:
         self._is_done, self._action = True, bool
         if self._members.get(self._method) is not self:
-            return  # something else follows it
+            return  # replaced by another hook
         self._members.pop(self._method)
         if self._had_own:
             self._members[self._method] = self._original
 
 
-def _itself(method: Any) -> Any:
+def _identity(method: Any) -> Any:
     return method
 
 
 def when_initialized(variables: Iterable[Any], action: Callable[[], None]) -> None:
-    """Calls an action as soon as each of some variables has its first value; now, if all have."""
+    """Runs an action once all variables have their first value; immediately if they do."""
     waiting = {id(one): one for one in variables if is_uninitialized(one)}
     if not waiting:
         action()
         return
     for variable in list(waiting.values()):
-        _after_first_value(variable, functools.partial(_count, waiting, variable, action))
+        _after_first_value(variable, functools.partial(_finish_one, waiting, variable, action))
 
 
-def _count(waiting: dict[int, Any], variable: Any, action: Callable[[], None]) -> None:
+def _finish_one(waiting: dict[int, Any], variable: Any, action: Callable[[], None]) -> None:
     waiting.pop(id(variable), None)
     if not waiting:
         action()
 
 
 def _after_first_value(variable: Any, then: Callable[[], None]) -> None:
-    def got() -> bool:
+    def is_initialized() -> bool:
         if is_uninitialized(variable):
             return False
         then()
         return True
 
-    call_after(variable, "_deferred_initialize", got)
+    call_after(variable, "_deferred_initialize", is_initialized)

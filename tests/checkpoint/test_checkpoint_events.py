@@ -1,4 +1,4 @@
-"""Saves and restores in the events of a run."""
+"""Goodput events of saves and restores."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import told_saves
+from stratagem.checkpoint import checkpoint_events
 from stratagem.goodput import EventWriter
 
 
 @pytest.fixture
 def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventWriter]:
     with EventWriter(tmp_path / "run", "worker", 0, num_processes=1, interval_s=0) as writer:
-        monkeypatch.setattr(told_saves, "current_events", lambda: writer)
+        monkeypatch.setattr(checkpoint_events, "current_events", lambda: writer)
         yield writer
 
 
@@ -83,7 +83,7 @@ def test_time_to_keep_the_state_is_told_with_the_next_step(
 ) -> None:
     memory = sg.checkpoint.MemoryBackup(sg.train.Checkpoint(value=sg.Variable(1.0)), tmp_path / "m")
     with EventWriter(tmp_path / "run", "worker", 0, num_processes=1) as events:
-        monkeypatch.setattr(told_saves, "current_events", lambda: events)
+        monkeypatch.setattr(checkpoint_events, "current_events", lambda: events)
         events.step(5)
         memory.save(1)
         events.step(6)

@@ -1,4 +1,4 @@
-"""What one process does for all, and what all do: an error of one is one of each."""
+"""Calls on process 0 or on all processes raise the same error everywhere."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stratagem.checkpoint import together
-from stratagem.checkpoint.together import done_by_all, done_by_first, is_first
+from stratagem.checkpoint import group_calls
+from stratagem.checkpoint.group_calls import is_first, run_on_all, run_on_first
 from stratagem.errors import DataLossError
 
 
@@ -29,7 +29,7 @@ class Group:
 
 
 def enter(monkeypatch: pytest.MonkeyPatch, group: Group | None) -> None:
-    monkeypatch.setattr(together, "current_group", lambda: group)
+    monkeypatch.setattr(group_calls, "current_group", lambda: group)
 
 
 def fail() -> None:
@@ -38,10 +38,10 @@ def fail() -> None:
 
 def test_alone_everything_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, None)
-    assert (done_by_first("here", lambda: 4), done_by_all("here", lambda: 5)) == (4, 5)
+    assert (run_on_first("here", lambda: 4), run_on_all("here", lambda: 5)) == (4, 5)
     assert is_first()
     with pytest.raises(OSError, match="disk full"):
-        done_by_all("here", fail)
+        run_on_all("here", fail)
 
 
 @pytest.mark.parametrize(("process_id", "expected"), [(0, [1]), (1, [])])
@@ -49,7 +49,7 @@ def test_first_works_and_the_other_waits(process_id: int, expected: list[int], m
     group = Group(process_id)
     enter(monkeypatch, group)
     done: list[int] = []
-    done_by_first("here", lambda: done.append(1))
+    run_on_first("here", lambda: done.append(1))
     assert done == expected
     assert is_first() == (process_id == 0)
     assert group.told == [("here", {"result": None, "error": None})]
@@ -57,16 +57,16 @@ def test_first_works_and_the_other_waits(process_id: int, expected: list[int], m
 
 def test_process_0_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, Group(1, "its view"))
-    assert done_by_first("here", lambda: "mine") == "its view"
+    assert run_on_first("here", lambda: "mine") == "its view"
     enter(monkeypatch, Group(0))
-    assert done_by_first("here", lambda: "mine") == "mine"
+    assert run_on_first("here", lambda: "mine") == "mine"
 
 
 def test_all_work_and_keep_their_own_results(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(1)
     enter(monkeypatch, group)
     result = object()  # nothing that could be sent
-    assert done_by_all("here", lambda: result) is result
+    assert run_on_all("here", lambda: result) is result
     assert group.told == [("here", {"result": None, "error": None})]
 
 
@@ -74,7 +74,7 @@ def test_own_error_is_told_and_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(0)
     enter(monkeypatch, group)
     with pytest.raises(OSError, match="disk full"):
-        done_by_first("here", fail)
+        run_on_first("here", fail)
     assert group.told == [("here", {"result": None, "error": ["OSError", "disk full"]})]
 
 
@@ -89,5 +89,5 @@ def test_error_of_another_names_it_and_keeps_its_class(
     with pytest.raises(
         expected, match=rf"worker 0 \(a:1\) failed in here: {kind}: disk full"
     ) as raised:
-        done_by_first("here", lambda: None)
+        run_on_first("here", lambda: None)
     assert type(raised.value) is expected

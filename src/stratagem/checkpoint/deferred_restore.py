@@ -1,4 +1,4 @@
-"""Objects of a checkpoint some of whose variables are not there yet when it is restored."""
+"""Restores for objects with variables that are created after the restore."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import keras
 
-from stratagem.checkpoint.creation import (
+from stratagem.checkpoint.creation_hooks import (
     call_after,
     infers_shapes,
     is_in_step,
@@ -20,21 +20,16 @@ from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, build_optimizer, model_groups, part_by_path
 from stratagem.execution.tracing.created_variables import is_uninitialized
 
-__all__ = ["Waiting", "waits"]
+__all__ = ["DeferredRestore", "may_create_variables"]
 
 _WEIGHTS = "weights"
 
-Give = Callable[[Part, Mapping[str, str]], None]
+Assign = Callable[[Part, Mapping[str, str]], None]
 _Plan = list[tuple[Part, dict[str, str]]]
 
 
-def waits(value: Any, entries: Sequence[Mapping[str, Any]]) -> bool:
-    """True if an object may still create variables.
-
-    Args:
-        value: of any kind.
-        entries: what was saved of it.
-    """
+def may_create_variables(value: Any, entries: Sequence[Mapping[str, Any]]) -> bool:
+    """True if an object may still create variables that `entries`, its saved arrays, hold."""
     if isinstance(value, keras.Layer):
         saved = {str(entry["path"]).split("/")[0] for entry in entries}
         has_optimizer = getattr(value, "optimizer", None) is not None
@@ -45,18 +40,16 @@ def waits(value: Any, entries: Sequence[Mapping[str, Any]]) -> bool:
     return isinstance(value, keras.metrics.Metric) and len(value.variables) < len(entries)
 
 
-class Waiting:
-    """An object that gets its values as its variables come into being.
-
-    A model's weights come together, then its optimizer's variables.
+class DeferredRestore:
+    """Restores an object as its variables are created: first the weights, then the optimizer's.
 
     Args:
-        name: what the checkpoint calls it.
+        name: of the object in the checkpoint.
         value: a model, layer, optimizer or metric.
-        entries: path and shape of what was saved of it.
+        entries: path and shape of its saved arrays.
         where: the checkpoint, for messages.
-        give: called with variables that are there and where to find their values.
-        is_over: returns whether another restore has come since.
+        assign: assigns saved values to existing variables.
+        is_over: returns True once another restore has replaced this one.
     """
 
     def __init__(
@@ -65,11 +58,11 @@ class Waiting:
         value: Any,
         entries: Sequence[Mapping[str, Any]],
         where: str,
-        give: Give,
+        assign: Assign,
         is_over: Callable[[], bool],
     ) -> None:
         self.name, self._value, self._entries, self._where = name, value, entries, where
-        self._give, self._is_over = give, is_over
+        self._assign, self._is_over = assign, is_over
         self._hooked: set[tuple[int, str]] = set()
         self._left = {_WEIGHTS}
         if isinstance(value, keras.Model) and self._count(OPTIMIZER):
@@ -77,53 +70,49 @@ class Waiting:
 
     @property
     def is_done(self) -> bool:
-        """True if no variable is missing or expected."""
+        """True if no variable is missing."""
         return not self._left
 
     def plan(self) -> _Plan:
-        """Returns which variables can get their values now.
-
-        Raises:
-            ValueError: there are other variables than were saved, or one has another shape.
-        """
+        """Returns the variables that can be restored now; raises ValueError on a mismatch."""
         planned: _Plan = []
         for group in sorted(self._left, reverse=True):
-            part = self._weights() if group == _WEIGHTS else self._slots()
+            part = self._weights() if group == _WEIGHTS else self._optimizer_part()
             if part is not None:
                 planned.append((part, match(part, self._entries, self._where)))
                 self._left.discard(group)
         return planned
 
-    def carry_out(self, planned: _Plan) -> None:
-        """Gives variables their values, and watches for those that are still to come."""
+    def apply(self, planned: _Plan) -> None:
+        """Restores the planned variables, and hooks the creation of those still missing."""
         variables = [one for part, _ in planned for one in part.variables.values()]
 
-        def give() -> None:
+        def assign() -> None:
             for part, found in planned:
-                self._give(part, found)
+                self._assign(part, found)
 
         if planned and is_in_step() and not any(map(is_uninitialized, variables)):
-            # They were there before the step, which reads what they have when it is run.
+            # The variables exist already; the step reads their values when it runs.
             with jax.ensure_compile_time_eval():
-                give()
+                assign()
         elif planned:
-            when_initialized(variables, give)
-        self._begin_optimizer()
+            when_initialized(variables, assign)
+        self._restore_step_count()
         for owner, method in self._owners():
             if (id(owner), method) not in self._hooked:
                 self._hooked.add((id(owner), method))
                 call_after(owner, method, functools.partial(self._advance, owner))
 
     def _advance(self, owner: Any) -> bool:
-        """Goes on after something has come into being; returns whether that was all."""
+        """Continues after variables were created; returns True when nothing is left."""
         if self._left and not self._is_over():
             try:
                 planned = self.plan()
             except ValueError:
                 if owner is self._value or not infers_shapes():
                     raise
-                return False  # Keras would pass over it; the whole is built next
-            self.carry_out(planned)
+                return False  # Keras would ignore the error; the whole object is built next
+            self.apply(planned)
         return not self._left or self._is_over()
 
     def _count(self, *groups: str) -> int:
@@ -134,34 +123,34 @@ class Waiting:
         )
 
     def _weights(self) -> Part | None:
-        """The object without a model's optimizer and metrics, if it is complete."""
+        """Returns the object's weights, or None if they are incomplete."""
         value = self._value
         if isinstance(value, keras.Model):
             groups = model_groups(value)
-            kept = {
+            weights = {
                 name: list(group)
                 for name, group in groups.items()
                 if name not in (OPTIMIZER, METRICS)
             }
-            is_there = _is_built(value) or (
+            is_complete = _is_built(value) or (
                 _may_be_built(value)
-                and all(len(group) == self._count(name) for name, group in kept.items())
+                and all(len(group) == self._count(name) for name, group in weights.items())
             )
-            part = part_by_path(self.name, "model", kept)
-            # What is too much stays too much.
-            return part if is_there or len(part.variables) > self._count(*kept) else None
+            part = part_by_path(self.name, "model", weights)
+            # Surplus variables cannot disappear: report them now.
+            return part if is_complete or len(part.variables) > self._count(*weights) else None
         part = part_by_path(self.name, _kind(value), {"": value.variables})
         count = len(part.variables)
         if isinstance(value, keras.Layer):
-            is_there = _is_built(value) or (_may_be_built(value) and count == len(self._entries))
+            is_complete = _is_built(value) or (_may_be_built(value) and count == len(self._entries))
         elif isinstance(value, keras.optimizers.Optimizer):
-            is_there = value.built
+            is_complete = value.built
         else:
-            is_there = count == len(self._entries)
-        return part if is_there or count > len(self._entries) else None
+            is_complete = count == len(self._entries)
+        return part if is_complete or count > len(self._entries) else None
 
-    def _slots(self) -> Part | None:
-        """A model's optimizer, if it is built or can be."""
+    def _optimizer_part(self) -> Part | None:
+        """Returns a model's optimizer variables, or None if the optimizer cannot be built yet."""
         optimizer = self._optimizer()
         if optimizer is None or _WEIGHTS in self._left:
             return None
@@ -176,8 +165,8 @@ class Waiting:
             return getattr(self._value, "optimizer", None) if OPTIMIZER in self._left else None
         return self._value if isinstance(self._value, keras.optimizers.Optimizer) else None
 
-    def _begin_optimizer(self) -> None:
-        """Gives an optimizer the count of its steps, which is there before it is built."""
+    def _restore_step_count(self) -> None:
+        """Restores an optimizer's step count, which exists before the optimizer is built."""
         optimizer = self._optimizer()
         if optimizer is None or optimizer.built or not self._left or is_in_step():
             return
@@ -186,24 +175,24 @@ class Waiting:
         shapes = {str(entry["path"]): tuple(entry["shape"]) for entry in self._entries}
         found: dict[str, str] = {}
         for path, variable in part.variables.items():
-            own, there = (
+            own, saved_paths = (
                 [p for p in paths if p.startswith(group) and _last(p) == _last(path)]
                 for paths in (part.variables, shapes)
             )
             saved = (
                 path
                 if path in shapes
-                else there[own.index(path)]
-                if len(own) == len(there)
+                else saved_paths[own.index(path)]
+                if len(own) == len(saved_paths)
                 else None
             )
             if saved is not None and tuple(variable.shape) == shapes[saved]:
                 found[path] = saved
         if found:
-            self._give(part, found)
+            self._assign(part, found)
 
     def _owners(self) -> Iterable[tuple[Any, str]]:
-        """Objects whose methods create the missing variables."""
+        """Yields objects and the methods that create their missing variables."""
         value = self._value
         if not self._left:
             return
@@ -223,7 +212,7 @@ def _is_built(layer: Any) -> bool:
 
 
 def _may_be_built(layer: Any) -> bool:
-    """True if a layer is built, apart from sublayers that it may not use."""
+    """True if a layer is built, except for sublayers that it may not use."""
     inner = layers_of(layer)[1:]
     return layer.built or (bool(inner) and all(one.built for one in inner))
 

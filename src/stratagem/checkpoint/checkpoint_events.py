@@ -1,4 +1,4 @@
-"""What saving and restoring tell the events of a run."""
+"""Goodput events for saves and restores."""
 
 from __future__ import annotations
 
@@ -11,37 +11,32 @@ from typing import Any
 from stratagem.goodput import current_events
 
 __all__ = [
+    "record_async_save",
+    "record_memory_save",
+    "record_restore",
+    "record_save",
     "step_of_run",
-    "tell_restored",
-    "tell_when_written",
-    "telling_of_keeping",
-    "telling_of_save",
 ]
 
 _STEP = "step_of_run"
 
 
 def step_of_run() -> dict[str, int]:
-    """Returns what a checkpoint notes of the step at which it is made; nothing without events."""
+    """Returns the step of a checkpoint, for its manifest; empty if no events are recorded."""
     events = current_events()
     return {} if events is None else {_STEP: events.last_step}
 
 
-def tell_restored(notes: Mapping[str, Any], source: str) -> None:
-    """Tells that a state was restored.
-
-    Args:
-        notes: of the checkpoint.
-        source: "memory", or a path.
-    """
+def record_restore(notes: Mapping[str, Any], source: str) -> None:
+    """Records a restore event; `source` is "memory" or a path."""
     events, step = current_events(), notes.get(_STEP)
     if events is not None and step is not None:
         events.restored(step, source)
 
 
 @contextlib.contextmanager
-def telling_of_keeping() -> Generator[None]:
-    """Tells of a state that is kept in memory; the devices are done with the step."""
+def record_memory_save() -> Generator[None]:
+    """Records the duration of an in-memory backup; the devices are idle by then."""
     begun_s = time.monotonic()
     try:
         yield
@@ -52,8 +47,8 @@ def telling_of_keeping() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def telling_of_save() -> Generator[None]:
-    """Tells of a save that training waits for."""
+def record_save() -> Generator[None]:
+    """Records a save that blocks training."""
     events = current_events()
     if events is None:
         yield
@@ -71,12 +66,10 @@ def telling_of_save() -> Generator[None]:
         events.save_ended(step, stall_s=duration_s, duration_s=duration_s, failed=failed)
 
 
-def tell_when_written(writing: Future[None], begun_s: float) -> None:
-    """Tells of a save behind training: that it has begun, and later how it ended.
+def record_async_save(writing: Future[None], begun_s: float) -> None:
+    """Records the start of an asynchronous save, and its end when `writing` is done.
 
-    Args:
-        writing: is done when it has ended.
-        begun_s: when training stopped for it; it goes on now.
+    `begun_s` is the monotonic time at which training stopped for it; training resumes now.
     """
     events = current_events()
     if events is None:
@@ -84,7 +77,7 @@ def tell_when_written(writing: Future[None], begun_s: float) -> None:
     step, stall_s = events.last_step, time.monotonic() - begun_s
     events.save_started(step, is_asynchronous=True)
 
-    def tell(writing: Future[None]) -> None:
+    def record_end(writing: Future[None]) -> None:
         error = writing.exception()
         events.save_ended(
             step,
@@ -94,4 +87,4 @@ def tell_when_written(writing: Future[None], begun_s: float) -> None:
             failed=None if error is None else f"{type(error).__name__}: {error}",
         )
 
-    writing.add_done_callback(tell)
+    writing.add_done_callback(record_end)
