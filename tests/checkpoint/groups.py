@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stratagem.group import Identity, Limits
+from stratagem.group import GroupLimits, Identity
 from stratagem.group.announcements import Listener
 from stratagem.preemption import Notice, NoticeSource
 
@@ -42,7 +42,7 @@ class Member:
         self.process_id = process_id
         self.num_processes = line.count
         self.identity = Identity(process_id, labels, "127.0.0.1", 1)
-        self.limits = Limits(barrier_s=line.barrier_s)
+        self.limits = GroupLimits(barrier_s=line.barrier_s)
         self.error: Exception | None = None
         self.listener: Listener | None = None
 

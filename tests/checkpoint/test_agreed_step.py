@@ -11,7 +11,7 @@ import pytest
 
 from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.group import Limits
+from stratagem.group import GroupLimits
 from stratagem.preemption import TerminationConfig
 from tests.checkpoint.groups import LIMIT_S, Bell, Line
 from tests.group.members import joined, together
@@ -256,7 +256,7 @@ def test_all_leave_after_one_step_whose_parts_wait_for_each_other(seed) -> None:
     """Real groups, threads for main threads; a step ends when all have begun it."""
     chance = random.Random(seed)
     count = 3
-    groups = joined(count, Limits(join_s=LIMIT_S, peer_s=10, stuck_s=600, barrier_s=LIMIT_S))
+    groups = joined(count, GroupLimits(join_s=LIMIT_S, peer_s=10, stuck_s=600, barrier_s=LIMIT_S))
     bells = [Bell() for _ in range(count)]
     noticed = {index: chance.randrange(50) for index in chance.sample(range(count), 1 + seed % 2)}
     barrier = threading.Barrier(count)

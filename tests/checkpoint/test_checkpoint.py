@@ -254,7 +254,7 @@ def test_object_without_variables_cannot_be_saved(tmp_path: Path) -> None:
 def test_no_such_checkpoint_names_those_beside_it(tmp_path: Path) -> None:
     checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
     checkpoint.save(tmp_path / "ckpt")
-    with pytest.raises(sg.errors.NotFoundError, match=r"is not there") as caught:
+    with pytest.raises(sg.errors.NotFoundError, match=r"does not exist") as caught:
         checkpoint.restore(tmp_path / "ckpt-7")
     assert "ckpt-1" in str(caught.value)
 
@@ -263,7 +263,7 @@ def test_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
     checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
     path = Path(checkpoint.save(tmp_path / "ckpt"))
     (path / "commit_success.txt").unlink()
-    with pytest.raises(sg.errors.NotFoundError, match="a folder, but no whole checkpoint"):
+    with pytest.raises(sg.errors.NotFoundError, match="is not a complete checkpoint"):
         checkpoint.restore(path)
 
 
@@ -355,7 +355,7 @@ def test_name_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:
     checkpoint = sg.train.Checkpoint(step=step)
     checkpoint.write(tmp_path / "ckpt")
     step.assign(2)
-    with pytest.raises(FileExistsError, match="is already there"):
+    with pytest.raises(FileExistsError, match="already exists"):
         checkpoint.write(tmp_path / "ckpt")
     checkpoint.read(tmp_path / "ckpt")
     assert int(step) == 1

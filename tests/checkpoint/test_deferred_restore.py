@@ -124,7 +124,7 @@ def test_values_are_there_in_the_step_that_creates_the_variables(
         status = sg.train.Checkpoint(model=model, step=step).restore(path)
         assert int(step) == 5
         with pytest.raises(
-            AssertionError, match="is only partly restored. Values without an object:"
+            AssertionError, match=r"is only partly restored\. Values without an object:"
         ):
             status.assert_consumed()
         results = strategy.run(model, args=(ROWS,))

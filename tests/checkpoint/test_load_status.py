@@ -47,7 +47,7 @@ def test_object_without_a_value_keeps_its_own(path: str) -> None:
     with pytest.raises(AssertionError, match=r"ckpt-1 holds no values for new\.\nExpected"):
         status.assert_existing_objects_matched()
     with pytest.raises(
-        AssertionError, match="Values without an object: none. Objects without values: new"
+        AssertionError, match=r"Values without an object: none\. Objects without values: new"
     ):
         status.assert_consumed()
 

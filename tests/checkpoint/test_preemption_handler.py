@@ -451,7 +451,7 @@ def test_signals_are_heard_in_the_main_thread_only(tmp_path: Path) -> None:
     thread = threading.Thread(target=start)
     thread.start()
     thread.join(LIMIT_S)
-    assert "cannot be listened to in thread" in str(errors[0])
+    assert "Cannot listen to signals in thread" in str(errors[0])
 
 
 def test_old_name() -> None:

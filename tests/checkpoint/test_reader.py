@@ -33,5 +33,5 @@ def test_arrays_are_listed_and_read_by_name(tmp_path: Path) -> None:
     assert [reader.has_tensor(name) for name in ("state/n", "n")] == [True, False]
     with pytest.raises(sg.errors.NotFoundError, match="holds no array 'n'"):
         reader.get_tensor("n")
-    with pytest.raises(sg.errors.NotFoundError, match="is not there"):
+    with pytest.raises(sg.errors.NotFoundError, match="does not exist"):
         sg.train.load_checkpoint(tmp_path / "other" / "ckpt-1")

@@ -1,4 +1,4 @@
-"""Several members of one group in threads of one process: for all that needs no JAX."""
+"""Members of one group in threads of one process, for tests without JAX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stratagem.group import Group, Identity, Limits
+from stratagem.group import Group, GroupLimits, Identity
 from stratagem.group.wire import frame
 
 _LIMIT_S = 20.0
@@ -35,7 +35,7 @@ def together(count: int, act: Callable[[int], Any]) -> list[Any]:
         return [future.exception() or future.result() for future in futures]
 
 
-def joined(count: int, limits: Limits) -> list[Group]:
+def joined(count: int, limits: GroupLimits) -> list[Group]:
     """As many members that have joined."""
     port = free_port()
     return together(count, lambda index: Group(identity(index, count, port), limits))

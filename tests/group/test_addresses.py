@@ -1,4 +1,4 @@
-"""Where the processes of a group listen for one another."""
+"""Reachable addresses of the processes of a group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import concurrent.futures
 
 import pytest
 
-from stratagem.group import Group, Limits
+from stratagem.group import Group, GroupLimits
 from stratagem.group.addresses import Link, reachable_addresses
 from tests.group.members import connected, free_port, hello, identity, joined
 
@@ -42,7 +42,7 @@ def test_who_is_on_the_host_of_process_0_listens_where_the_others_reach_it(links
 
 
 def test_group_on_one_host_stays_on_loopback() -> None:
-    members = joined(3, Limits(join_s=20))
+    members = joined(3, GroupLimits(join_s=20))
     try:
         assert [member.own_address for member in members] == ["127.0.0.1"] * 3
     finally:
@@ -53,7 +53,7 @@ def test_group_on_one_host_stays_on_loopback() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.7"])
 def test_process_0_keeps_its_address_where_nobody_came_from_outside(address) -> None:
     """Also where one on its own host came to 127.0.1.1, whatever that one says of itself."""
-    port, limits = free_port(), Limits(join_s=20)
+    port, limits = free_port(), GroupLimits(join_s=20)
 
     with concurrent.futures.ThreadPoolExecutor(2) as executor:
         joining = [executor.submit(Group, identity(i, 3, port), limits) for i in range(2)]

@@ -1,4 +1,4 @@
-"""What one process tells all: who hears it, in which order, and when."""
+"""Announcements: receivers, order, and announcements before a listener exists."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.group import Group, Limits
+from stratagem.group import Group, GroupLimits
 from tests.group.members import joined, together
 
 _LIMIT_S = 20.0
-_LIMITS = Limits(join_s=_LIMIT_S, peer_s=10, stuck_s=600, barrier_s=_LIMIT_S)
+_LIMITS = GroupLimits(join_s=_LIMIT_S, peer_s=10, stuck_s=600, barrier_s=_LIMIT_S)
 
 
 @pytest.fixture

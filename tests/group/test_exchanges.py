@@ -1,14 +1,14 @@
-"""Exchanges as process 0 keeps them: complete, out of order, overdue."""
+"""Exchanges on process 0: complete, out of order, overdue."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from stratagem.group.exchanges import Answer, Exchanges
-from stratagem.group.verdict import Kind, Limits, MemberView, Place, Verdict
+from stratagem.group.exchanges import ExchangeReply, Exchanges
+from stratagem.group.verdict import Activity, GroupLimits, MemberView, ProgramPosition, Verdict
 
 _LABELS = ["worker 0", "worker 1", "worker 2"]
-_LIMITS = Limits(stuck_s=120)
+_LIMITS = GroupLimits(stuck_s=120)
 
 
 def _message(
@@ -24,9 +24,9 @@ def _message(
     }
 
 
-def _views(*kinds: Kind, unmoved_s: float = 200.0) -> list[MemberView]:
+def _views(*kinds: Activity, unmoved_s: float = 200.0) -> list[MemberView]:
     return [
-        MemberView(label, Place(kind, "d", 3), unmoved_s=unmoved_s)
+        MemberView(label, ProgramPosition(kind, "d", 3), unmoved_s=unmoved_s)
         for label, kind in zip(_LABELS, kinds, strict=True)
     ]
 
@@ -36,11 +36,14 @@ def test_values_come_out_in_the_order_of_the_processes_when_all_are_there() -> N
     assert exchanges.add(2, _message("save", "c"), 0.0) is None
     assert exchanges.add(0, _message("save", "a"), 1.0) is None
     told = exchanges.add(1, _message("save", "b"), 2.0)
-    assert told == Answer(
+    assert told == ExchangeReply(
         [0, 1, 2],
         {"kind": "exchanged", "stream": "main", "number": 0, "values": ["a", "b", "c"]},
     )
-    assert exchanges.overdue(_views(Kind.PYTHON, Kind.PYTHON, Kind.PYTHON), _LIMITS, 9e9) is None
+    assert (
+        exchanges.overdue(_views(Activity.PYTHON, Activity.PYTHON, Activity.PYTHON), _LIMITS, 9e9)
+        is None
+    )
 
 
 def test_calls_of_different_numbers_do_not_mix() -> None:
@@ -49,7 +52,7 @@ def test_calls_of_different_numbers_do_not_mix() -> None:
         exchanges.add(process_id, _message("a", process_id, number=0), 0.0)
     exchanges.add(0, _message("b", 10, number=1), 0.0)
     told = exchanges.add(2, _message("a", 2, number=0), 0.0)
-    assert isinstance(told, Answer)
+    assert isinstance(told, ExchangeReply)
     assert told.message["values"] == [0, 1, 2]
 
 
@@ -59,7 +62,7 @@ def test_another_name_at_the_same_place_names_both_calls() -> None:
     verdict = exchanges.add(2, _message("the random state", None), 0.0)
     assert isinstance(verdict, Verdict)
     assert verdict.error == "RuntimeError"
-    assert "worker 2 came to 'the random state' where worker 0 came to 'model.save'" in (
+    assert "worker 2 called 'the random state' while worker 0 called 'model.save'" in (
         verdict.message
     )
 
@@ -67,7 +70,7 @@ def test_another_name_at_the_same_place_names_both_calls() -> None:
 def test_who_does_not_come_is_named_with_the_limit_and_its_setting() -> None:
     exchanges = Exchanges(_LABELS)
     exchanges.add(0, _message("save", None, limit_s=10.0), 100.0)
-    views = _views(Kind.EXCHANGE, Kind.PYTHON, Kind.COMPILE)
+    views = _views(Activity.EXCHANGE, Activity.PYTHON, Activity.COMPILE)
     assert exchanges.overdue(views, _LIMITS, 109.0) is None
     verdict = exchanges.overdue(views, _LIMITS, 111.0)
     assert verdict is not None
@@ -84,14 +87,16 @@ def test_input_that_is_read_ahead_has_time_until_somebody_waits_for_it() -> None
     exchanges = Exchanges(_LABELS)
     exchanges.add(0, _message("batches of d", None, limit_s=None), 0.0)
     exchanges.add(1, _message("batches of d", None, limit_s=None), 0.0)
-    busy = _views(Kind.PYTHON, Kind.STEP, Kind.PYTHON)
+    busy = _views(Activity.PYTHON, Activity.STEP, Activity.PYTHON)
     assert exchanges.overdue(busy, _LIMITS, 1e6) is None
-    waiting = _views(Kind.INPUT, Kind.STEP, Kind.INPUT)
+    waiting = _views(Activity.INPUT, Activity.STEP, Activity.INPUT)
     verdict = exchanges.overdue(waiting, _LIMITS, 1e6)
     assert verdict is not None
     assert "for worker 2" in verdict.message
     assert (
-        exchanges.overdue(_views(Kind.INPUT, Kind.STEP, Kind.INPUT, unmoved_s=5), _LIMITS, 9)
+        exchanges.overdue(
+            _views(Activity.INPUT, Activity.STEP, Activity.INPUT, unmoved_s=5), _LIMITS, 9
+        )
         is None
     )
 
@@ -104,7 +109,9 @@ def test_who_waits_in_a_stream_that_another_leaves_is_told_who_left() -> None:
     exchanges = Exchanges(_LABELS)
     exchanges.add(0, _input(4), 0.0)
     exchanges.add(1, _input(4), 0.0)
-    told = [Answer([0], {"kind": "abandoned", "stream": "d", "number": 4, "by": ["worker 1"]})]
+    told = [
+        ExchangeReply([0], {"kind": "abandoned", "stream": "d", "number": 4, "by": ["worker 1"]})
+    ]
     assert exchanges.leave(1, "d") == told
     assert exchanges.leave(1, "e") == [], "it is another stream"
 
@@ -115,12 +122,12 @@ def test_who_comes_after_another_left_is_told_at_once_and_others_are_not() -> No
     exchanges.leave(2, "d")
     told = exchanges.add(1, _input(7), 0.0)
     by = ["worker 0", "worker 2"]
-    assert told == Answer([1], {"kind": "abandoned", "stream": "d", "number": 7, "by": by})
+    assert told == ExchangeReply([1], {"kind": "abandoned", "stream": "d", "number": 7, "by": by})
 
 
 def test_stream_that_was_left_makes_nobody_late() -> None:
     exchanges = Exchanges(_LABELS)
-    waiting = _views(Kind.INPUT, Kind.STEP, Kind.INPUT)
+    waiting = _views(Activity.INPUT, Activity.STEP, Activity.INPUT)
     exchanges.add(0, _input(0), 0.0)
     assert exchanges.overdue(waiting, _LIMITS, 1e6) is not None
     exchanges.leave(0, "d")

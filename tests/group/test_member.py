@@ -1,4 +1,4 @@
-"""A group of three members: joining, exchanging, and how each hears of what went wrong."""
+"""A group of three members: joining, exchanging values, and failures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.group import Group, Kind, Limits
+from stratagem.group import Activity, Group, GroupLimits
 from tests.group.members import free_port, identity, joined, together
 
-_LIMITS = Limits(join_s=20, peer_s=1.5, stuck_s=1.5, barrier_s=20)
+_LIMITS = GroupLimits(join_s=20, peer_s=1.5, stuck_s=1.5, barrier_s=20)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_different_calls_are_told_to_all(members) -> None:
         assert type(error) is RuntimeError
         # Whoever came first is told last.
         assert "worker 2 (host2:1)" in str(error).splitlines()[0]
-        assert "came to 'evaluate'" in str(error).splitlines()[0]
+        assert "called 'evaluate'" in str(error).splitlines()[0]
 
 
 def test_one_that_makes_no_progress_is_named_to_all_that_wait(members) -> None:
@@ -84,7 +84,11 @@ def test_one_that_makes_no_progress_is_named_to_all_that_wait(members) -> None:
 
 def test_missing_one_is_named_when_a_limit_of_the_call_is_over(members) -> None:
     def act(index: int) -> None:
-        with members[index].at(Kind.COMPILE, "program") if index == 1 else contextlib.nullcontext():
+        with (
+            members[index].at(Activity.COMPILE, "program")
+            if index == 1
+            else contextlib.nullcontext()
+        ):
             if index != 1:
                 members[index].exchange("save", None, timeout_s=0.5, setting="my setting")
             else:
@@ -105,9 +109,9 @@ def test_error_that_a_thread_meets_is_told_once_it_reaches_the_program(members) 
     members[1].abandon()
     (error,) = together(1, lambda _: members[0].stream("dataset 0 (1)").exchange(1))
     assert isinstance(error, UnavailableError)
-    assert not members[0].is_told
-    members[0].note_told()
-    assert members[0].is_told
+    assert not members[0].is_reported
+    members[0].mark_reported()
+    assert members[0].is_reported
 
 
 def _check(member: Group) -> None:
@@ -126,16 +130,16 @@ def _explain_loss(member: Group) -> None:
 
 @pytest.mark.parametrize("act", [_check, _exchange, _explain_loss])
 def test_error_that_the_program_meets_is_told(members, act) -> None:
-    members[0].note_told()
-    assert not members[0].is_told, "there is nothing to tell"
+    members[0].mark_reported()
+    assert not members[0].is_reported, "there is nothing to tell"
     members[1].abandon()
     members[0].wait_for_verdict()
     act(members[0])
-    assert members[0].is_told
+    assert members[0].is_reported
 
 
 def test_error_of_one_is_the_reason_that_others_give(members) -> None:
-    members[1].tell_error("Traceback: ValueError: a bug")
+    members[1].report_error("Traceback: ValueError: a bug")
     for error in together(2, lambda i: members[2 * i].exchange("place", None)):
         assert isinstance(error, UnavailableError)
         assert "worker 1 (host1:1) ended with an error" in str(error)
@@ -177,7 +181,7 @@ def test_broken_transport_of_living_members_says_that_all_answer(members) -> Non
 
 def test_who_does_not_join_is_named_after_progress(capsys) -> None:
     port = free_port()
-    limits = Limits(join_s=3.0, peer_s=5)
+    limits = GroupLimits(join_s=3.0, peer_s=5)
     for error in together(2, lambda i: Group(identity(i, 3, port), limits)):
         assert isinstance(error, DeadlineExceededError)
         assert "2 of 3 joined" in str(error)
@@ -192,7 +196,7 @@ def test_nobody_at_the_address_of_process_0_is_told(capsys) -> None:
     with pytest.raises(
         DeadlineExceededError, match=r"waited 3 s for worker 0 \(host0:1\)(?s:.)*can be reached"
     ):
-        Group(identity(1, 2, free_port()), Limits(join_s=0.5))
+        Group(identity(1, 2, free_port()), GroupLimits(join_s=0.5))
     assert "1 of 2 joined, waiting for worker 0" in capsys.readouterr().err
 
 
@@ -211,7 +215,7 @@ def test_taken_port_is_told(members) -> None:
 )
 def test_process_that_does_not_fit_is_refused_and_told_why(make, message) -> None:
     port = free_port()
-    limits = Limits(join_s=1.5)
+    limits = GroupLimits(join_s=1.5)
 
     def act(index: int) -> object:
         if index < 2:
@@ -226,7 +230,7 @@ def test_process_that_does_not_fit_is_refused_and_told_why(make, message) -> Non
 
 def test_difference_between_processes_ends_all_at_once() -> None:
     port = free_port()
-    limits = Limits(join_s=600)
+    limits = GroupLimits(join_s=600)
     errors = together(
         3, lambda i: Group(identity(i, 3, port, jax="0.9" if i == 2 else "0.10"), limits)
     )

@@ -1,4 +1,4 @@
-"""Whoever connects to the port of a group and says something else does the group no harm."""
+"""Invalid messages to the port of a group do it no harm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.group import Group, Limits
+from stratagem.group import Group, GroupLimits
 from stratagem.group.protocol import read_message
 from tests.group.members import (
     as_bytes,
@@ -23,13 +23,13 @@ from tests.group.members import (
     together,
 )
 
-_LIMITS = Limits(join_s=20, peer_s=20, stuck_s=600, barrier_s=20)
-_BEAT = {"kind": "beat", "place": "python", "name": "", "step": 1, "moves": 1}
+_LIMITS = GroupLimits(join_s=20, peer_s=20, stuck_s=600, barrier_s=20)
+_BEAT = {"kind": "beat", "position": "python", "name": "", "step": 1, "moves": 1}
 _EXCHANGE = {
     "kind": "exchange",
     "stream": "main",
     "number": 0,
-    "name": "place",
+    "name": "position",
     "value": 1,
     "limit_s": 20.0,
     "setting": "S",
@@ -55,11 +55,14 @@ def test_messages_are_read_as_they_were_written(message) -> None:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"kind": "dance"}, "no message of this library: {'kind': 'dance'}"),
-        ({**_BEAT, "step": True}, "no message of this library"),
-        ({**_BEAT, "place": "nowhere"}, "a message of this library with other contents: beat"),
-        ({**_ANNOUNCE, "numbers": [1, True]}, "a message of this library with other contents: ann"),
-        (hello(1, 2, pid="1"), "a message of this library with other contents: hello"),
+        ({"kind": "dance"}, "received an unknown message: {'kind': 'dance'}"),
+        ({**_BEAT, "step": True}, "received an unknown message"),
+        ({**_BEAT, "position": "nowhere"}, "received a message of kind 'beat' with invalid fields"),
+        (
+            {**_ANNOUNCE, "numbers": [1, True]},
+            "received a message of kind 'announce' with invalid fields",
+        ),
+        (hello(1, 2, pid="1"), "received a message of kind 'hello' with invalid fields"),
     ],
 )
 def test_other_messages_are_taken_for_a_broken_connection(message, words) -> None:
@@ -112,7 +115,7 @@ def two() -> Iterator[list[Group]]:
 def test_stranger_is_shown_out_and_the_group_goes_on(two, message) -> None:
     with connected(two[0].identity.port, message) as connection:
         assert connection.recv(1) == b""
-    assert together(2, lambda i: two[i].exchange("place", i)) == [[0, 1]] * 2
+    assert together(2, lambda i: two[i].exchange("position", i)) == [[0, 1]] * 2
 
 
 @pytest.mark.usefixtures("asyncio_is_silent")
@@ -120,7 +123,7 @@ def test_stranger_is_shown_out_and_the_group_goes_on(two, message) -> None:
     "message",
     [
         *_NO_MESSAGES,
-        {**_BEAT, "place": "nowhere"},
+        {**_BEAT, "position": "nowhere"},
         {**_BEAT, "name": None},
         {**_BEAT, "step": "one"},
         {**_BEAT, "moves": [1]},
@@ -147,7 +150,7 @@ def test_member_that_says_nonsense_is_named_as_lost(message) -> None:
             members = [future.result() for future in joining]
             connection.sendall(as_bytes(message))
             try:
-                for error in together(2, lambda i: members[i].exchange("place", None)):
+                for error in together(2, lambda i: members[i].exchange("position", None)):
                     assert isinstance(error, UnavailableError)
                     assert "worker 2 (host2:1) died in your code" in str(error)
             finally:

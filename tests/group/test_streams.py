@@ -1,4 +1,4 @@
-"""Streams of exchanges that are left early: by this process, by another, with an error."""
+"""Streams left early by this process, by another, or with an error."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.group import Group, Limits
+from stratagem.group import Group, GroupLimits
 from tests.group.members import joined, together
 
 _LIMIT_S = 20.0
-_LIMITS = Limits(join_s=_LIMIT_S, peer_s=10, stuck_s=600, barrier_s=_LIMIT_S)
+_LIMITS = GroupLimits(join_s=_LIMIT_S, peer_s=10, stuck_s=600, barrier_s=_LIMIT_S)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_all_that_leave_early_go_on_together_and_nothing_is_kept(members) -> Non
 def test_who_needs_a_batch_of_a_loop_that_others_left_is_told_who(
     members, left_first, monkeypatch
 ) -> None:
-    monkeypatch.setattr("stratagem.group.streams._LAST_WORDS_S", 0.05)
+    monkeypatch.setattr("stratagem.group.streams._ERROR_REPORT_S", 0.05)
     streams = [member.stream("dataset 3 (1)") for member in members]
     together(3, lambda i: streams[i].exchange(i))
     if left_first:
@@ -99,8 +99,8 @@ def test_who_needs_a_batch_of_a_loop_that_others_left_is_told_who(
         streams[1].close()
     with pytest.raises(
         RuntimeError,
-        match=r"worker 1 \(host1:1\) left the loop over dataset 3 \(1\), of which "
-        r"worker 0 \(host0:1\) asks for batch 2",
+        match=r"worker 1 \(host1:1\) left the loop over dataset 3 \(1\), but "
+        r"worker 0 \(host0:1\) needs batch 2",
     ):
         raise waiting.result()
     # The group itself goes on.
@@ -115,7 +115,7 @@ def test_one_that_leaves_a_loop_by_an_error_is_known_by_its_error(members) -> No
     streams = [member.stream("dataset 0 (1)") for member in members]
     waiting = _Waiting(streams[0].exchange, 0)
     streams[2].close()
-    members[2].tell_error("Traceback: ValueError: a bug")
+    members[2].report_error("Traceback: ValueError: a bug")
     error = waiting.result()
     assert isinstance(error, UnavailableError)
     assert "ValueError: a bug" in str(error)

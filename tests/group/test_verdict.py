@@ -1,22 +1,26 @@
-"""Whether a group can go on: a table of what its members do, and what is said about it."""
+"""Verdicts and their messages for a table of member states."""
 
 from __future__ import annotations
 
 import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.group.verdict import Kind, Limits, MemberView, Place, judge
+from stratagem.group.verdict import Activity, GroupLimits, MemberView, ProgramPosition, judge
 
-_LIMITS = Limits(join_s=300, peer_s=30, stuck_s=120, barrier_s=300)
+_LIMITS = GroupLimits(join_s=300, peer_s=30, stuck_s=120, barrier_s=300)
 
 
 def _member(
-    index: int, kind: Kind = Kind.PYTHON, name: str = "train", step: int = 7, **facts: object
+    index: int,
+    kind: Activity = Activity.PYTHON,
+    name: str = "train",
+    step: int = 7,
+    **facts: object,
 ) -> MemberView:
-    return MemberView(f"worker {index} (h{index}:1)", Place(kind, name, step), **facts)
+    return MemberView(f"worker {index} (h{index}:1)", ProgramPosition(kind, name, step), **facts)
 
 
-_IN_STEP_8 = _member(0, Kind.STEP, step=8, unmoved_s=200)
+_IN_STEP_8 = _member(0, Activity.STEP, step=8, unmoved_s=200)
 
 
 @pytest.mark.parametrize(
@@ -24,16 +28,16 @@ _IN_STEP_8 = _member(0, Kind.STEP, step=8, unmoved_s=200)
     [
         [_member(1)],
         [_member(1, silent_s=29)],
-        [_member(1, Kind.STEP, step=8, unmoved_s=1000)],  # one long step of all
-        [_member(1, Kind.COMPILE, unmoved_s=1000)],
+        [_member(1, Activity.STEP, step=8, unmoved_s=1000)],  # one long step of all
+        [_member(1, Activity.COMPILE, unmoved_s=1000)],
         [_member(1, unmoved_s=119)],
-        [_member(1, Kind.EXCHANGE, "save", step=7, unmoved_s=1)],  # may be old news
-        [_member(1, Kind.EXCHANGE, "save", step=7, unmoved_s=9, silent_s=5)],  # surely is
+        [_member(1, Activity.EXCHANGE, "save", step=7, unmoved_s=1)],  # may be old news
+        [_member(1, Activity.EXCHANGE, "save", step=7, unmoved_s=9, silent_s=5)],  # surely is
         [_member(1, unmoved_s=200, silent_s=5)],
-        [_member(1, Kind.EXCHANGE, "save", step=9, unmoved_s=10)],
-        [_member(1, Kind.AGREEMENT, "the step to save after", step=7, unmoved_s=1000)],
-        [_member(1, Kind.STEP, "train", step=9, unmoved_s=10)],
-        [_member(1, Kind.EXIT, step=8, has_left=True, unmoved_s=10, is_connected=False)],
+        [_member(1, Activity.EXCHANGE, "save", step=9, unmoved_s=10)],
+        [_member(1, Activity.AGREEMENT, "the step to save after", step=7, unmoved_s=1000)],
+        [_member(1, Activity.STEP, "train", step=9, unmoved_s=10)],
+        [_member(1, Activity.EXIT, step=8, has_left=True, unmoved_s=10, is_connected=False)],
     ],
 )
 def test_members_that_can_go_on_are_left_alone(others) -> None:
@@ -41,7 +45,7 @@ def test_members_that_can_go_on_are_left_alone(others) -> None:
 
 
 def test_nobody_who_waits_at_the_end_is_waited_for() -> None:
-    ended = _member(0, Kind.EXIT, has_left=True, unmoved_s=1000)
+    ended = _member(0, Activity.EXIT, has_left=True, unmoved_s=1000)
     assert judge([ended, _member(1, unmoved_s=1000)], _LIMITS) is None
 
 
@@ -62,7 +66,7 @@ def test_nobody_who_waits_at_the_end_is_waited_for() -> None:
             ["worker 1 (h1:1) has not answered for 31 s", "STRATAGEM_PEER_TIMEOUT_S", "30 s"],
         ),
         (
-            _member(1, parting="ValueError: a bug"),
+            _member(1, error_text="ValueError: a bug"),
             UnavailableError,
             ["worker 1 (h1:1) ended with an error", "ValueError: a bug"],
         ),
@@ -72,24 +76,24 @@ def test_nobody_who_waits_at_the_end_is_waited_for() -> None:
             ["worker 1 (h1:1) has made no progress for 121 s", "STRATAGEM_STUCK_TIMEOUT_S"],
         ),
         (
-            _member(1, Kind.EXIT, unmoved_s=5, has_left=True),
+            _member(1, Activity.EXIT, unmoved_s=5, has_left=True),
             UnavailableError,
             ["worker 1 (h1:1) left early", "at its end after shared program 7", "worker 0 (h0:1)"],
         ),
         (
-            _member(1, Kind.EXCHANGE, "model.save", unmoved_s=5),
+            _member(1, Activity.EXCHANGE, "model.save", unmoved_s=5),
             RuntimeError,
             [
-                "worker 1 (h1:1) has come apart",
+                "worker 1 (h1:1) is out of step",
                 "at 'model.save' after shared program 7",
                 "program 8 (train)",
             ],
         ),
         (
-            _member(1, Kind.STEP, "evaluate", step=8, unmoved_s=5),
+            _member(1, Activity.STEP, "evaluate", step=8, unmoved_s=5),
             RuntimeError,
             [
-                "worker 1 (h1:1) has come apart",
+                "worker 1 (h1:1) is out of step",
                 "in shared program 8 (evaluate)",
                 "in shared program 8 (train)",
             ],
@@ -116,8 +120,8 @@ def test_others_that_are_silent_too_are_told() -> None:
 
 
 def test_one_that_waits_for_batches_is_not_left_alone_by_one_that_ended() -> None:
-    waiting = _member(0, Kind.INPUT, "dataset 0", unmoved_s=5)
-    verdict = judge([waiting, _member(1, Kind.EXIT, unmoved_s=5, has_left=True)], _LIMITS)
+    waiting = _member(0, Activity.INPUT, "dataset 0", unmoved_s=5)
+    verdict = judge([waiting, _member(1, Activity.EXIT, unmoved_s=5, has_left=True)], _LIMITS)
     assert verdict is not None
     assert "left early" in verdict.message
 
@@ -125,14 +129,14 @@ def test_one_that_waits_for_batches_is_not_left_alone_by_one_that_ended() -> Non
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (Kind.PYTHON, "in your code after shared program 7"),
-        (Kind.COMPILE, "compiling after shared program 7"),
-        (Kind.STEP, "in shared program 7 (train)"),
-        (Kind.EXCHANGE, "at 'train' after shared program 7"),
-        (Kind.AGREEMENT, "agreeing on train after shared program 7"),
-        (Kind.INPUT, "waiting for a batch of train after shared program 7"),
-        (Kind.EXIT, "at its end after shared program 7"),
+        (Activity.PYTHON, "in your code after shared program 7"),
+        (Activity.COMPILE, "compiling after shared program 7"),
+        (Activity.STEP, "in shared program 7 (train)"),
+        (Activity.EXCHANGE, "at 'train' after shared program 7"),
+        (Activity.AGREEMENT, "agreeing on train after shared program 7"),
+        (Activity.INPUT, "waiting for a batch of train after shared program 7"),
+        (Activity.EXIT, "at its end after shared program 7"),
     ],
 )
 def test_places_are_told_in_words(kind, text) -> None:
-    assert str(Place(kind, "train", 7)) == text
+    assert str(ProgramPosition(kind, "train", 7)) == text

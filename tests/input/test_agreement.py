@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.group import Group, Limits
+from stratagem.group import Group, GroupLimits
 from stratagem.input import agreement
 from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.loader import Loader
@@ -17,7 +17,7 @@ from stratagem.input.prefetch import Prefetcher
 from stratagem.input.sources import as_source
 from tests.group.members import joined, together
 
-_LIMITS = Limits(join_s=20, peer_s=10, stuck_s=600, barrier_s=20)
+_LIMITS = GroupLimits(join_s=20, peer_s=10, stuck_s=600, barrier_s=20)
 # Process 0 reads so far ahead that it waits for what process 1 never reads.
 _BUFFERS = (3, 1)
 
@@ -70,7 +70,7 @@ def test_loop_that_both_leave_early_ends_at_once(prefetchers, members, order) ->
 def test_loop_that_one_leaves_is_told_to_the_other_when_its_program_asks(
     prefetchers, monkeypatch
 ) -> None:
-    monkeypatch.setattr("stratagem.group.streams._LAST_WORDS_S", 0.05)
+    monkeypatch.setattr("stratagem.group.streams._ERROR_REPORT_S", 0.05)
     together(2, lambda i: prefetchers[i].take())
     prefetchers[1].close()
 
@@ -78,7 +78,7 @@ def test_loop_that_one_leaves_is_told_to_the_other_when_its_program_asks(
         for step in itertools.count(1):
             assert prefetchers[0].take().arrays[0].tolist() == [step, step]  # padded
 
-    with pytest.raises(RuntimeError, match=r"left the loop over dataset 0 \(1\), of which worker"):
+    with pytest.raises(RuntimeError, match=r"left the loop over dataset 0 \(1\), but worker"):
         go_on()
 
 

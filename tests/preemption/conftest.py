@@ -1,4 +1,4 @@
-"""No scheduler's variables, no machine of Google Cloud, and handlers that are put back."""
+"""Fixtures: no scheduler variables, no Google Cloud VM, and restored signal handlers."""
 
 from __future__ import annotations
 

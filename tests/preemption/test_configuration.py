@@ -1,4 +1,4 @@
-"""What is notice and what follows, by default, in each environment, and by choice."""
+"""Termination configurations: defaults, presets of each environment, and user's choices."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_interval_of_the_function_is_that_of_the_configuration() -> None:
 
 
 def test_empty_list_of_sources_is_refused() -> None:
-    with pytest.raises(ValueError, match="No source of notices is given"):
+    with pytest.raises(ValueError, match="The list of notice sources is empty"):
         TerminationConfig(sources=()).source()
 
 
@@ -187,5 +187,5 @@ def test_time_that_is_no_number_is_refused(name, value) -> None:
 
 @pytest.mark.parametrize("name", ["termination_watcher_fn", "exit_fn", "save_fn"])
 def test_function_that_cannot_be_called_is_refused(name) -> None:
-    with pytest.raises(TypeError, match=rf"{name}=42 cannot be called"):
+    with pytest.raises(TypeError, match=rf"{name}=42 is not callable"):
         TerminationConfig(**{name: 42})

@@ -1,4 +1,4 @@
-"""Which environment a process is in, and how much time it leaves."""
+"""Detection of the environment and of the time it leaves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_pod_has_what_it_is_told(monkeypatch) -> None:
 
 @pytest.mark.parametrize("grace_s", [0, -3.0, float("inf"), float("nan")])
 def test_pod_without_time_is_refused(grace_s) -> None:
-    with pytest.raises(ValueError, match=rf"A pod's grace_s={grace_s!r} is no time"):
+    with pytest.raises(ValueError, match=rf"A pod's grace_s={grace_s!r} is out of range"):
         pod_time_left(grace_s)
 
 
@@ -65,5 +65,5 @@ def test_slurm_job_has_the_time_until_its_limit(monkeypatch) -> None:
 
 def test_end_of_a_slurm_job_that_is_no_time_is_refused(monkeypatch) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", "UNLIMITED")
-    with pytest.raises(ValueError, match="SLURM_JOB_END_TIME='UNLIMITED' is no time"):
+    with pytest.raises(ValueError, match="SLURM_JOB_END_TIME='UNLIMITED' is not a time"):
         slurm_time_left()

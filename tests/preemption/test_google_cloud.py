@@ -1,4 +1,4 @@
-"""The metadata server of Google Cloud, as one on this machine plays it."""
+"""Notices from a fake metadata server of Google Cloud."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices are kept in order, from several sources, and wake those who wait."""
+"""Notices stay in order, combine several sources, and wake waiting threads."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_source_listens_once() -> None:
     source.stop()
     source.stop()
     assert source.calls == ["listen", "end"]
-    with pytest.raises(RuntimeError, match="This Told was started before"):
+    with pytest.raises(RuntimeError, match="This Told was already started"):
         source.start()
 
 
@@ -122,5 +122,5 @@ def test_sources_that_had_started_are_stopped_where_one_cannot() -> None:
 
 
 def test_no_source_at_all_is_refused() -> None:
-    with pytest.raises(ValueError, match="No source of notices is given"):
+    with pytest.raises(ValueError, match="The list of notice sources is empty"):
         AnySource([])

@@ -1,4 +1,4 @@
-"""A function of the user's is asked until it answers True, and its errors are raised."""
+"""A user's function is polled until it returns True; its errors are raised."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def test_answer_that_is_no_truth_value_is_an_error(answer) -> None:
 
 @pytest.mark.parametrize("interval_s", [0, -1.0, float("inf"), float("nan")])
 def test_pause_has_to_be_above_0(interval_s) -> None:
-    with pytest.raises(ValueError, match=rf"interval_s={interval_s!r} is no pause"):
+    with pytest.raises(ValueError, match=rf"interval_s={interval_s!r} is out of range"):
         PolledSource(lambda: False, interval_s=interval_s)

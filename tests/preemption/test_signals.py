@@ -1,4 +1,4 @@
-"""Signals are noted, made for real; what was there before is put back."""
+"""Real signals become notices, and the previous handlers are restored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from stratagem.preemption import SignalSource, TerminationConfig
-from stratagem.preemption.signals import ignore_until_the_end
+from stratagem.preemption.signals import ignore_until_exit
 from tests.fresh_process import run_fresh
 
 TIMEOUT_S = 60
@@ -233,7 +233,7 @@ def test_other_threads_are_refused() -> None:
     errors: list[str] = []
 
     def start() -> None:
-        with pytest.raises(RuntimeError, match="cannot be listened to in thread 'other'") as error:
+        with pytest.raises(RuntimeError, match="listen to signals in thread 'other'") as error:
             SignalSource().start()
         errors.append(str(error.value))
 
@@ -265,14 +265,14 @@ def test_other_signals_are_no_notice(name) -> None:
 
 
 def test_no_signal_is_refused() -> None:
-    with pytest.raises(ValueError, match="No signal is given to listen to"):
+    with pytest.raises(ValueError, match="The list of signals is empty"):
         SignalSource([])
 
 
 LAST_SIGNAL = """
 import os, signal, sys
 from stratagem.preemption import SignalSource
-from stratagem.preemption.signals import ignore_until_the_end
+from stratagem.preemption.signals import ignore_until_exit
 
 class Last:
     def __del__(self, kill=os.kill, pid=os.getpid(), signum=signal.SIGTERM):
@@ -281,7 +281,7 @@ class Last:
 SignalSource().start()
 sys.last = Last()  # is taken apart after the handlers of signals
 if {ignores}:
-    ignore_until_the_end()
+    ignore_until_exit()
 print("ready")
 sys.exit(42)
 """
@@ -296,10 +296,10 @@ def test_signal_while_python_ends_changes_the_exit_code_unless_it_is_ignored(
 
 def test_only_what_is_listened_to_is_ignored_until_the_end(received) -> None:
     with SignalSource():
-        ignore_until_the_end()
+        ignore_until_exit()
         signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
         signal.raise_signal(signal.SIGUSR1)
-    ignore_until_the_end()
+    ignore_until_exit()
     assert received == [signal.SIGUSR1]
     assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_IGN

@@ -1,4 +1,4 @@
-"""A program finds out whether it failed because of a preemption."""
+"""Detection of failures that are due to preemption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots in memory that outlives its process."""
+"""Snapshots in shared memory that survives the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process beside training that reads and writes checkpoints."""
+"""Reads and writes of checkpoints in the storage process."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def test_a_copy_is_written_whatever_becomes_of_the_arrays(
 
 def test_errors_come_back_as_what_they_are(process: StorageProcess, tmp_path: Path) -> None:
     write(process, tmp_path / "one").result()
-    with pytest.raises(FileExistsError, match="already there"):
+    with pytest.raises(FileExistsError, match="already exists"):
         write(process, tmp_path / "one").result()
-    with pytest.raises(NotFoundError, match="not there"):
+    with pytest.raises(NotFoundError, match="does not exist"):
         process.read_manifest(tmp_path / "two")
     manifest = process.read_manifest(tmp_path / "one")
     for file in (tmp_path / "one").rglob("d/*"):
@@ -133,7 +133,7 @@ def test_its_death_is_told_and_the_next_one_takes_its_place(tmp_path: Path) -> N
     first = storage.storage_process()
     assert storage.storage_process() is first
     os.kill(first.pid, signal.SIGKILL)
-    with pytest.raises(OSError, match=r"(?s)was to write .*one ended with -9"):
+    with pytest.raises(OSError, match=r"(?s)process exited with -9 during write of"):
         write(first, tmp_path / "one").result()
     assert not (tmp_path / "one").exists()
     second = storage.storage_process()

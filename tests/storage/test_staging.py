@@ -1,4 +1,4 @@
-"""Arrays in memory that two processes share."""
+"""Exchange of arrays through shared memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.storage.staging import Placed, Staging
+from stratagem.storage.staging import ArrayLocation, Staging
 
 ITEMS: dict[str, dict[str, np.ndarray[Any, Any]]] = {
     "model": {
@@ -86,4 +86,4 @@ def test_it_has_no_name_and_so_nothing_stays_behind(tmp_path: Path) -> None:
     ("shape", "dtype", "expected"), [((2, 3), "float32", 24), ((), "int64", 8), ((0,), "int8", 0)]
 )
 def test_sizes(shape: tuple[int, ...], dtype: str, expected: int) -> None:
-    assert Placed("a", "x", shape, dtype, 0).size_bytes == expected
+    assert ArrayLocation("a", "x", shape, dtype, 0).size_bytes == expected

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.group import Identity, Limits
+from stratagem.group import GroupLimits, Identity
 from stratagem.topology.processes import start_processes
 
 
@@ -90,7 +90,7 @@ def test_it_is_too_late_once_jax_has_started() -> None:
     assert jax.devices()
     identity = Identity(0, ("worker 0", "worker 1"), "127.0.0.1", 1)
     with pytest.raises(RuntimeError, match=r"JAX has started before(?s:.)*top of the program"):
-        start_processes(identity, Limits(), None)
+        start_processes(identity, GroupLimits(), None)
 
 
 def test_cluster_that_changes_afterwards_is_warned_of(monkeypatch) -> None:

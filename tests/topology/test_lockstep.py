@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.group import Group, Limits
+from stratagem.group import Group, GroupLimits
 from stratagem.topology import lockstep
 from tests.group.members import joined
 
 
 @pytest.fixture
 def group(monkeypatch) -> Iterator[Group]:
-    (member,) = joined(1, Limits(join_s=20))
+    (member,) = joined(1, GroupLimits(join_s=20))
     monkeypatch.setattr(lockstep, "current_group", lambda: member)
     yield member
     member.abandon()
@@ -22,12 +22,12 @@ def group(monkeypatch) -> Iterator[Group]:
 def test_error_that_comes_with_the_data_of_a_broken_group_is_told_to_the_program(group) -> None:
     with pytest.raises(OSError, match="disk"), lockstep.waiting_for_input("a dataset"):
         raise OSError("disk")
-    assert not group.is_told, "the group is whole"
-    group.tell_error("a bug")
+    assert not group.is_reported, "the group is whole"
+    group.report_error("a bug")
     group.wait_for_verdict()
     with pytest.raises(StopIteration), lockstep.waiting_for_input("a dataset"):
         raise StopIteration
-    assert group.is_told
+    assert group.is_reported
 
 
 def test_without_a_group_nothing_is_said() -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 
 from stratagem.errors import DeadlineExceededError
-from stratagem.group import Group, Kind
+from stratagem.group import Activity, Group
 from stratagem.messages import explain
 from stratagem.preemption import Notice, TerminationConfig
 
@@ -120,7 +120,7 @@ class AgreedStep:
         assert self._group is not None
         limit_s = self._group.limits.barrier_s
         deadline = time.monotonic() + (limit_s or float("inf"))
-        with self._group.at(Kind.AGREEMENT, "the step to save after"), self._changed:
+        with self._group.at(Activity.AGREEMENT, "the step to save after"), self._changed:
             while len(answers) < self._num_processes:
                 self._group.check()
                 if time.monotonic() > deadline:

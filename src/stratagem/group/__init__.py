@@ -1,16 +1,16 @@
-"""The processes that train in lockstep: they come together, watch each other, exchange values."""
+"""Group of processes that train in lockstep: membership, failure detection, value exchange."""
 
 from stratagem.group.current import current_group, set_current_group
 from stratagem.group.identity import Identity
 from stratagem.group.member import Group
 from stratagem.group.random_state import agree_on_random_state
-from stratagem.group.verdict import Kind, Limits, Verdict
+from stratagem.group.verdict import Activity, GroupLimits, Verdict
 
 __all__ = [
+    "Activity",
     "Group",
+    "GroupLimits",
     "Identity",
-    "Kind",
-    "Limits",
     "Verdict",
     "agree_on_random_state",
     "current_group",

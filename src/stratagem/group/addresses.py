@@ -1,8 +1,8 @@
-"""The addresses by which the processes of a group reach one another.
+"""Addresses at which the processes of a group reach each other.
 
-A process knows the address from which it reached process 0. For those on the host of process 0
-that may be a loopback address, which no other host can reach: 127.0.0.1, or 127.0.1.1, as Debian
-writes it into /etc/hosts for the host's own name.
+Each process uses the address from which it reached process 0. On the host of process 0 that may be
+a loopback address, which other hosts cannot reach: 127.0.0.1, or 127.0.1.1, which Debian puts into
+/etc/hosts for the host's own name.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["Link", "reachable_addresses"]
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """The two ends of a connection of a process to process 0.
+    """Addresses of a connection between a process and process 0.
 
     Args:
         own: address of the process, as it sees it.
-        source: where it came from, as process 0 sees it.
-        reached: address of process 0's host that it came to.
+        source: address of the process, as process 0 sees it.
+        reached: address of process 0 to which it connected.
     """
 
     own: str
@@ -31,25 +31,16 @@ class Link:
 
     @staticmethod
     def of(own: str, writer: asyncio.StreamWriter) -> Link:
-        """Returns the link of a connection that process 0 has accepted.
-
-        Args:
-            own: address of the process, as it sees it.
-            writer: of the connection.
-        """
+        """Returns the link of a connection that process 0 has accepted."""
         ends = [writer.get_extra_info(end)[0] for end in ("peername", "sockname")]
         return Link(own, *map(_plain, ends))
 
 
 def reachable_addresses(links: Sequence[Link]) -> list[str]:
-    """Returns where each process listens for the others.
+    """Returns the address at which each process listens for others.
 
-    Args:
-        links: of all processes, in their order.
-
-    Returns:
-        For each its own address; for those that came to process 0 by loopback, and so are on its
-        host, the address by which the first that did not come so reached it, if one did.
+    Processes that reached process 0 by loopback run on its host. They get the address by which the
+    first process from another host reached it, if there is one.
     """
     outside = [link.reached for link in links if not _is_loopback(link.reached)]
     return [
@@ -66,5 +57,5 @@ def _is_loopback(address: str) -> bool:
 
 
 def _plain(address: str) -> str:
-    """An IPv4 address as such, also where a socket for both kinds accepted it."""
+    """Strips the prefix of an IPv4 address that a dual-stack socket accepted."""
     return address.removeprefix("::ffff:")

@@ -1,4 +1,4 @@
-"""What one process tells all without being asked, and without waiting for anybody."""
+"""Announcements to all processes, delivered without waiting."""
 
 from __future__ import annotations
 
@@ -8,40 +8,30 @@ from typing import Any
 __all__ = ["Announcements", "Listener"]
 
 Listener = Callable[[int, list[int]], None]
-"""Called with the number of the process that speaks, and what it says."""
+"""Called with the id of the announcing process and its numbers."""
 
 
 class Announcements:
-    """Who listens to what in this process.
+    """Listeners of this process by topic.
 
-    What is announced before anybody listens is kept: a process may hear of something before it has
-    come so far as to ask for it.
+    Announcements without a listener are kept: other processes may be ahead of this one.
     """
 
     def __init__(self) -> None:
         self._listeners: dict[str, Listener] = {}
-        self._kept: dict[str, list[tuple[int, list[int]]]] = {}
+        self._pending: dict[str, list[tuple[int, list[int]]]] = {}
 
-    def take(self, message: dict[str, Any]) -> None:
-        """Hands an announcement to the one that listens, or keeps it.
-
-        Args:
-            message: `announced`, as process 0 sends it.
-        """
-        topic, told = message["topic"], (message["process_id"], message["numbers"])
+    def deliver(self, message: dict[str, Any]) -> None:
+        """Delivers an `announced` message to its listener, or keeps it."""
+        topic, announcement = message["topic"], (message["process_id"], message["numbers"])
         listener = self._listeners.get(topic)
         if listener is None:
-            self._kept.setdefault(topic, []).append(told)
+            self._pending.setdefault(topic, []).append(announcement)
         else:
-            listener(*told)
+            listener(*announcement)
 
     def listen(self, topic: str, listener: Listener) -> None:
-        """Hands over what is kept of a topic, and from now on all that is announced.
-
-        Args:
-            topic: that nobody listens to yet.
-            listener: must neither wait nor raise.
-        """
+        """Registers a topic's only listener, which must not block or raise."""
         self._listeners[topic] = listener
-        for told in self._kept.pop(topic, []):
-            listener(*told)
+        for announcement in self._pending.pop(topic, []):
+            listener(*announcement)

@@ -1,4 +1,4 @@
-"""The group of this process: there is one at most, for as long as the process lives."""
+"""The group of this process: at most one for the lifetime of the process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ _groups: list[Group] = []
 
 
 def current_group() -> Group | None:
-    """Returns the group that this process belongs to; None for a process by itself."""
+    """Returns the group of this process, or None for a single process."""
     return _groups[0] if _groups else None
 
 
 def set_current_group(group: Group) -> None:
-    """Makes a group that of this process.
-
-    Args:
-        group: the first and only one.
-    """
+    """Sets the group of this process, once."""
     assert not _groups
     _groups.append(group)

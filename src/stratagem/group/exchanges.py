@@ -1,4 +1,4 @@
-"""Values that all processes hand in at one place, and that each of them then has of all."""
+"""Exchanges of values between all processes, collected and checked by process 0."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from stratagem.group.verdict import Kind, Limits, MemberView, Verdict
+from stratagem.group.verdict import Activity, GroupLimits, MemberView, Verdict
 from stratagem.messages import explain
 
-__all__ = ["Answer", "Exchanges"]
+__all__ = ["ExchangeReply", "Exchanges"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """What to tell some processes.
-
-    Args:
-        to: their numbers.
-        message: what to tell them.
-    """
+class ExchangeReply:
+    """A message to some processes, given by their ids."""
 
     to: list[int]
     message: dict[str, Any]
 
 
 @dataclasses.dataclass
-class _Open:
-    """An exchange that not all have come to."""
+class _OpenExchange:
+    """An exchange that some processes have not joined yet."""
 
     name: str
     opened_at: float
@@ -37,135 +32,117 @@ class _Open:
 
 
 class Exchanges:
-    """The exchanges that are open.
+    """All open exchanges.
 
-    Each belongs to a stream, of which every process takes part in the same order; its name tells
-    whether they do. A stream is forgotten when all have left it.
-
-    Args:
-        labels: the names of the processes.
+    Each exchange belongs to a stream, which every process joins in the same order; names are
+    compared to verify that. A stream is dropped when all processes have left it.
     """
 
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = labels
-        self._open: dict[tuple[str, int], _Open] = {}
+        self._open: dict[tuple[str, int], _OpenExchange] = {}
         self._left: dict[str, set[int]] = {}
 
-    def add(self, process_id: int, message: dict[str, Any], now: float) -> Answer | Verdict | None:
-        """Takes the value of one process.
+    def add(
+        self, process_id: int, message: dict[str, Any], now: float
+    ) -> ExchangeReply | Verdict | None:
+        """Adds the value of one process.
 
-        Args:
-            process_id: whose it is.
-            message: with the stream, the number in it, the name, the value, the limit in seconds
-                (None for none but the group's own) and the setting that changes it.
-            now: the time in seconds.
-
-        Returns:
-            What to tell, where it was the last value or one that waits in vain; a Verdict, where
-            it does not belong there; else None.
+        `now` is in seconds. Returns a reply for the last value, or for one that others will not
+        join; a Verdict for a value out of order; otherwise None.
         """
         key = (message["stream"], message["number"])
         if message["stream"] in self._left:
             return self._abandoned(key, [process_id])
         exchange = self._open.get(key)
         if exchange is None:
-            exchange = _Open(message["name"], now, message["limit_s"], message["setting"])
+            exchange = _OpenExchange(message["name"], now, message["limit_s"], message["setting"])
             self._open[key] = exchange
         if exchange.name != message["name"]:
-            return self._out_of_step(process_id, message["name"], exchange)
+            return self._mismatch_verdict(process_id, message["name"], exchange)
         exchange.values[process_id] = message["value"]
         if len(exchange.values) < len(self._labels):
             return None
         del self._open[key]
-        everybody = list(range(len(self._labels)))
-        values = [exchange.values[index] for index in everybody]
-        return Answer(
-            everybody,
+        all_processes = list(range(len(self._labels)))
+        values = [exchange.values[index] for index in all_processes]
+        return ExchangeReply(
+            all_processes,
             {"kind": "exchanged", "stream": key[0], "number": key[1], "values": values},
         )
 
-    def leave(self, process_id: int, stream: str) -> list[Answer]:
-        """Takes note that a process takes no part in a stream any more.
+    def leave(self, process_id: int, stream: str) -> list[ExchangeReply]:
+        """Removes a process from a stream and returns replies for processes that wait there.
 
-        Every batch that its program has had is complete. So nobody whose program takes as many
-        misses one, and who is ahead of its program may have come for more than that.
-
-        Args:
-            process_id: who leaves.
-            stream: of which everything that is open is dropped.
-
-        Returns:
-            What to tell those who wait there.
+        Every batch that its program received is complete, so a process that takes the same number
+        of batches misses none. Processes that read ahead may wait for more.
         """
         left = self._left.setdefault(stream, set())
         left.add(process_id)
-        answers: list[Answer] = []
+        replies: list[ExchangeReply] = []
         for key in [key for key in self._open if key[0] == stream]:
             waiting = self._open.pop(key).values.keys() - left
-            answers.append(self._abandoned(key, sorted(waiting)))
+            replies.append(self._abandoned(key, sorted(waiting)))
         if len(left) == len(self._labels):
             del self._left[stream]
-        return answers
+        return replies
 
-    def _abandoned(self, key: tuple[str, int], to: list[int]) -> Answer:
+    def _abandoned(self, key: tuple[str, int], to: list[int]) -> ExchangeReply:
         by = [self._labels[index] for index in sorted(self._left[key[0]])]
-        return Answer(to, {"kind": "abandoned", "stream": key[0], "number": key[1], "by": by})
+        return ExchangeReply(
+            to, {"kind": "abandoned", "stream": key[0], "number": key[1], "by": by}
+        )
 
-    def _out_of_step(self, process_id: int, name: str, exchange: _Open) -> Verdict:
+    def _mismatch_verdict(self, process_id: int, name: str, exchange: _OpenExchange) -> Verdict:
         first = self._labels[next(iter(exchange.values))]
         return Verdict(
             "RuntimeError",
             explain(
-                f"{self._labels[process_id]} came to {name!r} where {first} came to "
+                f"{self._labels[process_id]} called {name!r} while {first} called "
                 f"{exchange.name!r}.",
                 expected="the same calls in the same order on every process.",
-                fix="see where their programs part: a condition on the process, a loop of another "
-                "length, a call that only the chief makes.",
+                fix="find where their programs differ: a condition on the process, a loop of "
+                "another length, a call that only the chief makes.",
             ),
         )
 
-    def overdue(self, views: Sequence[MemberView], limits: Limits, now: float) -> Verdict | None:
-        """Tells whether somebody has waited too long for the others.
-
-        Args:
-            views: what is known of the processes.
-            limits: of the group.
-            now: the time in seconds.
-
-        Returns:
-            What is wrong; None if nothing is.
-        """
+    def overdue(
+        self, views: Sequence[MemberView], limits: GroupLimits, now: float
+    ) -> Verdict | None:
+        """Returns a verdict if a process has waited too long for others, or None."""
         for exchange in self._open.values():
             waited_s = now - exchange.opened_at
             missing = [i for i in range(len(self._labels)) if i not in exchange.values]
-            if exchange.limit_s is None:  # of input: others may be ahead without any harm
+            if exchange.limit_s is None:  # input: other processes may read ahead
                 waits = [
-                    views[i].place.kind is Kind.INPUT and views[i].unmoved_s > limits.stuck_s
+                    views[i].position.kind is Activity.INPUT and views[i].unmoved_s > limits.stuck_s
                     for i in exchange.values
                 ]
-                busy = [views[i].place.kind in (Kind.INPUT, Kind.PYTHON) for i in missing]
+                busy = [
+                    views[i].position.kind in (Activity.INPUT, Activity.PYTHON) for i in missing
+                ]
                 if any(waits) and any(busy):
-                    return self._late(exchange, missing, views, waited_s, limits.stuck_s)
+                    return self._timeout_verdict(exchange, missing, views, waited_s, limits.stuck_s)
             elif 0 < exchange.limit_s < waited_s:
-                return self._late(exchange, missing, views, waited_s, exchange.limit_s)
+                return self._timeout_verdict(exchange, missing, views, waited_s, exchange.limit_s)
         return None
 
-    def _late(
+    def _timeout_verdict(
         self,
-        exchange: _Open,
+        exchange: _OpenExchange,
         missing: list[int],
         views: Sequence[MemberView],
         waited_s: float,
         limit_s: float,
     ) -> Verdict:
-        names = ", ".join(f"{views[i].label} ({views[i].place})" for i in missing)
+        names = ", ".join(f"{views[i].label} ({views[i].position})" for i in missing)
         arrived = ", ".join(views[i].label for i in exchange.values)
         return Verdict(
             "DeadlineExceededError",
             explain(
                 f"{arrived} waited {waited_s:.0f} s at {exchange.name!r} for {names}.",
-                expected=f"all processes there within {limit_s:g} s ({exchange.setting}).",
-                fix="see what the missing one does, or set the limit higher if it may take so "
-                "long.",
+                expected=f"all processes to call it within {limit_s:g} s ({exchange.setting}).",
+                fix="check what the missing process does, or raise the limit if it may take "
+                "that long.",
             ),
         )

@@ -1,4 +1,4 @@
-"""What process 0 does for a group: it lets the others in, hands values around, and judges."""
+"""Hub of a group on process 0: admits members, relays messages, detects failures."""
 
 from __future__ import annotations
 
@@ -9,90 +9,90 @@ import time
 from typing import Any
 
 from stratagem.group.addresses import Link, reachable_addresses
-from stratagem.group.exchanges import Answer, Exchanges
+from stratagem.group.exchanges import ExchangeReply, Exchanges
 from stratagem.group.protocol import read_message
 from stratagem.group.tunnel import forward
-from stratagem.group.verdict import Kind, Limits, MemberView, Place, Verdict, judge
+from stratagem.group.verdict import (
+    Activity,
+    GroupLimits,
+    MemberView,
+    ProgramPosition,
+    Verdict,
+    judge,
+)
 from stratagem.group.wire import frame
 from stratagem.messages import explain
 
 __all__ = ["Hub"]
 
-_JUDGE_EVERY_S = 0.25
+_JUDGE_INTERVAL_S = 0.25
 
 
 @dataclasses.dataclass
 class _Member:
-    """What the hub knows of one process."""
+    """State of one process."""
 
     label: str
     writer: asyncio.StreamWriter | None = None
     facts: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     link: Link | None = None
-    heard_at: float = 0.0
-    place: Place = dataclasses.field(default_factory=Place)
+    received_at: float = 0.0
+    position: ProgramPosition = dataclasses.field(default_factory=ProgramPosition)
     moved_at: float = 0.0
-    parting: str | None = None
+    error_text: str | None = None
     has_left: bool = False
 
-    def see_at(self, place: Place) -> None:
-        if place != self.place:
-            self.place, self.moved_at = place, self.heard_at
+    def update_position(self, position: ProgramPosition) -> None:
+        if position != self.position:
+            self.position, self.moved_at = position, self.received_at
 
     def view(self, now: float) -> MemberView:
         return MemberView(
             label=self.label,
-            place=self.place,
-            silent_s=now - self.heard_at,
+            position=self.position,
+            silent_s=now - self.received_at,
             unmoved_s=now - self.moved_at,
             is_connected=self.writer is not None,
-            parting=self.parting,
+            error_text=self.error_text,
             has_left=self.has_left,
         )
 
 
 class Hub:
-    """The meeting point of a group, in a thread of process 0.
+    """Meeting point of a group, in a thread of process 0.
 
     Args:
-        labels: the names of all processes in messages, by their number.
-        limits: how long anything may take.
-        service_port: where JAX's coordination service of this host will listen.
+        labels: names of all processes in messages, by process id.
+        limits: time limits of the group.
+        service_port: port of JAX's coordination service on this host.
     """
 
-    def __init__(self, labels: list[str], limits: Limits, service_port: int) -> None:
+    def __init__(self, labels: list[str], limits: GroupLimits, service_port: int) -> None:
         self._members = [_Member(label) for label in labels]
         self._limits = limits
         self._service_port = service_port
         self._exchanges = Exchanges(labels)
         self._is_complete = False
         self._verdict: Verdict | None = None
-        self._told = set[int]()
+        self._notified = set[int]()
         self._started_at = time.monotonic()
         self._tasks = set[asyncio.Task[Any]]()
         self._server: asyncio.Server | None = None
 
     async def start(self, port: int) -> None:
-        """Begins to listen, on all addresses of this host.
-
-        Args:
-            port: where.
-
-        Raises:
-            OSError: it is taken.
-        """
+        """Starts listening on all addresses of this host; raises OSError if the port is taken."""
         self._server = await asyncio.start_server(self._serve, host=None, port=port)
-        self._keep(asyncio.create_task(self._judge_for_ever()))
+        self._hold_reference(asyncio.create_task(self._judge_periodically()))
 
     def close(self) -> None:
-        """Ends all connections, without a word."""
+        """Closes all connections without notice."""
         if self._server is not None:
             self._server.close()
         for member in self._members:
             if member.writer is not None:
                 member.writer.close()
 
-    def _keep(self, task: asyncio.Task[Any]) -> None:
+    def _hold_reference(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -104,9 +104,9 @@ class Hub:
             elif hello["kind"] == "hello":
                 await self._serve_member(hello, reader, writer)
         except OSError:
-            pass  # a stranger, or a process that has gone; the judge sees which is missing
+            pass  # not a member, or one that has exited; `judge` finds out which is missing
         except asyncio.CancelledError:
-            pass  # the hub closes; asyncio would else log each connection as an error
+            pass  # the hub closes; asyncio would log each connection as an error otherwise
         finally:
             writer.close()
 
@@ -120,23 +120,23 @@ class Hub:
             verdict = self._verdict or Verdict("ValueError", str(refusal))
             writer.write(frame({"kind": "verdict", **dataclasses.asdict(verdict)}))
             await writer.drain()
-            self._told.add(hello["process_id"])
+            self._notified.add(hello["process_id"])
             return
         member = self._members[hello["process_id"]]
         now = time.monotonic()
         member.writer, member.facts = writer, hello["facts"]
         member.link = Link.of(hello["facts"]["address"], writer)
-        member.heard_at = member.moved_at = now
-        self._complete()
+        member.received_at = member.moved_at = now
+        self._welcome_if_complete()
         try:
             while True:
-                self._take(hello["process_id"], await read_message(reader))
+                self._handle(hello["process_id"], await read_message(reader))
         finally:
             member.writer = None
             self._judge()
 
     def _refusal(self, hello: dict[str, Any]) -> str | None:
-        """Why a process cannot be one of this group; None if it can."""
+        """Returns the reason to refuse a process, or None."""
         count, process_id = len(self._members), hello["process_id"]
         if hello["num_processes"] != count or not 0 <= process_id < count:
             return explain(
@@ -150,77 +150,82 @@ class Hub:
             return explain(
                 f"{member.label} has joined already, from host {member.facts.get('host')}, "
                 f"process {member.facts.get('pid')}.",
-                expected="one process for each task.",
-                fix="give each process its own task index, and end processes of former runs.",
+                expected="one process per task.",
+                fix="give each process its own task index, and stop processes of earlier runs.",
             )
         return None
 
     def _compare(self, hello: dict[str, Any]) -> None:
-        """Ends the group where this process is unlike the others."""
+        """Ends the group if a process differs from the others."""
         member = self._members[hello["process_id"]]
         for name, value in hello["facts"]["same"].items():
             for other in self._members:
                 theirs = other.facts.get("same", {}).get(name, value)
                 if theirs != value:
                     difference = explain(
-                        f"{member.label} has {name} {value}, and {other.label} has {theirs}.",
-                        expected="the same on every process.",
-                        fix="start all processes with one configuration and one environment.",
+                        f"{member.label} has {name} {value}, but {other.label} has {theirs}.",
+                        expected=f"the same {name} on every process.",
+                        fix="start all processes with the same configuration and environment.",
                     )
                     self._fail(Verdict("ValueError", difference))
                     return
 
-    def _complete(self) -> None:
+    def _welcome_if_complete(self) -> None:
         if self._is_complete or any(member.writer is None for member in self._members):
-            self._tell_progress()
+            self._send_progress()
             return
         self._is_complete = True
         links = [member.link for member in self._members if member.link is not None]
         self._send_all({"kind": "welcome", "addresses": reachable_addresses(links)})
 
-    def _tell_progress(self) -> None:
+    def _send_progress(self) -> None:
         missing = [member.label for member in self._members if member.writer is None]
         self._send_all({"kind": "progress", "missing": missing})
 
-    def _take(self, process_id: int, message: dict[str, Any]) -> None:
+    def _handle(self, process_id: int, message: dict[str, Any]) -> None:
         member = self._members[process_id]
         now = time.monotonic()
-        member.heard_at = now
+        member.received_at = now
         kind = message["kind"]
         if kind == "beat":
-            member.see_at(
-                Place(Kind(message["place"]), message["name"], message["step"], message["moves"])
+            member.update_position(
+                ProgramPosition(
+                    Activity(message["position"]),
+                    message["name"],
+                    message["step"],
+                    message["moves"],
+                )
             )
         elif kind == "exchange":
             outcome = self._exchanges.add(process_id, message, now)
             if isinstance(outcome, Verdict):
                 self._fail(outcome)
             elif outcome is not None:
-                self._answer(outcome)
+                self._reply(outcome)
         elif kind == "leave":
-            for answer in self._exchanges.leave(process_id, message["stream"]):
-                self._answer(answer)
+            for reply in self._exchanges.leave(process_id, message["stream"]):
+                self._reply(reply)
         elif kind == "announce":
-            told = {"topic": message["topic"], "numbers": message["numbers"]}
-            self._send_all({"kind": "announced", "process_id": process_id, **told})
+            announcement = {"topic": message["topic"], "numbers": message["numbers"]}
+            self._send_all({"kind": "announced", "process_id": process_id, **announcement})
         elif kind == "error":
-            member.parting = message["text"]
+            member.error_text = message["text"]
             self._judge()
         elif kind == "gone":
             member.has_left = True
             self._send_all({"kind": "gone", "left": [m.has_left for m in self._members]})
 
-    async def _judge_for_ever(self) -> None:
-        last_told = 0.0
+    async def _judge_periodically(self) -> None:
+        sent_at = 0.0
         while self._verdict is None:
-            await asyncio.sleep(_JUDGE_EVERY_S)
+            await asyncio.sleep(_JUDGE_INTERVAL_S)
             self._judge()
             now = time.monotonic()
-            if now - last_told > 1.0:
-                last_told = now
+            if now - sent_at > 1.0:
+                sent_at = now
                 self._send_all({"kind": "beat"})
                 if not self._is_complete:
-                    self._tell_progress()
+                    self._send_progress()
 
     def _judge(self) -> None:
         now = time.monotonic()
@@ -243,8 +248,8 @@ class Hub:
                 f"{', '.join(missing)} did not.",
                 expected=f"all processes within {self._limits.join_s:g} s "
                 "(STRATAGEM_JOIN_TIMEOUT_S).",
-                fix="see in their logs whether they were started, and whether they can reach "
-                f"{self._members[0].label}.",
+                fix="check their logs: were they started, and can they reach "
+                f"{self._members[0].label}?",
             ),
         )
 
@@ -252,15 +257,15 @@ class Hub:
         if self._verdict is None:
             self._verdict = verdict
             self._send_all({"kind": "verdict", **dataclasses.asdict(verdict)})
-            self._told.update(i for i, m in enumerate(self._members) if m.writer is not None)
+            self._notified.update(i for i, m in enumerate(self._members) if m.writer is not None)
 
-    async def tell_everybody(self) -> None:
-        """Waits until every process has heard why the group ended, also those that come late."""
-        while len(self._told) < len(self._members):
-            await asyncio.sleep(_JUDGE_EVERY_S)
+    async def wait_until_all_notified(self) -> None:
+        """Waits until every process has received the verdict, including late ones."""
+        while len(self._notified) < len(self._members):
+            await asyncio.sleep(_JUDGE_INTERVAL_S)
 
-    def _answer(self, answer: Answer) -> None:
-        self._send([self._members[index] for index in answer.to], answer.message)
+    def _reply(self, reply: ExchangeReply) -> None:
+        self._send([self._members[index] for index in reply.to], reply.message)
 
     def _send_all(self, message: dict[str, Any]) -> None:
         self._send(self._members, message)

@@ -1,4 +1,4 @@
-"""Which member of a group a process is."""
+"""Identity of a process within its group."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Identity"]
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Which member of a group this process is.
+    """Identity of this process within its group.
 
     Args:
-        process_id: its number, from 0.
-        labels: the names of all processes in messages, by their number.
+        process_id: from 0.
+        labels: names of all processes in messages, by process id.
         host: of process 0.
-        port: where process 0 listens.
-        same: what has to be equal on all processes, such as versions.
+        port: at which process 0 listens.
+        same: values that must be equal on all processes, such as versions.
     """
 
     process_id: int
@@ -28,10 +28,10 @@ class Identity:
 
     @property
     def label(self) -> str:
-        """The name of this process."""
+        """Name of this process in messages."""
         return self.labels[self.process_id]
 
     @property
     def num_processes(self) -> int:
-        """How many there are."""
+        """Number of processes in the group."""
         return len(self.labels)

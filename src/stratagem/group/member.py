@@ -1,4 +1,4 @@
-"""This process as a member of a group: it joins, exchanges values, and hears when it is over."""
+"""Membership of this process in a group: joining, exchanges, announcements, failures."""
 
 from __future__ import annotations
 
@@ -14,56 +14,54 @@ from stratagem.group.announcements import Announcements, Listener
 from stratagem.group.connection import Connection
 from stratagem.group.identity import Identity
 from stratagem.group.streams import Stream, Streams
-from stratagem.group.verdict import Kind, Limits, Place, Verdict
+from stratagem.group.verdict import Activity, GroupLimits, ProgramPosition, Verdict
 from stratagem.messages import explain
 
 __all__ = ["Group"]
 
-_FIRST_NEWS_S = 2.0
-# How often to look whether something is ready: short beside a step between processes, and seldom
-# enough to leave the cores to it.
-# Each look takes the core from the step for 60 us; looking rarely finds its end late. So the pause
-# is this share of what was waited so far.
-_LEAST_PAUSE_S, _MOST_PAUSE_S, _PAUSE_SHARE = 0.0002, 0.01, 0.02
-_LAST_WORDS_S = 5.0
+_FIRST_PROGRESS_S = 2.0
+# Each poll for a result takes the core from the step for 60 us; rare polls see its end late. So the
+# pause is this fraction of the time waited so far.
+_MIN_PAUSE_S, _MAX_PAUSE_S, _PAUSE_FRACTION = 0.0002, 0.01, 0.02
+_NOTIFY_LIMIT_S = 5.0
 
 
 class Group:
-    """The processes that train in lockstep, seen from one of them.
+    """The processes that train in lockstep, as seen from one of them. Joins on construction.
 
     Args:
-        identity: which of them this is.
-        limits: how long anything may take.
+        identity: of this process.
+        limits: time limits of the group.
 
     Raises:
-        DeadlineExceededError: not all came together in time; the message names who is missing.
-        ValueError: the processes do not fit together, or the port is taken.
+        DeadlineExceededError: not all processes joined in time; the message names the missing ones.
+        ValueError: the processes differ, or the port is taken.
     """
 
-    def __init__(self, identity: Identity, limits: Limits) -> None:
+    def __init__(self, identity: Identity, limits: GroupLimits) -> None:
         self.identity = identity
         self.limits = limits
         self.own_address = ""
-        self._place = Place()
-        self._place_lock = threading.Lock()
+        self._position = ProgramPosition()
+        self._position_lock = threading.Lock()
         self._verdict: Verdict | None = None
-        self._is_told = False
+        self._is_reported = False
         self._changed = threading.Condition()
         self._missing = [identity.labels[0]]
         self._has_joined = False
-        self._left: list[bool] = [False] * identity.num_processes
+        self._have_left: list[bool] = [False] * identity.num_processes
         self._is_leaving = False
         self._error: Exception | None = None
         self._connection = Connection(
             identity,
             limits,
-            place=lambda: self._place,
-            on_message=self._take,
+            position=lambda: self._position,
+            on_message=self._handle,
             on_lost=self._lose,
             on_error=self._fail_to_join,
         )
         self._streams = Streams(
-            identity.label, self._changed, send=self._connection.send, check=self._check_beside
+            identity.label, self._changed, send=self._connection.send, check=self._check_in_thread
         )
         self._main = self._streams.open("main")
         self._announcements = Announcements()
@@ -71,114 +69,88 @@ class Group:
         try:
             self._join()
         except BaseException:
-            if self._verdict is not None:  # who comes late would wait for nobody else
-                self._connection.tell_everybody(min(_LAST_WORDS_S, limits.join_s))
+            if self._verdict is not None:  # late processes need the verdict, too
+                self._connection.wait_until_all_notified(min(_NOTIFY_LIMIT_S, limits.join_s))
             self._connection.abandon()
             raise
 
     @property
     def num_processes(self) -> int:
-        """How many processes there are."""
+        """Number of processes in the group."""
         return self.identity.num_processes
 
     @property
     def process_id(self) -> int:
-        """The number of this process."""
+        """Id of this process, from 0."""
         return self.identity.process_id
 
     @property
     def verdict(self) -> Verdict | None:
-        """Why the group cannot go on; None while it can."""
+        """Reason why the group ended, or None while it works."""
         return self._verdict
 
     @property
-    def is_told(self) -> bool:
-        """Whether the program has been told the verdict, by an error."""
-        return self._is_told
+    def is_reported(self) -> bool:
+        """True if an error has reported the verdict to the program."""
+        return self._is_reported
 
     def wait_for_verdict(self) -> None:
-        """Waits until the group cannot go on; for ever if it can."""
+        """Blocks until the group ends."""
         with self._changed:
             while self._verdict is None:
                 self._changed.wait()
 
     def check(self) -> None:
-        """Raises what ended the group, if anything did.
-
-        Raises:
-            UnavailableError: a process was lost. DeadlineExceededError: one is stuck.
-            RuntimeError: the processes came apart.
-        """
+        """Raises the error that ended the group, if any."""
         if self._verdict is not None:
-            self._is_told = True
-            raise self._ended(self._verdict)
+            self._is_reported = True
+            raise self._error_of(self._verdict)
 
-    def _check_beside(self) -> None:
-        """As `check`, for a thread that is ahead of the program: that may wait inside JAX."""
+    def _check_in_thread(self) -> None:
+        """Like `check`, for a thread ahead of the program, which may wait inside JAX."""
         if self._verdict is not None:
-            raise self._ended(self._verdict)
+            raise self._error_of(self._verdict)
 
-    def note_told(self) -> None:
-        """Notes that an error that another thread has met reaches the program."""
-        self._is_told |= self._verdict is not None
+    def mark_reported(self) -> None:
+        """Records that the error of another thread has reached the program."""
+        self._is_reported |= self._verdict is not None
 
-    def _ended(self, verdict: Verdict) -> Exception:
-        here = f"This is {self.identity.label}, {self._place}."
+    def _error_of(self, verdict: Verdict) -> Exception:
+        here = f"This is {self.identity.label}, {self._position}."
         return Verdict(verdict.error, f"{verdict.message}\n{here}").exception()
 
     @contextlib.contextmanager
-    def at(self, kind: Kind, name: str) -> Generator[None]:
-        """Says what this process does meanwhile.
-
-        Args:
-            kind: what it does.
-            name: with what.
-        """
-        before = self._place
-        self._move(kind, name, before.step)
+    def at(self, kind: Activity, name: str) -> Generator[None]:
+        """Sets the activity of this process within a scope."""
+        before = self._position
+        self._set_position(kind, name, before.step)
         try:
             yield
         finally:
-            self._move(before.kind, before.name, self._place.step)
+            self._set_position(before.kind, before.name, self._position.step)
 
     @property
     def num_steps(self) -> int:
-        """How many programs that all processes run together this one has begun."""
-        return self._place.step
+        """Number of shared programs that this process has begun."""
+        return self._position.step
 
     def begin_step(self) -> int:
-        """Counts a program that all processes run together, before this one starts it.
-
-        Returns:
-            Its number, from 1.
-        """
+        """Counts a shared program before it starts, and returns its number, from 1."""
         self.check()
-        place = self._place
-        self._move(place.kind, place.name, place.step + 1)
-        return place.step + 1
+        position = self._position
+        self._set_position(position.kind, position.name, position.step + 1)
+        return position.step + 1
 
     def return_to_step(self, number: int) -> None:
-        """Counts on from a step: those after it were not started, or are not the program's.
+        """Resets the count of shared programs after failed or internal ones; 0 for none.
 
-        To count from 1 again, all processes call it right after an exchange of all.
-
-        Args:
-            number: of the step; 0 for none.
+        To restart at 1, all processes call it right after an exchange.
         """
-        place = self._place
-        self._move(place.kind, place.name, number)
+        position = self._position
+        self._set_position(position.kind, position.name, number)
 
     def wait_for_step(self, number: int, name: str, is_ready: Callable[[], bool]) -> None:
-        """Waits for the results of a step.
-
-        Args:
-            number: of the step.
-            name: of its program.
-            is_ready: whether they are there.
-
-        Raises:
-            UnavailableError: a process was lost meanwhile; and what else `check` raises.
-        """
+        """Waits until the results of a shared program are ready; raises as `check`."""
         if is_ready():
             return
         started_at = time.monotonic()
@@ -186,44 +158,35 @@ class Group:
             while not is_ready():
                 self.check()
                 waited_s = time.monotonic() - started_at
-                time.sleep(min(max(_PAUSE_SHARE * waited_s, _LEAST_PAUSE_S), _MOST_PAUSE_S))
+                time.sleep(min(max(_PAUSE_FRACTION * waited_s, _MIN_PAUSE_S), _MAX_PAUSE_S))
 
     @contextlib.contextmanager
     def in_step(self, number: int, name: str) -> Generator[None]:
-        """Says that this process is in a program that all run, and may wait for the others there.
-
-        Args:
-            number: of the step.
-            name: of its program.
-        """
-        before = self._place
-        self._move(Kind.STEP, name, number)
+        """Marks this process as inside a shared program, where it may wait for others."""
+        before = self._position
+        self._set_position(Activity.STEP, name, number)
         try:
             yield
         finally:
-            self._move(before.kind, before.name, before.step)
+            self._set_position(before.kind, before.name, before.step)
 
     def explain_loss(self, error: Exception) -> Exception:
-        """Returns what to raise instead of an error of the transport.
+        """Returns an error that names the lost process, for a transport error that does not.
 
-        Args:
-            error: of the transport: it knows that a connection broke, and not whose.
-
-        Returns:
-            The error that names the process; within the limit for one that does not answer.
+        Waits up to the limit for an answer from all processes.
         """
         deadline = time.monotonic() + self.limits.peer_s
         with self._changed:
             while self._verdict is None and time.monotonic() < deadline:
                 self._changed.wait(0.1)
         if self._verdict is not None:
-            self._is_told = True
-            return self._ended(self._verdict)
+            self._is_reported = True
+            return self._error_of(self._verdict)
         return UnavailableError(
             explain(
                 f"{self.identity.label} lost a connection to another process: {error}",
-                expected="connections between all processes; each of them still answers.",
-                fix="see whether a firewall or a proxy closes connections between the hosts.",
+                expected="stable connections; all processes still answer the hub.",
+                fix="check whether a firewall or a proxy closes connections between the hosts.",
             )
         )
 
@@ -235,164 +198,138 @@ class Group:
         timeout_s: float | None = None,
         setting: str = "STRATAGEM_BARRIER_TIMEOUT_S",
     ) -> list[Any]:
-        """Hands a value to all processes and returns theirs. All have to call it.
+        """Sends a value to all processes and returns theirs, by process id. Call on every process.
 
         Args:
-            name: of the place, the same on all.
-            value: small; see `wire.encode` for what it may be.
-            timeout_s: how long to wait for the others; None for the limit of barriers.
-            setting: what changes that limit, for the message.
-
-        Returns:
-            The values of all processes, in their order.
+            name: of the call, the same on all processes.
+            value: small; `wire.encode` lists the supported types.
+            timeout_s: seconds to wait for the others; None for the barrier limit.
+            setting: variable that changes the limit, for the message.
 
         Raises:
-            DeadlineExceededError: others did not come; the message names them.
-            RuntimeError: another process is at another place.
-            UnavailableError: one was lost.
+            DeadlineExceededError: others did not join; the message names them.
+            RuntimeError: another process made a different call.
+            UnavailableError: a process was lost.
         """
         limit_s = self.limits.barrier_s if timeout_s is None else timeout_s
-        with self.at(Kind.EXCHANGE, name):
+        with self.at(Activity.EXCHANGE, name):
             try:
-                told = self._main.exchange(value, place=name, limit_s=limit_s, setting=setting)
+                values = self._main.exchange(value, name=name, limit_s=limit_s, setting=setting)
             except Exception:
-                self.note_told()
+                self.mark_reported()
                 raise
-        assert told is not None  # nobody closes this stream
-        return told
+        assert values is not None  # this stream is never closed
+        return values
 
     def stream(self, name: str) -> Stream:
-        """Begins a stream of exchanges of its own, for a thread that is ahead of the program.
+        """Opens a separate stream of exchanges, for a thread ahead of the program.
 
-        Args:
-            name: the same on all processes, and new; each process closes it.
-
-        Returns:
-            The stream.
+        `name` is unique and the same on all processes. Each process closes its stream.
         """
         return self._streams.open(name)
 
     def announce(self, topic: str, numbers: Sequence[int]) -> None:
-        """Tells all processes something, this one too, without waiting; from any thread.
+        """Sends numbers to all processes, including this one, without waiting; from any thread.
 
-        All hear all announcements in one order.
-
-        Args:
-            topic: what it is about.
-            numbers: what to say.
+        All processes receive all announcements in the same order.
         """
         self._connection.send({"kind": "announce", "topic": topic, "numbers": list(numbers)})
 
     def listen(self, topic: str, listener: Listener) -> None:
-        """Hears what any process announces, and what has been announced before.
+        """Registers the listener of a topic, which also receives earlier announcements.
 
-        Args:
-            topic: what it is about; one listener each.
-            listener: called in the thread of the connection; it must neither wait nor raise.
+        It is called in the connection's thread and must not block or raise.
         """
         with self._changed:
             self._announcements.listen(topic, listener)
 
     def leave(self) -> bool:
-        """Says that this process has ended, and waits until all have.
+        """Announces the end of this process and waits for the end of all.
 
-        Returns:
-            Whether all ended well; False where the group broke, or others stayed too long.
+        Returns False if the group failed or others did not end in time.
         """
-        with self.at(Kind.EXIT, "exit"):
+        with self.at(Activity.EXIT, "exit"):
             self._is_leaving = True
             self._connection.send({"kind": "gone"})
             deadline = time.monotonic() + self.limits.barrier_s
             with self._changed:
-                while not all(self._left):
+                while not all(self._have_left):
                     if self._verdict is not None or time.monotonic() > deadline:
                         return False
                     self._changed.wait(0.2)
         return True
 
-    def tell_error(self, text: str) -> None:
-        """Tells the others that this process ends with an error.
-
-        Args:
-            text: of the error.
-        """
+    def report_error(self, text: str) -> None:
+        """Sends the text of the error that ends this process to the others."""
         self._connection.send({"kind": "error", "text": text})
 
-    def open_door(self) -> int:
-        """Opens a way to JAX's coordination service.
-
-        Returns:
-            A port on 127.0.0.1; on process 0, where the service has to listen.
-        """
-        return self._connection.open_door()
+    def open_coordination_port(self) -> int:
+        """Returns the port on 127.0.0.1 for JAX's coordination service."""
+        return self._connection.open_coordination_port()
 
     def abandon(self) -> None:
-        """Closes the connection without a word, as a process does that dies."""
+        """Closes the connection without notice, like a crash."""
         self._connection.abandon()
 
     def drain(self, limit_s: float) -> None:
-        """Waits until what was sent has gone out.
-
-        Args:
-            limit_s: how long at most.
-        """
+        """Waits until sent messages are written, at most `limit_s` seconds."""
         self._connection.drain(limit_s)
 
     def _join(self) -> None:
         started_at = time.monotonic()
-        told_at = started_at + _FIRST_NEWS_S
+        printed_at = started_at + _FIRST_PROGRESS_S
         with self._changed:
             while not self._has_joined:
                 if self._error is not None:
                     raise self._error
                 self.check()
                 waited_s = time.monotonic() - started_at
-                if waited_s > self.limits.join_s + 2.0:  # process 0 speaks first, if it is there
-                    raise self._not_joined(waited_s)
-                if time.monotonic() > told_at:
-                    print(self._news(waited_s), file=sys.stderr, flush=True)
-                    told_at = time.monotonic() + min(max(waited_s, 2.0), 30.0)
+                if waited_s > self.limits.join_s + 2.0:  # process 0, if reachable, raises first
+                    raise self._join_timeout(waited_s)
+                if time.monotonic() > printed_at:
+                    print(self._progress(waited_s), file=sys.stderr, flush=True)
+                    printed_at = time.monotonic() + min(max(waited_s, 2.0), 30.0)
                 self._changed.wait(0.1)
 
-    def _news(self, waited_s: float) -> str:
+    def _progress(self, waited_s: float) -> str:
         count = self.num_processes
         return (
             f"{self.identity.label}: {count - len(self._missing)} of {count} joined, waiting for "
             f"{', '.join(self._missing)} for {waited_s:.0f} s"
         )
 
-    def _not_joined(self, waited_s: float) -> DeadlineExceededError:
+    def _join_timeout(self, waited_s: float) -> DeadlineExceededError:
         return DeadlineExceededError(
             explain(
                 f"{self.identity.label} waited {waited_s:.0f} s for {', '.join(self._missing)}.",
                 expected=f"all processes within {self.limits.join_s:g} s "
                 "(STRATAGEM_JOIN_TIMEOUT_S).",
-                fix=f"see whether {self.identity.labels[0]} was started and can be reached from "
-                "here.",
+                fix=f"check whether {self.identity.labels[0]} was started and can be reached "
+                "from this host.",
             )
         )
 
-    # What the thread of the connection calls.
+    # Called by the connection's thread.
 
     def _fail_to_join(self, error: Exception) -> None:
         with self._changed:
             self._error = error
             self._changed.notify_all()
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         with self._changed:
             if kind in ("exchanged", "abandoned"):
-                self._streams.take(message)
+                self._streams.deliver(message)
             elif kind == "announced":
-                self._announcements.take(message)
+                self._announcements.deliver(message)
             elif kind == "welcome":
                 self._has_joined = True
                 self.own_address = message["addresses"][self.process_id]
             elif kind == "progress":
                 self._missing = message["missing"]
             elif kind == "gone":
-                self._left = message["left"]
+                self._have_left = message["left"]
             elif kind == "verdict" and self._verdict is None:
                 self._verdict = Verdict(
                     message["error"], message["message"], message["lost"], message["silent_s"]
@@ -400,23 +337,23 @@ class Group:
             self._changed.notify_all()
 
     def _lose(self, how: str) -> None:
-        """Process 0 cannot be heard any more, and with it nobody else."""
+        """Ends the group because process 0 is lost, and with it the connection to all others."""
         with self._changed:
-            if self._verdict is None and not (self._is_leaving and all(self._left)):
+            if self._verdict is None and not (self._is_leaving and all(self._have_left)):
                 leader = self.identity.labels[0]
                 self._verdict = Verdict(
                     "UnavailableError",
                     explain(
-                        f"{leader} {how}. {self.identity.label} is {self._place}.",
-                        expected="a sign of life at least every "
+                        f"{leader} {how}. {self.identity.label} is {self._position}.",
+                        expected="a heartbeat at least every "
                         f"{self.limits.peer_s:g} s (STRATAGEM_PEER_TIMEOUT_S).",
-                        fix="look at its own log, or at the network between the two, and start "
-                        "all processes again.",
+                        fix="check its log and the network between the two, then restart all "
+                        "processes.",
                     ),
                     lost=leader,
                 )
             self._changed.notify_all()
 
-    def _move(self, kind: Kind, name: str, step: int) -> None:
-        with self._place_lock:
-            self._place = Place(kind, name, step, self._place.moves + 1)
+    def _set_position(self, kind: Activity, name: str, step: int) -> None:
+        with self._position_lock:
+            self._position = ProgramPosition(kind, name, step, self._position.moves + 1)

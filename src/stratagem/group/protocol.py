@@ -1,7 +1,7 @@
-"""What processes say to process 0: each kind of message, and what it holds.
+"""Validation of messages from processes to process 0.
 
-Anybody can connect to the port of a group. What is none of these messages is refused here, so that
-behind it every field is there and of its type.
+Any program can connect to the port of a group. Invalid messages are rejected here, so that later
+code can rely on every field and its type.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from types import NoneType
 from typing import Any
 
-from stratagem.group.verdict import Kind
+from stratagem.group.verdict import Activity
 from stratagem.group.wire import read_frame
 
 __all__ = ["read_message"]
@@ -19,7 +19,7 @@ _ANYTHING = (NoneType, bool, int, float, str, list, dict)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "hello": {"process_id": (int,), "num_processes": (int,), "facts": (dict,)},
     "tunnel": {},
-    "beat": {"place": (str,), "name": (str,), "step": (int,), "moves": (int,)},
+    "beat": {"position": (str,), "name": (str,), "step": (int,), "moves": (int,)},
     "exchange": {
         "stream": (str,),
         "number": (int,),
@@ -39,36 +39,29 @@ _FACTS: dict[str, tuple[type, ...]] = {
     "address": (str,),
     "same": (dict,),
 }
-_PLACES = frozenset(kind.value for kind in Kind)
+_ACTIVITIES = frozenset(kind.value for kind in Activity)
 
 
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Reads one message of a process.
+    """Reads a message with `kind` and the fields of that kind.
 
-    Args:
-        reader: of a connection that process 0 accepted.
-
-    Returns:
-        The message, with `kind` and the fields of that kind.
-
-    Raises:
-        ConnectionError: the connection was closed, or somebody sends what is no message.
+    Raises ConnectionError if the connection is closed or the message is invalid.
     """
     message = await read_frame(reader)
     kind = message.get("kind")
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None or not _has(message, fields):
-        raise ConnectionError(f"no message of this library: {str(message)[:200]}")
+        raise ConnectionError(f"received an unknown message: {str(message)[:200]}")
     if (
         (kind == "hello" and not _has(message["facts"], _FACTS))
-        or (kind == "beat" and message["place"] not in _PLACES)
-        # Passed on as it is: who hears it need not look at it again.
+        or (kind == "beat" and message["position"] not in _ACTIVITIES)
+        # Relayed unchanged; receivers do not validate it again.
         or (kind == "announce" and any(type(number) is not int for number in message["numbers"]))
     ):
-        raise ConnectionError(f"a message of this library with other contents: {kind}")
+        raise ConnectionError(f"received a message of kind {kind!r} with invalid fields")
     return message
 
 
 def _has(holder: dict[str, Any], fields: dict[str, tuple[type, ...]]) -> bool:
-    """True and False are no numbers here, although Python takes them for such."""
+    """True if all fields have one of their types; unlike in Python, a bool is not an int."""
     return all(name in holder and type(holder[name]) in types for name, types in fields.items())

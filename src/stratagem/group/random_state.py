@@ -1,4 +1,4 @@
-"""One random state for all processes: that of process 0."""
+"""Synchronization of Python's and NumPy's global random state across processes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["agree_on_random_state"]
 
 
 def agree_on_random_state() -> None:
-    """Gives Python's and NumPy's global generators the state that process 0 has.
+    """Copies process 0's state of Python's and NumPy's global generators to all processes.
 
-    Keras draws seeds of initialisers and the order of shuffled arrays from them. All processes of
-    the group have to come here; without a group nothing happens.
+    Keras draws seeds of initializers and the order of shuffled arrays from them. Call on every
+    process; does nothing without a group.
     """
     group = current_group()
     if group is None:
         return
     is_first = group.process_id == 0
     own = (random.getstate(), np.random.get_state()) if is_first else None
-    told = group.exchange("the random state", own)[0]
+    state = group.exchange("the random state", own)[0]
     if not is_first:
-        random.setstate(told[0])
-        np.random.set_state(told[1])
+        random.setstate(state[0])
+        np.random.set_state(state[1])

@@ -1,4 +1,4 @@
-"""The streams of exchanges of one process: what it hands in, and what it hears of it."""
+"""Streams of value exchanges, from the side of one process."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from stratagem.messages import explain
 
 __all__ = ["Stream", "Streams"]
 
-# Who leaves a loop by an error tells it when its program ends, which is a little later.
-_LAST_WORDS_S = 2.0
+# A process that leaves a loop with an error reports the error when its program ends, a bit later.
+_ERROR_REPORT_S = 2.0
 
 
 class Streams:
-    """The streams that this process takes part in.
+    """All open streams of this process.
 
     Args:
-        label: the name of this process.
-        changed: held by whoever looks at them or changes them, notified of every change.
-        send: sends a message to process 0, in the order of the calls, without waiting.
-        check: raises what ended the group, if anything did.
+        label: name of this process.
+        changed: held to read or change a stream, notified of every change.
+        send: sends a message to process 0, in call order, without waiting.
+        check: raises the error that ended the group, if any.
     """
 
     def __init__(
@@ -41,45 +41,26 @@ class Streams:
         self._open: dict[str, Stream] = {}
 
     def open(self, name: str) -> Stream:
-        """Begins to take part in a stream.
-
-        Args:
-            name: the same on all processes, and new.
-
-        Returns:
-            The stream.
-        """
+        """Opens a stream; `name` is unique and the same on all processes."""
         with self.changed:
             stream = self._open[name] = Stream(name, self)
         return stream
 
     def forget(self, name: str) -> None:
-        """Does without what is still told about a stream.
-
-        Args:
-            name: of the stream.
-        """
+        """Ignores further messages of a stream."""
         self._open.pop(name, None)
 
-    def take(self, message: dict[str, Any]) -> None:
-        """Hands what process 0 says to the stream that waits for it, if one does.
-
-        Args:
-            message: `exchanged` or `abandoned`.
-        """
+    def deliver(self, message: dict[str, Any]) -> None:
+        """Delivers an `exchanged` or `abandoned` message to its stream, if open."""
         stream = self._open.get(message["stream"])
         if stream is not None:
             stream.answers[message["number"]] = message
 
 
 class Stream:
-    """Exchanges that follow one another, in the same order on every process.
+    """A sequence of exchanges, in the same order on every process.
 
-    Args:
-        name: the same on all.
-        streams: of this process.
-
-    `answers` holds what process 0 has said, by the number of the exchange, until it is taken.
+    `answers` holds replies of process 0 by exchange number until they are consumed.
     """
 
     def __init__(self, name: str, streams: Streams) -> None:
@@ -93,36 +74,33 @@ class Stream:
         self,
         value: Any,
         *,
-        place: str | None = None,
+        name: str | None = None,
         limit_s: float | None = None,
         setting: str = "STRATAGEM_STUCK_TIMEOUT_S",
     ) -> list[Any] | None:
-        """Hands a value to all processes and waits for theirs.
+        """Sends a value to all processes and returns theirs; None if the stream was closed.
 
         Args:
-            value: small; see `wire.encode` for what it may be.
-            place: where the program is, the same on all; None for reading ahead of it.
-            limit_s: how long to wait for the others; None for until a program waits too long.
-            setting: what changes that limit, for the message.
-
-        Returns:
-            The values of all processes, in their order; None where the stream was closed.
+            value: small; `wire.encode` lists the supported types.
+            name: name of the call, the same on all processes; None for reading ahead.
+            limit_s: seconds to wait for others; None to wait until a program waits too long.
+            setting: variable that changes the limit, for the message.
 
         Raises:
-            RuntimeError: another process has closed the stream; and what ended the group.
+            RuntimeError: another process closed the stream; `check` may raise other errors.
         """
         own = encode(value)
         with self._streams.changed:
             if self._is_closed:
                 return None
             number, self._number = self._number, self._number + 1
-            # Sent while nobody can close the stream: what is sent afterwards opens nothing anew.
+            # Sent with the lock held, so that no exchange follows the message of `close`.
             self._streams.send(
                 {
                     "kind": "exchange",
                     "stream": self._name,
                     "number": number,
-                    "name": place or f"batches of {self._name}",
+                    "name": name or f"batches of {self._name}",
                     "value": own,
                     "limit_s": limit_s,
                     "setting": setting,
@@ -131,25 +109,25 @@ class Stream:
             self._wait_for(lambda: number in self.answers)
             answer = self.answers.pop(number, None)
             if answer is not None and "by" in answer:
-                self._wait_for(lambda: False, _LAST_WORDS_S)
+                self._wait_for(lambda: False, _ERROR_REPORT_S)
             if self._is_closed:
                 return None
         assert answer is not None
         if "by" in answer:
-            raise self._abandoned(answer["by"], number)
+            raise self._abandoned_error(answer["by"], number)
         return [decode(part) for part in answer["values"]]
 
-    def _wait_for(self, is_there: Callable[[], bool], limit_s: float = float("inf")) -> None:
-        """Waits for something, for the end of the stream or of the group, or for a limit."""
+    def _wait_for(self, is_ready: Callable[[], bool], limit_s: float = float("inf")) -> None:
+        """Waits for a condition, for the end of the stream or of the group, or for the limit."""
         deadline = time.monotonic() + limit_s
-        while not is_there() and not self._is_closed and time.monotonic() < deadline:
+        while not is_ready() and not self._is_closed and time.monotonic() < deadline:
             self._streams.check()
             self._streams.changed.wait(min(1.0, limit_s))
 
     def close(self) -> None:
-        """Takes no part any more: who waits here hears of it, and process 0 tells the others.
+        """Leaves the stream; wakes its waiting threads and notifies the other processes.
 
-        May be called again, and from any thread.
+        May be called repeatedly and from any thread.
         """
         with self._streams.changed:
             if self._is_closed:
@@ -159,13 +137,13 @@ class Stream:
             self._streams.send({"kind": "leave", "stream": self._name})
             self._streams.changed.notify_all()
 
-    def _abandoned(self, by: list[str], number: int) -> RuntimeError:
+    def _abandoned_error(self, by: list[str], number: int) -> RuntimeError:
         return RuntimeError(
             explain(
-                f"{', '.join(by)} left the loop over {self._name}, of which {self._streams.label} "
-                f"asks for batch {number + 1}.",
-                expected="as many steps on every process.",
-                fix="see where their programs part: a `break` or a condition on the process, an "
-                "iterator that only some of them close, an error that one of them goes on after.",
+                f"{', '.join(by)} left the loop over {self._name}, but {self._streams.label} "
+                f"needs batch {number + 1}.",
+                expected="the same number of steps on every process.",
+                fix="find where their programs differ: a `break` or a condition on the process, "
+                "an iterator that only some of them close, an error that only one catches.",
             )
         )

@@ -1,4 +1,4 @@
-"""Whether a group can go on, judged from what its members last said: no effects, no clocks."""
+"""Failure detection from the last known state of all members, without side effects."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
 
-__all__ = ["Kind", "Limits", "MemberView", "Place", "Verdict", "judge"]
+__all__ = ["Activity", "GroupLimits", "MemberView", "ProgramPosition", "Verdict", "judge"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
-    """How long a group waits, in seconds.
+class GroupLimits:
+    """Time limits of a group, in seconds.
 
     Args:
-        join_s: for all processes to come together.
-        peer_s: for a sign of life of a process.
-        stuck_s: for a process that lives and makes no progress while others wait for it.
-        barrier_s: for all processes to arrive at one place.
+        join_s: until all processes have joined.
+        peer_s: between two heartbeats of a process.
+        stuck_s: without progress while others wait.
+        barrier_s: until all processes have joined an exchange.
     """
 
     join_s: float = 300.0
@@ -29,13 +29,13 @@ class Limits:
     barrier_s: float = 300.0
 
 
-class Kind(enum.StrEnum):
-    """What a process is doing.
+class Activity(enum.StrEnum):
+    """Current activity of a process.
 
-    PYTHON: the user's code. COMPILE: making a program, which may take long. STEP: waits for a
-    program that all run together. EXCHANGE: waits for the others at a named place. AGREEMENT: waits
-    to be told how far they are; one that is further may be waiting for this one. INPUT: waits for
-    batches, whose sizes processes tell each other. EXIT: has ended, and waits for the others to.
+    PYTHON: user code. COMPILE: compilation, which may take long. STEP: waiting for a program that
+    all processes run. EXCHANGE: waiting for the others in a named call. AGREEMENT: waiting for the
+    progress of others, which may wait for this process in turn. INPUT: waiting for batches, whose
+    sizes are exchanged. EXIT: ended, waiting for the others.
     """
 
     PYTHON = "python"
@@ -48,70 +48,70 @@ class Kind(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a process is.
+class ProgramPosition:
+    """Position of a process in its program.
 
     Args:
-        kind: what it does there.
-        name: of the program, or of what it exchanges.
-        step: the number of shared programs that it has begun. One is a call of a compiled function
-            that all processes run: of one training step or of many, an evaluation, a reduction.
-            So it is no count of an optimizer, and messages call it "shared program".
-        moves: how often it has changed its place: two equal places in a loop are told apart.
+        kind: its activity.
+        name: of the program or exchange.
+        step: number of shared programs begun. A shared program is one call of a compiled function
+            that all processes run: one training step or many, an evaluation, a reduction. It is not
+            an optimizer's count, so messages say "shared program".
+        moves: number of position changes, which distinguishes equal positions in a loop.
     """
 
-    kind: Kind = Kind.PYTHON
+    kind: Activity = Activity.PYTHON
     name: str = ""
     step: int = 0
     moves: int = 0
 
     def __str__(self) -> str:
         after = f"after shared program {self.step}" if self.step else "before any shared program"
-        if self.kind is Kind.STEP:
+        if self.kind is Activity.STEP:
             return f"in shared program {self.step} ({self.name})"
-        if self.kind is Kind.EXCHANGE:
+        if self.kind is Activity.EXCHANGE:
             return f"at {self.name!r} {after}"
-        if self.kind is Kind.AGREEMENT:
+        if self.kind is Activity.AGREEMENT:
             return f"agreeing on {self.name} {after}"
-        if self.kind is Kind.INPUT:
+        if self.kind is Activity.INPUT:
             return f"waiting for a batch of {self.name} {after}"
-        if self.kind is Kind.EXIT:
+        if self.kind is Activity.EXIT:
             return f"at its end {after}"
-        return f"{'compiling' if self.kind is Kind.COMPILE else 'in your code'} {after}"
+        return f"{'compiling' if self.kind is Activity.COMPILE else 'in your code'} {after}"
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberView:
-    """What is known of one process.
+    """Last known state of one process.
 
     Args:
-        label: its name in messages: `worker 2 (host:port)`.
-        place: where it last was.
-        silent_s: since its last sign of life.
-        unmoved_s: since it came to this place.
-        is_connected: whether its connection is open.
-        parting: the last words of a process that ended with an error; None while it is there.
-        has_left: whether it has ended, and said so.
+        label: name in messages: `worker 2 (host:port)`.
+        position: last known position.
+        silent_s: time since the last heartbeat.
+        unmoved_s: time since the last change of position.
+        is_connected: False once its connection has closed.
+        error_text: text of the error that ended the process, if any.
+        has_left: True once it has ended normally.
     """
 
     label: str
-    place: Place = Place()
+    position: ProgramPosition = ProgramPosition()
     silent_s: float = 0.0
     unmoved_s: float = 0.0
     is_connected: bool = True
-    parting: str | None = None
+    error_text: str | None = None
     has_left: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Why a group cannot go on.
+    """Reason why a group cannot continue.
 
     Args:
-        error: name of the class that every process raises.
-        message: what it says.
-        lost: name in messages of the process that is gone or stuck; None where there is no one.
-        silent_s: since its last sign of life; None where that is not known.
+        error: name of the exception class that every process raises.
+        message: of the exception.
+        lost: label of the lost or stuck process, or None.
+        silent_s: time since its last heartbeat, or None if unknown.
     """
 
     error: str
@@ -120,7 +120,7 @@ class Verdict:
     silent_s: float | None = None
 
     def exception(self) -> Exception:
-        """Returns the error to raise."""
+        """Returns the exception to raise."""
         classes: dict[str, type[Exception]] = {
             "UnavailableError": UnavailableError,
             "DeadlineExceededError": DeadlineExceededError,
@@ -129,49 +129,43 @@ class Verdict:
         return classes.get(self.error, RuntimeError)(self.message)
 
 
-_WAITING = (Kind.STEP, Kind.EXCHANGE, Kind.INPUT, Kind.EXIT)
-# A place is told once a beat, so that one of two that belong together is seen a little later.
+_WAITING = (Activity.STEP, Activity.EXCHANGE, Activity.INPUT, Activity.EXIT)
+# Positions arrive with heartbeats, so matching positions may appear some time apart.
 _SETTLED_S = 3.0
-# Of one that has been silent for longer than some beats nobody knows where it is by now.
+# The position of a process that missed some heartbeats may be outdated.
 _FRESH_S = 2.5
 
 
-def judge(members: Sequence[MemberView], limits: Limits) -> Verdict | None:
-    """Tells whether the members can go on together.
-
-    Args:
-        members: all processes, in their order.
-        limits: how long anything may take.
-
-    Returns:
-        Why not; None if they can.
-    """
+def judge(members: Sequence[MemberView], limits: GroupLimits) -> Verdict | None:
+    """Returns the reason why the members cannot continue, or None if they can."""
     for member in members:
-        verdict = _lost(member, members, limits)
+        verdict = _find_lost(member, members, limits)
         if verdict is not None:
             return verdict
-    return _apart(members) or _stuck(members, limits)
+    return _find_mismatch(members) or _find_stuck(members, limits)
 
 
 def _others(member: MemberView, members: Sequence[MemberView]) -> str:
-    """Where the others are, in sentences, and who of them is silent too."""
+    """Describes the positions of the other processes, and which of them are silent, too."""
     return " ".join(
-        f"{m.label} is {m.place}."
+        f"{m.label} is {m.position}."
         if _is_fresh(m)
-        else f"{m.label} was {m.place}, and has not answered for {m.silent_s:.0f} s either."
+        else f"{m.label} was {m.position}, and has not answered for {m.silent_s:.0f} s either."
         for m in members
         if m is not member
     )
 
 
-def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> Verdict | None:
-    if member.parting is not None:
+def _find_lost(
+    member: MemberView, members: Sequence[MemberView], limits: GroupLimits
+) -> Verdict | None:
+    if member.error_text is not None:
         return Verdict(
             "UnavailableError",
             explain(
-                f"{member.label} ended with an error {member.place}:\n{member.parting}",
-                expected="all processes to go on together.",
-                fix="mend that error, and start all processes again.",
+                f"{member.label} ended with an error {member.position}:\n{member.error_text}",
+                expected="all processes to keep running.",
+                fix="fix that error, then restart all processes.",
             ),
             lost=member.label,
             silent_s=member.silent_s,
@@ -182,11 +176,11 @@ def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> 
         return Verdict(
             "UnavailableError",
             explain(
-                f"{member.label} died {member.place}: its connection broke off. "
+                f"{member.label} died {member.position}: its connection broke off. "
                 f"{_others(member, members)}",
-                expected="all processes to go on together.",
-                fix="look at its own log for the reason (killed, out of memory, preempted), and "
-                "start all processes again.",
+                expected="all processes to keep running.",
+                fix="check its log for the reason (killed, out of memory, preempted), then "
+                "restart all processes.",
             ),
             lost=member.label,
             silent_s=member.silent_s,
@@ -196,11 +190,11 @@ def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> 
             "UnavailableError",
             explain(
                 f"{member.label} has not answered for {member.silent_s:.0f} s; it was last "
-                f"{member.place}. {_others(member, members)}",
-                expected=f"a sign of life at least every {limits.peer_s:g} s "
+                f"{member.position}. {_others(member, members)}",
+                expected=f"a heartbeat at least every {limits.peer_s:g} s "
                 "(STRATAGEM_PEER_TIMEOUT_S).",
-                fix="see whether it is stopped or its network is down, and start all processes "
-                "again.",
+                fix="check whether it is stopped or its network is down, then restart all "
+                "processes.",
             ),
             lost=member.label,
             silent_s=member.silent_s,
@@ -208,25 +202,25 @@ def _lost(member: MemberView, members: Sequence[MemberView], limits: Limits) -> 
     return None
 
 
-def _apart(members: Sequence[MemberView]) -> Verdict | None:
-    """Processes that wait for each other at places that cannot meet."""
+def _find_mismatch(members: Sequence[MemberView]) -> Verdict | None:
+    """Finds processes that wait for each other at different calls."""
     settled = [m for m in members if m.unmoved_s >= _SETTLED_S and _is_fresh(m)]
-    in_step = [m for m in settled if m.place.kind is Kind.STEP]
+    in_step = [m for m in settled if m.position.kind is Activity.STEP]
     for waiting in in_step:
         for member in settled:
-            elsewhere = member.place.kind in (Kind.EXCHANGE, Kind.EXIT)
-            if elsewhere and member.place.step < waiting.place.step:
-                return _out_of_step(waiting, member)
+            elsewhere = member.position.kind in (Activity.EXCHANGE, Activity.EXIT)
+            if elsewhere and member.position.step < waiting.position.step:
+                return _mismatch_verdict(waiting, member)
             if (
-                member.place.kind is Kind.STEP
-                and member.place.step == waiting.place.step
-                and member.place.name != waiting.place.name
+                member.position.kind is Activity.STEP
+                and member.position.step == waiting.position.step
+                and member.position.name != waiting.position.name
             ):
-                return _out_of_step(waiting, member)
-    for waiting in (m for m in settled if m.place.kind in (Kind.EXCHANGE, Kind.INPUT)):
+                return _mismatch_verdict(waiting, member)
+    for waiting in (m for m in settled if m.position.kind in (Activity.EXCHANGE, Activity.INPUT)):
         for member in settled:
-            if member.place.kind is Kind.EXIT:
-                return _out_of_step(waiting, member)
+            if member.position.kind is Activity.EXIT:
+                return _mismatch_verdict(waiting, member)
     return None
 
 
@@ -234,39 +228,40 @@ def _is_fresh(member: MemberView) -> bool:
     return member.has_left or member.silent_s <= _FRESH_S
 
 
-def _out_of_step(waiting: MemberView, member: MemberView) -> Verdict:
-    left = member.place.kind is Kind.EXIT
+def _mismatch_verdict(waiting: MemberView, member: MemberView) -> Verdict:
+    left = member.position.kind is Activity.EXIT
     return Verdict(
         "UnavailableError" if left else "RuntimeError",
         explain(
-            f"{member.label} {'left early' if left else 'has come apart'}: it is {member.place}, "
-            f"while {waiting.label} is {waiting.place} and waits for it.",
+            f"{member.label} {'left early' if left else 'is out of step'}: it is "
+            f"{member.position}, "
+            f"while {waiting.label} is {waiting.position} and waits for it.",
             expected="the same steps in the same order on every process.",
-            fix="see where their programs part: another number of batches, a loop or a condition "
-            "on the process, a call that only the chief makes.",
+            fix="find where their programs differ: another number of batches, a loop or a "
+            "condition on the process, a call that only the chief makes.",
         ),
     )
 
 
-def _stuck(members: Sequence[MemberView], limits: Limits) -> Verdict | None:
-    waiting = [m for m in members if m.place.kind in _WAITING and m.unmoved_s > limits.stuck_s]
+def _find_stuck(members: Sequence[MemberView], limits: GroupLimits) -> Verdict | None:
+    waiting = [m for m in members if m.position.kind in _WAITING and m.unmoved_s > limits.stuck_s]
     busy = [
         m
         for m in members
-        if m.place.kind is Kind.PYTHON and m.unmoved_s > limits.stuck_s and _is_fresh(m)
+        if m.position.kind is Activity.PYTHON and m.unmoved_s > limits.stuck_s and _is_fresh(m)
     ]
-    if not waiting or not busy or all(m.place.kind is Kind.EXIT for m in waiting):
+    if not waiting or not busy or all(m.position.kind is Activity.EXIT for m in waiting):
         return None
     member = max(busy, key=lambda m: m.unmoved_s)
     return Verdict(
         "DeadlineExceededError",
         explain(
             f"{member.label} has made no progress for {member.unmoved_s:.0f} s: it is "
-            f"{member.place}. {_others(member, members)}",
+            f"{member.position}. {_others(member, members)}",
             expected=f"the next step within {limits.stuck_s:g} s (STRATAGEM_STUCK_TIMEOUT_S) "
             "while others wait for it.",
-            fix="see what it is doing (its log, `py-spy dump`), or set the variable higher if "
-            "it may take so long.",
+            fix="check what it is doing (its log, `py-spy dump`), or raise the variable if it may "
+            "take that long.",
         ),
         lost=member.label,
         silent_s=member.unmoved_s,

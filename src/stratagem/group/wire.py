@@ -1,7 +1,7 @@
-"""What travels between the processes of a group: JSON in frames, never pickled objects.
+"""Framed JSON messages between the processes of a group.
 
-A frame is four bytes that tell its length, and that many bytes of JSON. Nobody on the way is
-authenticated, so that nothing may arrive that runs code.
+A frame is a four-byte length and that many bytes of JSON. Connections are not authenticated, so
+nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -21,54 +21,30 @@ _MAX_FRAME_BYTES = 256 * 2**20
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """Returns a message as the bytes that `read_frame` reads.
-
-    Args:
-        message: of what JSON can hold.
-
-    Returns:
-        The frame.
-    """
+    """Returns a JSON message as a frame."""
     text = json.dumps(message, separators=(",", ":")).encode()
     return len(text).to_bytes(4, "big") + text
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Reads one message.
-
-    Args:
-        reader: of a connection.
-
-    Returns:
-        The message.
-
-    Raises:
-        ConnectionError: the connection was closed, or somebody sends what is no frame.
-    """
+    """Reads one message; raises ConnectionError if the connection or frame is broken."""
     try:
         size = int.from_bytes(await reader.readexactly(4), "big")
         if size > _MAX_FRAME_BYTES:
-            raise ConnectionError(f"a frame of {size} bytes is none of this library's")
+            raise ConnectionError(f"received a frame of {size} bytes, which is too large")
         message = json.loads(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, ValueError, RecursionError) as error:
         raise ConnectionError(f"closed by the other side ({error})") from error
     if not isinstance(message, dict):
-        raise ConnectionError("a frame of this library holds an object")
+        raise ConnectionError("received a frame that holds no JSON object")
     return message
 
 
 def encode(value: Any) -> Any:
-    """Returns a value as what JSON can hold.
+    """Returns a value as JSON, for `decode`.
 
-    Args:
-        value: None, bool, number, string, bytes, NumPy array or scalar, or a list, tuple or dict
-            (with string keys) of these.
-
-    Returns:
-        What `decode` turns back.
-
-    Raises:
-        TypeError: something else.
+    Supports None, bools, numbers, strings, bytes, NumPy arrays and scalars, and lists, tuples and
+    dicts with string keys of these. Raises TypeError for anything else.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value.item() if isinstance(value, np.generic) else value
@@ -78,36 +54,29 @@ def encode(value: Any) -> Any:
         return {"tuple": [encode(item) for item in value]}
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, np.ndarray | np.generic) and _is_of_numbers(value.dtype):
+    if isinstance(value, np.ndarray | np.generic) and _is_numeric(value.dtype):
         data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
         return {"array": [value.dtype.name, list(value.shape), data]}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {"dict": {key: encode(item) for key, item in value.items()}}
     raise TypeError(
         explain(
-            f"{value!r} of type {type(value).__name__} was to be sent to other processes.",
+            f"{value!r} of type {type(value).__name__} cannot be sent to other processes.",
             expected="None, bools, numbers, strings, bytes, NumPy arrays, and lists, tuples and "
-            "dicts with string keys of these: nothing that would have to be unpickled.",
-            fix="send the parts that the others need.",
+            "dicts with string keys of these. Nothing is pickled.",
+            fix="convert it to these types, or send only the parts that others need.",
         )
     )
 
 
-def _is_of_numbers(dtype: np.dtype[Any]) -> bool:
-    """Also those that others have added to NumPy, such as bfloat16."""
+def _is_numeric(dtype: np.dtype[Any]) -> bool:
+    """True for numeric dtypes, including extensions such as bfloat16."""
     is_added = dtype.kind == "V" and not dtype.name.startswith("void")
     return dtype.isnative and (dtype.kind in "biufc" or is_added)
 
 
 def decode(value: Any) -> Any:
-    """Turns back what `encode` returned.
-
-    Args:
-        value: of JSON.
-
-    Returns:
-        The value.
-    """
+    """Returns the value that `encode` received."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

@@ -1,7 +1,4 @@
-"""Notices before preemption: what hears them in one process, and what is to be done then.
-
-Nothing here loads JAX or Keras.
-"""
+"""Preemption notices: sources in this process, and what to do after one. Loads no JAX."""
 
 from stratagem.preemption.configuration import (
     EXIT_CODE,

@@ -1,4 +1,4 @@
-"""What a notice before preemption is, and what is done then."""
+"""Configuration of preemption: what counts as notice, and how to save and exit."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from stratagem.preemption.signals import SignalSource
 
 __all__ = ["EXIT_CODE", "GOOGLE_CLOUD_EXIT_CODE", "TerminationConfig"]
 
-# "Saved, and goes on from there": the templates for Kubernetes and Slurm start such a job again.
+# Saved, to be resumed: the templates for Kubernetes and Slurm restart such a job.
 EXIT_CODE = 42
-# What a program ends with that SIGTERM has ended: 128 + 15.
+# Exit code of a program terminated by SIGTERM: 128 + 15.
 GOOGLE_CLOUD_EXIT_CODE = 143
-# Google Cloud gives notice so long before it stops a VM with GPUs for maintenance.
+# Google Cloud's notice period before it stops a VM with GPUs for maintenance.
 _GOOGLE_CLOUD_GPU_GRACE_S = 3600.0
-# A VM that goes down sends SIGTERM to what runs on it, and is gone soon.
+# A VM that shuts down sends SIGTERM to its processes and stops soon after.
 _GOOGLE_CLOUD_SIGTERM_GRACE_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class TerminationConfig:
-    """What counts as a notice before preemption, and what is done then.
+    """Defines what counts as a preemption notice, and how to save and exit after one.
 
-    What is left out is filled in by `for_environment`. Without a known environment SIGTERM is
-    notice; the step is finished, the state saved, and the program exits with code 42.
+    `for_environment` fills in missing values. Without a known environment, SIGTERM is the notice;
+    training finishes the step, saves, and exits with code 42.
 
     Args:
-        termination_watcher_fn: asked again and again in a thread; True is notice. It takes the
-            place of SIGTERM, which then ends the program as ever, unless `sources` names it too.
+        termination_watcher_fn: polled in a thread; True means notice. Replaces SIGTERM, which then
+            ends the program as usual, unless `sources` includes it.
         exit_fn: called without arguments after the last save.
-        grace_period: with so many seconds between notice and end, the state is saved at once,
-            training goes on, and it is saved again before the end. 0 saves once and exits.
-        save_fn: called in place of the checkpoint's own `save`.
-        sources: what to listen to, beside the function.
-        poll_interval_s: the pause between two calls of `termination_watcher_fn`.
+        grace_period: seconds between notice and end. If above 0, the state is saved at once,
+            training continues, and the state is saved again before the end. 0 saves once and exits.
+        save_fn: called instead of the checkpoint's own `save`.
+        sources: notice sources, in addition to the function.
+        poll_interval_s: seconds between two calls of `termination_watcher_fn`.
 
     Raises:
-        TypeError: a function that cannot be called, a time that is no number.
-        ValueError: a negative grace period, or a pause that is not above 0.
+        TypeError: a function is not callable, or a time is not a number.
+        ValueError: a negative grace period, or a poll interval that is not above 0.
 
     Example:
         >>> config = sg.TerminationConfig(grace_period=60).for_environment()
@@ -79,17 +79,17 @@ class TerminationConfig:
 
     @classmethod
     def kubernetes(cls, *, grace_s: float | None = None) -> TerminationConfig:
-        """Returns the configuration for a pod: SIGTERM, exit code 42.
+        """Returns the configuration for a Kubernetes pod: SIGTERM, exit code 42.
 
         Args:
-            grace_s: the pod's `terminationGracePeriodSeconds`; `STRATAGEM_POD_GRACE_S`, or else
-                Kubernetes's default of 30, without it.
+            grace_s: the pod's `terminationGracePeriodSeconds`; None for `STRATAGEM_POD_GRACE_S`,
+                which defaults to Kubernetes's 30.
 
         Returns:
             The configuration.
 
         Raises:
-            ValueError: as of `pod_time_left`.
+            ValueError: the grace period is not above 0.
         """
         source = SignalSource(time_left_s=pod_time_left(grace_s))
         return cls(exit_fn=_exit_with(EXIT_CODE), grace_period=0.0, sources=(source,))
@@ -99,26 +99,27 @@ class TerminationConfig:
         """Returns the configuration for a Slurm job: signals, exit code 42.
 
         Args:
-            signals: those that Slurm sends: `["SIGTERM", "SIGUSR1"]` with `--signal=USR1@120`.
-                The template of `stratagem slurm render` asks for SIGTERM.
+            signals: sent by Slurm, such as `["SIGTERM", "SIGUSR1"]` with `--signal=USR1@120`. The
+                template of `stratagem slurm render` requests SIGTERM.
 
         Returns:
             The configuration.
 
         Raises:
-            ValueError: no such signal; `SLURM_JOB_END_TIME` is no time.
+            ValueError: an unknown signal, or `SLURM_JOB_END_TIME` is not a time.
         """
         source = SignalSource(signals, time_left_s=slurm_time_left())
         return cls(exit_fn=_exit_with(EXIT_CODE), grace_period=0.0, sources=(source,))
 
     @classmethod
     def google_cloud(cls, grace_period: float | None = None) -> TerminationConfig:
-        """Returns the configuration for a VM of Google Cloud: its metadata server, exit code 143.
+        """Returns the configuration for a Google Cloud VM: its metadata server, exit code 143.
 
-        SIGTERM, which a VM sends as it goes down, is notice too: a save may be under way.
+        SIGTERM, which a VM sends as it shuts down, counts as notice, too: a save may be in
+        progress.
 
         Args:
-            grace_period: 3600 without it where the VM has GPUs, else 0.
+            grace_period: seconds; None for 3600 if the VM has GPUs, else 0.
 
         Returns:
             The configuration.
@@ -136,16 +137,16 @@ class TerminationConfig:
         )
 
     def for_environment(self) -> TerminationConfig:
-        """Returns this configuration with what was left out filled in, as fits this process.
+        """Returns a copy with missing values filled in for the environment of this process.
 
-        A function or sources of one's own are all that is listened to.
+        If you pass `termination_watcher_fn` or `sources`, no other source is added.
 
         Returns:
-            The configuration, with an `exit_fn`, a `grace_period`, and something to listen to.
+            A configuration with an `exit_fn`, a `grace_period`, and at least one source.
 
         Raises:
-            RuntimeError: as of `google_cloud`.
-            ValueError: a variable of the environment is no time.
+            RuntimeError: as in `google_cloud`.
+            ValueError: an environment variable is not a time.
 
         Source: TF 2.21 failure_handling.py, _complete_config_for_environment.
         """
@@ -156,20 +157,20 @@ class TerminationConfig:
             None: _default,
         }
         preset = presets[name_of_environment()]()
-        listens = self.termination_watcher_fn is not None or self.sources is not None
+        has_source = self.termination_watcher_fn is not None or self.sources is not None
         grace_period = preset.grace_period if self.grace_period is None else self.grace_period
         return dataclasses.replace(
             self,
             exit_fn=self.exit_fn or preset.exit_fn,
             grace_period=grace_period,
-            sources=self.sources if listens else preset.sources,
+            sources=self.sources if has_source else preset.sources,
         )
 
     def source(self) -> NoticeSource:
-        """Returns what hears the notices, to be started and stopped by the caller.
+        """Returns a source that combines all notice sources; the caller starts and stops it.
 
         Returns:
-            One source that hears what any of them hears.
+            The source, not started.
 
         Raises:
             ValueError: an empty list of sources.
@@ -183,14 +184,15 @@ class TerminationConfig:
         return AnySource(sources)
 
     def leave_at_s(self, notices: Iterable[Notice]) -> float:
-        """Returns until when training may go on.
+        """Returns the time until which training may continue.
 
         Args:
-            notices: those that were heard.
+            notices: received so far.
 
         Returns:
-            The earliest end of a grace, by `time.monotonic()`. What is left of it has to do for the
-            last save. The grace is this configuration's, or less where a notice says so.
+            Earliest end of a grace period, on the clock of `time.monotonic()`. Each grace period is
+            this configuration's, or less if the notice says so. The last save has to finish before
+            then.
         """
         grace_s = self.grace_period or 0.0
         ends = (
@@ -200,14 +202,14 @@ class TerminationConfig:
         return min(ends, default=time.monotonic() + grace_s)
 
     def exit(self) -> None:
-        """Leaves the program: calls `exit_fn`, or exits with code 42 without one."""
+        """Exits the program: calls `exit_fn`, or exits with code 42 without one."""
         try:
             (self.exit_fn or _exit_with(EXIT_CODE))()
-        except SystemExit as leaving:
+        except SystemExit as exit_error:
             events = current_events()
-            # When the program ends nobody can find out any more what it ends with.
-            if events is not None and isinstance(leaving.code, int):
-                events.end(leaving.code, "left after notice")
+            # Record the exit code now; it is not available when the program ends.
+            if events is not None and isinstance(exit_error.code, int):
+                events.end(exit_error.code, "left after notice")
             raise
 
 
@@ -225,9 +227,9 @@ def _check_function(name: str, function: object) -> None:
     if function is not None and not callable(function):
         raise TypeError(
             explain(
-                f"{name}={function!r} cannot be called.",
+                f"{name}={function!r} is not callable.",
                 expected="a function, or None.",
-                fix=f"pass {name}=lambda: ..., for example.",
+                fix=f"pass a function, such as {name}=lambda: ...",
             )
         )
 
@@ -240,7 +242,7 @@ def _check_time(name: str, time_s: object, *, above_zero: bool) -> None:
             explain(
                 f"{name}={time_s!r} is of type {type(time_s).__name__}.",
                 expected="a number of seconds.",
-                fix="pass 60, for example.",
+                fix=f"pass {name}=60, for example.",
             )
         )
     is_enough = time_s > 0 if above_zero else time_s >= 0
@@ -249,6 +251,6 @@ def _check_time(name: str, time_s: object, *, above_zero: bool) -> None:
             explain(
                 f"{name}={time_s!r} is out of range.",
                 expected="a number of seconds above 0." if above_zero else "seconds, 0 or more.",
-                fix="pass 60, for example.",
+                fix=f"pass {name}=60, for example.",
             )
         )

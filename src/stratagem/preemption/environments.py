@@ -1,4 +1,4 @@
-"""How much time the environment of a process leaves it after a notice."""
+"""Detection of Kubernetes, Slurm and Google Cloud, and the time they leave after a notice."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["name_of_environment", "pod_time_left", "slurm_time_left"]
 
 
 def name_of_environment() -> str | None:
-    """Returns what is going to give notice here.
+    """Returns the name of the environment that gives notice to this process.
 
-    A scheduler stands before the cloud whose machines it has: it takes care of them.
+    A scheduler takes precedence over the cloud that provides its machines.
 
     Returns:
         `"Kubernetes"`, `"Slurm"` or `"Google Cloud"`; None elsewhere.
@@ -28,17 +28,17 @@ def name_of_environment() -> str | None:
 
 
 def pod_time_left(grace_s: float | None = None) -> Callable[[], float]:
-    """Returns what tells how long a pod has after SIGTERM.
+    """Returns a function that gives the time a pod has after SIGTERM.
 
     Args:
-        grace_s: the pod's `terminationGracePeriodSeconds`, which a pod cannot find out by itself;
-            `STRATAGEM_POD_GRACE_S` without it, and else Kubernetes's own default.
+        grace_s: the pod's `terminationGracePeriodSeconds`, which a pod cannot read itself; None for
+            `STRATAGEM_POD_GRACE_S`, which defaults to Kubernetes's 30.
 
     Returns:
-        A function without arguments; its value is in seconds.
+        A function without arguments that returns seconds.
 
     Raises:
-        ValueError: it is not above 0.
+        ValueError: the time is not above 0.
 
     Example:
         >>> sg.preemption.pod_time_left(120)()
@@ -48,25 +48,25 @@ def pod_time_left(grace_s: float | None = None) -> Callable[[], float]:
     if not 0 < time_left_s < float("inf"):
         raise ValueError(
             explain(
-                f"A pod's grace_s={grace_s!r} is no time.",
+                f"A pod's grace_s={grace_s!r} is out of range.",
                 expected="a number of seconds above 0: its terminationGracePeriodSeconds.",
-                fix="leave it out where it is not known.",
+                fix="pass that value, or omit grace_s if you don't know it.",
             )
         )
     return lambda: time_left_s
 
 
 def slurm_time_left() -> Callable[[], float] | None:
-    """Returns what tells how long a Slurm job has until its time limit.
+    """Returns a function that gives the time until the time limit of a Slurm job.
 
-    A job that is preempted or cancelled has less: Slurm does not tell it.
+    A preempted or cancelled job has less time; Slurm does not say how much.
 
     Returns:
-        A function without arguments, its value is in seconds; None where `SLURM_JOB_END_TIME` is
-        not set, as with older versions of Slurm.
+        A function without arguments that returns seconds; None if `SLURM_JOB_END_TIME` is not set,
+        as in older versions of Slurm.
 
     Raises:
-        ValueError: the variable is no time.
+        ValueError: the variable is not a time.
     """
     text = environment.lookup("SLURM_JOB_END_TIME")
     if text is None:
@@ -74,9 +74,9 @@ def slurm_time_left() -> Callable[[], float] | None:
     if not text.isdecimal():
         raise ValueError(
             explain(
-                f"SLURM_JOB_END_TIME={text!r} is no time.",
+                f"SLURM_JOB_END_TIME={text!r} is not a time.",
                 expected="whole seconds since 1970, as Slurm sets it.",
-                fix="unset it.",
+                fix="unset the variable.",
             )
         )
     ends_at_s = int(text)

@@ -1,4 +1,4 @@
-"""Notices of Google Cloud, which the metadata server of each machine gives."""
+"""Preemption and maintenance notices from Google Cloud's metadata server."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from stratagem.preemption.notices import Notice, NoticeSource
 
 __all__ = ["GoogleCloudSource", "on_google_cloud"]
 
-# The server answers at once when a value changes, and after so long in any case. That also bounds
-# how late a change is seen that comes between two requests, and how long a thread lives on after
-# `stop`. It has to be less than the time limit in `metadata`.
+# The server answers when a value changes, or after this time. This also bounds the delay of a
+# change between two requests, and how long a thread runs after `stop`. It must be less than the
+# timeout in `metadata`.
 _WAIT_S = 5
 _PAUSE_S = 1.0
-# The server is on the same host, but does not answer now and then.
+# The server is on the same host, but sometimes does not answer.
 _MAX_SILENCE_S = 60.0
-_INSTEAD = "a TerminationConfig with sources or with a termination_watcher_fn"
+_ALTERNATIVE = "a TerminationConfig with sources or with a termination_watcher_fn"
 _PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Key:
-    """A value of the metadata server: what it is when there is notice, and what that means."""
+    """A value of the metadata server, its text in case of a notice, and the meaning of that."""
 
     path: str
     alarm: str
@@ -48,10 +48,10 @@ _KEYS = (
 
 
 def on_google_cloud() -> bool:
-    """Returns whether this is a machine of Google Cloud, without asking over the network.
+    """Detects a Google Cloud VM without network access.
 
     Returns:
-        True where the firmware says so, or `GCE_METADATA_HOST` or `GCE_METADATA_IP` is set.
+        True if the firmware says so, or `GCE_METADATA_HOST` or `GCE_METADATA_IP` is set.
     """
     if environment.lookup("GCE_METADATA_HOST") or environment.lookup("GCE_METADATA_IP"):
         return True
@@ -62,15 +62,14 @@ def on_google_cloud() -> bool:
 
 
 class GoogleCloudSource(NoticeSource):
-    """Hears from the metadata server that a VM is preempted, or stopped for maintenance.
+    """Receives preemption and maintenance notices from the metadata server.
 
-    A Spot VM has 30 seconds then. Before maintenance it is an hour for VMs with GPUs and a minute
-    for others, which the server does not tell. A VM that is only moved to another host
-    gives no notice. An error comes out of `notice` and `wait` when the server is silent for a
-    minute.
+    A Spot VM has 30 seconds after its notice. Maintenance leaves an hour for VMs with GPUs and a
+    minute for others; the server does not say which. Live migration gives no notice. If the server
+    does not answer for a minute, `notice` and `wait` raise an error.
 
-    Source: TF 2.21 failure_handling_util.py, termination_watcher_function_gce; Google Cloud's
-    pages "Query metadata server for maintenance event notices" and "Create and use Spot VMs".
+    Source: TF 2.21 failure_handling_util.py, termination_watcher_function_gce; Google Cloud's pages
+    "Query metadata server for maintenance event notices" and "Create and use Spot VMs".
     """
 
     def __init__(self) -> None:
@@ -78,7 +77,7 @@ class GoogleCloudSource(NoticeSource):
         self._stopped = threading.Event()
 
     def _listen(self) -> None:
-        texts = [_ask(key.path) for key in _KEYS]
+        texts = [_read_metadata(key.path) for key in _KEYS]
         for key, text in zip(_KEYS, texts, strict=True):
             if self._is_alarm(key, text):
                 continue
@@ -90,17 +89,17 @@ class GoogleCloudSource(NoticeSource):
 
     def _watch(self, key: _Key) -> None:
         try:
-            self._follow(key)
-        except Exception as error:  # noqa: BLE001 - raised by `notice`, in the thread that looks
+            self._poll(key)
+        except Exception as error:  # noqa: BLE001 - `notice` raises it in the calling thread
             self.fail(error)
 
-    def _follow(self, key: _Key) -> None:
+    def _poll(self, key: _Key) -> None:
         path = f"{key.path}?wait_for_change=true&timeout_sec={_WAIT_S}"
         answered_at_s = time.monotonic()
         while not self._stopped.is_set():
             asked_at_s = time.monotonic()
             try:
-                text = _ask(path)
+                text = _read_metadata(path)
             except (RuntimeError, http.client.HTTPException):
                 if time.monotonic() - answered_at_s > _MAX_SILENCE_S:
                     raise
@@ -108,7 +107,7 @@ class GoogleCloudSource(NoticeSource):
                 answered_at_s = time.monotonic()
                 if self._is_alarm(key, text):
                     return
-            # Servers in the middle, such as GKE's, may answer without waiting for a change.
+            # Proxies such as GKE's may answer without waiting for a change.
             self._stopped.wait(max(0.0, asked_at_s + _PAUSE_S - time.monotonic()))
 
     def _is_alarm(self, key: _Key, text: str) -> bool:
@@ -126,11 +125,11 @@ class GoogleCloudSource(NoticeSource):
         return True
 
 
-def _ask(path: str) -> str:
+def _read_metadata(path: str) -> str:
     try:
-        return metadata(path, instead=_INSTEAD)
+        return metadata(path, instead=_ALTERNATIVE)
     except RuntimeError as error:
-        # An answer that is an error holds its connection, and the source may hold the error.
+        # An HTTP error keeps its connection open, and the source may keep the error.
         if isinstance(error.__cause__, urllib.error.HTTPError):
             error.__cause__.close()
         raise

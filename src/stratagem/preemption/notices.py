@@ -1,4 +1,4 @@
-"""What a notice before preemption is, and what all sources of notices have in common."""
+"""Preemption notices, and the base class of their sources."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from stratagem.messages import explain
 
 __all__ = ["AnySource", "Notice", "NoticeSource"]
 
-# A signal that comes just before the main thread begins to wait does not wake it: Python runs the
-# handler when that wait is over.
+# A signal just before the main thread begins to wait does not wake it: Python runs the handler
+# only after that wait.
 _LONGEST_WAIT_S = 0.2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Word that this process is going to be ended.
+    """A notice that this process will be ended.
 
     Args:
-        source: what it came from, such as `"SIGTERM"`.
+        source: of the notice, such as `"SIGTERM"`.
         message: one line for people.
-        heard_at_s: when it was heard, by `time.monotonic()`.
-        grace_s: at most so many seconds are left from then on; None where the source does not tell.
+        heard_at_s: time of arrival, on the clock of `time.monotonic()`.
+        grace_s: seconds left after arrival, at most; None if the source does not say.
     """
 
     source: str
@@ -37,15 +37,15 @@ class Notice:
 
     @property
     def deadline_s(self) -> float | None:
-        """When the process is ended at the latest, by `time.monotonic()`, if the source tells."""
+        """Latest time at which the process is ended, by `time.monotonic()`; None if unknown."""
         return None if self.grace_s is None else self.heard_at_s + self.grace_s
 
 
 class NoticeSource(abc.ABC):
-    """Hears notices in this process, from `start` to `stop`; also a context manager.
+    """A source of notices to this process, active from `start` to `stop`; also a context manager.
 
-    What was heard can be read from every thread, and stays readable after `stop`. A source of one's
-    own implements `_listen` and `_end`, and calls `hear`.
+    Every thread may read the notices, also after `stop`. Subclasses implement `_listen` and `_end`,
+    and call `hear`.
 
     Example:
         >>> import signal
@@ -56,45 +56,44 @@ class NoticeSource(abc.ABC):
     """
 
     def __init__(self) -> None:
-        # Signal handlers write here, between any two steps of the main thread. So there is no lock,
-        # which that thread might hold: appending is one step, and SimpleQueue.put may be called
-        # while the same thread is inside of get.
+        # Signal handlers write here, between any two bytecodes of the main thread, which may hold
+        # any lock. So there is none: appending is atomic, and SimpleQueue.put is reentrant.
         self._notices: list[Notice] = []
         self._errors: list[Exception] = []
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._followers: list[NoticeSource] = []
         self._was_started = False
-        self._listens = False
+        self._is_listening = False
 
     def start(self) -> None:
-        """Begins to listen.
+        """Starts listening.
 
         Raises:
-            RuntimeError: it has been started before, or cannot listen here.
+            RuntimeError: it was started before, or cannot listen here.
         """
         if self._was_started:
             raise RuntimeError(
                 explain(
-                    f"This {type(self).__name__} was started before.",
-                    expected="a source that listens once: what it has heard stays with it.",
-                    fix="make a new one.",
+                    f"This {type(self).__name__} was already started.",
+                    expected="a new source: one that was started keeps its notices.",
+                    fix="create another source.",
                 )
             )
         self._listen()
-        self._was_started = self._listens = True
+        self._was_started = self._is_listening = True
 
     def stop(self) -> None:
-        """Ends listening; without effect where it does not listen."""
-        if self._listens:
-            self._listens = False
+        """Stops listening, if it does."""
+        if self._is_listening:
+            self._is_listening = False
             self._end()
 
     @property
     def notice(self) -> Notice | None:
-        """The first notice that was heard; None before.
+        """First notice, or None if there is none yet.
 
         Raises:
-            Exception: listening has failed. The error is the one that ended it.
+            Exception: listening failed with this error.
         """
         if self._notices:
             return self._notices[0]
@@ -104,20 +103,20 @@ class NoticeSource(abc.ABC):
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """All that were heard, in their order: a later one may leave less time."""
+        """All notices, in order of arrival; a later one may leave less time."""
         return tuple(self._notices)
 
     def wait(self, timeout_s: float) -> Notice | None:
         """Waits for the first notice.
 
         Args:
-            timeout_s: for so long at most.
+            timeout_s: seconds to wait at most.
 
         Returns:
-            The notice; None if there was none in time.
+            The notice, or None if there was none in time.
 
         Raises:
-            Exception: as of `notice`.
+            Exception: listening failed with this error.
         """
         end_s = time.monotonic() + timeout_s
         while True:
@@ -128,14 +127,14 @@ class NoticeSource(abc.ABC):
                 if left_s > _LONGEST_WAIT_S:
                     continue
                 return self.notice
-            self._woken.put(None)  # for the next one that waits
+            self._woken.put(None)  # for the next waiting thread
             return self.notice
 
     def hear(self, notice: Notice) -> None:
-        """Keeps a notice and wakes who waits; for signal handlers and threads alike.
+        """Records a notice and wakes waiting threads; safe in signal handlers.
 
         Args:
-            notice: what was heard.
+            notice: the notice.
         """
         self._notices.append(notice)
         self._woken.put(None)
@@ -143,7 +142,7 @@ class NoticeSource(abc.ABC):
             follower.hear(notice)
 
     def fail(self, error: Exception) -> None:
-        """Keeps the error that has ended listening, and wakes who waits.
+        """Records the error that ended listening and wakes waiting threads.
 
         Args:
             error: raised by `notice` and `wait` from now on, unless there is a notice.
@@ -154,10 +153,10 @@ class NoticeSource(abc.ABC):
             follower.fail(error)
 
     def tell(self, follower: NoticeSource) -> None:
-        """Lets another source hear all that this one hears from now on.
+        """Forwards all future notices and errors to another source.
 
         Args:
-            follower: the other one.
+            follower: the other source.
         """
         self._followers.append(follower)
 
@@ -175,21 +174,21 @@ class NoticeSource(abc.ABC):
 
     @abc.abstractmethod
     def _listen(self) -> None:
-        """Begins to listen, and returns."""
+        """Starts listening, and returns."""
 
     @abc.abstractmethod
     def _end(self) -> None:
-        """Ends listening."""
+        """Stops listening."""
 
 
 class AnySource(NoticeSource):
-    """Hears what any of several sources hears; starts and stops them.
+    """Combines several sources: starts and stops them, and receives all their notices.
 
     Args:
-        sources: those that it listens to, none of them started yet.
+        sources: one or more, not started yet.
 
     Raises:
-        ValueError: none is given.
+        ValueError: no sources.
     """
 
     def __init__(self, sources: Sequence[NoticeSource]) -> None:
@@ -197,9 +196,9 @@ class AnySource(NoticeSource):
         if not sources:
             raise ValueError(
                 explain(
-                    "No source of notices is given.",
-                    expected="at least one: without any, no notice would ever be heard.",
-                    fix="pass SignalSource(), which hears SIGTERM.",
+                    "The list of notice sources is empty.",
+                    expected="at least one source; without one, no notice would be received.",
+                    fix="pass SignalSource(), which receives SIGTERM.",
                 )
             )
         self._sources = tuple(sources)

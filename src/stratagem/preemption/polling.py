@@ -1,4 +1,4 @@
-"""A function of the user's, asked again and again whether there is notice."""
+"""Notice source that polls a user's function."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["PolledSource"]
 
 
 class PolledSource(NoticeSource):
-    """Asks a function in a thread until it says that there is notice.
+    """Polls a function in a thread until it returns True.
 
-    An error in the function ends the asking, and comes out of `notice` and `wait`.
+    An error in the function ends polling; `notice` and `wait` raise it.
 
     Args:
-        watcher_fn: returns True when there is notice, False else. It should not block.
-        interval_s: the pause between two calls.
+        watcher_fn: returns True for a notice, False otherwise. It should not block.
+        interval_s: seconds between two calls.
 
     Raises:
-        ValueError: the pause is not above 0.
+        ValueError: the interval is not above 0.
 
     Example:
         >>> with sg.preemption.PolledSource(lambda: True) as source:
@@ -37,9 +37,9 @@ class PolledSource(NoticeSource):
         if not 0 < interval_s < float("inf"):
             raise ValueError(
                 explain(
-                    f"interval_s={interval_s!r} is no pause.",
+                    f"interval_s={interval_s!r} is out of range.",
                     expected="a number of seconds above 0.",
-                    fix="pass 1.0, for example.",
+                    fix="pass interval_s=1.0, for example.",
                 )
             )
         self._watcher_fn = watcher_fn
@@ -47,18 +47,18 @@ class PolledSource(NoticeSource):
         self._stopped = threading.Event()
 
     def _listen(self) -> None:
-        # A daemon: a function that blocks must not keep the process from ending.
-        threading.Thread(target=self._ask, name="stratagem-notice-poll", daemon=True).start()
+        # A daemon, so that a blocking function does not keep the process alive.
+        threading.Thread(target=self._poll, name="stratagem-notice-poll", daemon=True).start()
 
     def _end(self) -> None:
         self._stopped.set()
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         try:
             while not self._has_notice():
                 if self._stopped.wait(self._interval_s):
                     return
-        except Exception as error:  # noqa: BLE001 - raised by `notice`, in the thread that looks
+        except Exception as error:  # noqa: BLE001 - `notice` raises it in the calling thread
             self.fail(error)
             return
         if not self._stopped.is_set():
@@ -76,7 +76,7 @@ class PolledSource(NoticeSource):
             raise TypeError(
                 explain(
                     f"The termination_watcher_fn returned {answer!r}.",
-                    expected="True when there is notice, False else.",
+                    expected="True for a notice, False otherwise.",
                     fix="return a comparison, such as text == 'TRUE'.",
                 )
             )

@@ -1,4 +1,4 @@
-"""Signals as notices: SIGTERM from Kubernetes, Slurm and most schedulers, and others by choice."""
+"""Signals as preemption notices: SIGTERM by default, others on request."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from typing import Any
 from stratagem.messages import explain
 from stratagem.preemption.notices import Notice, NoticeSource
 
-__all__ = ["SignalSource", "ignore_until_the_end"]
+__all__ = ["SignalSource", "ignore_until_exit"]
 
-# What schedulers send before they end a job. Some do not exist on every system.
+# Signals that schedulers send before they end a job. Some do not exist on every system.
 _SELECTABLE = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGXCPU")
-# How many further signals are only noted: Slurm sends SIGTERM once more at the time limit, and who
-# types kill again and again wants the process to end.
-_NUM_FURTHER = 1
+# Signals that count as notices: Slurm repeats SIGTERM at the time limit. More signals mean that
+# somebody wants the process to end now.
+_MAX_NOTICES = 2
 _PROCESS_STATUS = Path("/proc/self/status")
 
 
 class SignalSource(NoticeSource):
-    """Hears signals to this process.
+    """Receives signals to this process as notices.
 
-    The first signal is a notice and does nothing else; the second is a notice too. From the third
-    on, what was there before decides, so that `kill` ends a process that does not leave by
-    itself. In a forked child what was there before decides at once. `stop` puts it back.
-    Python runs handlers in the main thread: where that is inside one long call, such as a compiled
-    step, the notice is heard when the call ends. Several sources can listen to one signal.
+    The first two signals are notices and have no other effect. Further signals call the previous
+    handler, so that `kill` ends a process that does not exit by itself. In a forked child the
+    previous handler is called at once. `stop` restores it. Python runs handlers in the main thread:
+    during one long call, such as a compiled step, the notice arrives when the call ends. Several
+    sources can listen to one signal.
 
     Args:
         signals: names or numbers: SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP or SIGXCPU.
-        time_left_s: asked with each signal how many seconds are left at most. It must not raise.
+        time_left_s: called at each signal, returns the seconds left at most. It must not raise.
 
     Raises:
-        ValueError: no signal, or one that is no notice.
+        ValueError: no signal, or one that cannot be a notice.
 
     Example:
         >>> sg.preemption.SignalSource(["SIGTERM", "SIGUSR1"]).signals
@@ -54,15 +54,15 @@ class SignalSource(NoticeSource):
         time_left_s: Callable[[], float] | None = None,
     ) -> None:
         super().__init__()
-        self.signals = tuple(dict.fromkeys(_signal(name) for name in _listed(signals)))
+        self.signals = tuple(dict.fromkeys(_signal(name) for name in _as_list(signals)))
         self._time_left_s = time_left_s
         self._handlers: list[_Handler] = []
 
     def note(self, signum: signal.Signals) -> None:
-        """Makes a notice of a signal; called by the handler.
+        """Records a signal as a notice; called by the handler.
 
         Args:
-            signum: the signal that has come.
+            signum: the signal.
         """
         grace_s = None if self._time_left_s is None else self._time_left_s()
         self.hear(
@@ -88,14 +88,13 @@ class SignalSource(NoticeSource):
     def _end(self) -> None:
         for handler in self._handlers:
             handler.sources = tuple(source for source in handler.sources if source is not self)
-            handler.leave_if_unused()
+            handler.restore_if_unused()
 
 
-def ignore_until_the_end() -> None:
-    """Ignores the signals that are still listened to; for when nothing is left to do but to end.
+def ignore_until_exit() -> None:
+    """Ignores the signals with listeners until the process exits; call it last before exiting.
 
-    Python puts the default back while it ends, and that would end the process with another exit
-    code than it has chosen.
+    While it exits, Python restores default handlers, which would change the exit code.
     """
     for name in _SELECTABLE:
         signum = getattr(signal, name, None)
@@ -105,13 +104,13 @@ def ignore_until_the_end() -> None:
 
 
 class _Handler:
-    """Takes the place of one signal's handler while sources listen to it."""
+    """Handler of one signal, installed while sources listen to it."""
 
     def __init__(self, signum: signal.Signals) -> None:
         self.sources: tuple[SignalSource, ...] = ()
         self._signum = signum
         self._process_id = os.getpid()
-        self._num_heard = 0
+        self._num_received = 0
         self._previous: Any = signal.signal(signum, self)
 
     @property
@@ -123,10 +122,9 @@ class _Handler:
         return bool(self.sources) and self.is_of_this_process
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        self._num_heard += 1
-        patient = self._num_heard <= 1 + _NUM_FURTHER
-        # A forked child has nobody who would look at its notices: pools end theirs by SIGTERM.
-        if patient and self.is_used:
+        self._num_received += 1
+        # Nothing reads the notices of a forked child; process pools end theirs with SIGTERM.
+        if self._num_received <= _MAX_NOTICES and self.is_used:
             for source in self.sources:
                 source.note(self._signum)
         elif callable(self._previous):
@@ -135,25 +133,25 @@ class _Handler:
             signal.signal(self._signum, signal.SIG_DFL)
             signal.raise_signal(self._signum)
 
-    def leave_if_unused(self) -> None:
-        """Puts back what was there before; not over a handler that was set since.
+    def restore_if_unused(self) -> None:
+        """Restores the previous handler, if this one is unused and still installed.
 
-        Only the main thread may. Elsewhere it stays, and does what was there before.
+        Only the main thread can. Otherwise this handler stays and calls the previous one.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not self.sources and is_main and signal.getsignal(self._signum) is self:
             signal.signal(self._signum, self._previous)
 
 
-def _listed(signals: Sequence[str | int]) -> list[str | int]:
-    # A name alone is a sequence of letters.
+def _as_list(signals: Sequence[str | int]) -> list[str | int]:
+    # A single name is a sequence of letters.
     listed: list[str | int] = [signals] if isinstance(signals, str | int) else list(signals)
     if not listed:
         raise ValueError(
             explain(
-                "No signal is given to listen to.",
-                expected=f"one of {', '.join(_SELECTABLE)}, or several.",
-                fix="leave signals out for SIGTERM.",
+                "The list of signals is empty.",
+                expected=f"one or more of {', '.join(_SELECTABLE)}.",
+                fix="omit signals to listen to SIGTERM.",
             )
         )
     return listed
@@ -168,7 +166,7 @@ def _signal(name: str | int) -> signal.Signals:
         explain(
             f"Signal {name!r} cannot be a notice.",
             expected=f"one of {', '.join(_SELECTABLE)}.",
-            fix="choose the one that your scheduler sends, such as SIGUSR1.",
+            fix="pass the signal that your scheduler sends, such as SIGUSR1.",
         )
     )
 
@@ -177,28 +175,28 @@ def _require_main_thread() -> None:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
             explain(
-                f"Signals cannot be listened to in thread {threading.current_thread().name!r}.",
-                expected="the main thread: Python lets no other one set a handler.",
-                fix="start it in the main thread, or pass a termination_watcher_fn.",
+                f"Cannot listen to signals in thread {threading.current_thread().name!r}.",
+                expected="the main thread: Python allows no other one to set a handler.",
+                fix="start the source in the main thread, or pass a termination_watcher_fn.",
             )
         )
 
 
 def _require_python_handler(signum: signal.Signals) -> None:
-    """JAX's preemption service sets one that Python knows nothing of, and cannot put back."""
-    if signal.getsignal(signum) is None or _is_caught_unknown_to_python(signum):
+    """Raises for a handler not set by Python, such as JAX's, which Python could not restore."""
+    if signal.getsignal(signum) is None or _has_foreign_handler(signum):
         raise RuntimeError(
             explain(
                 f"{signum.name} has a handler that was not set from Python.",
-                expected="none, or one that Python can put back: only the last one set is called.",
-                fix="for JAX's own, set jax_enable_preemption_service to False before "
-                "jax.distributed.initialize; or listen to another signal.",
+                expected="no handler, or one set by Python, which it can restore later.",
+                fix="if it is JAX's, set jax_enable_preemption_service to False before "
+                "jax.distributed.initialize; otherwise listen to another signal.",
             )
         )
 
 
-def _is_caught_unknown_to_python(signum: signal.Signals) -> bool:
-    """Whether the system calls a handler where Python believes there is none; Linux tells."""
+def _has_foreign_handler(signum: signal.Signals) -> bool:
+    """True if, according to Linux, the process has a handler that Python does not report."""
     if signal.getsignal(signum) not in (signal.SIG_DFL, signal.SIG_IGN):
         return False
     try:

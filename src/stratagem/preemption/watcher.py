@@ -1,4 +1,4 @@
-"""Tells a program whether it failed because of a preemption."""
+"""Watcher that distinguishes a preemption from an ordinary failure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["PreemptionWatcher"]
 
 
 class PreemptionWatcher:
-    """Listens for notices to this process from now on, so that a failure can be told from one.
+    """Listens for notices to this process, to find out whether a failure is due to preemption.
 
     Args:
-        termination_config: what counts as notice; what the environment gives without it.
+        termination_config: what counts as notice; None for the defaults of the environment.
 
     Raises:
-        RuntimeError: it cannot listen here, as outside the main thread.
+        RuntimeError: signals cannot be handled here, for example outside the main thread.
 
     Example:
         >>> import signal
@@ -40,23 +40,22 @@ class PreemptionWatcher:
 
     @property
     def preemption_message(self) -> str | None:
-        """What the first notice says; None before.
+        """Message of the first notice, or None if there is none yet.
 
         Raises:
-            Exception: listening has failed. The error is the one that ended it.
+            Exception: listening failed with this error.
         """
         notice = self._source.notice
         return None if notice is None else notice.message
 
     def block_until_worker_exit(self) -> None:
-        """Waits until the machine that got notice is gone, and with it the workers on it.
+        """Waits until the preempted machine is gone, so that training does not restart on it.
 
-        That is when the earliest time is over that a notice leaves. So a program that has
-        failed does not begin again on such a machine. It returns at once without a notice, where
-        no notice tells how long there is, and after `stop`.
+        This is the earliest deadline of all notices. Returns at once without a notice, if no notice
+        has a deadline, and after `stop`.
 
         Raises:
-            Exception: as of `preemption_message`.
+            Exception: listening failed with this error.
         """
         if self._source.notice is None:
             return
@@ -66,7 +65,7 @@ class PreemptionWatcher:
             self._stopped.wait(max(0.0, min(known_s) - time.monotonic()))
 
     def stop(self) -> None:
-        """Ends listening, and puts back the handlers of signals."""
+        """Stops listening and restores the signal handlers."""
         self._stopped.set()
         self._source.stop()
 

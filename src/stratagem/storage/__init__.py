@@ -1,6 +1,6 @@
-"""Checkpoints as files: written and read whole, here or by a process that does nothing else.
+"""Checkpoint files and in-memory snapshots, written here or by a separate process.
 
-Nothing here knows of variables, and nothing loads JAX before Orbax is called.
+Independent of variables; JAX is not loaded before Orbax is called.
 """
 
 from stratagem.storage.files import (

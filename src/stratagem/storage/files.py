@@ -1,8 +1,8 @@
-"""Checkpoints as folders that Orbax writes: a folder is there as a whole, or not at all.
+"""Atomic reading and writing of checkpoint folders with Orbax.
 
-A folder holds one Orbax item for each object, a nested dict of arrays, so that plain Orbax reads
-it. The first Keras model's is called "pytree", which is where `keras.Model.load_weights` looks.
-The manifest is Orbax's custom metadata.
+A folder holds one Orbax item per object, a nested dict of arrays, so that plain Orbax can read it.
+The first Keras model's item is named "pytree", as `keras.Model.load_weights` expects. The manifest
+is Orbax's custom metadata.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ import numpy as np
 from stratagem.errors import NotFoundError
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
-from stratagem.storage.manifest import check_array, checked, damaged, described, sealed
-from stratagem.storage.warnings_of_orbax import Collected, collected_warnings
+from stratagem.storage.manifest import (
+    add_checksum,
+    check_array,
+    damage_error,
+    describe_arrays,
+    verified_manifest,
+)
+from stratagem.storage.orbax_warnings import OrbaxWarnings, collect_warnings
 
 __all__ = [
     "Arrays",
@@ -38,121 +44,99 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 Wanted = Sequence[str] | Mapping[str, Sequence[str]]
 
 COMMIT_MARK = "commit_success.txt"
-"""What Orbax writes last."""
+"""The file that Orbax writes last."""
 
 _METADATA = "_CHECKPOINT_METADATA"
-_NOT_WHOLE = (OSError, ValueError, KeyError, TypeError, EOFError)
+_READ_ERRORS = (OSError, ValueError, KeyError, TypeError, EOFError)
 
 
 def write(folder: Path, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -> None:
-    """Writes a checkpoint.
+    """Writes arrays by item and path, with JSON notes, to a new folder.
 
-    Args:
-        folder: where; it must not be there yet.
-        items: arrays by path, by item.
-        notes: what else to keep, as JSON.
-
-    Raises:
-        FileExistsError: something is there already.
-        ImportError: Orbax is not installed.
-        OSError: it could not be written; nothing of it is left then.
+    Raises FileExistsError if the folder exists, ImportError without Orbax, and OSError if the write
+    failed; nothing of it is left then.
     """
     orbax = _orbax()
     if folder.exists():
         raise FileExistsError(
             explain(
-                f"{folder} is already there.",
-                expected="a name that is not taken: a checkpoint is never written over another.",
-                fix="save under another name; CheckpointManager replaces what has a number.",
+                f"{folder} already exists.",
+                expected="a new name: a checkpoint never overwrites another one.",
+                fix="save under another name, or use a CheckpointManager, which replaces a "
+                "checkpoint of the same number.",
             )
         )
-    manifest = sealed({**notes, "items": {name: described(item) for name, item in items.items()}})
+    manifest = add_checksum(
+        {**notes, "items": {name: describe_arrays(item) for name, item in items.items()}}
+    )
     trees = {name: _nested(item) for name, item in items.items() if _with_bytes(item)}
-    warned = Collected()
+    warned = OrbaxWarnings()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Orbax leaves tasks behind where it cannot even begin.
+        # Fail early: Orbax leaks tasks if it cannot create its first file.
         tempfile.TemporaryFile(dir=folder.parent).close()
-        with collected_warnings(warned):
+        with collect_warnings(warned):
             orbax.save_checkpointables(folder, trees, custom_metadata=manifest)
     except Exception as error:
         _remove_unfinished(folder)
         raise OSError(
             explain(
                 f"The checkpoint {folder} could not be written: {_reason(error, warned)}",
-                expected="a folder that can be written, on a disk with enough space; earlier "
-                "checkpoints are as they were.",
-                fix="make room or choose another folder, and save again.",
+                expected="a writable folder on a disk with enough space. Earlier checkpoints are "
+                "unchanged.",
+                fix="free space or choose another folder, then save again.",
             )
         ) from error
 
 
 def warm_up() -> None:
-    """Loads Orbax, if it is installed, before it is needed: that takes seconds."""
+    """Imports Orbax ahead of time, if installed; that takes seconds."""
     with contextlib.suppress(ImportError):
         _orbax()
 
 
 def is_whole(folder: Path) -> bool:
-    """Tells whether a folder is a checkpoint that was written to its end.
-
-    Args:
-        folder: which.
-    """
+    """True if a folder is a completely written checkpoint."""
     return all((folder / mark).is_file() for mark in (COMMIT_MARK, _METADATA))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Returns what a checkpoint says of itself.
+    """Returns the manifest of a checkpoint.
 
-    Args:
-        folder: of the checkpoint.
-
-    Raises:
-        DataLossError: it is damaged.
-        NotFoundError: there is none.
-        ValueError: it was written by somebody else.
+    Raises DataLossError if it is damaged, NotFoundError if it does not exist, and ValueError if it
+    was not written by Stratagem.
     """
     orbax = _orbax()
     _require(folder)
-    warned = Collected()
+    warned = OrbaxWarnings()
     try:
-        json.loads((folder / _METADATA).read_bytes())  # of what it cannot read Orbax says nothing
-        with collected_warnings(warned):
+        json.loads((folder / _METADATA).read_bytes())  # Orbax does not report unreadable metadata
+        with collect_warnings(warned):
             manifest = orbax.checkpointables_metadata(folder).custom_metadata
-    except _NOT_WHOLE as error:
-        raise damaged(str(folder), _reason(error, warned)) from error
-    return checked(manifest, str(folder))
+    except _READ_ERRORS as error:
+        raise damage_error(str(folder), _reason(error, warned)) from error
+    return verified_manifest(manifest, str(folder))
 
 
 def read_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dict[str, Arrays]:
-    """Reads and checks arrays.
+    """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
-    Args:
-        folder: of the checkpoint.
-        manifest: what it says of itself.
-        names: of the items; a dict names the arrays of each that are read, the others stay on disk.
-
-    Returns:
-        The arrays by path, by item, as host arrays.
-
-    Raises:
-        DataLossError: a file is missing or damaged.
+    `names` are item names; a dict also selects paths, and other arrays are not read.
     """
     orbax = _orbax()
     entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
     wanted = {name: _abstract(chosen) for name, chosen in entries.items()}
-    asked = {
-        name: _nested({**_left_on_disk(manifest["items"][name], orbax.PLACEHOLDER), **item})
+    requested = {
+        name: _nested({**_skipped_arrays(manifest["items"][name], orbax.PLACEHOLDER), **item})
         for name, item in wanted.items()
         if _with_bytes(item)
     }
-    warned = Collected()
+    warned = OrbaxWarnings()
     try:
-        with collected_warnings(warned):
-            trees = orbax.load_checkpointables(folder, asked) if asked else {}
+        with collect_warnings(warned):
+            trees = orbax.load_checkpointables(folder, requested) if requested else {}
     except Exception as error:
-        raise damaged(str(folder), _reason(error, warned)) from error
+        raise damage_error(str(folder), _reason(error, warned)) from error
     items: dict[str, Arrays] = {}
     for name in names:
         flat = dict(wanted[name])
@@ -178,16 +162,16 @@ def _require(folder: Path) -> None:
     beside = sorted(one.name for one in folder.parent.glob("*") if is_whole(one))
     raise NotFoundError(
         explain(
-            f"{folder} is {'a folder, but no whole checkpoint' if is_there else 'not there'}.",
-            expected=f"a checkpoint; beside it {', '.join(beside) or 'there is none'}.",
+            f"{folder} {'is not a complete checkpoint' if is_there else 'does not exist'}.",
+            expected=f"a checkpoint. Checkpoints beside it: {', '.join(beside) or 'none'}.",
             fix="pass the path that Checkpoint.save returned, or CheckpointManager's "
-            "latest_checkpoint; on several machines the folder has to be a shared one.",
+            "latest_checkpoint. With several machines, use a shared folder.",
         )
     )
 
 
 def _with_bytes(flat: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without arrays of no elements, which Orbax refuses: the manifest has all that they are."""
+    """Drops arrays without elements, which Orbax rejects; the manifest describes them fully."""
     return {path: array for path, array in flat.items() if array is ... or array.size}
 
 
@@ -198,20 +182,20 @@ def _chosen(entries: list[dict[str, Any]], names: Wanted, name: str) -> list[dic
     return [entry for entry in entries if entry["path"] in paths]
 
 
-def _left_on_disk(entries: list[dict[str, Any]], mark: Any) -> dict[str, Any]:
-    """Every array of an item that has bytes as one that is not read."""
+def _skipped_arrays(entries: list[dict[str, Any]], mark: Any) -> dict[str, Any]:
+    """Maps every array of an item that has bytes to the marker for arrays that are not read."""
     return {entry["path"]: mark for entry in entries if 0 not in entry["shape"]}
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """A dict of dicts, as Orbax and Keras have it."""
+    """Returns nested dicts, the layout of Orbax and Keras."""
     tree: dict[str, Any] = {}
     for path, value in _with_bytes(flat).items():
         *folders, last = path.split("/")
-        place = tree
+        branch = tree
         for folder in folders:
-            place = place.setdefault(folder, {})
-        place[last] = value
+            branch = branch.setdefault(folder, {})
+        branch[last] = value
     return tree
 
 
@@ -230,8 +214,8 @@ def _remove_unfinished(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _reason(error: BaseException, warned: Collected) -> str:
-    """What went wrong: Orbax often raises something general, and warns of the cause before."""
+def _reason(error: BaseException, warned: OrbaxWarnings) -> str:
+    """Returns the cause: Orbax often raises a general error after it logged the specific one."""
     first = (str(error) or repr(error)).splitlines()[0]
     causes = "".join(f"; {text}" for text in warned.causes if text not in first)
     return f"{type(error).__name__}: {first}{causes}"

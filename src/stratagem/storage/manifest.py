@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: what is in it, and the checksum of each array."""
+"""Checkpoint manifest: contents of a checkpoint, with a checksum of each array."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
 
-__all__ = ["FORMAT", "check_array", "checked", "damaged", "described", "sealed"]
+__all__ = [
+    "FORMAT",
+    "add_checksum",
+    "check_array",
+    "damage_error",
+    "describe_arrays",
+    "verified_manifest",
+]
 
 FORMAT = 1
 
 
-def described(arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[dict[str, Any]]:
-    """Returns what is to be known of arrays, in their order.
-
-    Args:
-        arrays: by path.
-
-    Returns:
-        Path, shape, dtype and checksum of each.
-    """
+def describe_arrays(arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[dict[str, Any]]:
+    """Returns path, shape, dtype and checksum of each array, in order."""
     return [
         {
             "path": path,
@@ -38,54 +38,32 @@ def described(arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[dict[str, Any]
 
 
 def check_array(entry: Mapping[str, Any], array: np.ndarray[Any, Any], where: str) -> None:
-    """Raises for an array that is not the one that was saved.
-
-    Args:
-        entry: of `described`.
-        array: what was read.
-        where: the checkpoint, for the message.
-
-    Raises:
-        DataLossError: another shape, dtype or checksum.
-    """
+    """Raises DataLossError if an array differs from its manifest entry."""
     is_same = (
         list(array.shape) == entry["shape"]
         and str(array.dtype) == entry["dtype"]
         and _checksum(array) == entry["crc32"]
     )
     if not is_same:
-        raise damaged(where, f"the array {entry['path']} is not the one that was saved")
+        raise damage_error(where, f"the array {entry['path']} differs from the saved one")
 
 
-def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a manifest with the checksum of its own text.
-
-    Args:
-        manifest: what JSON can hold.
-    """
+def add_checksum(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a manifest with its format version and the checksum of its own text."""
     return {**manifest, "format": FORMAT, "crc32": _text_checksum({**manifest, "format": FORMAT})}
 
 
-def checked(manifest: Any, where: str) -> dict[str, Any]:
-    """Returns a manifest that is whole.
+def verified_manifest(manifest: Any, where: str) -> dict[str, Any]:
+    """Returns the manifest without its checksum.
 
-    Args:
-        manifest: what was read.
-        where: the checkpoint, for the message.
-
-    Returns:
-        The manifest without its checksum.
-
-    Raises:
-        DataLossError: its checksum is another.
-        ValueError: it is none of ours, or of a later version.
+    Raises DataLossError if the checksum differs, and ValueError for a foreign or later format.
     """
     if not isinstance(manifest, dict) or "format" not in manifest:
         raise ValueError(
             explain(
                 f"{where} was not written by sg.train.Checkpoint.",
-                expected="a checkpoint that tells what is in it.",
-                fix="load what Keras wrote with model.load_weights or keras.saving.load_model.",
+                expected="a checkpoint with Stratagem's manifest.",
+                fix="load Keras files with model.load_weights or keras.saving.load_model.",
             )
         )
     if manifest["format"] != FORMAT:
@@ -93,28 +71,23 @@ def checked(manifest: Any, where: str) -> dict[str, Any]:
             explain(
                 f"{where} has format {manifest['format']}.",
                 expected=f"format {FORMAT}, which this version of Stratagem reads.",
-                fix="read it with the version that wrote it, or a later one.",
+                fix="read it with the Stratagem version that wrote it, or a later one.",
             )
         )
     rest = {key: value for key, value in manifest.items() if key != "crc32"}
     if _text_checksum(rest) != manifest.get("crc32"):
-        raise damaged(where, "what it says of itself has another checksum")
+        raise damage_error(where, "its manifest has a wrong checksum")
     return rest
 
 
-def damaged(where: str, how: str) -> DataLossError:
-    """Returns the error for a checkpoint that is not whole.
-
-    Args:
-        where: the checkpoint.
-        how: what is wrong with it.
-    """
+def damage_error(where: str, how: str) -> DataLossError:
+    """Returns the error for a damaged checkpoint."""
     return DataLossError(
         explain(
             f"The checkpoint {where} is damaged: {how}.",
-            expected="files as they were written.",
-            fix="restore an earlier one: CheckpointManager.checkpoints lists them, and "
-            "restore_or_initialize(skip_damaged=True) takes the newest that is whole.",
+            expected="unchanged files.",
+            fix="restore an earlier checkpoint: CheckpointManager.checkpoints lists them, and "
+            "restore_or_initialize(skip_damaged=True) restores the newest undamaged one.",
         )
     )
 

@@ -1,4 +1,4 @@
-"""Snapshots in memory that outlives its process: what a step costs, and what a kill cannot harm."""
+"""Snapshots of training state in shared memory that survives the process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.storage.files import Arrays
-from stratagem.storage.staging import Placed, Staging, end_bytes
+from stratagem.storage.staging import ArrayLocation, Staging, end_bytes
 
 __all__ = ["MemorySlots", "Snapshot"]
 
-# A mark, and place, size and checksum of the description. It is written last.
+# A mark, then offset, size and checksum of the description. Written last, as the commit.
 _HEAD = struct.Struct("<8sQQI")
 _MARK = b"stratgm1"
 _HEAD_BYTES = 64
@@ -25,12 +25,10 @@ _NUM_SLOTS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What was kept.
+    """A snapshot of one step.
 
-    Args:
-        number: of the step.
-        items: arrays by path, by item, where they lie: the next but one snapshot goes over them.
-        notes: what else was kept.
+    `items` holds arrays by item and path. They alias the shared memory, which the second next
+    snapshot overwrites.
     """
 
     number: int
@@ -39,38 +37,29 @@ class Snapshot:
 
 
 class MemorySlots:
-    """The last two snapshots of one process, in files of a folder in memory.
+    """The last two snapshots of one process, in files on an in-memory file system.
 
-    One is whole whenever the process is killed. They are no protection from a machine that stops.
+    One snapshot is complete whenever the process is killed. Snapshots are lost with the machine.
 
     Args:
-        folder: one of a file system in memory, such as a folder in /dev/shm.
-        name: of the process, one that the next process in its place has, too.
-
-    Raises:
-        OSError: the folder cannot be written.
+        folder: on an in-memory file system, such as a folder in /dev/shm.
+        name: of the process, the same after a restart.
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: str) -> None:
         directory = Path(folder)
         directory.mkdir(parents=True, exist_ok=True)
-        self._slots = [_Slot(directory / f"{name}.{index}") for index in range(_NUM_SLOTS)]
+        self._slots = [_SnapshotFile(directory / f"{name}.{index}") for index in range(_NUM_SLOTS)]
         self._next = 0
-        self.get()  # so that the first one spares the newest
+        self.get()  # so that the first `put` spares the newest
 
     def put(self, number: int, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -> None:
-        """Keeps a snapshot in the place of the older one.
-
-        Args:
-            number: of the step.
-            items: arrays by path, by item.
-            notes: what else to keep, as JSON.
-        """
+        """Overwrites the older snapshot."""
         self._slots[self._next].put(number, items, notes)
         self._next = (self._next + 1) % _NUM_SLOTS
 
     def get(self) -> list[Snapshot]:
-        """Returns the snapshots that are whole, the newest first; the next one spares the first."""
+        """Returns the complete snapshots, newest first; the next `put` spares the first."""
         found = {
             index: snapshot
             for index, slot in enumerate(self._slots)
@@ -82,11 +71,7 @@ class MemorySlots:
         return [found[index] for index in order]
 
     def forget_after(self, number: int | None) -> None:
-        """Forgets snapshots of later steps than that from which training goes on.
-
-        Args:
-            number: of that step; None forgets all.
-        """
+        """Deletes snapshots of steps after `number`; None deletes all."""
         for slot in self._slots:
             snapshot = slot.get()
             if snapshot is not None and (number is None or snapshot.number > number):
@@ -94,25 +79,25 @@ class MemorySlots:
         self.get()
 
 
-class _Slot:
+class _SnapshotFile:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._staging = Staging(self._file)
-        self._layout: list[Placed] = []
+        self._layout: list[ArrayLocation] = []
         self._layout_text = ""
 
     def put(self, number: int, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -> None:
         self.clear()
-        placed = self._staging.put(items, begin_bytes=_HEAD_BYTES)
-        if placed != self._layout:  # the same in each step
-            self._layout = placed
-            self._layout_text = json.dumps([dataclasses.astuple(one) for one in placed])
+        locations = self._staging.put(items, begin_bytes=_HEAD_BYTES)
+        if locations != self._layout:  # usually the same in each step
+            self._layout = locations
+            self._layout_text = json.dumps([dataclasses.astuple(one) for one in locations])
         text = f'{{"number": {number:d}, "notes": {json.dumps(notes)}, '
         text += f'"names": {json.dumps(list(items))}, "placed": {self._layout_text}}}'
-        told = text.encode()
-        begin_bytes = max(end_bytes(placed), _HEAD_BYTES)
-        os.pwrite(self._file, told, begin_bytes)
-        os.pwrite(self._file, _HEAD.pack(_MARK, begin_bytes, len(told), zlib.crc32(told)), 0)
+        encoded = text.encode()
+        begin_bytes = max(end_bytes(locations), _HEAD_BYTES)
+        os.pwrite(self._file, encoded, begin_bytes)
+        os.pwrite(self._file, _HEAD.pack(_MARK, begin_bytes, len(encoded), zlib.crc32(encoded)), 0)
 
     def clear(self) -> None:
         os.pwrite(self._file, bytes(_HEAD_BYTES), 0)
@@ -122,17 +107,19 @@ class _Slot:
         if len(head) < _HEAD.size:
             return None
         mark, begin_bytes, size_bytes, checksum = _HEAD.unpack(head)
-        told = os.pread(self._file, size_bytes, begin_bytes) if mark == _MARK else b""
-        if not told or zlib.crc32(told) != checksum:
+        encoded = os.pread(self._file, size_bytes, begin_bytes) if mark == _MARK else b""
+        if not encoded or zlib.crc32(encoded) != checksum:
             return None
-        known = json.loads(told)
-        placed = [
-            Placed(item, path, tuple(shape), dtype, offset_bytes)
-            for item, path, shape, dtype, offset_bytes in known["placed"]
+        description = json.loads(encoded)
+        locations = [
+            ArrayLocation(item, path, tuple(shape), dtype, offset_bytes)
+            for item, path, shape, dtype, offset_bytes in description["placed"]
         ]
-        found = self._staging.get(placed)
+        found = self._staging.get(locations)
         return Snapshot(
-            known["number"], {name: found.get(name, {}) for name in known["names"]}, known["notes"]
+            description["number"],
+            {name: found.get(name, {}) for name in description["names"]},
+            description["notes"],
         )
 
     def __del__(self) -> None:

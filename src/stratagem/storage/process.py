@@ -1,8 +1,8 @@
-"""A process beside training that reads and writes checkpoints, seen from training.
+"""Client of the storage process, which reads and writes checkpoints outside the training process.
 
-There are two reasons for it. Orbax meets all processes of JAX's group whenever it saves or loads,
-in broadcasts that know no loss, so it has to be called outside of that group. And what it does
-takes Python's lock, for which training would wait.
+Reasons for a separate process: Orbax synchronizes all processes of JAX's group on every save and
+load, with broadcasts that hang if a process is lost. It also holds Python's lock, which would stall
+training.
 """
 
 from __future__ import annotations
@@ -30,28 +30,25 @@ from stratagem.storage.staging import Staging
 
 __all__ = ["ENDING_SIGNALS", "StorageProcess", "storage_process", "wait_for_writing"]
 
-# What ends training when it comes from a terminal or a scheduler.
+# Signals with which a terminal or a scheduler ends training.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _MAIN = "stratagem.storage.process_main"
 
 
 class StorageProcess:
-    """A process that is started once, and does one thing after the other.
+    """A separate process that reads and writes checkpoints, one at a time.
 
-    It shares its memory with this one, so that a checkpoint costs training a copy. It ends with
-    this process, when it has finished what it was told to write.
-
-    Raises:
-        OSError: the system starts no more processes.
+    It shares memory with this process, so that a save costs training one copy. It finishes pending
+    writes before it ends with this process.
     """
 
     def __init__(self) -> None:
         self._staging = Staging()
         self._connection, theirs = mp.Pipe()
         descriptors = (theirs.fileno(), self._staging.descriptor)
-        # It begins with these blocked, and lets them in when it can handle them: what asks training
-        # to end may come before it has loaded anything.
+        # Start it with these blocked; it unblocks them once it can handle them. A signal to end
+        # training may arrive before its imports are done.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
         try:
             self._process = subprocess.Popen(
@@ -69,12 +66,12 @@ class StorageProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """True while the process runs."""
         return self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process id."""
         return self._process.pid
 
     def write(
@@ -85,63 +82,42 @@ class StorageProcess:
         *,
         then: Callable[[Path], None],
     ) -> Future[None]:
-        """Takes a copy of arrays, and writes it while the caller goes on.
-
-        One checkpoint is written at a time: this waits for the one before.
+        """Copies arrays and writes them in the background, after the previous write.
 
         Args:
-            place: returns where, in another thread; nothing may be there yet.
+            place: called in another thread; returns the folder, which must not exist.
             items: arrays by path, by item.
-            notes: what else to keep, as JSON.
-            then: what to do when it is written, in that thread.
+            notes: further JSON content.
+            then: called with the folder in that thread after the write.
 
         Returns:
-            What is done when `then` is, and has the error if something failed.
+            Future that is done after `then`, with the error of either.
         """
         with self._lock:
             self.wait()
-            placed = self._staging.put(items)
-            names = list(items)  # nothing may hold the arrays: the next step takes their memory
+            locations = self._staging.put(items)
+            names = list(items)  # hold no arrays: the next step reuses their memory
 
             def work() -> None:
                 folder = place()
-                self._ask("write", folder, placed, names, dict(notes))
+                self._request("write", folder, locations, names, dict(notes))
                 then(folder)
 
             return self._submit(work)
 
     def read_manifest(self, folder: Path) -> dict[str, Any]:
-        """Returns what a checkpoint says of itself.
-
-        Args:
-            folder: of the checkpoint.
-
-        Raises:
-            DataLossError: it is damaged; and what else `stratagem.storage.read_manifest` raises.
-        """
+        """Returns the manifest of a checkpoint; raises as `stratagem.storage.read_manifest`."""
         with self._lock:
-            return self._submit(lambda: self._ask("read_manifest", folder)).result()
+            return self._submit(lambda: self._request("read_manifest", folder)).result()
 
     def read_arrays(
         self, folder: Path, manifest: Mapping[str, Any], names: Wanted
     ) -> dict[str, Arrays]:
-        """Reads and checks arrays.
-
-        Args:
-            folder: of the checkpoint.
-            manifest: what it says of itself.
-            names: of the items; a dict names the arrays of each that are read.
-
-        Returns:
-            The arrays by path, by item, as host arrays.
-
-        Raises:
-            DataLossError: a file is missing or damaged.
-        """
+        """Reads and verifies arrays, as `stratagem.storage.read_arrays`."""
 
         def work() -> dict[str, Arrays]:
-            placed = self._ask("read_arrays", folder, dict(manifest), names)
-            found = self._staging.get(placed)
+            locations = self._request("read_arrays", folder, dict(manifest), names)
+            found = self._staging.get(locations)
             return {
                 name: {path: np.array(array) for path, array in found.get(name, {}).items()}
                 for name in names
@@ -151,15 +127,15 @@ class StorageProcess:
             return self._submit(work).result()
 
     def wait(self) -> None:
-        """Waits until nothing is being done and all is told; who asked for it hears of errors."""
+        """Waits until pending work and its callbacks are done; errors stay with their futures."""
         if self._last is not None:
             self._last.exception()
-            # What was to be called then comes after that, and before the next one in the line.
-            with contextlib.suppress(RuntimeError):  # no next one at the end of the program
+            # Callbacks of the future run after it is done, but before the thread's next task.
+            with contextlib.suppress(RuntimeError):  # the thread accepts no task at exit
                 self._thread.submit(_do_nothing).result()
 
     def close(self) -> None:
-        """Waits for what is being done, and ends the process."""
+        """Waits for pending work and ends the process."""
         with self._lock:
             self._thread.shutdown()
             self._connection.close()
@@ -171,26 +147,25 @@ class StorageProcess:
         self._last = self._thread.submit(work)
         return self._last
 
-    def _ask(self, name: str, folder: Path, *arguments: Any) -> Any:
+    def _request(self, name: str, folder: Path, *arguments: Any) -> Any:
         try:
             self._connection.send((name, folder, *arguments))
             result, error = self._connection.recv()
         except (EOFError, OSError) as error:
-            raise self._lost(name, folder) from error
+            raise self._exit_error(name, folder) from error
         if error is not None:
             raise error
         return result
 
-    def _lost(self, name: str, folder: Path) -> OSError:
+    def _exit_error(self, name: str, folder: Path) -> OSError:
         returncode = self._process.wait()
         return OSError(
             explain(
-                f"The process that was to {name.replace('_', ' ')} {folder} ended with "
-                f"{returncode}.",
-                expected="it to go on: it is started by the first checkpoint, uses as much memory "
-                "as one, and ignores signals that ask training to end.",
-                fix="see whether the system was short of memory; the next checkpoint starts it "
-                "anew, and earlier ones are as they were.",
+                f"The storage process exited with {returncode} during {name} of {folder}.",
+                expected="a process that runs as long as training. It uses as much memory as one "
+                "checkpoint, and ignores signals that end training.",
+                fix="check whether the machine ran out of memory. The next checkpoint restarts "
+                "the process; earlier checkpoints are unchanged.",
             )
         )
 
@@ -200,12 +175,12 @@ def _do_nothing() -> None:
 
 
 _processes: list[StorageProcess] = []
-_making = threading.Lock()
+_processes_lock = threading.Lock()
 
 
 def storage_process() -> StorageProcess:
-    """Returns the one that this process has, which is started if there is none."""
-    with _making:
+    """Returns the storage process of this process; starts it if there is none."""
+    with _processes_lock:
         if _processes and not _processes[0].is_alive:
             _processes.pop().close()
         if not _processes:
@@ -215,13 +190,13 @@ def storage_process() -> StorageProcess:
 
 
 def wait_for_writing() -> None:
-    """Waits until nothing is being written; starts no process for it."""
+    """Waits for pending writes; starts no storage process."""
     for process in _processes:
         process.wait()
 
 
 def _finish() -> None:
-    """At the end of the program: nothing is left half done, or untold."""
+    """At exit, finishes pending writes and prints errors that were not raised."""
     for process in _processes:
         process.close()
     _processes.clear()
@@ -230,7 +205,7 @@ def _finish() -> None:
 
 
 def _forget() -> None:
-    """A forked child has no part in its parent's; it starts one of its own."""
+    """Forgets the parent's storage process in a forked child, which starts its own."""
     _processes.clear()
 
 

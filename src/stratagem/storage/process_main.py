@@ -1,7 +1,7 @@
-"""The process beside training that reads and writes checkpoints.
+"""Main program of the storage process.
 
-`python -m stratagem.storage.process_main CONNECTION MEMORY`, both descriptors: it does what comes
-over the connection, until that ends.
+`python -m stratagem.storage.process_main CONNECTION MEMORY`, both file descriptors: serves requests
+until the connection closes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,13 @@ from typing import Any
 
 from stratagem.storage import files
 from stratagem.storage.process import ENDING_SIGNALS
-from stratagem.storage.staging import Placed, Staging
+from stratagem.storage.staging import ArrayLocation, Staging
 
 __all__ = ["StorageServer"]
 
 
 class StorageServer:
-    """Does what is asked for, one thing after the other, until nobody can ask any more.
-
-    Args:
-        connection: to the process that asks.
-        staging: the memory that both have.
-    """
+    """Serves read and write requests one at a time until the connection closes."""
 
     def __init__(self, connection: Connection, staging: Staging) -> None:
         self._connection = connection
@@ -35,7 +30,7 @@ class StorageServer:
         self.is_busy = False
 
     def serve(self) -> None:
-        """Answers until the connection ends."""
+        """Serves requests until the connection closes."""
         while True:
             try:
                 name, *arguments = self._connection.recv()
@@ -49,13 +44,17 @@ class StorageServer:
     def _answer(self, function: Callable[..., Any], arguments: list[Any]) -> tuple[Any, Any]:
         try:
             return function(*arguments), None
-        except Exception as error:  # noqa: BLE001 - whoever asked raises it
+        except Exception as error:  # noqa: BLE001 - the client raises it
             return None, error.with_traceback(None)
 
     def _write(
-        self, folder: Path, placed: list[Placed], names: list[str], notes: Mapping[str, Any]
+        self,
+        folder: Path,
+        locations: list[ArrayLocation],
+        names: list[str],
+        notes: Mapping[str, Any],
     ) -> None:
-        found = self._staging.get(placed)
+        found = self._staging.get(locations)
         files.write(folder, {name: found.get(name, {}) for name in names}, notes)
 
     def _read_manifest(self, folder: Path) -> dict[str, Any]:
@@ -63,7 +62,7 @@ class StorageServer:
 
     def _read_arrays(
         self, folder: Path, manifest: Mapping[str, Any], names: files.Wanted
-    ) -> list[Placed]:
+    ) -> list[ArrayLocation]:
         return self._staging.put(files.read_arrays(folder, manifest, names))
 
 
@@ -73,7 +72,7 @@ def _main() -> None:
     parent = os.getppid()
 
     def end_if_idle(signum: int, frame: object) -> None:
-        """While training lives it decides what is saved; what was begun is finished."""
+        """Exits if training has exited and no request is in progress."""
         del signum, frame
         if os.getppid() != parent and not server.is_busy:
             raise SystemExit(0)

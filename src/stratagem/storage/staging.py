@@ -1,4 +1,4 @@
-"""Memory that two processes share, in which arrays wait to be written, or to be taken."""
+"""Shared memory through which two processes exchange arrays."""
 
 from __future__ import annotations
 
@@ -13,22 +13,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Placed", "Staging", "end_bytes"]
+__all__ = ["ArrayLocation", "Staging", "end_bytes"]
 
 _ALIGNMENT_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
-    """Where an array lies.
-
-    Args:
-        item: of the checkpoint.
-        path: of the array in it.
-        shape: of the array.
-        dtype: its name.
-        offset_bytes: from the beginning of the memory.
-    """
+class ArrayLocation:
+    """Location of an array in the shared memory; the offset counts from its start."""
 
     item: str
     path: str
@@ -38,17 +30,17 @@ class Placed:
 
     @property
     def size_bytes(self) -> int:
-        """How much it takes."""
+        """Size of the array in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class Staging:
-    """Memory that is kept from one checkpoint to the next, and is gone with its last process.
+    """Shared memory that is reused by every checkpoint and freed with its last process.
 
-    Fresh memory costs more than the copy into it, so it only grows.
+    It only grows, since allocating memory costs more than copying into it.
 
     Args:
-        descriptor: of another process's; None makes one.
+        descriptor: of another process's memory; None creates location.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -57,81 +49,67 @@ class Staging:
 
     def put(
         self, items: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], *, begin_bytes: int = 0
-    ) -> list[Placed]:
-        """Copies arrays into the memory, over what was there.
+    ) -> list[ArrayLocation]:
+        """Copies arrays into the memory, overwriting earlier ones, and returns their locations.
 
-        Args:
-            items: arrays by path, by item.
-            begin_bytes: what is left free before them.
-
-        Returns:
-            Where each lies.
-
-        Raises:
-            OSError: there is not enough memory.
+        Leaves `begin_bytes` free at the start. Raises OSError without enough memory.
         """
-        placed = list(_laid_out(items, begin_bytes))
-        self._reach(end_bytes(placed))
-        for one in placed:
-            np.copyto(self._view(one), items[one.item][one.path])
-        return placed
+        locations = list(_layout(items, begin_bytes))
+        self._reach(end_bytes(locations))
+        for location in locations:
+            np.copyto(self._view(location), items[location.item][location.path])
+        return locations
 
-    def get(self, placed: Iterable[Placed]) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-        """Returns arrays where they lie; what is put next goes over them.
+    def get(self, locations: Iterable[ArrayLocation]) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+        """Returns arrays by item and path as views of the memory, which the next `put` overwrites.
 
-        Args:
-            placed: what `put` returned, perhaps in another process.
-
-        Returns:
-            Arrays by path, by item; items without arrays are left out.
+        Items without arrays are omitted.
         """
-        placed = list(placed)
-        self._reach(end_bytes(placed))
+        locations = list(locations)
+        self._reach(end_bytes(locations))
         items: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
-        for one in placed:
-            items.setdefault(one.item, {})[one.path] = self._view(one)
+        for location in locations:
+            items.setdefault(location.item, {})[location.path] = self._view(location)
         return items
 
     def close(self) -> None:
-        """Lets go of the memory; not before everybody has let go of arrays in it."""
+        """Closes the memory; views of it must be released first."""
         os.close(self.descriptor)
 
-    def _view(self, one: Placed) -> np.ndarray[Any, Any]:
+    def _view(self, location: ArrayLocation) -> np.ndarray[Any, Any]:
         assert self._memory is not None
-        return np.ndarray(one.shape, np.dtype(one.dtype), self._memory, one.offset_bytes)
+        return np.ndarray(
+            location.shape, np.dtype(location.dtype), self._memory, location.offset_bytes
+        )
 
     def _reach(self, size_bytes: int) -> None:
-        """Makes the memory at least so large. What is mapped anew has the pages that it had."""
+        """Grows the memory to at least this size; remapping preserves its contents."""
         size_bytes = max(size_bytes, 1)
         if self._memory is not None and len(self._memory) >= size_bytes:
             return
-        there_bytes = os.fstat(self.descriptor).st_size
-        if there_bytes < size_bytes:
+        current_bytes = os.fstat(self.descriptor).st_size
+        if current_bytes < size_bytes:
             _allocate(self.descriptor, size_bytes)
-        self._memory = mmap.mmap(self.descriptor, max(size_bytes, there_bytes))
+        self._memory = mmap.mmap(self.descriptor, max(size_bytes, current_bytes))
 
 
-def _laid_out(
+def _layout(
     items: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], begin_bytes: int
-) -> Iterator[Placed]:
+) -> Iterator[ArrayLocation]:
     offset_bytes = begin_bytes
     for item, arrays in items.items():
         for path, array in arrays.items():
-            yield Placed(item, path, array.shape, str(array.dtype), offset_bytes)
+            yield ArrayLocation(item, path, array.shape, str(array.dtype), offset_bytes)
             offset_bytes += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-def end_bytes(placed: Iterable[Placed]) -> int:
-    """Returns how far arrays reach into the memory.
-
-    Args:
-        placed: where they lie.
-    """
-    return max((one.offset_bytes + one.size_bytes for one in placed), default=0)
+def end_bytes(locations: Iterable[ArrayLocation]) -> int:
+    """Returns the end of the last array in the memory."""
+    return max((location.offset_bytes + location.size_bytes for location in locations), default=0)
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Takes the memory now: writing to what is not there would end the process by SIGBUS."""
+    """Allocates the memory now: writing to a sparse file on a full disk would raise SIGBUS."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size_bytes)
     else:
@@ -141,5 +119,5 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
 def _anonymous_file() -> int:
     if sys.platform == "linux":
         return os.memfd_create("stratagem")
-    with tempfile.TemporaryFile() as file:  # without a name, as the memory file is
+    with tempfile.TemporaryFile() as file:  # without a name, like the memory file
         return os.dup(file.fileno())

@@ -12,7 +12,7 @@ import jax
 from stratagem import config, environment
 from stratagem.cluster import ClusterResolver, Processes
 from stratagem.cluster.addresses import split_address
-from stratagem.group import Identity, Limits
+from stratagem.group import GroupLimits, Identity
 from stratagem.messages import explain
 from stratagem.topology.processes import start_processes
 
@@ -53,7 +53,7 @@ def join(
     Returns:
         The devices of all processes, those of each one after the other.
     """
-    limits = Limits(
+    limits = GroupLimits(
         join_s=config.join_timeout_s(),
         peer_s=config.peer_timeout_s(),
         stuck_s=config.stuck_timeout_s() if timeout_s is None else timeout_s or math.inf,

@@ -24,7 +24,7 @@ import jax
 
 from stratagem.goodput import close_events, current_events
 from stratagem.group import Group, current_group
-from stratagem.preemption.signals import ignore_until_the_end
+from stratagem.preemption.signals import ignore_until_exit
 from stratagem.topology.private import end_at_once, file_of_main_thread
 
 __all__ = ["SHUTDOWN_S", "expect_exit", "watch"]
@@ -59,7 +59,7 @@ def watch(group: Group) -> None:
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _state.exit_code = _INTERRUPTED if kind is KeyboardInterrupt else 1
         if group.verdict is None:
-            group.tell_error("".join(traceback.format_exception(kind, error, trace)))
+            group.report_error("".join(traceback.format_exception(kind, error, trace)))
         previous(kind, error, trace)
 
     sys.excepthook = tell
@@ -86,8 +86,8 @@ def _end_what_cannot_wake(group: Group) -> None:
     pause = threading.Event()
     while waited_s < _GRACE_S:
         pause.wait(_LOOK_S)
-        waited_s = waited_s + _LOOK_S if _waits_in_jax() and not group.is_told else 0.0
-        if group.is_told:
+        waited_s = waited_s + _LOOK_S if _waits_in_jax() and not group.is_reported else 0.0
+        if group.is_reported:
             return
     assert group.verdict is not None
     faulthandler.dump_traceback()
@@ -122,7 +122,7 @@ def _leave() -> None:
     group = current_group()
     if group is not None:
         _leave_group(group)
-    ignore_until_the_end()
+    ignore_until_exit()
 
 
 def _leave_group(group: Group) -> None:
@@ -135,7 +135,7 @@ def _leave_group(group: Group) -> None:
     _tell_events(group)
     group.drain(_DRAIN_S)
     # Of a program that ended by itself while others still waited for it nothing else is known.
-    planned = 1 if group.is_told else _state.planned_code
+    planned = 1 if group.is_reported else _state.planned_code
     _end(planned if _state.exit_code is None else _state.exit_code)
 
 

@@ -16,7 +16,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.group import Group, Kind, current_group
+from stratagem.group import Activity, Group, current_group
 
 __all__ = [
     "Flight",
@@ -252,11 +252,11 @@ def waiting_for_input(name: str) -> Generator[None]:
     if group is None:
         yield
         return
-    with group.at(Kind.INPUT, name):
+    with group.at(Activity.INPUT, name):
         try:
             yield
         except Exception:
-            group.note_told()
+            group.mark_reported()
             raise
 
 
@@ -271,4 +271,4 @@ def compiling(name: str) -> Any:
     """
     group = current_group()
     assert group is not None
-    return group.at(Kind.COMPILE, name)
+    return group.at(Activity.COMPILE, name)

@@ -12,7 +12,7 @@ import jax
 
 from stratagem import environment
 from stratagem.goodput import current_events
-from stratagem.group import Group, Identity, Kind, Limits, current_group, set_current_group
+from stratagem.group import Activity, Group, GroupLimits, Identity, current_group, set_current_group
 from stratagem.messages import explain
 from stratagem.topology import ending
 from stratagem.topology.devices import local_devices
@@ -25,7 +25,7 @@ _NEVER_S = 10_000_000
 
 
 def start_processes(
-    identity: Identity, limits: Limits, local_device_ids: list[int] | None
+    identity: Identity, limits: GroupLimits, local_device_ids: list[int] | None
 ) -> tuple[jax.Device, ...]:
     """Joins the group and starts JAX for all its processes; once in the life of a process.
 
@@ -103,7 +103,7 @@ def _start_jax(group: Group, local_device_ids: list[int] | None) -> None:
     jax.config.update("jax_enable_recoverability", True)
     if group.process_id and environment.lookup("STRATAGEM_PROGRAM_DIR"):
         cache_programs()
-    door = group.open_door()
+    door = group.open_coordination_port()
     jax.distributed.initialize(
         f"127.0.0.1:{door}",
         group.num_processes,
@@ -115,7 +115,7 @@ def _start_jax(group: Group, local_device_ids: list[int] | None) -> None:
         shutdown_timeout_seconds=ending.SHUTDOWN_S,
         coordinator_bind_address=f"127.0.0.1:{door}",
     )
-    with group.at(Kind.COMPILE, "starting JAX"), gloo_at(group.own_address):
+    with group.at(Activity.COMPILE, "starting JAX"), gloo_at(group.own_address):
         local_devices()
 
 

@@ -1,4 +1,4 @@
-"""What Orbax logs while it fails: the cause often stands there, and not in what it raises."""
+"""Collection of Orbax's log warnings, which often name the cause of an error that Orbax raises."""
 
 from __future__ import annotations
 
@@ -7,28 +7,20 @@ import dataclasses
 import logging
 from collections.abc import Generator
 
-__all__ = ["Collected", "collected_warnings"]
+__all__ = ["OrbaxWarnings", "collect_warnings"]
 
-# `absl` is Orbax's own; uvloop and asyncio tell of tasks whose errors nobody has taken.
+# Orbax logs to `absl`; asyncio logs task errors that were not retrieved.
 _LOGGERS = ("absl", "asyncio")
 
 
 @dataclasses.dataclass
-class Collected(logging.Filter):
-    """Keeps warnings instead of letting them be printed.
-
-    Args:
-        causes: the errors that they tell of, each once, in their order.
-    """
+class OrbaxWarnings(logging.Filter):
+    """Collects the errors of warnings, each once and in order, instead of printing them."""
 
     causes: list[str] = dataclasses.field(default_factory=list[str])
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Takes a warning; what is less than one goes its way.
-
-        Args:
-            record: what is logged.
-        """
+        """Collects warnings; passes other records on."""
         if record.levelno < logging.WARNING:
             return True
         error = record.exc_info[1] if record.exc_info else None
@@ -40,12 +32,8 @@ class Collected(logging.Filter):
 
 
 @contextlib.contextmanager
-def collected_warnings(collected: Collected) -> Generator[None]:
-    """Collects what Orbax warns of.
-
-    Args:
-        collected: takes it.
-    """
+def collect_warnings(collected: OrbaxWarnings) -> Generator[None]:
+    """Collects the warnings that Orbax logs."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
         logger.addFilter(collected)

@@ -1,15 +1,15 @@
-"""What Orbax logs while it fails."""
+"""Orbax's log warnings as causes of its errors."""
 
 from __future__ import annotations
 
 import logging
 
-from stratagem.storage.warnings_of_orbax import Collected, collected_warnings
+from stratagem.storage.orbax_warnings import OrbaxWarnings, collect_warnings
 
 
 def test_errors_in_warnings_are_kept_once_and_not_printed(caplog) -> None:
-    collected = Collected()
-    with collected_warnings(collected):
+    collected = OrbaxWarnings()
+    with collect_warnings(collected):
         for _ in range(2):
             try:
                 raise KeyError("shard 3")
@@ -22,7 +22,7 @@ def test_errors_in_warnings_are_kept_once_and_not_printed(caplog) -> None:
 
 
 def test_afterwards_warnings_go_their_way_again(caplog) -> None:
-    with collected_warnings(Collected()):
+    with collect_warnings(OrbaxWarnings()):
         pass
     logging.getLogger("absl").warning("printed")
     assert "printed" in caplog.text
