@@ -1,4 +1,4 @@
-"""No launcher's variables, and a metadata server of Google Cloud on this machine."""
+"""Fixtures: no launcher variables, and a fake metadata server of Google Cloud."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses: their parts, and which of them only this machine understands."""
+"""Parsing of addresses, and detection of loopback addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters that cannot be right."""
+"""Valid and invalid clusters."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ RIGHT = [
 WRONG = [
     ({"worker": ["a:1", "b:1", "A:1"]}, "worker", 0, "worker 0 and worker 2 have the same addr"),
     ({"worker": ["a:1"], "ps": ["grpc://a:1"]}, "ps", 0, "worker 0 and ps 0 have the same addre"),
-    ({"worker": ["a:1", "b:1"]}, "worker", 2, "Task id 2 of 'worker' is past the end"),
+    ({"worker": ["a:1", "b:1"]}, "worker", 2, "Task id 2 of 'worker' is not in the cluster"),
     ({"worker": ["a:1", "b:1"]}, "chief", 0, "Task type 'chief' is not in the cluster"),
-    ({"worker": {1: "a:1"}}, "worker", 0, "Task id 0 of 'worker' is past the end or left out"),
-    ({"worker": ["a:1", "b:1"]}, None, None, "The cluster has 2 tasks, and this process does not"),
+    ({"worker": {1: "a:1"}}, "worker", 0, "Task id 0 of 'worker' is not in the cluster"),
+    (
+        {"worker": ["a:1", "b:1"]},
+        None,
+        None,
+        "The cluster has 2 tasks, but the task of this process is",
+    ),
     ({"worker": ["a:1", "localhost:1"]}, "worker", 0, "worker 1 has the loopback address 'localho"),
     ({"worker": ["127.0.0.1:1", "a:1"]}, "worker", 1, "worker 0 has the loopback address '127"),
     ({"worker": ["a:1"], "ps": ["0.0.0.0:1"]}, "worker", 0, "ps 0 has the loopback address '0."),
     ({"worker": ["a:1", "b"]}, "worker", 0, "Address 'b' is not of the form host:port"),
     ({"chief": ["a:1", "b:1"]}, "chief", 0, "has 2 tasks in job 'chief'"),
-    ({"boss": ["a:1"]}, None, None, r"The cluster has jobs \['boss'\]"),
+    ({"boss": ["a:1"]}, None, None, r"The cluster has unknown jobs \['boss'\]"),
 ]
 
 

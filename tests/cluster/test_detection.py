@@ -1,4 +1,4 @@
-"""Which environment answers first."""
+"""Detection of the environment, in order of precedence."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ def test_metadata_server_is_asked() -> None:
 
 @pytest.mark.usefixtures("metadata_server")
 def test_answer_that_is_missing_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match=r"does not say 'instance/x'(?s:.)*pass zone="):
+    with pytest.raises(RuntimeError, match=r"did not return 'instance/x'(?s:.)*pass zone="):
         google_cloud.metadata("instance/x", instead="zone=")
 
 
 def test_machine_elsewhere_has_no_metadata_server(variables) -> None:
     variables(GCE_METADATA_IP="127.0.0.1:1")
-    with pytest.raises(RuntimeError, match=r"metadata server 127.0.0.1:1 does not say"):
+    with pytest.raises(RuntimeError, match=r"metadata server 127.0.0.1:1 did not return"):
         google_cloud.metadata("project/project-id", instead="project=")
 
 

@@ -1,4 +1,4 @@
-"""Load balancers, as a client of Kubernetes would list them."""
+"""Clusters from load balancers of a fake Kubernetes client."""
 
 from __future__ import annotations
 
@@ -71,18 +71,30 @@ def test_names_of_another_form_are_read_by_a_function() -> None:
 @pytest.mark.parametrize(
     ("services", "message"),
     [
-        ([], r"No load balancer is a task's; there are \[\](?s:.)*<name>-<type>-<index>"),
-        (_OTHERS, r"No load balancer is a task's; there are \['nginx', 'my-own-web-1'\]"),
-        (_TASKS[1:], r"Not all tasks are there: worker \[0\] of 11"),
-        ([*_TASKS[:3], *_TASKS[5:8]], r"Not all tasks are there: worker \[3, 4\] of 8(?s:.)*start"),
+        (
+            [],
+            r"No load balancer belongs to a task; the others are \[\](?s:.)*<name>-<type>-<index>",
+        ),
+        (
+            _OTHERS,
+            r"No load balancer belongs to a task; the others are \['nginx', 'my-own-web-1'\]",
+        ),
+        (_TASKS[1:], r"Load balancers are missing: worker \[0\] of 11"),
+        (
+            [*_TASKS[:3], *_TASKS[5:8]],
+            r"Load balancers are missing: worker \[3, 4\] of 8(?s:.)*start",
+        ),
         ([_service("t-worker-0")], r"Service 't-worker-0' has no address yet(?s:.)*--watch"),
         ([_service("t-worker-0", None)], "Service 't-worker-0' has no address yet"),
         (
             [*_TASKS, _service("other-worker-3", "10.0.1.1")],
             r"Services 'train-worker-3' and 'other-worker-3' are both for worker 3(?s:.)*one cl",
         ),
-        ([_service("t-worker-x", "10.0.0.1")], r"'t-worker-x' is called like a task(?s:.)*rename"),
-        ([_service("worker-0", "10.0.0.1")], "'worker-0' is called like a task"),
+        (
+            [_service("t-worker-x", "10.0.0.1")],
+            r"'t-worker-x' has a task type in its name(?s:.)*rename",
+        ),
+        ([_service("worker-0", "10.0.0.1")], "'worker-0' has a task type in its name"),
     ],
 )
 def test_cluster_that_is_not_whole_is_refused(services, message) -> None:

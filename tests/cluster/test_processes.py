@@ -1,4 +1,4 @@
-"""Which processes train together, and where they meet."""
+"""Number, rank and coordinator of processes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def test_processes_are_the_chief_and_the_workers(cluster, task_type, task_id, ex
 @pytest.mark.parametrize(
     ("cluster", "task_type", "task_id", "message"),
     [
-        (_FULL, "ps", 0, "There is no id for task_type 'ps'"),
-        (_FULL, "worker", 2, "Task id 2 of 'worker' is past the end"),
-        ({"worker": {0: "a:1", 2: "b:1"}}, "worker", 0, r"Only workers \[0, 2\] are known"),
+        (_FULL, "ps", 0, "A task of type 'ps' has no rank"),
+        (_FULL, "worker", 2, "Task id 2 of 'worker' is not in the cluster"),
+        ({"worker": {0: "a:1", 2: "b:1"}}, "worker", 0, r"The cluster lists only workers \[0, 2\]"),
         ({"worker": ["a:1", "a:1"]}, "worker", 0, "worker 0 and worker 1 have the same address"),
     ],
 )
@@ -44,11 +44,14 @@ def test_task_that_cannot_train_with_others_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((2, 2, "a:1"), "process_id=2 with num_processes=2"),
-        ((0, 0), "process_id=0 with num_processes=0"),
-        ((2, -1, "a:1"), "process_id=-1 with num_processes=2(?s:.)*count processes from 0"),
-        ((2, 0, "a:1", 1, 1), "local_process_id=1 with num_local_processes=1"),
-        ((2, 0), "2 processes came without a coordinator_address"),
+        ((2, 2, "a:1"), "process_id=2 is out of range for num_processes=2"),
+        ((0, 0), "process_id=0 is out of range for num_processes=0"),
+        (
+            (2, -1, "a:1"),
+            "process_id=-1 is out of range for num_processes=2(?s:.)*number processes from 0",
+        ),
+        ((2, 0, "a:1", 1, 1), "local_process_id=1 is out of range for num_local_processes=1"),
+        ((2, 0), "2 processes have no coordinator_address"),
         ((2, 0, "a"), "Address 'a' is not of the form host:port"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Roles of tasks and their numbers, against TensorFlow's."""
+"""Roles and ranks of tasks, compared with TensorFlow's."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_ids_of_the_workers_are_all_numbers_below_their_count() -> None:
 def test_sparse_job_has_the_indices_it_has() -> None:
     sparse = {"worker": {0: "a:1", 2: "b:1"}}
     assert id_in_cluster(sparse, "worker", 2) == 2
-    with pytest.raises(ValueError, match=r"Task id 1 of 'worker' is past the end or left out"):
+    with pytest.raises(ValueError, match=r"Task id 1 of 'worker' is not in the cluster"):
         id_in_cluster(sparse, "worker", 1)
 
 
@@ -102,16 +102,26 @@ def test_spec_is_kept_and_other_forms_become_one() -> None:
 @pytest.mark.parametrize(
     ("cluster", "task_type", "task_id", "message"),
     [
-        ({"master": ["a:1"]}, None, None, r"The cluster has jobs \['master'\](?s:.)*is 'chief'"),
+        (
+            {"master": ["a:1"]},
+            None,
+            None,
+            r"The cluster has unknown jobs \['master'\](?s:.)*is 'chief'",
+        ),
         ({"chief": ["a:1", "b:1"]}, None, None, "has 2 tasks in job 'chief'(?s:.)*at most one"),
         ({"evaluator": ["a:1", "b:1"]}, None, None, "has 2 tasks in job 'evaluator'"),
         (_WORKERS, "gpu", 0, "Task type 'gpu' is unknown(?s:.)*correct the type"),
         (_WORKERS, "ps", 0, "Task type 'ps' is not in the cluster"),
-        (_WORKERS, "worker", None, "Task type 'worker' came without a task id"),
-        (_WORKERS, "worker", 2, r"Task id 2 of 'worker' is past the end(?s:.)*one of \[0, 1\]"),
-        (_WORKERS, "worker", "x", "Task index 'x' is no index"),
-        (_EVALUATED, "evaluator", 1, "Task id 1 of 'evaluator' is past the end"),
-        (_WORKERS, "evaluator", 1, "Task id 1 of 'evaluator' is past the end"),
+        (_WORKERS, "worker", None, "Task type 'worker' was passed without a task id"),
+        (
+            _WORKERS,
+            "worker",
+            2,
+            r"Task id 2 of 'worker' is not in the cluster(?s:.)*one of \[0, 1\]",
+        ),
+        (_WORKERS, "worker", "x", "Task index 'x' is invalid"),
+        (_EVALUATED, "evaluator", 1, "Task id 1 of 'evaluator' is not in the cluster"),
+        (_WORKERS, "evaluator", 1, "Task id 1 of 'evaluator' is not in the cluster"),
     ],
 )
 def test_what_is_wrong_is_said(cluster, task_type, task_id, message) -> None:
@@ -120,12 +130,14 @@ def test_what_is_wrong_is_said(cluster, task_type, task_id, message) -> None:
 
 
 def test_parameter_server_has_no_number_among_workers() -> None:
-    with pytest.raises(ValueError, match="There is no id for task_type 'ps'"):
+    with pytest.raises(ValueError, match="A task of type 'ps' has no rank"):
         id_in_cluster(_FULL, "ps", 0)
-    with pytest.raises(ValueError, match="task_type='ps' is not counted among the workers"):
+    with pytest.raises(ValueError, match="task_type='ps' does not count as a worker"):
         worker_count(_FULL, "ps")
 
 
 def test_cluster_of_servers_alone_has_no_leader() -> None:
-    with pytest.raises(ValueError, match=r"The cluster has only the jobs \['ps'\]"):
+    with pytest.raises(
+        ValueError, match=r"The cluster has neither a chief nor a worker, only the jobs \['ps'\]"
+    ):
         collective_leader({"ps": ["a:1"]}, "ps", 0)

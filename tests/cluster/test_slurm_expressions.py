@@ -1,4 +1,4 @@
-"""Slurm's short forms."""
+"""Slurm's compact lists of hosts and tasks."""
 
 from __future__ import annotations
 

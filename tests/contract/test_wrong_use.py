@@ -92,10 +92,10 @@ def _per_replica_as_a_condition(strategy: sg.Strategy) -> None:
     ("mistake", "error", "fix"),
     [
         (_different_structures, ValueError, "return the same keys and lengths on every replica"),
-        (_next_in_a_replica, ValueError, "take it outside and hand it over"),
-        (_iteration_in_a_replica, ValueError, "take it outside and hand it over"),
+        (_next_in_a_replica, ValueError, "read it outside and pass it"),
+        (_iteration_in_a_replica, ValueError, "read it outside and pass it"),
         (_unbatched_numbers, ValueError, "batch the data"),
-        (_unbatched_arrays, ValueError, "batch it: sg.input.Dataset"),
+        (_unbatched_arrays, ValueError, "batch the arrays: sg.input.Dataset"),
         (_batch_axes_that_disagree, ValueError, "batch the data"),
         (_call_in_a_branch, RuntimeError, "call it outside and choose by"),
         (_call_of_one_replica, RuntimeError, "make these calls on every replica"),

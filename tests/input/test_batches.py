@@ -1,4 +1,4 @@
-"""How a batch is shared among replicas: the split rule, padding, and what is no batch."""
+"""Batches split over replicas: split rule, padding, and invalid batches."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_parts_of_replicas_are_padded_to_the_longest() -> None:
 
 
 def test_parts_of_different_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match="Replicas received batches of the kinds"):
+    with pytest.raises(ValueError, match="Replicas received different batches"):
         join_parts([np.zeros((2, 3)), np.zeros((2, 4))])
 
 
@@ -212,7 +212,7 @@ class RaggedTensor:
         (_objects([[1, 2], [3]]), "an array of objects with rows of 2 values, 1 values"),
         ({"x": _objects([[1]] * 6)}, "1 values and 2 more"),
         (np.array(RaggedTensor(), object), "a RaggedTensor with rows of 2 values, 3 values"),
-        ([np.zeros(2), np.zeros(3)], "make one array of a list of rows"),
+        ([np.zeros(2), np.zeros(3)], "Convert lists of rows to arrays"),
         (RaggedTensor(), "a RaggedTensor with rows of 2 values, 3 values"),
     ],
 )

@@ -1,4 +1,4 @@
-"""sg.input.Dataset: batches of anything, distributed where a strategy is current."""
+"""sg.input.Dataset: batches of any source, distributed in a strategy's scope."""
 
 from __future__ import annotations
 
@@ -71,39 +71,41 @@ def test_examples_with_numbers_are_stacked() -> None:
 
 
 def test_unknown_length_has_no_len() -> None:
-    with pytest.raises(TypeError, match=r"len\(\) of a dataset whose length is not known"):
+    with pytest.raises(TypeError, match=r"len\(\) was called on a dataset of unknown"):
         len(sg.input.Dataset(iter([np.zeros(2)])))
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"drop_remainder": True}])
 def test_options_of_batching_need_a_batch_size(options: dict[str, bool]) -> None:
-    with pytest.raises(ValueError, match="were given without batch_size"):
+    with pytest.raises(ValueError, match="were passed without batch_size"):
         sg.input.Dataset([np.zeros(2)], **options)
 
 
 @pytest.mark.parametrize("arrays", [np.zeros((4, 2)), (np.zeros(4), np.zeros(4)), {"x": [1, 2]}])
 def test_arrays_without_a_batch_size_are_refused(arrays: Any) -> None:
-    with pytest.raises(ValueError, match="of arrays was given as a dataset"):
+    with pytest.raises(ValueError, match="Unbatched arrays were passed as a dataset"):
         sg.input.Dataset(arrays)
 
 
 @pytest.mark.parametrize("arrays", [(np.zeros(4), np.zeros(5)), (np.float32(1), np.float32(2))])
 def test_arrays_must_agree_in_length(arrays: Any) -> None:
-    with pytest.raises(ValueError, match="A dataset of arrays of the shapes"):
+    with pytest.raises(ValueError, match="A dataset cannot be made from arrays of shapes"):
         sg.input.Dataset(arrays, batch_size=2)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_batch_size_must_be_positive(batch_size: int) -> None:
-    with pytest.raises(ValueError, match=f"batch_size={batch_size}.\nExpected 1 or more examples"):
+    with pytest.raises(
+        ValueError, match=f"batch_size={batch_size} is out of range.\nExpected 1 or more examples"
+    ):
         sg.input.Dataset(np.zeros(4), batch_size=batch_size)
 
 
 def test_examples_without_numbers_cannot_be_batched() -> None:
-    with pytest.raises(TypeError, match="batch_size=2 was given with an object of type list_iter"):
+    with pytest.raises(TypeError, match="batch_size=2 was passed with an object of type list_iter"):
         sg.input.Dataset(iter([1, 2]), batch_size=2)
 
 
 def test_what_is_no_dataset_is_refused() -> None:
-    with pytest.raises(TypeError, match="7 of type int was given as a dataset"):
+    with pytest.raises(TypeError, match="7 of type int was passed as a dataset"):
         sg.input.Dataset(7)

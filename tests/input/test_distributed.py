@@ -1,4 +1,4 @@
-"""Distributed datasets and their iterators: what replicas see, and going on from the middle."""
+"""Distributed datasets and their iterators: per-replica batches and resuming."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_get_next_and_its_optional_form_tell_the_end() -> None:
     assert not end.has_value()
     with pytest.raises(sg.errors.OutOfRangeError, match="The distributed dataset has ended"):
         end.get_value()
-    with pytest.raises(sg.errors.OutOfRangeError, match="make a new iterator with iter"):
+    with pytest.raises(sg.errors.OutOfRangeError, match="create a new iterator with iter"):
         iterator.get_next()
     assert next(iterator, None) is None
 
@@ -188,7 +188,7 @@ def test_reduce_folds_the_batches_of_an_epoch() -> None:
 def test_length_that_is_not_known_has_no_len() -> None:
     dataset = mirrored(2).distribute_dataset(iter([np.zeros(2)]))
     assert dataset.cardinality == sg.input.UNKNOWN_CARDINALITY
-    with pytest.raises(TypeError, match=r"len\(\) of a distributed dataset whose length is not"):
+    with pytest.raises(TypeError, match=r"len\(\) was called on a distributed dataset of unknown"):
         len(dataset)
 
 
@@ -219,7 +219,7 @@ def test_iterator_goes_on_where_another_one_was(shuffle: bool, num_read: int) ->
 def test_state_of_a_generator_is_refused() -> None:
     iterator = iter(mirrored(2).distribute_dataset(np.zeros(2) for _ in range(2)))
     next(iterator)
-    with pytest.raises(NotImplementedError, match="The state of reading an object of type gen"):
+    with pytest.raises(NotImplementedError, match="The position in an object of type gen"):
         iterator.get_state()
 
 
@@ -228,7 +228,7 @@ def test_data_is_not_taken_in_a_replica_function() -> None:
     dataset = strategy.distribute_dataset(_numbers(4, 2))
     iterator = iter(dataset)
     for wrong in (lambda: next(iterator), iterator.get_next, lambda: iter(dataset)):
-        with pytest.raises(ValueError, match="Fix: take it outside and hand it over"):
+        with pytest.raises(ValueError, match="Fix: read it outside and pass it"):
             strategy.run(wrong)
 
 

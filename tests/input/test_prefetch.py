@@ -1,4 +1,4 @@
-"""What is loaded ahead, how much of it, and that no thread stays."""
+"""Prefetching: order, buffer size, errors, and no leaked threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributed datasets that are read more than once: repeated, or made of generators."""
+"""Distributed datasets read more than once: repeated, or made from generators."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_an_empty_generator_is_no_error() -> None:
 def test_a_function_is_no_dataset_and_the_error_says_what_makes_one_of_it() -> None:
     with pytest.raises(TypeError, match=r"Dataset\.from_generator\(function\)"):
         sg.input.Dataset(_batches)
-    with pytest.raises(TypeError, match="pass the function and not what it returns"):
+    with pytest.raises(TypeError, match="pass the function, not its result"):
         sg.input.Dataset.from_generator(_batches())  # pyright: ignore[reportArgumentType]
 
 

@@ -1,4 +1,4 @@
-"""A loop that stops in the middle of an epoch goes on in another process with the next example."""
+"""A loop interrupted within an epoch resumes in another process with the next example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that hold sparse arrays are split by rows, as dense ones are."""
+"""Batches with sparse arrays are split by rows, like dense ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker that reads its own files cuts its stream."""
+"""Sizes into which a worker cuts the stream of its own files."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_each_step_uses_one_global_batch(
 @pytest.mark.parametrize("name", ["global_batch_size", "num_workers", "num_replicas_per_worker"])
 def test_sizes_must_be_positive(name: str) -> None:
     sizes = {"global_batch_size": 4, "num_workers": 2, "num_replicas_per_worker": 1, name: 0}
-    with pytest.raises(ValueError, match=rf"{name}=0.\nExpected 1 or more."):
+    with pytest.raises(ValueError, match=rf"{name}=0 is out of range.\nExpected 1 or more."):
         batch_sizes_for_worker(**sizes, worker_index=0)
 
 
 @pytest.mark.parametrize("index", [-1, 2])
 def test_worker_must_exist(index: int) -> None:
-    with pytest.raises(ValueError, match=rf"worker_index={index} names none of 2 workers"):
+    with pytest.raises(ValueError, match=rf"worker_index={index} is out of range for 2 workers"):
         batch_sizes_for_worker(4, 2, 1, index)

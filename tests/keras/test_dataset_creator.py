@@ -137,9 +137,9 @@ def test_wrong_arguments_are_refused() -> None:
         model = model_of()
     for made in (None, 7):
         creator = sg.DatasetCreator(lambda _, made=made: made)
-        with pytest.raises(TypeError, match="was given as a dataset"):
+        with pytest.raises(TypeError, match="was passed as a dataset"):
             creator(sg.InputContext())
-        with pytest.raises(TypeError, match="was given as a dataset"):
+        with pytest.raises(TypeError, match="was passed as a dataset"):
             model.fit(creator)
     with pytest.raises(ValueError, match="received a DatasetCreator and y"):
         model.fit(sg.DatasetCreator(lambda _: batches_of(8)), Y)

@@ -249,7 +249,7 @@ def test_function_that_makes_no_dataset_is_told(made) -> None:
     with local_strategy(2) as strategy:
         with strategy.scope():
             model = model_of()
-        with pytest.raises(TypeError, match="was given as a dataset"):
+        with pytest.raises(TypeError, match="was passed as a dataset"):
             model.fit(sg.DatasetCreator(lambda _: made), verbose=0)
 
 

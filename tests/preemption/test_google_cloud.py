@@ -148,7 +148,9 @@ def test_server_that_stays_silent_is_an_error(metadata_server, monkeypatch) -> N
     metadata_server.num_failing = 1000
     with (
         GoogleCloudSource() as source,
-        pytest.raises(RuntimeError, match=r"does not say 'instance/\S+': HTTP Error 503") as error,
+        pytest.raises(
+            RuntimeError, match=r"did not return 'instance/\S+': HTTP Error 503"
+        ) as error,
     ):
         source.wait(timeout_s=TIMEOUT_S)
     # The source keeps the error, which must not keep a connection.
@@ -182,7 +184,8 @@ def test_machine_elsewhere_cannot_listen(monkeypatch) -> None:
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     source = GoogleCloudSource()
     with pytest.raises(
-        RuntimeError, match=r"does not say 'instance/preempted'(?s:.)*with a termination_watcher_fn"
+        RuntimeError,
+        match=r"did not return 'instance/preempted'(?s:.)*with a termination_watcher_fn",
     ):
         source.start()
     assert source.notice is None

@@ -29,7 +29,7 @@ _STRANGE = [
     pytest.param(
         {**_JOBS, "some_name": ["d:1"]},
         ("chief", 0),
-        r"has jobs \['some_name'\]",
+        r"has unknown jobs \['some_name'\]",
         id="job of another name",
     ),
     pytest.param(
@@ -45,7 +45,9 @@ _STRANGE = [
         id="two evaluators",
     ),
     pytest.param(_JOBS, ("foobar", 0), "Task type 'foobar' is unknown", id="task type"),
-    pytest.param(_JOBS, ("worker", 1), "Task id 1 of 'worker' is past the end", id="task index"),
+    pytest.param(
+        _JOBS, ("worker", 1), "Task id 1 of 'worker' is not in the cluster", id="task index"
+    ),
     pytest.param(
         {**_JOBS, "worker": []}, ("ps", 0), "has 1 ps and 0 worker tasks", id="no worker, as a ps"
     ),

@@ -22,8 +22,8 @@ def _iterator(strategy: sg.Strategy) -> sg.DistributedIterator:
     [
         ([np.zeros(2)], _PER_REPLICA, NotImplementedError, "call distribute_datasets_from_func"),
         ([np.zeros(2)], {"buffer": 1}, TypeError, "options={'buffer': 1} is of type dict"),
-        (3, None, TypeError, "3 of type int was given as a dataset"),
-        (np.zeros((2, 2)), None, ValueError, "ndarray of arrays was given as a dataset"),
+        (3, None, TypeError, "3 of type int was passed as a dataset"),
+        (np.zeros((2, 2)), None, ValueError, "Unbatched arrays were passed as a dataset"),
     ],
 )
 def test_dataset_that_cannot_be_distributed_is_refused(

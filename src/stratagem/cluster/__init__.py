@@ -1,7 +1,4 @@
-"""Clusters: which tasks there are, where they are, and which of them this process is.
-
-Nothing here loads JAX or Keras.
-"""
+"""Cluster specifications, task roles, and resolvers that detect them. Loads no JAX."""
 
 from stratagem.cluster.checks import check_cluster
 from stratagem.cluster.detection import ENVIRONMENTS, detect

@@ -1,4 +1,4 @@
-"""Addresses of tasks: host and port."""
+"""Parsing and formatting of task addresses (host:port)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,10 @@ def without_scheme(address: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Splits an address into host and port.
+    """Splits an address into a lower-case host without brackets and a port.
 
-    Args:
-        address: `host:port`, `[IPv6]:port`, with or without a prefix such as `grpc://`.
-
-    Returns:
-        The host in lower case and without brackets, and the port.
-
-    Raises:
-        ValueError: it has no host, or no port between 1 and 65535.
+    `address` is `host:port` or `[IPv6]:port`, with or without a prefix such as `grpc://`. Raises
+    ValueError without a host, or without a port from 1 to 65535.
     """
     host, _, port = without_scheme(address).rpartition(":")
     is_port = port.isascii() and port.isdecimal() and 1 <= int(port) <= _MAX_PORT
@@ -36,7 +30,7 @@ def split_address(address: str) -> tuple[str, int]:
         raise ValueError(
             explain(
                 f"Address {address!r} is not of the form host:port.",
-                expected=f"a host and a port from 1 to {_MAX_PORT}; an IPv6 host in brackets.",
+                expected=f"a host and a port from 1 to {_MAX_PORT}, with IPv6 hosts in brackets.",
                 fix="write host0:2222, 10.0.0.1:2222 or [fd00::1]:2222.",
             )
         )
@@ -49,14 +43,7 @@ def join_address(host: str, port: int | str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only processes on the same machine reach this host by this name.
-
-    Args:
-        host: a name, or an IP address without brackets.
-
-    Returns:
-        True for localhost and its addresses, and for 0.0.0.0, which is no destination.
-    """
+    """True for localhost, its addresses, and 0.0.0.0, which other machines cannot reach."""
     if host in _LOOPBACK_NAMES:
         return True
     try:

@@ -1,4 +1,4 @@
-"""What a cluster cannot be: said before anybody waits for a task that will never answer."""
+"""Validation of cluster specifications, before any process waits for an unreachable task."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["check_addresses", "check_cluster"]
 def check_cluster(
     cluster_spec: ClusterSpec, task_type: str | None, task_id: int | str | None
 ) -> None:
-    """Raises for a cluster that cannot be right, seen from one of its tasks.
+    """Raises if a cluster is invalid, as seen from one of its tasks.
 
     Args:
-        cluster_spec: the cluster; an empty one is fine, it is this process alone.
-        task_type: this process's task type; None is fine where the cluster has one task.
-        task_id: its index.
+        cluster_spec: the cluster; empty for a single process.
+        task_type: of this process; may be None if the cluster has one task.
+        task_id: index of this process's task.
 
     Raises:
-        ValueError: a job or a task type of another name; two chiefs or two evaluators; a task that
-            is not in the cluster; no task, in a cluster of several; an address that is not
-            `host:port`; an address that stands twice; a loopback address among several hosts.
+        ValueError: an unknown job or task type; several chiefs or evaluators; a task that is not in
+            the cluster, or None in a cluster of several; an address that is not `host:port`; a
+            duplicate address; a loopback address in a cluster of several hosts.
 
     Example:
         >>> spec = sg.ClusterSpec({"worker": ["localhost:1", "10.0.0.2:1"]})
@@ -40,7 +40,7 @@ def check_cluster(
     if task_type is None and len(owners) > 1:
         raise ValueError(
             explain(
-                f"The cluster has {len(owners)} tasks, and this process does not know which it is.",
+                f"The cluster has {len(owners)} tasks, but the task of this process is unknown.",
                 expected="the task's type and index.",
                 fix='set the resolver\'s task_type and task_id, or "task" in TF_CONFIG.',
             )
@@ -49,7 +49,7 @@ def check_cluster(
 
 
 def _owners(cluster_spec: ClusterSpec) -> list[tuple[str, str]]:
-    """The name of each task, and its address."""
+    """Returns the name and address of each task."""
     return [
         (f"{job} {index}", cluster_spec.task_address(job, index))
         for job in cluster_spec.jobs
@@ -58,25 +58,20 @@ def _owners(cluster_spec: ClusterSpec) -> list[tuple[str, str]]:
 
 
 def check_addresses(cluster_spec: ClusterSpec) -> None:
-    """Raises for addresses that cannot be right.
-
-    Raises:
-        ValueError: one that is not `host:port`, or stands twice, or is a loopback address among
-            several hosts.
-    """
+    """Raises ValueError for malformed, duplicate, or unreachable loopback addresses."""
     owners = _owners(cluster_spec)
     taken: dict[tuple[str, int], str] = {}
     for owner, address in owners:
-        place = split_address(address)
-        if place in taken:
+        location = split_address(address)
+        if location in taken:
             raise ValueError(
                 explain(
-                    f"{taken[place]} and {owner} have the same address {address!r}.",
-                    expected="an address of its own for each task.",
+                    f"{taken[location]} and {owner} have the same address {address!r}.",
+                    expected="a different address for each task.",
                     fix="give tasks on one host different ports.",
                 )
             )
-        taken[place] = owner
+        taken[location] = owner
     if all(is_loopback(host) for host, _ in taken):
         return
     for owner, address in owners:
@@ -84,8 +79,8 @@ def check_addresses(cluster_spec: ClusterSpec) -> None:
             raise ValueError(
                 explain(
                     f"{owner} has the loopback address {address!r}, in a cluster of several hosts.",
-                    expected="an address at which the other hosts reach it.",
-                    fix="write the host's name or IP address; loopback works where all tasks use "
+                    expected="an address that the other hosts can reach.",
+                    fix="use the host's name or IP address. Loopback works only if all tasks use "
                     "it.",
                 )
             )

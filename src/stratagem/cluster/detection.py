@@ -1,4 +1,4 @@
-"""The cluster that the environment of this process describes."""
+"""Detection of the cluster from environment variables of launchers and schedulers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _SLURM_STEP = (
 def detect() -> ClusterResolver | None:
     """Returns a resolver for the first environment that describes a cluster.
 
-    They are asked in the order of `ENVIRONMENTS`: `TF_CONFIG`, Kubeflow Trainer's JAX jobs,
-    torchrun, Kubeflow Trainer's torch jobs, Open MPI, Slurm, TPU hosts, SageMaker. A launcher
-    stands before those that it may itself run in.
+    Tries `ENVIRONMENTS` in order: `TF_CONFIG`, Kubeflow Trainer's JAX jobs, torchrun, Kubeflow
+    Trainer's torch jobs, Open MPI, Slurm, TPU hosts, SageMaker. Launchers come before the
+    schedulers they may run in.
 
     Returns:
-        The resolver; None where none answers.
+        The resolver, or None if no environment describes a cluster.
 
     Raises:
-        ValueError: an environment answers, and what it says cannot be.
-        RuntimeError: the same, in a Slurm step.
+        ValueError: the variables of an environment are invalid.
+        RuntimeError: the variables of a Slurm step are invalid.
     """
-    for ask in ENVIRONMENTS.values():
-        resolver = ask()
+    for make_resolver in ENVIRONMENTS.values():
+        resolver = make_resolver()
         if resolver is not None:
             return resolver
     return None
@@ -60,17 +60,17 @@ def _tf_config() -> ClusterResolver | None:
 def _launcher(
     name: str, read: Callable[[], Processes | None]
 ) -> Callable[[], ClusterResolver | None]:
-    def ask() -> ClusterResolver | None:
+    def make_resolver() -> ClusterResolver | None:
         processes = read()
         return None if processes is None else ProcessClusterResolver(processes, name)
 
-    return ask
+    return make_resolver
 
 
 def _slurm() -> ClusterResolver | None:
     if not all(map(environment.lookup, _SLURM_STEP)):
         return None
-    # Two jobs on one host need different ports, which the resolver's own default is not.
+    # Two jobs on one host need different ports, unlike the resolver's default.
     job = environment.lookup("SLURM_JOB_ID")
     if job is None:
         return SlurmClusterResolver()
@@ -80,7 +80,7 @@ def _slurm() -> ClusterResolver | None:
 
 
 def _tpu() -> ClusterResolver | None:
-    """Only what the host's own variables say: a TPU's name alone does not make this its host."""
+    """Returns a resolver on a TPU host; a TPU's name alone does not make this machine its host."""
     listed = environment.lookup("TPU_PROCESS_ADDRESSES") or environment.lookup(
         "TPU_WORKER_HOSTNAMES"
     )

@@ -1,4 +1,4 @@
-"""Google Cloud's APIs, and the metadata server of its machines."""
+"""Clients for Google Cloud's APIs and for the metadata server of its machines."""
 
 from __future__ import annotations
 
@@ -19,19 +19,10 @@ _INSTALL = "google-api-python-client google-auth"
 def build_service(
     api: str, credentials: Any, *, needed_by: str, discovery_url: str | None = None
 ) -> Any:
-    """Returns a client of one of Google Cloud's APIs, version 1.
+    """Returns a client of version 1 of a Google Cloud API ("compute" or "tpu").
 
-    Args:
-        api: "compute" or "tpu".
-        credentials: what `google.auth` gives, or "default" for the environment's own.
-        needed_by: who asks, for the error.
-        discovery_url: where the API is described; None for the usual place.
-
-    Returns:
-        The client.
-
-    Raises:
-        ImportError: the libraries are not installed.
+    `credentials` come from `google.auth`, or are "default" for those of the environment. Raises
+    ImportError if Google's libraries are not installed.
     """
     discovery = load("googleapiclient.discovery", needed_by=needed_by, install=_INSTALL)
     if credentials is None or credentials == "default":
@@ -42,17 +33,10 @@ def build_service(
 
 
 def metadata(path: str, *, instead: str) -> str:
-    """Returns what the metadata server says about this machine.
+    """Returns a text from the metadata server, with a path below `computeMetadata/v1/`.
 
-    Args:
-        path: below `computeMetadata/v1/`.
-        instead: what the caller's caller can pass, for the error.
-
-    Returns:
-        Its text.
-
-    Raises:
-        RuntimeError: the server does not answer, as outside Google Cloud.
+    `instead` names the argument to pass outside Google Cloud, for the RuntimeError that is raised
+    if the server does not answer.
     """
     host = (
         environment.lookup("GCE_METADATA_HOST")
@@ -68,8 +52,8 @@ def metadata(path: str, *, instead: str) -> str:
     except OSError as error:
         raise RuntimeError(
             explain(
-                f"The metadata server {host} does not say {path!r}: {error}",
-                expected="a machine of Google Cloud.",
+                f"The metadata server {host} did not return {path!r}: {error}",
+                expected="a Google Cloud machine.",
                 fix=f"pass {instead}.",
             )
         ) from error

@@ -1,4 +1,4 @@
-"""A cluster on Kubernetes, seen from outside: a load balancer for each task."""
+"""Cluster specification from Kubernetes load balancers, one per task, for clients outside."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["parse_task_name", "resolve_cluster"]
 
 
 def parse_task_name(name: str) -> tuple[str | None, int | None]:
-    """Reads a task's type and index from the name of its Service.
+    """Parses a task's type and index from the name of its Service.
 
     Args:
         name: `<name>-<type>-<index>`.
 
     Returns:
-        The type and the index; None and None where no type stands before the last dash, as in the
-        names of other programs' Services.
+        Type and index; (None, None) for the names of other Services, without a task type before the
+        last dash.
 
     Raises:
-        ValueError: a type stands there, without a name before it or an index behind it.
+        ValueError: there is a task type, but no name before it or no index after it.
 
     Example:
         >>> from stratagem.cluster.kubernetes_services import parse_task_name
@@ -45,9 +45,9 @@ def parse_task_name(name: str) -> tuple[str | None, int | None]:
     if not cluster or index is None:
         raise ValueError(
             explain(
-                f"Service {name!r} is called like a task, and which one cannot be read.",
+                f"Service {name!r} has a task type in its name, but no valid task.",
                 expected="<name>-<type>-<index>, such as train-worker-0.",
-                fix="rename it, or pass a parse_task_name_fn that knows it.",
+                fix="rename the Service, or pass a parse_task_name_fn that handles it.",
             )
         )
     return task_type, index
@@ -60,24 +60,24 @@ def resolve_cluster(
     override_client: Any = None,
     executable_location: KubernetesExecutableLocation = KubernetesExecutableLocation.OFF_CLUSTER,
 ) -> ClusterSpec:
-    """Asks Kubernetes which load balancer leads to which task.
+    """Returns the cluster whose tasks have load balancers on Kubernetes.
 
-    `stratagem kubernetes render --set expose_tasks=true` makes one for each.
+    `stratagem kubernetes render --set expose_tasks=true` creates one for each task.
 
     Args:
-        port: the port of every task.
-        parse_task_name_fn: gives a Service's task type and index, or None and None for a Service
-            that is no task's.
+        port: of every task.
+        parse_task_name_fn: returns a Service's task type and index, or (None, None) for other
+            Services.
         override_client: a `kubernetes.client.CoreV1Api` with credentials.
-        executable_location: where to take credentials from without a client.
+        executable_location: source of the credentials without a client.
 
     Returns:
         The cluster, with the addresses of the load balancers.
 
     Raises:
-        ImportError: no client is given, and the package `kubernetes` is not installed.
-        ValueError: no task is there, one is missing or has no address yet, two Services are for
-            the same one, or a name does not parse.
+        ImportError: no client is passed, and the package `kubernetes` is not installed.
+        ValueError: there are no tasks, one is missing or has no address yet, two Services belong to
+            one task, or a name cannot be parsed.
 
     Source: tensorflow/ecosystem, keras_model_to_estimator_client.py, resolve_cluster.
     """
@@ -99,8 +99,8 @@ def resolve_cluster(
                 explain(
                     f"Services {found[task].metadata.name!r} and {name!r} are both for "
                     f"{task_type} {index}.",
-                    expected="one Service a task, and the tasks of one cluster.",
-                    fix="pass a parse_task_name_fn that returns None, None for the others.",
+                    expected="one Service per task, and tasks of one cluster.",
+                    fix="pass a parse_task_name_fn that returns (None, None) for other clusters.",
                 )
             )
         found[task] = service
@@ -115,8 +115,8 @@ def _check_complete(found: dict[tuple[str, int], Any], others: list[str]) -> Non
     if not found:
         raise ValueError(
             explain(
-                f"No load balancer is a task's; there are {others}.",
-                expected="one called <name>-<type>-<index> for each task.",
+                f"No load balancer belongs to a task; the others are {others}.",
+                expected="one named <name>-<type>-<index> for each task.",
                 fix="wait until the cluster is ready, or render it with expose_tasks.",
             )
         )
@@ -126,7 +126,7 @@ def _check_complete(found: dict[tuple[str, int], Any], others: list[str]) -> Non
         if missing:
             raise ValueError(
                 explain(
-                    f"Not all tasks are there: {task_type} {missing} of {count} or more.",
+                    f"Load balancers are missing: {task_type} {missing} of {count} or more.",
                     expected=f"a load balancer for each {task_type}.",
                     fix="wait until the cluster is ready, or start the missing tasks.",
                 )
@@ -145,7 +145,7 @@ def _address(service: Any) -> str:
     raise ValueError(
         explain(
             f"Service {service.metadata.name!r} has no address yet.",
-            expected="a load balancer that the cluster's provider has set up.",
-            fix="wait for it: `kubectl get services --watch`.",
+            expected="a load balancer that the cluster's provider has finished setting up.",
+            fix="wait for it with `kubectl get services --watch`.",
         )
     )

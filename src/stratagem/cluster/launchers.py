@@ -1,4 +1,4 @@
-"""What launchers put into the environment of the processes that they start."""
+"""Environment variables of launchers: torchrun, Kubeflow Trainer, Open MPI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stratagem.messages import explain
 
 __all__ = ["kubeflow_jax", "kubeflow_torch", "open_mpi", "port_of_job", "torchrun"]
 
-# The upper end of the ports, which systems do not hand out by themselves.
+# High ports, above the usual ephemeral range.
 _FIRST_PORT = 61440
 _MAX_PORT = 65535
 _KUBEFLOW_JAX_PORT = 6666
@@ -21,17 +21,9 @@ _TORCH_PORT = 29500
 
 
 def port_of_job(job: int, *, num_ports: int = 1) -> int:
-    """Returns a port that all processes of a job agree on, and other jobs hardly have.
+    """Returns a port on which all processes of a job agree, rarely shared by other jobs.
 
-    Args:
-        job: the job's number.
-        num_ports: how many ports in a row there have to be.
-
-    Returns:
-        `JAX_COORDINATOR_PORT` where it is set; else a port from 61440 on.
-
-    Raises:
-        ValueError: the variable is no number.
+    It is `JAX_COORDINATOR_PORT` if set, or else from 61440 on, with `num_ports` ports in a row.
 
     Source: JAX's clusters/slurm_cluster.py, which derives it the same way.
     """
@@ -44,14 +36,7 @@ def port_of_job(job: int, *, num_ports: int = 1) -> int:
 
 
 def kubeflow_jax() -> Processes | None:
-    """Reads what Kubeflow Trainer tells the processes of a JAX job.
-
-    Returns:
-        The processes; None where `JAX_NUM_PROCESSES` is not set.
-
-    Raises:
-        ValueError: another variable is missing, or none of its kind.
-    """
+    """Reads the variables of a JAX job of Kubeflow Trainer; None without `JAX_NUM_PROCESSES`."""
     num_processes = _number("JAX_NUM_PROCESSES")
     if num_processes is None:
         return None
@@ -63,15 +48,9 @@ def kubeflow_jax() -> Processes | None:
 
 
 def torchrun() -> Processes | None:
-    """Reads what `torchrun` tells the processes that it starts.
+    """Reads the variables of `torchrun`; None without `WORLD_SIZE`, `RANK` or `MASTER_ADDR`.
 
-    Its agent listens on `MASTER_PORT` itself, and says so; the next port is taken then.
-
-    Returns:
-        The processes; None where `WORLD_SIZE`, `RANK` or `MASTER_ADDR` is not set.
-
-    Raises:
-        ValueError: a variable that is no number.
+    If its agent listens on `MASTER_PORT`, the next port is used.
     """
     num_processes, process_id = _number("WORLD_SIZE"), _number("RANK")
     host = environment.lookup("MASTER_ADDR")
@@ -92,13 +71,9 @@ def torchrun() -> Processes | None:
 
 
 def kubeflow_torch() -> Processes | None:
-    """Reads what Kubeflow Trainer tells a pod that would start `torchrun`: one process a pod.
+    """Reads the variables of a torch job of Kubeflow Trainer, with one process per pod.
 
-    Returns:
-        The processes; None where `PET_NNODES` is not set.
-
-    Raises:
-        ValueError: another variable is missing or no number; a range of nodes, as of elastic jobs.
+    Returns None without `PET_NNODES`. Raises ValueError for a range of nodes, as in elastic jobs.
     """
     num_nodes = environment.lookup("PET_NNODES")
     if num_nodes is None:
@@ -106,8 +81,8 @@ def kubeflow_torch() -> Processes | None:
     if not num_nodes.isdecimal():
         raise ValueError(
             explain(
-                f"PET_NNODES={num_nodes!r} is not one number.",
-                expected="a fixed number of nodes: the number of processes cannot change.",
+                f"PET_NNODES={num_nodes!r} is not a single number.",
+                expected="a fixed number of nodes; the number of processes cannot change.",
                 fix="set minNodes and maxNodes of the job to the same number.",
             )
         )
@@ -119,16 +94,10 @@ def kubeflow_torch() -> Processes | None:
 
 
 def open_mpi() -> Processes | None:
-    """Reads what Open MPI's `mpirun` tells the processes that it starts.
+    """Reads the variables of Open MPI's `mpirun`; None without `OMPI_COMM_WORLD_SIZE`.
 
-    The coordinator is `JAX_COORDINATOR_ADDRESS`; without it this host if all processes are on it,
-    or the host where `mpirun` runs, which Open MPI 4 tells: process 0 must be there.
-
-    Returns:
-        The processes; None where `OMPI_COMM_WORLD_SIZE` is not set.
-
-    Raises:
-        ValueError: a variable that is no number, or nothing that names the coordinator.
+    The coordinator is `JAX_COORDINATOR_ADDRESS`, or this host if all processes run on it, or the
+    host of `mpirun`, which Open MPI 4 names and on which process 0 must run.
     """
     num_processes = _number("OMPI_COMM_WORLD_SIZE")
     if num_processes is None:
@@ -148,7 +117,7 @@ def _open_mpi_coordinator(*, all_local: bool) -> str | None:
     uri = environment.lookup("OMPI_MCA_orte_hnp_uri") or ""
     job = re.match(r"(\d+)\.", uri)
     host = re.search(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)", uri)
-    # Open MPI 4 numbers its jobs in steps of 4096; later ones only name them.
+    # Open MPI 4 numbers its jobs in steps of 4096; later versions only name them.
     name = environment.lookup("PMIX_NAMESPACE") or ""
     number = int(job[1]) // 4096 if job else zlib.crc32(name.encode())
     chosen = environment.lookup("JAX_COORDINATOR_ADDRESS")
@@ -180,8 +149,8 @@ def _required_number(name: str, *, beside: str) -> int:
     if number is None:
         raise ValueError(
             explain(
-                f"{beside} is set and {name} is not.",
-                expected="both: they come from the same launcher.",
+                f"{beside} is set, but {name} is not.",
+                expected="both variables, from the same launcher.",
                 fix=f"set {name} to this process's rank, or unset {beside}.",
             )
         )

@@ -1,4 +1,4 @@
-"""How many processes train together, which of them this one is, and where they meet."""
+"""Number, rank and coordinator of the processes that train together."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["Processes", "processes_of_task"]
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """The processes that train in lockstep: what `jax.distributed.initialize` has to be told.
+    """The processes that train in lockstep: the arguments of `jax.distributed.initialize`.
 
     Args:
-        num_processes: how many there are.
-        process_id: which of them this one is, from 0.
-        coordinator_address: `host:port` of process 0, where all meet; None only for one process.
-        local_process_id: which of the processes on this host this one is; None if unknown.
-        num_local_processes: how many processes there are on this host; None if unknown. More than
-            one share the host's accelerators, unless their launcher has dealt them out.
+        num_processes: number of processes.
+        process_id: rank of this process, from 0.
+        coordinator_address: `host:port` of process 0; may be None only for one process.
+        local_process_id: rank of this process on its host; None if unknown.
+        num_local_processes: number of processes on this host; None if unknown. Several share the
+            host's accelerators, unless their launcher has assigned them.
 
     Raises:
-        ValueError: an id past the end, no process, or several that do not know where to meet.
+        ValueError: a rank out of range, no process, or several without a coordinator.
 
     Example:
         >>> sg.cluster.Processes(4, 2, "10.0.0.1:2222").process_id
@@ -40,9 +40,9 @@ class Processes:
     num_local_processes: int | None = None
 
     def __post_init__(self) -> None:
-        _check_place("process_id", self.process_id, "num_processes", self.num_processes)
+        _check_index("process_id", self.process_id, "num_processes", self.num_processes)
         if self.local_process_id is not None and self.num_local_processes is not None:
-            _check_place(
+            _check_index(
                 "local_process_id",
                 self.local_process_id,
                 "num_local_processes",
@@ -53,20 +53,20 @@ class Processes:
         elif self.num_processes > 1:
             raise ValueError(
                 explain(
-                    f"{self.num_processes} processes came without a coordinator_address.",
-                    expected="host:port of process 0, where they meet.",
-                    fix="set JAX_COORDINATOR_ADDRESS, or pass the address.",
+                    f"{self.num_processes} processes have no coordinator_address.",
+                    expected="host:port of process 0.",
+                    fix="set JAX_COORDINATOR_ADDRESS, or pass coordinator_address.",
                 )
             )
 
 
-def _check_place(name: str, index: int, total_name: str, total: int) -> None:
+def _check_index(name: str, index: int, total_name: str, total: int) -> None:
     if not 0 <= index < total:
         raise ValueError(
             explain(
-                f"{name}={index} with {total_name}={total}.",
+                f"{name}={index} is out of range for {total_name}={total}.",
                 expected=f"0 <= {name} < {total_name}.",
-                fix="count processes from 0, and start as many as are announced.",
+                fix=f"number processes from 0, and start {total_name} of them.",
             )
         )
 
@@ -74,20 +74,20 @@ def _check_place(name: str, index: int, total_name: str, total: int) -> None:
 def processes_of_task(
     cluster_spec: ClusterSpec, task_type: str | None, task_id: int | str | None
 ) -> Processes:
-    """Returns the processes that a task of a cluster trains together with.
+    """Returns the processes with which a task of a cluster trains.
 
     Args:
         cluster_spec: the cluster.
-        task_type: the task's type.
-        task_id: its index.
+        task_type: type of the task.
+        task_id: index of the task.
 
     Returns:
-        The chief and the workers, who meet at the leader's address; the evaluator, and a process
-        without a cluster, are alone.
+        The chief and the workers, with the leader as coordinator. The evaluator, and a process
+        without a cluster, are on their own.
 
     Raises:
-        ValueError: the cluster cannot be right (`check_cluster`), the task is a parameter server,
-            or the indices of the workers have holes.
+        ValueError: the cluster is invalid (`check_cluster`), the task is a parameter server, or the
+            workers' indices have gaps.
 
     Example:
         >>> spec = sg.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]})
@@ -99,7 +99,7 @@ def processes_of_task(
     if not cluster_spec or task_type == "evaluator":
         return Processes(1, 0)
     if task_type is None:
-        # One task in all, as check_cluster has seen: it is this one.
+        # check_cluster allows this only in a cluster of one task.
         (task_type,) = (job for job in cluster_spec.jobs if cluster_spec.num_tasks(job))
         (task_id,) = cluster_spec.task_indices(task_type)
         return processes_of_task(cluster_spec, task_type, task_id)
@@ -108,9 +108,9 @@ def processes_of_task(
         if None in (cluster_spec.job_tasks(job) if job in cluster_spec.jobs else []):
             raise ValueError(
                 explain(
-                    f"Only {job}s {cluster_spec.task_indices(job)} are known.",
-                    expected="all tasks that train together, without holes.",
-                    fix="list the missing addresses too, or renumber the tasks from 0.",
+                    f"The cluster lists only {job}s {cluster_spec.task_indices(job)}.",
+                    expected="all tasks that train together, without gaps.",
+                    fix="add the missing addresses, or renumber the tasks from 0.",
                 )
             )
     leader = "chief" if task_count(cluster_spec, "chief") else "worker"

@@ -1,4 +1,4 @@
-"""What a task does in its cluster, and which number it has among those that train together."""
+"""Roles of tasks in a cluster: chief, worker count, rank, leader."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = [
 
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
-# Jobs of which there is one task at most.
+# Jobs with at most one task.
 _SINGLE = ("chief", "evaluator")
 
 _Cluster = Mapping[str, Any] | ClusterDef | ClusterSpec
 
 
 def normalize_cluster_spec(cluster_spec: _Cluster) -> ClusterSpec:
-    """Returns a cluster as a `ClusterSpec`, whichever way it was given.
+    """Converts a cluster to a `ClusterSpec`.
 
     Args:
         cluster_spec: a dict, a `ClusterDef` or a `ClusterSpec`.
@@ -53,20 +53,20 @@ def normalize_cluster_spec(cluster_spec: _Cluster) -> ClusterSpec:
         explain(
             f"cluster_spec={cluster_spec!r} is of type {type(cluster_spec).__name__}.",
             expected="a dict, a ClusterDef or a ClusterSpec.",
-            fix='pass {"worker": ["host0:2222", "host1:2222"]}, for example.',
+            fix='pass a cluster such as {"worker": ["host0:2222", "host1:2222"]}.',
         )
     )
 
 
 def task_count(cluster_spec: ClusterSpec, task_type: str) -> int:
-    """Returns how many tasks of a type there are.
+    """Returns the number of tasks of a type.
 
     Args:
         cluster_spec: the cluster.
-        task_type: any type; one that is not in the cluster has no task.
+        task_type: any type; one that is not in the cluster has 0 tasks.
 
     Returns:
-        Their number.
+        The number of tasks.
 
     Source: TF 2.21 multi_worker_util.py, task_count.
     """
@@ -78,19 +78,18 @@ def is_chief(
     task_type: str | None = None,
     task_id: int | str | None = None,
 ) -> bool:
-    """Returns whether a task is the one that does what only one may do.
+    """Returns True for the task that does the work that only one task may do.
 
     Args:
         cluster_spec: the cluster.
-        task_type: the task's type.
-        task_id: its index.
+        task_type: type of the task.
+        task_id: index of the task.
 
     Returns:
-        True for the chief, for worker 0 where there is no chief, and for the evaluator, which is a
-        cluster of its own.
+        True for the chief, for worker 0 without a chief, and for the evaluator, which works alone.
 
     Raises:
-        ValueError: no such cluster, or no such task in it.
+        ValueError: an invalid cluster, or a task that is not in it.
 
     Example:
         >>> sg.cluster.is_chief({"worker": ["a:1", "b:1"]}, "worker", 0)
@@ -106,14 +105,14 @@ def is_chief(
 
 
 def worker_count(cluster_spec: _Cluster, task_type: str | None) -> int:
-    """Returns how many tasks work together with a task of this type.
+    """Returns the number of tasks that work together with a task of this type.
 
     Args:
         cluster_spec: the cluster.
-        task_type: "chief" or "worker", or "evaluator", which is a cluster of its own.
+        task_type: "chief", "worker", or "evaluator", which works alone.
 
     Returns:
-        The number of workers, the chief included; 1 for the evaluator.
+        Number of workers, including the chief; 1 for the evaluator.
 
     Raises:
         ValueError: another type, or one that is not in the cluster.
@@ -132,27 +131,27 @@ def worker_count(cluster_spec: _Cluster, task_type: str | None) -> int:
     if task_type not in ("chief", "worker"):
         raise ValueError(
             explain(
-                f"task_type={task_type!r} is not counted among the workers.",
+                f"task_type={task_type!r} does not count as a worker.",
                 expected='"chief", "worker" or "evaluator".',
-                fix="ask task_count(cluster_spec, task_type) for the tasks of one type.",
+                fix="call task_count(cluster_spec, task_type) to count the tasks of one type.",
             )
         )
     return task_count(spec, "chief") + task_count(spec, "worker")
 
 
 def id_in_cluster(cluster_spec: _Cluster, task_type: str | None, task_id: int | str | None) -> int:
-    """Returns the number of a task among those that train together.
+    """Returns the rank of a task among those that train together.
 
     Args:
         cluster_spec: the cluster.
         task_type: "chief", "worker" or "evaluator".
-        task_id: the task's index.
+        task_id: index of the task.
 
     Returns:
         0 for the chief; a worker's index plus the number of chiefs; the evaluator's index.
 
     Raises:
-        ValueError: a parameter server, which has no such number, or no such task.
+        ValueError: a parameter server, which has no rank, or a task that is not in the cluster.
 
     Example:
         >>> sg.cluster.id_in_cluster({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, "worker", 1)
@@ -165,9 +164,9 @@ def id_in_cluster(cluster_spec: _Cluster, task_type: str | None, task_id: int | 
     if index is None or task_type == "ps":
         raise ValueError(
             explain(
-                f"There is no id for task_type {task_type!r}.",
+                f"A task of type {task_type!r} has no rank in the cluster.",
                 expected='"chief", "worker" or "evaluator".',
-                fix="parameter servers do not train in lockstep: use their index alone.",
+                fix="use the index of a parameter server; servers do not train in lockstep.",
             )
         )
     return index + task_count(spec, "chief") if task_type == "worker" else index
@@ -180,14 +179,15 @@ def collective_leader(
 
     Args:
         cluster_spec: the cluster.
-        task_type: this task's type.
-        task_id: its index.
+        task_type: type of this task.
+        task_id: index of this task.
 
     Returns:
-        The chief's name, or worker 0's without a chief; "" for no cluster and for the evaluator.
+        Name of the chief, or of worker 0 without a chief; "" without a cluster and for the
+        evaluator.
 
     Raises:
-        ValueError: no such task, or a cluster with neither a chief nor a worker.
+        ValueError: a task that is not in the cluster, or a cluster without chief and workers.
 
     Example:
         >>> sg.cluster.collective_leader({"worker": ["a:1", "b:1"]}, "worker", 1)
@@ -206,7 +206,7 @@ def collective_leader(
             return f"/job:{job}/replica:0/task:0"
     raise ValueError(
         explain(
-            f"The cluster has only the jobs {spec.jobs}.",
+            f"The cluster has neither a chief nor a worker, only the jobs {spec.jobs}.",
             expected="a chief or at least one worker to lead it.",
             fix='add a "chief" or a "worker" to the cluster.',
         )
@@ -214,19 +214,10 @@ def collective_leader(
 
 
 def check_task(spec: ClusterSpec, task_type: str | None, task_id: int | str | None) -> int | None:
-    """Raises unless a cluster has the jobs that there can be, and a task is one of its tasks.
+    """Raises ValueError for an invalid cluster or a task that is not in it; returns the index.
 
-    Args:
-        spec: the cluster.
-        task_type: the task's type; None checks the cluster alone.
-        task_id: the task's index.
-
-    Returns:
-        The index as a number, None without a task type.
-
-    Raises:
-        ValueError: a job of another name, two chiefs or evaluators, or no such task. The evaluator
-            need not be in the cluster.
+    Without a task type, checks only the cluster and returns None. The evaluator need not be in the
+    cluster.
 
     Source: TF 2.21 multi_worker_util.py, _validate_cluster_spec.
     """
@@ -237,8 +228,8 @@ def check_task(spec: ClusterSpec, task_type: str | None, task_id: int | str | No
     if task_id is None:
         raise ValueError(
             explain(
-                f"Task type {task_type!r} came without a task id.",
-                expected=f"its index: one of {_indices(spec, task_type)}.",
+                f"Task type {task_type!r} was passed without a task id.",
+                expected=f"the index of the task: one of {_indices(spec, task_type)}.",
                 fix="pass task_id, or set the index in TF_CONFIG's task.",
             )
         )
@@ -246,9 +237,9 @@ def check_task(spec: ClusterSpec, task_type: str | None, task_id: int | str | No
     if index not in _indices(spec, task_type):
         raise ValueError(
             explain(
-                f"Task id {index} of {task_type!r} is past the end or left out.",
-                expected=f"one of {_indices(spec, task_type)}: {spec!r}.",
-                fix="count tasks from 0, or add this task's address to the cluster.",
+                f"Task id {index} of {task_type!r} is not in the cluster {spec!r}.",
+                expected=f"one of {_indices(spec, task_type)}.",
+                fix="number tasks from 0, or add this task's address to the cluster.",
             )
         )
     return index
@@ -259,13 +250,13 @@ def _indices(spec: ClusterSpec, task_type: str) -> list[int]:
 
 
 def _check_jobs(spec: ClusterSpec) -> None:
-    strange = [job for job in spec.jobs if job not in TASK_TYPES]
-    if strange:
+    unknown = [job for job in spec.jobs if job not in TASK_TYPES]
+    if unknown:
         raise ValueError(
             explain(
-                f"The cluster has jobs {strange}.",
+                f"The cluster has unknown jobs {unknown}.",
                 expected=f"jobs among {list(TASK_TYPES)}.",
-                fix="rename them; the oldest scripts' 'master' is 'chief'.",
+                fix="rename them. The 'master' of old scripts is 'chief'.",
             )
         )
     for job in _SINGLE:
@@ -285,14 +276,14 @@ def _check_type(spec: ClusterSpec, task_type: str | None) -> None:
             explain(
                 f"Task type {task_type!r} is unknown.",
                 expected=f"one of {list(TASK_TYPES)}.",
-                fix="correct the type; the oldest scripts' 'master' is 'chief'.",
+                fix="correct the type. The 'master' of old scripts is 'chief'.",
             )
         )
     if task_type is not None and task_type not in spec.jobs and task_type != "evaluator":
         raise ValueError(
             explain(
                 f"Task type {task_type!r} is not in the cluster {spec!r}.",
-                expected="this process's own task among the cluster's.",
+                expected=f"one of its jobs: {spec.jobs}.",
                 fix="add the task's address to the cluster, or correct the task's type.",
             )
         )

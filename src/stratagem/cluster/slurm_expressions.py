@@ -1,4 +1,4 @@
-"""Slurm's short forms for lists of hosts and of numbers of tasks."""
+"""Parsing of Slurm's compact lists of hosts and of tasks per node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stratagem.messages import explain
 
 __all__ = ["expand_hostlist", "expand_tasks_per_node"]
 
-# A part between commas that stand outside of brackets.
+# A part between commas outside brackets.
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _PIECE = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -16,16 +16,16 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """Returns the hosts that a Slurm host list names.
+    """Returns the hosts of a Slurm host list.
 
     Args:
         hostlist: names with ranges in brackets, separated by commas.
 
     Returns:
-        The hosts in order; a host that stands twice is there twice.
+        The hosts in order, including duplicates.
 
     Raises:
-        ValueError: the list has another form.
+        ValueError: the list is malformed.
 
     Example:
         >>> sg.cluster.expand_hostlist("n[1-2],m5,o[08-10]")
@@ -35,17 +35,17 @@ def expand_hostlist(hostlist: str) -> list[str]:
     """
     parts = _PART.findall(hostlist)
     if ",".join(parts) != hostlist:
-        raise _bad_hostlist(hostlist)
+        raise _hostlist_error(hostlist)
     return [host for part in parts for host in _hosts_of_part(part, hostlist)]
 
 
 def _hosts_of_part(part: str, hostlist: str) -> list[str]:
-    """`rack[1-2]n[1-3]` has two ranges: the last one counts fastest."""
+    """Expands a name with ranges, such as `rack[1-2]n[1-3]`; the last varies fastest."""
     hosts = [""]
     for number, piece in enumerate(_PIECE.split(part)):
-        # Split by a group: plain text and the inside of brackets take turns.
-        ends = [piece] if number % 2 == 0 else _numbers(piece, hostlist)
-        hosts = [host + end for host in hosts for end in ends]
+        # Plain text and the contents of brackets alternate.
+        suffixes = [piece] if number % 2 == 0 else _numbers(piece, hostlist)
+        hosts = [host + suffix for host in hosts for suffix in suffixes]
     return hosts
 
 
@@ -54,18 +54,18 @@ def _numbers(ranges: str, hostlist: str) -> list[str]:
     for text in ranges.split(","):
         match = _RANGE.fullmatch(text)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise _bad_hostlist(hostlist)
+            raise _hostlist_error(hostlist)
         first, last = match[1], match[2] or match[1]
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     return numbers
 
 
-def _bad_hostlist(hostlist: str) -> ValueError:
+def _hostlist_error(hostlist: str) -> ValueError:
     return ValueError(
         explain(
             f"Invalid hostlist format {hostlist!r}.",
             expected="hosts with ranges in brackets, such as n[1-2],m5,o[08-10].",
-            fix="see what `scontrol show hostnames` makes of SLURM_STEP_NODELIST.",
+            fix="check the output of `scontrol show hostnames $SLURM_STEP_NODELIST`.",
         )
     )
 
@@ -74,13 +74,13 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     """Returns the number of tasks on each node.
 
     Args:
-        tasks_per_node: numbers separated by commas, `(x3)` after one that stands for three nodes.
+        tasks_per_node: numbers separated by commas; `(x3)` repeats a number for three nodes.
 
     Returns:
-        A number a node.
+        One number per node.
 
     Raises:
-        ValueError: the text has another form.
+        ValueError: the text is malformed.
 
     Example:
         >>> sg.cluster.expand_tasks_per_node("3(x2),2,1")

@@ -1,4 +1,4 @@
-"""The tasks of a cluster and their addresses."""
+"""`ClusterSpec`: the jobs of a cluster and the addresses of their tasks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,9 @@ __all__ = ["ClusterDef", "ClusterSpec", "JobDef", "parse_task_index"]
 
 
 def parse_task_index(index: object) -> int:
-    """Returns a task's index as a number; `TF_CONFIG` may carry it as a string.
+    """Returns a task index as an int; `TF_CONFIG` may contain it as a string of digits.
 
-    Args:
-        index: a whole number, or its decimal digits.
-
-    Returns:
-        The number, 0 or more.
-
-    Raises:
-        TypeError: neither an int nor a string.
-        ValueError: negative, or a string that is no number.
+    Raises TypeError for other types and ValueError for a negative or non-numeric index.
     """
     if isinstance(index, bool) or not isinstance(index, int | str):
         raise TypeError(
@@ -36,9 +28,9 @@ def parse_task_index(index: object) -> int:
     if not (digits.isascii() and digits.isdecimal()):
         raise ValueError(
             explain(
-                f"Task index {index!r} is no index.",
-                expected="a whole number of at least 0.",
-                fix='count tasks from 0: 0 or "0" is the first.',
+                f"Task index {index!r} is invalid.",
+                expected="an integer, 0 or more.",
+                fix='number tasks from 0: 0 or "0" is the first.',
             )
         )
     return int(digits)
@@ -46,11 +38,11 @@ def parse_task_index(index: object) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class JobDef:
-    """One job of a `ClusterDef`.
+    """A job of a `ClusterDef`.
 
     Args:
-        name: the job, "worker" for example.
-        tasks: index to address.
+        name: of the job, such as "worker".
+        tasks: addresses by index.
 
     Source: TF 2.21 core/protobuf/cluster.proto, JobDef.
     """
@@ -61,7 +53,7 @@ class JobDef:
 
 @dataclasses.dataclass(frozen=True)
 class ClusterDef:
-    """A cluster as plain data, in the shape of TensorFlow's protocol buffer.
+    """A cluster as plain data, with the fields of TensorFlow's protocol buffer.
 
     Args:
         job: the jobs, sorted by name.
@@ -73,18 +65,17 @@ class ClusterDef:
 
 
 class ClusterSpec:
-    """The tasks that take part in a computation: for each job the addresses of its tasks.
+    """The addresses of a cluster's tasks by job. Immutable.
 
-    It does not change once made. An address is kept as it is written; `check_cluster` looks whether
-    it can be one.
+    Addresses are not validated here; `check_cluster` validates them.
 
     Args:
-        cluster: job to addresses, as a list or, where only some tasks are known, as
-            `{index: address}`; or a `ClusterDef`; or another spec.
+        cluster: jobs with lists of addresses, or with `{index: address}` if only some tasks are
+            known; or a `ClusterDef`; or another spec.
 
     Raises:
         TypeError: another type, or a job, an index or an address of another type.
-        ValueError: an index that is no index, or that stands twice in a job.
+        ValueError: an invalid index, or a duplicate index in a job.
 
     Example:
         >>> spec = sg.ClusterSpec({"worker": {0: "a:1", 2: "b:1"}, "ps": ["c:1"]})
@@ -107,7 +98,7 @@ class ClusterSpec:
                 explain(
                     f"cluster={cluster!r} is of type {type(cluster).__name__}.",
                     expected="a dict of jobs, a ClusterDef or a ClusterSpec.",
-                    fix='pass {"worker": ["host0:2222", "host1:2222"]}, for example.',
+                    fix='pass a cluster such as {"worker": ["host0:2222", "host1:2222"]}.',
                 )
             )
         self._jobs: dict[str, dict[int, str]] = {
@@ -135,10 +126,10 @@ class ClusterSpec:
         return f"ClusterSpec({{{', '.join(f'{job!r}: {jobs[job]!r}' for job in sorted(jobs))}}})"
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Returns the cluster as a dict that `ClusterSpec` takes.
+        """Returns the cluster as a dict that `ClusterSpec` accepts.
 
         Returns:
-            Job to a list of addresses where no index is left out, else to `{index: address}`.
+            Jobs with lists of addresses, or with `{index: address}` if indices have gaps.
         """
         jobs: dict[str, list[str] | dict[int, str]] = {}
         for job, tasks in self._jobs.items():
@@ -148,10 +139,10 @@ class ClusterSpec:
         return jobs
 
     def as_cluster_def(self) -> ClusterDef:
-        """Returns the cluster in the shape of TensorFlow's protocol buffer.
+        """Returns the cluster with the fields of TensorFlow's protocol buffer.
 
         Returns:
-            Its jobs by name, each with its tasks by index.
+            Jobs sorted by name, with tasks sorted by index.
         """
         return ClusterDef(
             tuple(JobDef(job, dict(sorted(tasks.items()))) for job, tasks in sorted(self._items()))
@@ -159,20 +150,20 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs, in the order in which they were given."""
+        """Names of the jobs, in the order they were passed."""
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """Returns how many tasks of a job are known.
+        """Returns the number of known tasks of a job.
 
         Args:
             job_name: a job of this cluster.
 
         Returns:
-            Their number; indices that are left out do not count.
+            The number, without missing indices.
 
         Raises:
-            ValueError: no such job.
+            ValueError: the job is not in the cluster.
         """
         return len(self._tasks(job_name))
 
@@ -186,7 +177,7 @@ class ClusterSpec:
             The indices, sorted.
 
         Raises:
-            ValueError: no such job.
+            ValueError: the job is not in the cluster.
         """
         return sorted(self._tasks(job_name))
 
@@ -195,14 +186,14 @@ class ClusterSpec:
 
         Args:
             job_name: a job of this cluster.
-            task_index: the task's index, as a number or as a string.
+            task_index: index of the task, an int or a string of digits.
 
         Returns:
             The address.
 
         Raises:
             TypeError: an index of another type.
-            ValueError: no such job, or no such task in it.
+            ValueError: the job or the task is not in the cluster.
         """
         tasks = self._tasks(job_name)
         index = parse_task_index(task_index)
@@ -211,22 +202,22 @@ class ClusterSpec:
                 explain(
                     f"No task with index {task_index!r} in job {job_name!r}.",
                     expected=f"one of {sorted(tasks)}.",
-                    fix="count tasks from 0, or add the task's address to the cluster.",
+                    fix="number tasks from 0, or add the task's address to the cluster.",
                 )
             )
         return tasks[index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Returns the addresses of a job's tasks, each at the place of its index.
+        """Returns the addresses of a job's tasks, at the positions of their indices.
 
         Args:
             job_name: a job of this cluster.
 
         Returns:
-            The addresses, None for an index that is left out.
+            The addresses, with None for missing indices.
 
         Raises:
-            ValueError: no such job.
+            ValueError: the job is not in the cluster.
         """
         tasks = self._tasks(job_name)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
@@ -280,15 +271,15 @@ def _tasks_of_job(job: str, tasks: object) -> dict[int, str]:
                     f"The address of task {index} of job {job!r} is {address!r}, "
                     f"a {type(address).__name__}.",
                     expected="a string.",
-                    fix="write it as host:port; leave an unknown task out with {index: address}.",
+                    fix="write it as host:port. To omit unknown tasks, use {index: address}.",
                 )
             )
         if index in addresses:
             raise ValueError(
                 explain(
-                    f"Task index {index} stands twice in job {job!r}.",
+                    f"Task index {index} occurs twice in job {job!r}.",
                     expected="each index once.",
-                    fix="write indices either as numbers or as strings.",
+                    fix="write all indices as numbers, or all as strings.",
                 )
             )
         addresses[index] = address

@@ -1,4 +1,4 @@
-"""What is known of a TPU's hosts and devices before JAX has started."""
+"""Number of hosts and devices of a TPU, known before JAX starts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["TPUSystemMetadata", "metadata_of"]
 
 @dataclasses.dataclass(frozen=True)
 class TPUSystemMetadata:
-    """How many hosts and devices a TPU has.
+    """Number of hosts and devices of a TPU.
 
     Args:
-        num_cores: devices of all hosts; 0 where that is not known.
-        num_hosts: hosts.
-        num_of_cores_per_host: devices of a host; 0 where that is not known.
-        topology: None; `sg.tpu.experimental.initialize_tpu_system` returns it.
-        devices: the devices' names.
+        num_cores: devices of all hosts; 0 if unknown.
+        num_hosts: number of hosts.
+        num_of_cores_per_host: devices per host; 0 if unknown.
+        topology: None; `sg.tpu.experimental.initialize_tpu_system` returns the topology.
+        devices: names of the devices.
 
     Source: TF 2.21 tpu_system_metadata.py, TPUSystemMetadata.
     """
@@ -29,13 +29,7 @@ class TPUSystemMetadata:
 
 
 def metadata_of(job: str, num_hosts: int, num_of_cores_per_host: int) -> TPUSystemMetadata:
-    """Returns what a TPU with hosts that are all alike has.
-
-    Args:
-        job: the task type of the hosts.
-        num_hosts: how many there are.
-        num_of_cores_per_host: devices of each.
-    """
+    """Returns the metadata of a TPU with equal hosts, which are tasks of `job`."""
     names = tuple(
         f"/job:{job}/replica:0/task:{task}/device:TPU:{index}"
         for task in range(num_hosts)

@@ -1,4 +1,4 @@
-"""Distributed datasets: sources, splitting, padding, loading ahead."""
+"""Distributed datasets: reading sources, splitting and padding batches, loading ahead."""
 
 from stratagem.input.dataset import Dataset
 from stratagem.input.distributed import DistributedDataset

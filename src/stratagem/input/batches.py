@@ -1,4 +1,4 @@
-"""Batches split over replicas: one per-replica size, true lengths beside, steps stacked."""
+"""Batches split over replicas into padded parts of equal size, and their transfer to devices."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from stratagem.values.regrouping import is_array
 
 __all__ = ["HostBatch", "PlacedBatches", "join_parts", "place", "take_batch", "take_own_part"]
 
-_MOST_ROWS = 4  # named in a message
+_MAX_ROWS = 4  # named in a message
 
 
 @dataclasses.dataclass(frozen=True)
 class HostBatch:
-    """One batch before it moves to the devices, and how it is split: this process's part of it.
+    """This process's part of one batch on the host, and its split over replicas.
 
     Args:
-        structure: pytree structure of the batch, None leaves included.
-        arrays: its arrays, each of shape (rows, ...); rows may be fewer than replicas * size.
-        is_array: for each leaf whether it is an array (else None).
-        num_examples: true rows of the replicas of this process.
-        size: rows of a replica, padding included.
+        structure: pytree structure of the batch, including None leaves.
+        arrays: of shape (rows, ...); rows may be fewer than replicas * size.
+        is_array: for each leaf, True for an array and False for None.
+        num_examples: true rows of this process's replicas.
+        size: rows per replica, including padding.
         lengths: true rows of each replica of this process; None if all have `size`.
-        all_lengths: the same of the replicas of all processes.
-        signature: what makes two batches run in one program: structure, shapes and dtypes.
+        all_lengths: true rows of each replica of all processes; None if all have `size`.
+        signature: structure, shapes and dtypes. Batches with equal signatures share a program.
     """
 
     structure: Any
@@ -47,14 +47,7 @@ class HostBatch:
     signature: Any
 
     def parts(self, num_replicas: int) -> list[Any]:
-        """Returns the batch of each replica, true rows only.
-
-        Args:
-            num_replicas: n.
-
-        Returns:
-            n pytrees of arrays on the host.
-        """
+        """Returns a pytree of host arrays for each replica, without padding."""
         lengths = self.lengths or (self.size,) * num_replicas
         return [
             self._rebuild([array[i * self.size :][:length] for array in self.arrays])
@@ -62,35 +55,22 @@ class HostBatch:
         ]
 
     def whole(self) -> Any:
-        """Returns the batch of all replicas as a pytree, padding included."""
+        """Returns the batch of all replicas as a pytree, including padding."""
         return with_sparse_arrays(self._rebuild(self.arrays))
 
     def rows(self, start: int, stop: int) -> Any:
-        """Returns some rows as a pytree.
-
-        Args:
-            start: the first.
-            stop: behind the last.
-        """
+        """Returns rows [start, stop) as a pytree."""
         return self._rebuild([array[start:stop] for array in self.arrays])
 
     def of_replicas(self, first: int, count: int) -> HostBatch:
-        """Returns the part of some replicas.
-
-        Args:
-            first: the first of them.
-            count: how many.
-
-        Returns:
-            Their batch, of the same per-replica size.
-        """
+        """Returns the batch of `count` replicas from `first` on, with the same per-replica size."""
         lengths = self.lengths and self.lengths[first : first + count]
         if lengths is not None and set(lengths) == {self.size}:
             lengths = None
         start = first * self.size
         arrays = [array[start : start + count * self.size] for array in self.arrays]
         num_examples = count * self.size if lengths is None else sum(lengths)
-        # As many rows may be all of a part, or the beginning of a longer one.
+        # The same number of rows may be a whole part or the start of a longer one.
         kind = _signature(self.structure, self.is_array, arrays)
         return dataclasses.replace(
             self,
@@ -111,19 +91,11 @@ def _unflatten(structure: Any, is_array: tuple[bool, ...], arrays: Sequence[Any]
 
 
 def take_batch(data: Any, num_replicas: int) -> HostBatch:
-    """Looks at a batch as a data source yields it.
+    """Converts a batch from a data source and computes its split over replicas.
 
-    Args:
-        data: pytree of arrays of shape (B, ...) and None; of whatever NumPy can read, and sparse
-            arrays.
-        num_replicas: how many replicas share it.
-
-    Returns:
-        The batch. Arrays that lie on an accelerator stay there.
-
-    Raises:
-        ValueError: an array without a batch axis, leaves of different leading sizes, or rows of
-            different lengths.
+    `data` is a pytree of arrays of shape (B, ...), sparse arrays, and None. Arrays on an
+    accelerator stay there. Raises ValueError for arrays without a batch axis, different leading
+    sizes, or ragged rows.
     """
     (data,) = with_sparse_rows([data])
     leaves, structure = jax.tree.flatten(data, is_leaf=lambda leaf: leaf is None)
@@ -134,10 +106,10 @@ def take_batch(data: Any, num_replicas: int) -> HostBatch:
     if len(sizes) != 1 or None in sizes:
         raise ValueError(
             explain(
-                f"A batch has arrays of the shapes {[array.shape for array in arrays]}.",
+                f"A batch has arrays of shapes {[array.shape for array in arrays]}.",
                 expected="batched arrays, all with the same leading size.",
-                fix="batch the data: dataset.batch(n), or yield arrays with a leading batch axis; "
-                "make one array of a list of rows, after keras.utils.pad_sequences where their "
+                fix="batch the data: dataset.batch(n), or yield arrays with a leading batch axis. "
+                "Convert lists of rows to arrays, with keras.utils.pad_sequences if their "
                 "lengths differ.",
             )
         )
@@ -149,15 +121,7 @@ def take_batch(data: Any, num_replicas: int) -> HostBatch:
 
 
 def take_own_part(data: Any, topology: Topology) -> HostBatch:
-    """Looks at a batch of all replicas, and keeps the part of those of this process.
-
-    Args:
-        data: as for `take_batch`; the same on all processes.
-        topology: the devices of the replicas.
-
-    Returns:
-        The part.
-    """
+    """Returns this process's part of a batch of all replicas, which all processes read alike."""
     batch = take_batch(data, topology.num_replicas)
     if not topology.spans_processes:
         return batch
@@ -169,7 +133,7 @@ def _signature(structure: Any, is_array: tuple[bool, ...], arrays: Sequence[Any]
 
 
 def _array(leaf: Any) -> Any:
-    """An array on the host, except that what is on an accelerator already stays there."""
+    """Returns a host array; an array on an accelerator stays there."""
     if isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu":
         return leaf
     _check_ragged(leaf)
@@ -177,14 +141,14 @@ def _array(leaf: Any) -> Any:
 
 
 def _check_ragged(leaf: Any) -> None:
-    """Raises for a tf.RaggedTensor, and for what tf.data makes of it."""
+    """Raises for a tf.RaggedTensor and for its form in tf.data."""
     if hasattr(leaf, "row_splits"):
         lengths = np.diff(np.asarray(leaf.row_splits))
-        raise _ragged(f"a {type(leaf).__name__}", [f"{length} values" for length in lengths])
+        raise _ragged_error(f"a {type(leaf).__name__}", [f"{length} values" for length in lengths])
 
 
 def _check_rows(array: Any) -> None:
-    """Raises for an array of objects whose rows are arrays. Texts may be there."""
+    """Raises for an object array with arrays as rows; strings are allowed."""
     if array.dtype != object:
         return
     if not array.ndim:
@@ -196,17 +160,17 @@ def _check_rows(array: Any) -> None:
             f"{len(row)} values" if isinstance(row, list | tuple) else f"shape {row.shape}"
             for row in rows
         ]
-        raise _ragged("an array of objects", shapes)
+        raise _ragged_error("an array of objects", shapes)
 
 
-def _ragged(kind: str, rows: list[str]) -> ValueError:
-    more = f" and {len(rows) - _MOST_ROWS} more" if len(rows) > _MOST_ROWS else ""
+def _ragged_error(kind: str, rows: list[str]) -> ValueError:
+    more = f" and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
     return ValueError(
         explain(
-            f"A batch holds {kind} with rows of {', '.join(rows[:_MOST_ROWS])}{more}.",
-            expected="arrays of numbers, whose rows all have one shape.",
-            fix="pad the rows to one length and pass the true lengths, or a mask, beside them: "
-            "keras.utils.pad_sequences(rows, padding='post').",
+            f"A batch holds {kind} with rows of {', '.join(rows[:_MAX_ROWS])}{more}.",
+            expected="arrays of numbers with rows of equal shape.",
+            fix="pad the rows to one length with keras.utils.pad_sequences(rows, padding='post'), "
+            "and pass the true lengths or a mask as another array.",
         )
     )
 
@@ -217,30 +181,29 @@ def join_parts(
     size: int | None = None,
     all_lengths: tuple[int, ...] | None = None,
 ) -> HostBatch:
-    """Makes one batch of what each replica has of its own.
+    """Joins per-replica batches into one batch, of which replica i has part i.
 
     Args:
-        parts: one pytree of arrays of shape (n_i, ...) a replica, of one structure; None for a
-            replica that has no more data. Not all are None.
-        size: rows of a replica, padding included; None for those of the largest part.
-        all_lengths: rows of the replicas of all processes; None where this one has them all.
-
-    Returns:
-        The batch, of which replica i has part i.
+        parts: one pytree of arrays of shape (n_i, ...) per replica, all of one structure; None for
+            a replica without examples.
+        size: rows per replica, including padding; None for the largest part.
+        all_lengths: rows of the replicas of all processes; None if this process has all replicas.
 
     Raises:
-        ValueError: parts of different structures, dtypes or trailing shapes.
+        ValueError: structures, dtypes or trailing shapes differ.
     """
     present = iter(with_sparse_rows([part for part in parts if part is not None]))
     batches = [None if part is None else take_batch(next(present), 1) for part in parts]
     first = next(batch for batch in batches if batch is not None)
     for batch in batches:
-        if batch is not None and _kinds(batch) != _kinds(first):
+        if batch is not None and _describe(batch) != _describe(first):
             raise ValueError(
                 explain(
-                    f"Replicas received batches of the kinds {_kinds(first)} and {_kinds(batch)}.",
-                    expected="one structure, dtypes and shapes that differ in the batch axis only.",
-                    fix="let dataset_fn make the same kind of batches for every replica.",
+                    f"Replicas received different batches: {_describe(first)} and "
+                    f"{_describe(batch)}.",
+                    expected="one structure and dtypes, and shapes that differ only in the batch "
+                    "axis.",
+                    fix="return the same structure of batches for every replica from dataset_fn.",
                 )
             )
     counts = tuple(0 if batch is None else batch.num_examples for batch in batches)
@@ -268,9 +231,9 @@ def join_parts(
     )
 
 
-def _kinds(batch: HostBatch) -> str:
-    kinds = [f"{array.dtype}{['n', *array.shape[1:]]}" for array in batch.arrays]
-    return str(_unflatten(batch.structure, batch.is_array, kinds))
+def _describe(batch: HostBatch) -> str:
+    descriptions = [f"{array.dtype}{['n', *array.shape[1:]]}" for array in batch.arrays]
+    return str(_unflatten(batch.structure, batch.is_array, descriptions))
 
 
 def _concatenate(arrays: list[Any]) -> Any:
@@ -282,7 +245,7 @@ def _concatenate(arrays: list[Any]) -> Any:
 
 
 def _padded(array: Any, num_rows: int) -> Any:
-    """Repeats the last example up to a number of rows: true data, so that nothing overflows."""
+    """Repeats the last example up to a number of rows; unlike zeros, it cannot overflow."""
     if array.shape[0] >= num_rows:
         return array[:num_rows]
     xp = jnp if isinstance(array, jax.Array) else np
@@ -295,14 +258,14 @@ class PlacedBatches:
     """Batches of one signature on the devices.
 
     Args:
-        structure: pytree structure of a batch, None leaves included.
-        is_array: for each leaf whether it is an array (else None).
-        arrays: of shape (n, size, ...), with several steps (steps, n, size, ...); without the n
-            where there is one replica. What is not made of numbers stays with the host.
+        structure: pytree structure of a batch, including None leaves.
+        is_array: for each leaf, True for an array and False for None.
+        arrays: of shape (n, size, ...), or (steps, n, size, ...) for several steps; without the n
+            for one replica. Non-numeric arrays stay on the host.
         num_replicas: n, of all processes.
-        num_steps: how many batches.
-        size: rows of a replica, padding included.
-        lengths: true rows of each replica, of all processes; None if all have `size`.
+        num_steps: number of batches.
+        size: rows per replica, including padding.
+        lengths: true rows of each replica of all processes; None if all have `size`.
         local_lengths: true rows of each replica of this process.
         signature: of the batches.
     """
@@ -318,11 +281,7 @@ class PlacedBatches:
     signature: Any
 
     def value(self) -> Any:
-        """Returns the one batch as a replica function takes it.
-
-        Returns:
-            The pytree with `PerReplica` leaves; with plain ones where there is one replica.
-        """
+        """Returns the only batch as a pytree of `PerReplica`, or of arrays for one replica."""
         assert self.num_steps == 1
         return _unflatten(self.structure, self.is_array, [self._leaf(a) for a in self.arrays])
 
@@ -335,20 +294,14 @@ class PlacedBatches:
         return PerReplica(objects=tuple(part[:length] for part, length in pairs))
 
     def step_shape(self, array: Any) -> tuple[int, ...]:
-        """Returns the shape of one batch of an array."""
+        """Returns the shape of an array for one step."""
         return array.shape[1:] if self.num_steps > 1 else array.shape
 
 
 def place(batches: list[HostBatch], topology: Topology, *, to_device: bool = True) -> PlacedBatches:
-    """Moves batches of one signature to the devices, in one transfer an array.
+    """Transfers batches of one signature to the devices, one transfer per array.
 
-    Args:
-        batches: one or more.
-        topology: the devices.
-        to_device: False leaves them on the host, split.
-
-    Returns:
-        The batches.
+    With `to_device=False`, only splits them.
     """
     first = batches[0]
     count, size = topology.num_local_replicas, first.size
@@ -383,7 +336,7 @@ def _stacked(parts: list[Any]) -> Any:
 
 
 def _as_one_view(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | None:
-    """Stacks slices that follow one another in one array, without copying; None for others."""
+    """Stacks consecutive slices of one array without copying; returns None for others."""
     first = parts[0]
     if first.base is None or any(part.base is not first.base for part in parts):
         return None

@@ -1,4 +1,4 @@
-"""sg.input.Dataset: a dataset that distributes itself when it is iterated in a scope."""
+"""`sg.input.Dataset`: batches of any source, distributed when iterated in a strategy's scope."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ __all__ = ["Dataset"]
 
 
 class Dataset:
-    """Batches of any source; in the scope of a strategy, of all its replicas.
+    """Batches of any source; within a strategy's scope, batches for all its replicas.
 
-    Iterated in cross-replica context under a strategy it yields what `distribute_dataset` of that
-    strategy yields; elsewhere plain batches, as NumPy arrays.
+    Iterated in cross-replica context under a strategy, it yields the batches of that strategy's
+    `distribute_dataset`. Elsewhere it yields plain batches as NumPy arrays.
 
     Args:
-        source: with `batch_size`, examples: a pytree of arrays with the examples on axis 0, a Grain
-            `MapDataset`, a Hugging Face `Dataset`, or an object with `len()` and `[]` that gives
-            one example. Without, batches: whatever `distribute_dataset` takes.
-        batch_size: examples of all replicas in a step.
-        shuffle: a new order of the examples in each epoch.
-        seed: of the order; the same seed gives the same orders in every process.
-        drop_remainder: leave out a last batch that is short. There is no need to.
+        source: with `batch_size`, examples: a pytree of arrays with examples on axis 0, a Grain
+            `MapDataset`, a Hugging Face `Dataset`, or an object with `len()` and `[]` that returns
+            one example. Without it, batches: anything `distribute_dataset` accepts.
+        batch_size: global batch size, in examples of all replicas per step.
+        shuffle: reorders the examples in each epoch.
+        seed: of the order; equal seeds give equal orders in all processes.
+        drop_remainder: drops a short last batch. Not needed: every batch size works.
 
     Raises:
-        TypeError: a source of another kind.
-        ValueError: options of batching without `batch_size`, or one below 1; arrays that do not
-            agree in length, or that are not batched.
+        TypeError: an unsupported source.
+        ValueError: batching options without `batch_size`, or `batch_size` below 1; arrays of
+            different lengths, or unbatched arrays.
 
     Example:
         >>> dataset = sg.input.Dataset(np.arange(5), batch_size=2)
@@ -68,9 +68,9 @@ class Dataset:
             if shuffle or drop_remainder:
                 raise ValueError(
                     explain(
-                        f"shuffle={shuffle} and drop_remainder={drop_remainder} were given without "
-                        "batch_size.",
-                        expected="batch_size beside them, or a source that shuffles and batches.",
+                        f"shuffle={shuffle} and drop_remainder={drop_remainder} were passed "
+                        "without batch_size.",
+                        expected="batch_size with them, or a source that shuffles and batches.",
                         fix="pass batch_size and a source of examples.",
                     )
                 )
@@ -89,15 +89,15 @@ class Dataset:
 
     @classmethod
     def from_files(cls, files: Sequence[Any], make: Callable[[list[Any]], Any]) -> Dataset:
-        """Makes a dataset of files that several processes can share (AutoShardPolicy.FILE).
+        """Creates a dataset from files, which several processes can divide (AutoShardPolicy.FILE).
 
         Args:
-            files: their names, in the same order in every process.
-            make: given some of the files, returns a dataset of batches of the global batch size,
-                whatever `distribute_dataset` takes: a Grain pipeline, for example.
+            files: file names, in the same order in every process.
+            make: given some of the files, returns a dataset of global batches, of any kind that
+                `distribute_dataset` accepts, such as a Grain pipeline.
 
         Returns:
-            The dataset. In one process `make` gets all files.
+            The dataset. A single process passes all files to `make`.
 
         Raises:
             ValueError: no files.
@@ -116,20 +116,20 @@ class Dataset:
 
     @classmethod
     def from_generator(cls, generator: Callable[..., Iterable[Any]], args: Any = ()) -> Dataset:
-        """Makes a dataset of the batches of a generator function, called for each epoch.
+        """Creates a dataset from a generator function, called once per epoch.
 
-        A loop that goes on from the middle calls the function and passes over the batches before,
-        so that it has to yield the same ones.
+        To resume within an epoch, the function is called and earlier batches are skipped, so it
+        must yield the same batches again.
 
         Args:
-            generator: returns an iterable of batches of the global batch size.
+            generator: returns an iterable of global batches.
             args: positional arguments of the function.
 
         Returns:
-            The dataset. Its length is not known.
+            The dataset, of unknown length.
 
         Raises:
-            TypeError: a generator itself, or anything else that cannot be called.
+            TypeError: a generator, or another object that is not callable.
 
         Example:
             >>> def batches(count):
@@ -146,19 +146,18 @@ class Dataset:
                 explain(
                     f"from_generator received {generator!r} of type {type(generator).__name__}.",
                     expected="a function that returns an iterable of batches.",
-                    fix="pass the function and not what it returns: from_generator(batches).",
+                    fix="pass the function, not its result: from_generator(batches).",
                 )
             )
         return cls(GeneratorSource(lambda: generator(*args)))
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Returns a dataset of several epochs of this one, one after the other.
+        """Returns a dataset of several consecutive epochs of this one.
 
-        A source that shuffles does so anew in each. The last batch of an epoch stays as short as
-        it is.
+        A shuffling source reorders each epoch. A short last batch of an epoch stays short.
 
         Args:
-            count: how many epochs; None or -1 for a dataset without end.
+            count: number of epochs; None or -1 repeats forever.
 
         Returns:
             The dataset.
@@ -177,18 +176,18 @@ class Dataset:
         return Dataset(RepeatedSource(self._source, check_count(count)))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """Returns a dataset of every `num_shards`th example, before they are shuffled and batched.
+        """Returns a dataset of every `num_shards`th example, taken before shuffling and batching.
 
         Args:
-            num_shards: how many parts.
-            index: which of them, from 0. `sg.input.SHARD_HINT` for both lets whoever distributes
-                the dataset choose (AutoShardPolicy.HINT).
+            num_shards: number of shards.
+            index: of the shard, from 0. Pass `sg.input.SHARD_HINT` for both to let the strategy
+                fill them in (AutoShardPolicy.HINT).
 
         Returns:
             The dataset.
 
         Raises:
-            ValueError: numbers out of range, or a dataset that was made of batches.
+            ValueError: numbers out of range, or a dataset made from batches.
 
         Example:
             >>> dataset = sg.input.Dataset(np.arange(6), batch_size=2)
@@ -200,9 +199,9 @@ class Dataset:
         if self._batching is None:
             raise ValueError(
                 explain(
-                    "shard was called on a dataset that was made of batches, or has its hint.",
-                    expected="one that was made of examples, with batch_size.",
-                    fix="shard the examples before they are batched.",
+                    "shard was called on a dataset made from batches, or already sharded by hint.",
+                    expected="a dataset made from examples, with batch_size.",
+                    fix="shard the examples before batching them.",
                 )
             )
         examples, batching = self._examples, self._batching
@@ -218,7 +217,7 @@ class Dataset:
 
     @property
     def cardinality(self) -> int:
-        """Batches of an epoch; -1 if it has no end, -2 if that is not known."""
+        """Number of batches per epoch; -1 if infinite, -2 if unknown."""
         return self._source.cardinality
 
     def __len__(self) -> int:
@@ -226,16 +225,16 @@ class Dataset:
         if count < 0:
             raise TypeError(
                 explain(
-                    "len() of a dataset whose length is not known.",
-                    expected="a source that tells how many batches it has.",
-                    fix="count batches yourself, or ask .cardinality, which is negative then.",
+                    "len() was called on a dataset of unknown or infinite length.",
+                    expected="a source with a length.",
+                    fix="count batches yourself, or read .cardinality, which is negative here.",
                 )
             )
         return count
 
     @property
     def element_spec(self) -> Any:
-        """Shapes and dtypes of a batch: pytree of `sg.input.ArraySpec`, batch axis None."""
+        """Shapes and dtypes of a batch: pytree of `sg.input.ArraySpec`, with None as batch size."""
         return self._source.element_spec()
 
     def __iter__(self) -> Iterator[Any]:

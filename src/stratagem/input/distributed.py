@@ -1,4 +1,4 @@
-"""Distributed datasets: batches of all replicas, split, padded and moved ahead of time."""
+"""Distributed datasets: global batches split over replicas, padded, and loaded ahead."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
-from stratagem.input.agreement import Agreement
 from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.iterator import DistributedIterator, require_outside_replicas
 from stratagem.input.loader import Loader
-from stratagem.input.sharding import Shard
+from stratagem.input.sharding import InputShard
+from stratagem.input.size_exchange import SizeExchange
 from stratagem.input.sources import (
     INFINITE_CARDINALITY,
     ArraySpec,
@@ -32,16 +32,16 @@ __all__ = ["DistributedDataset"]
 class DistributedDataset:
     """A dataset whose batches are split over the replicas of a strategy.
 
-    Made by `Strategy.distribute_dataset` and `distribute_datasets_from_function`. It can be
-    iterated again and again; each time is an epoch. Use in cross-replica context.
+    Created by `Strategy.distribute_dataset` and `distribute_datasets_from_function`. It can be
+    iterated repeatedly, one epoch each time. Use in cross-replica context.
 
     Args:
         strategy: whose replicas share the batches.
-        source: of global batches; or of batches of one replica, which replicas take in turn; or,
-            as a list, one source a replica.
-        is_global: whether the batches of the source are of all replicas.
-        options: how batches reach the devices, and how processes share them.
-        context: which process of how many reads here; None for the only one.
+        source: of global batches; or of per-replica batches, assigned to replicas in turn; or a
+            list of one source per replica.
+        is_global: True for a source of global batches.
+        options: how batches reach the devices, and how processes share the data.
+        context: index and number of input pipelines; None for a single process.
 
     Example:
         >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -69,18 +69,18 @@ class DistributedDataset:
         self._strategy = strategy
         self._source = source
         self._options = options
-        self._shard: Shard | None = None
+        self._shard: InputShard | None = None
         context = context or InputContext(num_replicas_in_sync=strategy.num_replicas_in_sync)
         if is_global:
             assert isinstance(source, Source)
-            self._shard = Shard.of(source, options.auto_shard_policy, context)
-        # Where each process reads something else, they tell each other how much it was.
-        reads_alike = self._shard is not None and self._shard.is_whole
-        self._agreement: Agreement | None = None
-        if strategy.topology.spans_processes and not reads_alike:
-            self._agreement = Agreement(strategy.topology.num_local_replicas)
-        self._epoch = -1  # of the iterator that was made last
-        self._repeats: tuple[int | None, ...] = ()  # counts of `repeat`, the innermost first
+            self._shard = InputShard.of(source, options.auto_shard_policy, context)
+        # Processes that read different data exchange their batch sizes.
+        reads_same_data = self._shard is not None and self._shard.is_whole
+        self._size_exchange: SizeExchange | None = None
+        if strategy.topology.spans_processes and not reads_same_data:
+            self._size_exchange = SizeExchange(strategy.topology.num_local_replicas)
+        self._epoch = -1  # of the last iterator
+        self._repeats: tuple[int | None, ...] = ()  # counts of `repeat`, innermost first
 
     def __iter__(self) -> DistributedIterator:
         if self._strategy.executor.schedules:
@@ -88,21 +88,21 @@ class DistributedDataset:
                 explain(
                     "A distributed dataset was iterated in the coordinator of parameter servers.",
                     expected="a dataset that each worker iterates, in a scheduled function.",
-                    fix="pass it to ClusterCoordinator.create_per_worker_dataset, and iter() of "
-                    "the result to the functions; `fit` takes the dataset as it is.",
+                    fix="pass it to ClusterCoordinator.create_per_worker_dataset, and pass iter() "
+                    "of the result to scheduled functions. `fit` accepts the dataset itself.",
                 )
             )
         return self.begin()
 
     def begin(self) -> DistributedIterator:
-        """Returns an iterator, also in a coordinator: `fit` reads there, and sends batches."""
+        """Returns an iterator, even in a coordinator, where `fit` reads batches for workers."""
         require_outside_replicas("A distributed dataset was iterated")
         self._epoch += 1
         return DistributedIterator(self, self._epoch)
 
     @property
     def strategy(self) -> Any:
-        """The strategy whose replicas share the batches."""
+        """Strategy whose replicas share the batches."""
         return self._strategy
 
     @property
@@ -112,18 +112,18 @@ class DistributedDataset:
 
     @property
     def is_agreed_on(self) -> bool:
-        """Whether several processes read different data and tell each other how much."""
-        return self._agreement is not None
+        """True if several processes read different data and exchange their batch sizes."""
+        return self._size_exchange is not None
 
     @property
     def cardinality(self) -> int:
-        """Steps of an epoch; -1 if it has no end, -2 if that is not known."""
+        """Number of steps per epoch; -1 if infinite, -2 if unknown."""
         count = functools.reduce(repeated_cardinality, self._repeats, self._own_cardinality())
-        return count if self._agreement is None else self._agreement.cardinality(count)
+        return count if self._size_exchange is None else self._size_exchange.cardinality(count)
 
     @property
     def order_follows_epoch(self) -> bool:
-        """Whether an epoch can be read that no others were read before."""
+        """True if an epoch can be read without reading earlier ones."""
         if self._shard is not None:
             return self._shard.source.order_follows_epoch
         sources = self._source if isinstance(self._source, list) else [self._source]
@@ -143,32 +143,32 @@ class DistributedDataset:
     def __len__(self) -> int:
         count = self.cardinality
         if count < 0:
-            known = "has no end" if count == INFINITE_CARDINALITY else "is not known"
+            length = "infinite" if count == INFINITE_CARDINALITY else "unknown"
             raise TypeError(
                 explain(
-                    f"len() of a distributed dataset whose length {known}.",
-                    expected="a source that tells how many batches it has.",
-                    fix="count steps yourself, or ask .cardinality, which is negative then.",
+                    f"len() was called on a distributed dataset of {length} length.",
+                    expected="a source with a length.",
+                    fix="count steps yourself, or read .cardinality, which is negative here.",
                 )
             )
         return count
 
     @property
     def element_spec(self) -> Any:
-        """Shapes and dtypes of the parts: pytree of `sg.input.ArraySpec`, batch axis None.
+        """Shapes and dtypes per replica: pytree of `sg.input.ArraySpec`, with None as batch size.
 
-        The first batch may be read to find out.
+        May read the first batch.
         """
         source = self._source[0] if isinstance(self._source, list) else self._source
         spec = source.element_spec()
         return jax.tree.map(_as_on_devices, spec) if self._options.fetch_to_device else spec
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Folds a function over the batches of an epoch.
+        """Folds a function over the batches of one epoch.
 
         Args:
-            initial_state: what `reduce_func` is first called with.
-            reduce_func: given the state and a batch, returns the next state.
+            initial_state: state passed to the first call.
+            reduce_func: takes the state and a batch, and returns the next state.
 
         Returns:
             The last state.
@@ -187,13 +187,13 @@ class DistributedDataset:
         return state
 
     def repeat(self, count: int | None = None) -> DistributedDataset:
-        """Returns a dataset of several epochs of this one, one after the other.
+        """Returns a dataset of several consecutive epochs of this one. Call on every process.
 
-        Its batches are those of iterating this one again and again. Where processes read
-        different data, each begins its own anew as soon as it has ended. Call on every process.
+        Its batches are those of repeated iteration. If processes read different data, each starts
+        its next epoch as soon as its own data has ended.
 
         Args:
-            count: how many epochs; None or -1 for a dataset without end.
+            count: number of epochs; None or -1 repeats forever.
 
         Returns:
             The dataset.
@@ -213,54 +213,56 @@ class DistributedDataset:
         repeated = copy.copy(self)
         repeated._repeats = (*self._repeats, check_count(count))
         repeated._epoch = -1
-        if self._agreement is not None:
-            repeated._agreement = Agreement(self._strategy.topology.num_local_replicas)
+        if self._size_exchange is not None:
+            repeated._size_exchange = SizeExchange(self._strategy.topology.num_local_replicas)
         return repeated
 
     def make_loader(self, epoch: int, state: Any) -> Loader:
-        """Opens the source.
+        """Opens the source for an epoch.
 
         Args:
             epoch: from 0.
-            state: of an iterator, to go on from; None for the beginning.
+            state: of an iterator, to resume from; None for the beginning.
 
         Returns:
-            What reads it and moves its batches.
+            A loader, which reads batches and moves them to the devices.
         """
         open_epoch = self._open
         for count in self._repeats:
             open_epoch = functools.partial(RepeatedReader, open_epoch, count=count)
-        reader, read = open_epoch(epoch), _as_is
+        reader, read = open_epoch(epoch), _next_batch
         if state is not None:
             reader.restore(state["source"])
             for _ in range(state["then_read"]):
                 next(reader)
         give_up: Callable[[], None] | None = None
-        if self._agreement is not None:
-            reading = self._agreement.reading(read)
+        if self._size_exchange is not None:
+            reading = self._size_exchange.reading(read)
             read, give_up = reading.next, reading.give_up
         return Loader(
             reader,
             read,
             self._strategy.topology,
             to_device=self._options.fetch_to_device,
-            can_seek=self._shard is not None and self._agreement is None,
+            can_seek=self._shard is not None and self._size_exchange is None,
             give_up=give_up,
         )
 
     def _open(self, epoch: int) -> Reader:
-        """Begins to read one epoch, step by step."""
+        """Opens one epoch, with one batch of all local replicas per step."""
         if self._shard is not None:
             return self._shard.open(epoch)
         if isinstance(self._source, list):
-            return _Steps(
-                _ParallelReader([source.open(epoch) for source in self._source]), _together
+            return _StepReader(
+                _ParallelReader([source.open(epoch) for source in self._source]), _join_next
             )
         count = self._strategy.topology.num_local_replicas
-        return _Steps(self._source.open(epoch), functools.partial(_in_turn, num_replicas=count))
+        return _StepReader(
+            self._source.open(epoch), functools.partial(_join_consecutive, num_replicas=count)
+        )
 
     def go_to_epoch(self, epoch: int) -> None:
-        """Says which epoch an iterator that was restored is in: the next one follows it.
+        """Sets the epoch of a restored iterator; the next iterator continues after it.
 
         Args:
             epoch: from 0.
@@ -272,26 +274,26 @@ def _as_on_devices(spec: Any) -> Any:
     return ArraySpec(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
 
 
-def _as_is(reader: Reader) -> HostBatch:
-    """One batch that is split already."""
+def _next_batch(reader: Reader) -> HostBatch:
+    """Returns the next batch, which is already split."""
     return next(reader)
 
 
-def _together(reader: Reader) -> HostBatch:
-    """One batch of each replica's own reader."""
+def _join_next(reader: Reader) -> HostBatch:
+    """Joins the next batch of each replica's reader."""
     return join_parts(next(reader))
 
 
-def _in_turn(reader: Reader, num_replicas: int) -> HostBatch:
-    """One batch a replica; the last replicas have none when the data ends."""
+def _join_consecutive(reader: Reader, num_replicas: int) -> HostBatch:
+    """Joins one batch per replica; at the end of the data, the last replicas have none."""
     parts = [next(reader)]
     while len(parts) < num_replicas:
         parts.append(next(reader, None))
     return join_parts(parts)
 
 
-class _Steps(Reader):
-    """Reads the batches of all replicas of this process from those of single replicas."""
+class _StepReader(Reader):
+    """Reads per-replica batches and joins them into steps."""
 
     def __init__(self, reader: Reader, read: Callable[[Reader], HostBatch]) -> None:
         self._reader = reader
@@ -312,7 +314,7 @@ class _Steps(Reader):
 
 
 class _ParallelReader(Reader):
-    """One reader a replica; those that have ended give None until all have."""
+    """One reader per replica; ended ones yield None until all have ended."""
 
     def __init__(self, readers: list[Reader]) -> None:
         self._readers = readers

@@ -1,4 +1,4 @@
-"""Iterators over distributed datasets: once through, with the next batches on their way."""
+"""Iterators over distributed datasets, which load batches ahead and can be resumed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stratagem.context import stack
 from stratagem.context.function_trace import current_function_trace
 from stratagem.errors import OutOfRangeError
 from stratagem.input.batches import PlacedBatches
-from stratagem.input.loader import Group
+from stratagem.input.loader import BatchGroup
 from stratagem.input.prefetch import Prefetcher
 from stratagem.messages import explain
 from stratagem.topology import Topology
@@ -32,30 +32,34 @@ class OptionalBatch:
     batch: Any
 
     def has_value(self) -> bool:
-        """Tells whether there was a batch."""
+        """Returns True if there is a batch."""
         return self.batch is not None
 
     def get_value(self) -> Any:
         """Returns the batch.
 
+        Returns:
+            Pytree with `PerReplica` leaves.
+
         Raises:
             OutOfRangeError: the data has ended.
         """
         if self.batch is None:
-            raise _ended()
+            raise _end_of_data_error()
         return self.batch
 
 
 class DistributedIterator:
-    """Iterates over a distributed dataset once, with the next batches on their way.
+    """Iterates over a distributed dataset once, loading batches ahead.
 
-    Use in cross-replica context. Each batch is the pytree of the source with `PerReplica` leaves
-    (plain ones with one replica): arrays of shape (n, rows, ...) sharded over the replica axis,
-    dtypes as JAX has them, uint8 as uint8.
+    Use in cross-replica context. Each batch has the source's pytree structure with `PerReplica`
+    leaves, or plain arrays with one replica. Arrays have shape (n, rows, ...), sharded over the
+    replica axis. Dtypes are JAX's: with 64-bit types disabled, float64 becomes float32; uint8 stays
+    uint8.
 
     Args:
-        dataset: the dataset.
-        epoch: from 0; sources that shuffle do so anew in each.
+        dataset: distributed dataset.
+        epoch: from 0; shuffling sources reorder each epoch.
 
     Source: TF 2.21 input_lib.py, DistributedIterator.
     """
@@ -63,7 +67,7 @@ class DistributedIterator:
     def __init__(self, dataset: Any, epoch: int) -> None:
         self._dataset = dataset
         self._topology: Topology = dataset.strategy.topology
-        self._pending: list[Group] = []
+        self._pending: list[BatchGroup] = []
         self._begin(epoch, None)
 
     def _begin(self, epoch: int, state: Any) -> None:
@@ -88,6 +92,9 @@ class DistributedIterator:
     def get_next(self) -> Any:
         """Returns the next batch.
 
+        Returns:
+            Pytree with `PerReplica` leaves.
+
         Raises:
             OutOfRangeError: the data has ended.
             ValueError: called in a replica function.
@@ -95,10 +102,10 @@ class DistributedIterator:
         try:
             return next(self)
         except StopIteration:
-            raise _ended() from None
+            raise _end_of_data_error() from None
 
     def get_next_as_optional(self) -> OptionalBatch:
-        """Returns the next batch, or the news that there is none.
+        """Returns the next batch, or an empty value at the end of the data.
 
         Returns:
             An object with `has_value()` and `get_value()`.
@@ -110,30 +117,30 @@ class DistributedIterator:
 
     @property
     def element_spec(self) -> Any:
-        """Shapes and dtypes of the parts, as of the dataset."""
+        """Shapes and dtypes per replica, as in the dataset."""
         return self._dataset.element_spec
 
     @property
     def strategy(self) -> Any:
-        """The strategy whose replicas share the batches."""
+        """Strategy whose replicas share the batches."""
         return self._dataset.strategy
 
     def take(self, num_steps: int) -> list[PlacedBatches]:
-        """Returns the next batches as they lie on the devices.
+        """Returns the next batches on the devices, in runs of equal signature.
 
         Args:
-            num_steps: how many at most.
+            num_steps: maximum number of batches.
 
         Returns:
-            One entry for each run of batches of one signature; the last entry is short where the
-            data ends.
+            One entry per run of batches with the same signature; fewer batches at the end of the
+            data.
 
         Raises:
-            StopIteration: the data has ended before the first.
+            StopIteration: the data has ended before the first batch.
         """
         require_outside_replicas("Batches of a distributed iterator were taken")
         self._loader.group_size = num_steps
-        runs: list[list[Group]] = []
+        runs: list[list[BatchGroup]] = []
         missing = num_steps
         while missing:
             try:
@@ -146,7 +153,7 @@ class DistributedIterator:
             except Exception as error:
                 if not runs:
                     raise
-                self._error = error  # comes out once what was before it is handed out
+                self._error = error  # raised after the batches before it were returned
                 break
             if group.placed.num_steps > missing:
                 group, rest = group.split(missing)
@@ -157,9 +164,9 @@ class DistributedIterator:
                 runs[-1].append(group)
             else:
                 runs.append([group])
-        return [Group.join(run, self._topology).placed for run in runs]
+        return [BatchGroup.join(run, self._topology).placed for run in runs]
 
-    def _next_group(self) -> Group:
+    def _next_group(self) -> BatchGroup:
         if self._pending:
             return self._pending.pop(0)
         if self._error is None:
@@ -174,13 +181,13 @@ class DistributedIterator:
             del error  # it refers to this frame, and this frame to us
 
     def get_state(self) -> dict[str, Any]:
-        """Returns where this iterator stands, after the last batch that it handed out.
+        """Returns the position after the last batch that was returned.
 
         Returns:
-            A dict of what JSON can hold.
+            A dict that JSON can store.
 
         Raises:
-            NotImplementedError: the source cannot go on from the middle.
+            NotImplementedError: the source cannot be resumed.
 
         Example:
             >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -195,43 +202,39 @@ class DistributedIterator:
         Source: Grain, DatasetIterator.get_state.
         """
         if self._position is None:
-            self._loader.reader.state()  # raises the error that says why
+            self._loader.reader.state()  # raises an error with the reason
         return {"epoch": self._epoch, "position": self._position}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where another iterator over the same data was, also in another process.
+        """Resumes from the position of another iterator over the same data, in any process.
 
-        The next epoch of the dataset follows the one of the state.
+        The dataset's next epoch follows the restored one.
 
         Args:
-            state: what `get_state` returned.
+            state: returned by `get_state`.
         """
         self.close()
         self._dataset.go_to_epoch(state["epoch"])
         self._begin(state["epoch"], state["position"])
 
     def close(self) -> None:
-        """Ends reading ahead; done by itself when the iterator is left or no longer referred to."""
+        """Stops loading ahead; automatic at the end of the data and on garbage collection."""
         self._prefetcher.close()
         self._loader.reader.close()
 
 
 def require_outside_replicas(what: str) -> None:
-    """Refuses to read data in a replica function, and while an `sg.function` is traced.
+    """Raises ValueError in replica functions and while an `sg.function` is traced.
 
-    Args:
-        what: what was done, as the beginning of a sentence.
-
-    Raises:
-        ValueError: one of these is running.
+    `what` describes the action, as the start of a sentence.
     """
     if current_function_trace() is not None:
         raise ValueError(
             explain(
                 f"{what} in an sg.function.",
-                expected="data that is handed over: what is read while a function is traced would "
-                "be read once and for all.",
-                fix="take it outside: step(next(iterator)); or call strategy.run_steps for many.",
+                expected="data as an argument: a batch read during tracing would become a "
+                "constant of the program.",
+                fix="read it outside: step(next(iterator)), or use strategy.run_steps.",
             )
         )
     frame = stack.current_frame()
@@ -239,17 +242,17 @@ def require_outside_replicas(what: str) -> None:
         raise ValueError(
             explain(
                 f"{what} in a replica function.",
-                expected="cross-replica context: the batch of all replicas is taken once.",
-                fix="take it outside and hand it over: strategy.run(step, args=(next(iterator),)).",
+                expected="cross-replica context, where the batch of all replicas is read once.",
+                fix="read it outside and pass it: strategy.run(step, args=(next(iterator),)).",
             )
         )
 
 
-def _ended() -> OutOfRangeError:
+def _end_of_data_error() -> OutOfRangeError:
     return OutOfRangeError(
         explain(
             "The distributed dataset has ended.",
-            expected="a batch that is still to come.",
-            fix="make a new iterator with iter(dataset), or loop with `for batch in dataset`.",
+            expected="further batches.",
+            fix="create a new iterator with iter(dataset), or loop with `for batch in dataset`.",
         )
     )

@@ -1,4 +1,4 @@
-"""From a source to batches on the devices, in groups, with the position beside each."""
+"""Loading of batch groups from a source to the devices, with resume positions."""
 
 from __future__ import annotations
 
@@ -10,55 +10,40 @@ import jax
 import jax.numpy as jnp
 
 from stratagem.input.batches import HostBatch, PlacedBatches, place
-from stratagem.input.sources import BATCHES_A_SNAPSHOT, Reader
+from stratagem.input.sources import BATCHES_PER_SNAPSHOT, Reader
 from stratagem.topology import Topology
 
-__all__ = ["Group", "Loader"]
+__all__ = ["BatchGroup", "Loader"]
 
-# Of a reader that needs to know nothing but how many batches to pass over.
+# Start position of a reader whose only state is the number of batches read.
 _BEGINNING = {"source": {"num_read": 0}, "then_read": 0}
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-    """Batches of one signature that moved to the devices together.
+class BatchGroup:
+    """Batches of one signature that were transferred together.
 
     Args:
         placed: the batches.
-        positions: after each of them, where to go on reading; None where the source cannot tell.
+        positions: resume position after each batch; None if the source has none.
     """
 
     placed: PlacedBatches
     positions: list[Any]
 
-    def split(self, num_steps: int) -> tuple[Group, Group]:
-        """Returns the first steps and the others.
-
-        Args:
-            num_steps: 0 < num_steps < the steps of this group.
-
-        Returns:
-            Two groups.
-        """
+    def split(self, num_steps: int) -> tuple[BatchGroup, BatchGroup]:
+        """Splits the group after `num_steps` steps, at least one and not all."""
         return self._slice(0, num_steps), self._slice(num_steps, self.placed.num_steps)
 
-    def _slice(self, start: int, stop: int) -> Group:
+    def _slice(self, start: int, stop: int) -> BatchGroup:
         rows = start if stop - start == 1 else slice(start, stop)
         arrays = [array[rows] for array in self.placed.arrays]
         placed = dataclasses.replace(self.placed, arrays=arrays, num_steps=stop - start)
-        return Group(placed, self.positions[start:stop])
+        return BatchGroup(placed, self.positions[start:stop])
 
     @staticmethod
-    def join(groups: list[Group], topology: Topology) -> Group:
-        """Returns one group of several that follow one another, of one signature.
-
-        Args:
-            groups: at least one.
-            topology: the devices.
-
-        Returns:
-            The group.
-        """
+    def join(groups: list[BatchGroup], topology: Topology) -> BatchGroup:
+        """Joins one or more consecutive groups of one signature."""
         if len(groups) == 1:
             return groups[0]
         columns = zip(*(group._stepped_arrays() for group in groups), strict=True)
@@ -67,7 +52,7 @@ class Group:
             arrays = jax.device_put(arrays, topology.stacked_steps)
         num_steps = sum(group.placed.num_steps for group in groups)
         placed = dataclasses.replace(groups[0].placed, arrays=arrays, num_steps=num_steps)
-        return Group(placed, [position for group in groups for position in group.positions])
+        return BatchGroup(placed, [position for group in groups for position in group.positions])
 
     def _stepped_arrays(self) -> list[Any]:
         arrays = self.placed.arrays
@@ -75,17 +60,17 @@ class Group:
 
 
 class Loader:
-    """Reads groups of batches and moves them.
+    """Reads groups of batches and transfers them to the devices.
+
+    `group_size` is the number of batches per group. `position` is where reading began.
 
     Args:
         reader: of the source.
-        read: given the reader, returns the next batch of all replicas.
-        topology: the devices.
+        read: takes the reader and returns the next batch of all replicas.
+        topology: devices of the replicas.
         to_device: False leaves the batches on the host.
-        can_seek: whether each batch is one of the reader's, and of no other process's.
-        give_up: ends a `read` that waits for other processes, for good; called from any thread.
-
-    `group_size` is how many batches a group has; `position` is where reading began.
+        can_seek: True if each batch is one of the reader's and independent of other processes.
+        give_up: cancels a `read` that waits for other processes, permanently; from any thread.
     """
 
     def __init__(
@@ -111,10 +96,9 @@ class Loader:
         self.group_size = 1
 
     def host_batches(self, num_to_pass: int = 0) -> Iterator[HostBatch]:
-        """Returns the batches before they move, to the end; then closes the reader.
+        """Yields all remaining batches without transfer, then closes the reader.
 
-        Args:
-            num_to_pass: how many to pass over, without reading them where the source can.
+        Skips `num_to_pass` batches, without reading them if the source supports it.
         """
         try:
             if num_to_pass and self._can_seek and self.position == _BEGINNING:
@@ -134,12 +118,11 @@ class Loader:
                 self.give_up()
             self.reader.close()
 
-    def load(self) -> Group:
-        """Returns the next group: as many batches as asked for, fewer where the shapes change.
+    def load(self) -> BatchGroup:
+        """Returns the next group, shorter than `group_size` if the signature changes.
 
-        Raises:
-            StopIteration: the data has ended. An error of the source comes out once the batches
-                before it were handed out.
+        Raises StopIteration at the end. An error of the source is raised after the batches before
+        it were returned.
         """
         if self._error is not None:
             error, self._error = self._error, None
@@ -162,7 +145,7 @@ class Loader:
             taken.append(following)
         batches = [batch for batch, _ in taken]
         placed = place(batches, self._topology, to_device=self._to_device)
-        return Group(placed, [position for _, position in taken])
+        return BatchGroup(placed, [position for _, position in taken])
 
     def _next(self) -> tuple[HostBatch, Any]:
         if self._ahead is not None:
@@ -173,17 +156,17 @@ class Loader:
 
 
 class _Positions:
-    """Where a reader stands, asked for not more often than is cheap."""
+    """Resume positions of a reader, with snapshots no more often than is cheap."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._interval = 1 if reader.has_cheap_state else BATCHES_A_SNAPSHOT
+        self._interval = 1 if reader.has_cheap_state else BATCHES_PER_SNAPSHOT
         self._snapshot: Any = None
         self._is_stateless = False
         self._snapshot_read = 0
-        self._take()
+        self._take_snapshot()
 
-    def _take(self) -> None:
+    def _take_snapshot(self) -> None:
         try:
             self._snapshot = self._reader.state()
             self._snapshot_read = self._reader.num_read
@@ -194,7 +177,7 @@ class _Positions:
         if self._is_stateless:
             return None
         if self._reader.num_read - self._snapshot_read >= self._interval:
-            self._take()
+            self._take_snapshot()
         return {
             "source": self._snapshot,
             "then_read": self._reader.num_read - self._snapshot_read,

@@ -1,4 +1,4 @@
-"""A bounded buffer that a thread fills, and that leaves no thread behind."""
+"""Prefetching in a background thread with a bounded buffer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 __all__ = ["Prefetcher"]
 
-# How long the end of the process waits for a source that is in the middle of a batch.
+# How long process exit waits for a source that is reading a batch.
 _EXIT_WAIT_S = 5.0
 
 
 class Prefetcher:
-    """Calls a function ahead of the one who takes its results, in a thread of its own.
+    """Calls a function ahead of its consumer, in a background thread.
 
-    The thread starts with the first `take`, ends with the first error of `load`, `StopIteration`
-    among them, and when the prefetcher is closed or no longer referred to.
+    The thread starts with the first `take`. It ends with the first error of `load`, including
+    StopIteration, when the prefetcher is closed, or when it is garbage collected.
 
     Args:
         load: returns the next item.
-        buffer_size: how many items wait at most; 0 calls `load` in the thread that takes.
-        give_up: called when no more items are wanted, from any thread, also where none was ever:
-            ends a `load` that waits for others. It may not refer to the prefetcher.
+        buffer_size: maximum number of waiting items; 0 calls `load` in the consumer's thread.
+        give_up: called from any thread when no more items are needed; cancels a `load` that waits
+            for others. Must not refer to the prefetcher.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Prefetcher:
     ) -> None:
         self._load = load
         self._buffer = _Buffer(buffer_size) if buffer_size else None
-        # The thread refers to the buffer and not to us: when nobody wants more, it ends.
+        # The thread refers to the buffer, not to the prefetcher, so that the latter can be freed.
         self._end = functools.partial(_end, self._buffer, give_up)
         weakref.finalize(self, self._end).atexit = False
         self._thread: threading.Thread | None = None
@@ -46,9 +46,8 @@ class Prefetcher:
     def take(self) -> Any:
         """Returns the next item, waiting for it.
 
-        Raises:
-            StopIteration: there is none. Any other error of `load` comes out unchanged, once: as
-                with a generator, nothing comes after it.
+        Raises StopIteration at the end. Any other error of `load` is raised once; the end follows
+        it.
         """
         if self._has_ended:
             raise StopIteration
@@ -59,7 +58,7 @@ class Prefetcher:
                 self._thread = self._start(self._buffer)
             return self._buffer.take()
         except Exception:
-            # The error itself is not kept: it refers to the frames of whoever sees it.
+            # Do not keep the error: it refers to the frames of its handlers.
             self._has_ended = True
             raise
 
@@ -72,7 +71,7 @@ class Prefetcher:
         return thread
 
     def close(self) -> None:
-        """Ends the thread, waiting for the item that it is loading. May be called again."""
+        """Stops the thread after the item that it is loading. May be called repeatedly."""
         self._end()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -80,7 +79,7 @@ class Prefetcher:
 
 
 class _Buffer:
-    """Items between two threads."""
+    """Bounded buffer between two threads."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -90,7 +89,7 @@ class _Buffer:
         self._is_closed = False
 
     def wait_for_room(self) -> bool:
-        """Returns False if no more items are wanted."""
+        """Waits for room; returns False once the buffer is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._items) < self._size)
             return not self._is_closed
@@ -137,7 +136,7 @@ def _fill(buffer: _Buffer, load: Callable[[], Any]) -> None:
     try:
         while buffer.wait_for_room():
             buffer.put(load())
-    except Exception as error:  # noqa: BLE001 - raised in the thread that takes
+    except Exception as error:  # noqa: BLE001 - raised in the consumer's thread
         buffer.fail(error)
 
 
@@ -147,7 +146,7 @@ _running: weakref.WeakKeyDictionary[threading.Thread, Callable[[], None]] = (
 
 
 def _end_all() -> None:
-    """A daemon thread that is inside JAX when the interpreter goes away would crash the process."""
+    """Stops all threads at exit: a daemon thread inside JAX would crash the interpreter."""
     running = list(_running.items())
     for _, end in running:
         end()

@@ -1,4 +1,4 @@
-"""What each of several processes reads of a dataset, and which rows of it are its own."""
+"""Sharding of a dataset over processes, by files, by hint, or by rows of each batch."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 from stratagem.errors import InvalidArgumentError
 from stratagem.input.batches import HostBatch, join_parts, take_batch
-from stratagem.input.sources import BATCHES_A_SNAPSHOT, Reader, Source
+from stratagem.input.sources import BATCHES_PER_SNAPSHOT, Reader, Source
 from stratagem.input.splitting import batch_sizes_for_worker
 from stratagem.messages import explain
 from stratagem.options import AutoShardPolicy, InputContext
 
-__all__ = ["Shard"]
+__all__ = ["InputShard"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Shard:
-    """The part of a dataset of global batches that one process has.
+class InputShard:
+    """The part of a dataset of global batches that one process reads.
 
     Args:
-        source: what the process reads.
-        context: which process of how many, and how many replicas they have together.
-        is_whole: whether it reads what all others read, and keeps its part of each batch.
+        source: this process's source.
+        context: number and index of the process, and number of replicas.
+        is_whole: True if all processes read the same data and keep their part of each batch.
     """
 
     source: Source
@@ -31,24 +31,19 @@ class Shard:
     is_whole: bool
 
     @classmethod
-    def of(cls, source: Source, policy: AutoShardPolicy, context: InputContext) -> Shard:
-        """Chooses what a process reads.
+    def of(cls, source: Source, policy: AutoShardPolicy, context: InputContext) -> InputShard:
+        """Selects a process's part of a dataset.
 
-        Args:
-            source: of global batches.
-            policy: of the caller.
-            context: which process of how many.
-
-        Raises:
-            ValueError: replicas that are not spread evenly, or a hint that is not there.
-            InvalidArgumentError: fewer files than processes.
+        Raises ValueError for an uneven number of replicas or a missing hint, and
+        InvalidArgumentError for fewer files than processes.
         """
         count, index = context.num_input_pipelines, context.input_pipeline_id
         if context.num_replicas_in_sync % count:
             raise ValueError(
                 explain(
-                    f"{context.num_replicas_in_sync} replicas are spread over {count} workers.",
-                    expected="as many replicas on each.",
+                    f"{context.num_replicas_in_sync} replicas cannot be divided evenly over "
+                    f"{count} workers.",
+                    expected="the same number of replicas on each worker.",
                     fix="give every worker the same number of devices.",
                 )
             )
@@ -68,24 +63,17 @@ class Shard:
 
     @property
     def num_local_replicas(self) -> int:
-        """Replicas of this process."""
+        """Number of replicas of this process."""
         return self.context.num_replicas_in_sync // self.context.num_input_pipelines
 
     @property
     def cardinality(self) -> int:
-        """Steps of an epoch; negative where the source does not know."""
+        """Number of steps per epoch; negative if unknown."""
         count = self.source.cardinality
         return count if self.is_whole or count < 0 else count * self.context.num_input_pipelines
 
     def open(self, epoch: int) -> Reader:
-        """Begins to read.
-
-        Args:
-            epoch: from 0.
-
-        Returns:
-            A reader of `HostBatch`es of this process's replicas.
-        """
+        """Opens an epoch; the reader returns a `HostBatch` of this process's replicas."""
         return (_OwnParts if self.is_whole else _CutBatches)(self, self.source.open(epoch))
 
 
@@ -93,20 +81,21 @@ def _check_can_shard(source: Source, policy: AutoShardPolicy, count: int) -> Non
     if policy is AutoShardPolicy.HINT and not source.has_shard_hint:
         raise ValueError(
             explain(
-                "AutoShardPolicy.HINT was given with a dataset that holds no place for a shard.",
-                expected="sg.input.Dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT).",
-                fix="add it to the dataset, or choose AutoShardPolicy.DATA.",
+                "AutoShardPolicy.HINT was set for a dataset without a shard hint.",
+                expected="a dataset sharded with SHARD_HINT.",
+                fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
+                "AutoShardPolicy.DATA.",
             )
         )
     num_files = source.num_files
     if policy is AutoShardPolicy.FILE and (num_files is None or num_files < count):
-        found = "no files that could be told apart" if num_files is None else f"{num_files} files"
+        found = "no known files" if num_files is None else f"{num_files} files"
         raise InvalidArgumentError(
             explain(
-                f"AutoShardPolicy.FILE was given for {count} workers with a dataset of {found}.",
+                f"AutoShardPolicy.FILE was set for {count} workers and a dataset with {found}.",
                 expected=f"{count} files or more.",
-                fix="make it with sg.input.Dataset.from_files, write more files, or choose "
-                "AutoShardPolicy.DATA.",
+                fix="create the dataset with sg.input.Dataset.from_files, write more files, or "
+                "use AutoShardPolicy.DATA.",
             )
         )
 
@@ -114,7 +103,7 @@ def _check_can_shard(source: Source, policy: AutoShardPolicy, count: int) -> Non
 class _OwnParts(Reader):
     """Splits each batch over all replicas and keeps the parts of this process."""
 
-    def __init__(self, shard: Shard, reader: Reader) -> None:
+    def __init__(self, shard: InputShard, reader: Reader) -> None:
         self._shard = shard
         self._reader = reader
         self.has_cheap_state = reader.has_cheap_state
@@ -137,24 +126,24 @@ class _OwnParts(Reader):
 
 
 class _CutBatches(Reader):
-    """Cuts each batch of this process's own into the steps of all processes.
+    """Cuts each of this process's batches into steps of all processes.
 
-    A batch of B examples lasts for as many steps as there are processes; in each of them all
-    together use B.
+    A batch of B examples lasts for as many steps as there are processes; together they use B
+    examples per step.
     """
 
-    def __init__(self, shard: Shard, reader: Reader) -> None:
+    def __init__(self, shard: InputShard, reader: Reader) -> None:
         self._shard = shard
         self._reader = reader
-        self._steps: list[HostBatch] = []  # of the batch that is being cut
-        self._snapshot: Any = None  # of the source, from where `_num_since` steps were read
+        self._steps: list[HostBatch] = []  # remaining steps of the current batch
+        self._snapshot: Any = None  # of the source; `_num_since` steps were read after it
         self._num_since = 0
         self._is_stateless = False
         self._take_snapshot()
 
     def read(self) -> HostBatch:
         if not self._steps:
-            interval = 1 if self._reader.has_cheap_state else BATCHES_A_SNAPSHOT
+            interval = 1 if self._reader.has_cheap_state else BATCHES_PER_SNAPSHOT
             if self._num_since >= interval * self._shard.context.num_input_pipelines:
                 self._take_snapshot()
             self._steps = self._cut(take_batch(next(self._reader), 1))
@@ -185,7 +174,7 @@ class _CutBatches(Reader):
 
     def state(self) -> Any:
         if self._is_stateless:
-            return self._reader.state()  # says why there is none
+            return self._reader.state()  # raises an error with the reason
         return {"source": self._snapshot, "then_read": self._num_since}
 
     def restore(self, state: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sparse matrices of a batch as rows: arrays that are split, padded and stacked like all others."""
+"""Sparse arrays of a batch as rows of equal width, which are split and padded like dense arrays."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["SparseRows", "with_sparse_arrays", "with_sparse_rows"]
 
 @jax.tree_util.register_pytree_node_class
 class SparseRows:
-    """A sparse array, the same number of entries in each row.
+    """A sparse array with the same number of entries in each row.
 
-    A pytree that becomes a BCOO array where it is made of JAX's arrays, as in a replica function.
+    A pytree that becomes a BCOO array when its leaves are JAX arrays, as in a replica function.
 
     Args:
         values: entries, shape (rows, entries).
-        indices: where they are in their row, shape (rows, entries, rank - 1); those that only fill
-            a row up are out of bounds.
+        indices: positions within the row, shape (rows, entries, rank - 1); padding is out of
+            bounds.
         shape: of a row.
     """
 
@@ -40,40 +40,36 @@ class SparseRows:
 
     @classmethod
     def tree_unflatten(cls, shape: tuple[int, ...], arrays: Sequence[Any]) -> Any:
-        """Returns a BCOO array, or these rows where the parts are not arrays."""
+        """Returns a BCOO array, or `SparseRows` if the leaves are not JAX arrays."""
         values, indices = arrays
         if isinstance(values, jax.Array) and values.ndim == 2 and isinstance(indices, jax.Array):
-            return _joined(values, indices, shape)
+            return _to_bcoo(values, indices, shape)
         return cls(values, indices, shape)
 
 
-def _joined(values: jax.Array, indices: jax.Array, shape: tuple[int, ...]) -> Any:
+def _to_bcoo(values: jax.Array, indices: jax.Array, shape: tuple[int, ...]) -> Any:
     num_rows, width = values.shape
     row = jnp.broadcast_to(
         jnp.arange(num_rows, dtype=indices.dtype)[:, None, None], (num_rows, width, 1)
     )
-    row = jnp.where(indices[..., :1] < shape[0], row, num_rows)  # wholly out of bounds, as JAX does
+    row = jnp.where(indices[..., :1] < shape[0], row, num_rows)  # out of bounds on all axes
     joined = jnp.concatenate([row, indices], axis=-1).reshape(num_rows * width, len(shape) + 1)
     return sparse.BCOO((values.reshape(-1), joined), shape=(num_rows, *shape))
 
 
 def with_sparse_arrays(batch: Any) -> Any:
-    """Returns a pytree with BCOO arrays in the places of `SparseRows` of arrays on the host."""
+    """Replaces the `SparseRows` of a host batch by BCOO arrays."""
 
     def joined(leaf: Any) -> Any:
         if not isinstance(leaf, SparseRows):
             return leaf
-        return _joined(jnp.asarray(leaf.values), jnp.asarray(leaf.indices), leaf.shape)
+        return _to_bcoo(jnp.asarray(leaf.values), jnp.asarray(leaf.indices), leaf.shape)
 
     return jax.tree.map(joined, batch, is_leaf=lambda leaf: isinstance(leaf, SparseRows))
 
 
 def with_sparse_rows(parts: Sequence[Any]) -> list[Any]:
-    """Returns batches with `SparseRows` in the places of sparse arrays, equally wide in all.
-
-    Args:
-        parts: pytrees of one structure, with arrays of SciPy, JAX (BCOO, BCSR) or TensorFlow.
-    """
+    """Replaces sparse arrays of SciPy, JAX or TensorFlow by equally wide `SparseRows`."""
     flat = [jax.tree.flatten(part, is_leaf=_is_sparse) for part in parts]
     if not any(_is_sparse(leaf) for leaves, _ in flat for leaf in leaves):
         return list(parts)
@@ -92,46 +88,46 @@ def _is_sparse(leaf: Any) -> bool:
     if isinstance(leaf, sparse.BCOO | sparse.BCSR):
         return True
     kind = type(leaf)
-    return kind.__module__.startswith("scipy.sparse") or kind.__name__ in _OF_TENSORFLOW
+    return kind.__module__.startswith("scipy.sparse") or kind.__name__ in _TENSORFLOW_TYPES
 
 
-# What tf.data yields, as tensors and as NumPy.
-_OF_TENSORFLOW = ("SparseTensor", "SparseTensorValue")
+# Sparse values of tf.data, as tensors and as NumPy.
+_TENSORFLOW_TYPES = ("SparseTensor", "SparseTensorValue")
 
 
 def _rows_of(column: Sequence[Any]) -> list[Any]:
     entries = [_entries(leaf) for leaf in column]
     counts = [np.bincount(where[:, 0], minlength=1).max() for _, where, _ in entries]
-    width = 1 << max(int(max(counts)) - 1, 0).bit_length()  # few widths are few programs
-    return [_filled(values, where, shape, width) for values, where, shape in entries]
+    width = 1 << max(int(max(counts)) - 1, 0).bit_length()  # powers of two: fewer programs
+    return [_to_rows(values, where, shape, width) for values, where, shape in entries]
 
 
 def _entries(leaf: Any) -> tuple[Any, Any, tuple[int, ...]]:
-    """The values of a sparse array, where they are, and its shape, on the host."""
+    """Returns the values, indices and shape of a sparse array on the host."""
     if isinstance(leaf, sparse.BCSR):
         leaf = leaf.to_bcoo()
     if isinstance(leaf, sparse.BCOO):
         leaf = sparse.bcoo_update_layout(leaf, n_batch=0, n_dense=0)
         values, where, shape = leaf.data, leaf.indices, leaf.shape
-    elif type(leaf).__name__ in _OF_TENSORFLOW:
+    elif type(leaf).__name__ in _TENSORFLOW_TYPES:
         values, where, shape = leaf.values, leaf.indices, leaf.dense_shape
     else:
         leaf = leaf.tocoo()
         values, where, shape = leaf.data, np.stack([leaf.row, leaf.col], axis=1), leaf.shape
     shape = tuple(int(size) for size in shape)
     values, where = np.asarray(values), np.asarray(where)
-    is_there = (where < np.asarray(shape)).all(axis=1)
-    return values[is_there], where[is_there], shape
+    is_entry = (where < np.asarray(shape)).all(axis=1)
+    return values[is_entry], where[is_entry], shape
 
 
-def _filled(values: Any, where: Any, shape: tuple[int, ...], width: int) -> SparseRows:
+def _to_rows(values: Any, where: Any, shape: tuple[int, ...], width: int) -> SparseRows:
     order = np.argsort(where[:, 0], kind="stable")
     values, where = values[order], where[order]
     row = where[:, 0]
-    place = np.arange(len(row)) - np.searchsorted(row, row)
-    of_rows = np.zeros((shape[0], width), values.dtype)
+    column = np.arange(len(row)) - np.searchsorted(row, row)
+    row_values = np.zeros((shape[0], width), values.dtype)
     indices = np.broadcast_to(np.asarray(shape[1:], "int32"), (shape[0], width, len(shape) - 1))
-    indices = indices.copy()  # out of bounds, as JAX marks an entry that is none
-    of_rows[row, place] = values
-    indices[row, place] = where[:, 1:]
-    return SparseRows(of_rows, indices, shape[1:])
+    indices = indices.copy()  # out of bounds, JAX's mark of a padding entry
+    row_values[row, column] = values
+    indices[row, column] = where[:, 1:]
+    return SparseRows(row_values, indices, shape[1:])

@@ -1,4 +1,4 @@
-"""How the examples of a batch are shared among replicas, and those of a step among workers."""
+"""Sizes of per-replica parts of a batch, and of per-step parts of a worker's stream."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ __all__ = ["batch_sizes_for_worker", "split_lengths"]
 
 
 def split_lengths(num_examples: int, num_replicas: int) -> tuple[int, tuple[int, ...] | None]:
-    """Shares examples among replicas: each takes the next ceil(B / n) until they are used up.
+    """Splits B examples over n replicas: each takes ceil(B / n) until none are left.
 
-    Args:
-        num_examples: B, at least 1.
-        num_replicas: n.
-
-    Returns:
-        The per-replica size, and the true sizes in replica order, None if all are equal to it.
+    Returns the per-replica size and the true lengths in replica order, or None if all are equal to
+    it.
 
     Source: TF 2.21 input_lib.py and data/experimental/ops/distribute.py, _RebatchDataset.
     """
@@ -28,19 +24,19 @@ def split_lengths(num_examples: int, num_replicas: int) -> tuple[int, tuple[int,
 def batch_sizes_for_worker(
     global_batch_size: int, num_workers: int, num_replicas_per_worker: int, worker_index: int
 ) -> list[int]:
-    """Returns how a worker that reads its own files cuts its stream, so that steps add up.
+    """Returns the sizes into which a worker that reads its own files cuts its stream.
 
-    Call anywhere. The sizes repeat without end, `num_replicas_per_worker` of them a step; in each
-    step the workers together use `global_batch_size` examples.
+    The sizes repeat forever, `num_replicas_per_worker` of them per step. In each step, all workers
+    together use `global_batch_size` examples.
 
     Args:
-        global_batch_size: examples of all replicas in a step.
+        global_batch_size: examples of all replicas per step.
         num_workers: W.
         num_replicas_per_worker: R.
         worker_index: 0 <= worker_index < W.
 
     Returns:
-        W * R sizes, no two of which differ by more than one.
+        W * R sizes that differ by at most one.
 
     Raises:
         ValueError: a size that is not positive, or an index out of range.
@@ -59,12 +55,16 @@ def batch_sizes_for_worker(
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(
-                explain(f"{name}={value}.", expected="1 or more.", fix="pass a positive number.")
+                explain(
+                    f"{name}={value} is out of range.",
+                    expected="1 or more.",
+                    fix=f"pass a positive {name}.",
+                )
             )
     if not 0 <= worker_index < num_workers:
         raise ValueError(
             explain(
-                f"worker_index={worker_index} names none of {num_workers} workers.",
+                f"worker_index={worker_index} is out of range for {num_workers} workers.",
                 expected=f"0 <= worker_index < {num_workers}.",
                 fix="count workers from 0.",
             )

@@ -1,4 +1,4 @@
-"""Instance groups, as Google's compute API lists them."""
+"""Instance groups from a fake compute API."""
 
 from __future__ import annotations
 

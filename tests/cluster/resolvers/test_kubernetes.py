@@ -1,4 +1,4 @@
-"""Pods, as a client of Kubernetes would list them."""
+"""Pods from a fake Kubernetes client."""
 
 from __future__ import annotations
 

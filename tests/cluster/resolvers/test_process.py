@@ -1,4 +1,4 @@
-"""The resolver of launchers that know no addresses but one."""
+"""Resolver of a process count, rank and coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every resolver answers, shown on one that defines no more than it must."""
+"""Base class of resolvers, tested with a minimal subclass."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_facts_are_unknown_until_they_are_set() -> None:
 
 
 def test_resolver_that_does_not_know_its_task_cannot_join() -> None:
-    with pytest.raises(ValueError, match="this process does not know which it is"):
+    with pytest.raises(ValueError, match="the task of this process is unknown"):
         _Resolver().processes()
 
 

@@ -35,8 +35,12 @@ def test_single_host_has_no_master(variables) -> None:
     [
         ({}, RuntimeError, "Not a SageMaker environment: SM_HOSTS=None, SM_CURRENT_HOST=None"),
         ({"SM_HOSTS": '["a"]'}, RuntimeError, "Not a SageMaker environment: SM_HOSTS="),
-        ({"SM_HOSTS": "a,b", "SM_CURRENT_HOST": "a"}, ValueError, "SM_HOSTS='a,b' is no list of h"),
-        ({"SM_HOSTS": "[1]", "SM_CURRENT_HOST": "1"}, ValueError, "is no list of hosts"),
+        (
+            {"SM_HOSTS": "a,b", "SM_CURRENT_HOST": "a"},
+            ValueError,
+            "SM_HOSTS='a,b' is not a list of h",
+        ),
+        ({"SM_HOSTS": "[1]", "SM_CURRENT_HOST": "1"}, ValueError, "is not a list of hosts"),
         ({"SM_HOSTS": '["a"]', "SM_CURRENT_HOST": "b"}, ValueError, "'b' is not among SM_HOSTS="),
     ],
 )

@@ -1,4 +1,4 @@
-"""The resolver that holds what it is given."""
+"""Resolver of a cluster specified by the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm's variables, against TensorFlow's reading of them."""
+"""Slurm's variables, compared with TensorFlow's resolver."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_hosts_stay_in_slurm_s_order(variables) -> None:
 
 def test_ranks_that_do_not_go_up_host_by_host_are_refused(variables) -> None:
     variables(**_step(1, 4, "n[1-2]", "2(x2)"), SLURMD_NODENAME="n2")
-    with pytest.raises(RuntimeError, match="Task 1 runs on n2, but tasks counted host by host"):
+    with pytest.raises(RuntimeError, match="Task 1 runs on n2, but counting host by host"):
         SlurmClusterResolver()
 
 
@@ -164,7 +164,7 @@ def test_variable_that_is_missing_is_named(variables, missing) -> None:
             {**_step(0, 2, "n1", "2"), "SLURM_PROCID": "first"},
             {},
             ValueError,
-            "Environment variable SLURM_PROCID: Task index 'first' is no index",
+            "Environment variable SLURM_PROCID: Task index 'first' is invalid",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""`TF_CONFIG`, against TensorFlow's reading of it."""
+"""`TF_CONFIG`, compared with TensorFlow's resolver."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ def test_evaluator_outside_of_the_cluster_is_alone(variables) -> None:
     ("text", "message"),
     [
         ("{", "TF_CONFIG is not JSON(?s:.)*write it with json.dumps"),
-        ("[1]", r"TF_CONFIG is the list '\[1\]'"),
+        ("[1]", r"TF_CONFIG is a list: '\[1\]'"),
         ('{"cluster": {"worker": "a:1"}}', "TF_CONFIG, part 'cluster': The tasks of job 'worker'"),
         ('{"cluster": ["a:1"]}', "TF_CONFIG, part 'cluster': cluster="),
-        ('{"task": {"index": 0}}', "TF_CONFIG, part 'task', is {'index': 0}, without a type"),
-        ('{"task": "worker"}', "TF_CONFIG, part 'task', is 'worker', without a type"),
+        ('{"task": {"index": 0}}', "TF_CONFIG, part 'task': {'index': 0} has no type"),
+        ('{"task": "worker"}', "TF_CONFIG, part 'task': 'worker' has no type"),
         ('{"task": {"type": "worker", "index": "x"}}', "TF_CONFIG, part 'task': Task index 'x'"),
         ('{"task": {"type": "worker", "index": null}}', "TF_CONFIG, part 'task': Task index None"),
         (
@@ -114,5 +114,7 @@ def test_part_that_is_wrong_is_named(variables, text, message) -> None:
 
 def test_cluster_without_a_task_has_no_master(variables) -> None:
     variables(TF_CONFIG=json.dumps({"cluster": _WORKERS}))
-    with pytest.raises(ValueError, match="TF_CONFIG has a cluster of several tasks, and task"):
+    with pytest.raises(
+        ValueError, match="TF_CONFIG has a cluster of several tasks, but no complete task"
+    ):
         TFConfigClusterResolver().master()

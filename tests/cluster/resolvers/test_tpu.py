@@ -98,7 +98,7 @@ def test_coordinator_is_a_job_of_its_own() -> None:
         "worker": ["10.0.0.1:8470", "10.0.0.2:8470"],
         "coordinator": ["10.9.9.9:1"],
     }
-    with pytest.raises(ValueError, match="coordinator_name='c' came without an address"):
+    with pytest.raises(ValueError, match="coordinator_name='c' was passed without an address"):
         _named(_NODE, coordinator_name="c")
 
 
@@ -153,16 +153,18 @@ def test_tpu_that_does_not_exist_is_not_found() -> None:
 
 
 def test_without_a_name_there_is_no_tpu() -> None:
-    with pytest.raises(NotFoundError, match="No TPU is named, and this machine is no TPU host"):
+    with pytest.raises(
+        NotFoundError, match="No TPU is specified, and this machine is not a TPU host"
+    ):
         TPUClusterResolver()
-    with pytest.raises(NotFoundError, match="No TPU is named"):
+    with pytest.raises(NotFoundError, match="No TPU is specified"):
         TPUClusterResolver.connect()
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_configuration_of_another_form_is_refused(variables, text) -> None:
     variables(TPU_CONFIG=text)
-    with pytest.raises(ValueError, match=r"is no JSON object(?s:.)*tpu_node_name"):
+    with pytest.raises(ValueError, match=r"is not a JSON object(?s:.)*tpu_node_name"):
         TPUClusterResolver()
 
 
@@ -214,7 +216,9 @@ def test_host_of_a_named_tpu_asks_which_it_is(variables) -> None:
 
 def test_machine_that_is_no_host_of_a_named_tpu_does_not_guess(variables) -> None:
     variables(GCE_METADATA_HOST="127.0.0.1:1")
-    with pytest.raises(RuntimeError, match="does not say 'instance/attributes/agent-worker-number"):
+    with pytest.raises(
+        RuntimeError, match="did not return 'instance/attributes/agent-worker-number"
+    ):
         _named(_NODE).processes()
 
 

@@ -1,4 +1,4 @@
-"""Several resolvers as one, against TensorFlow's."""
+"""Unions of resolvers, compared with TensorFlow's."""
 
 from __future__ import annotations
 
@@ -111,5 +111,5 @@ def test_single_resolver_answers_what_its_cluster_does_not_tell() -> None:
     processes = Processes(4, 2, "10.0.0.1:2222")
     resolver = ProcessClusterResolver(processes)
     assert UnionResolver(resolver).processes() == processes
-    with pytest.raises(ValueError, match="Task id 3 of 'worker' is past the end"):
+    with pytest.raises(ValueError, match="Task id 3 of 'worker' is not in the cluster"):
         UnionResolver(resolver, task_id=3).processes()

@@ -146,7 +146,7 @@ WRONG_TASKS = [
     (CLUSTER, None, "a task with type None and index None"),
     (CLUSTER, {"type": "worker"}, "a task with type 'worker' and index None"),
     (CLUSTER, {"type": "worker", "index": 3}, "index 3 is outside the job 'worker'"),
-    (CLUSTER, {"type": "worker", "index": -1}, "Task index -1 is no index"),
+    (CLUSTER, {"type": "worker", "index": -1}, "Task index -1 is invalid"),
     (CLUSTER, {"type": "master", "index": 0}, "Task type 'master' is unknown"),
     (None, {"type": "ps", "index": 0}, "no cluster, and the task 'ps' with index 0"),
     (None, {"type": "worker", "index": 1}, "no cluster, and the task 'worker' with index 1"),

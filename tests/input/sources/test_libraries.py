@@ -13,7 +13,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.input.sources import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, as_source
-from stratagem.input.sources.choice import batched_source
+from stratagem.input.sources.adapters import batched_source
 
 # Loaded once, before any test: TensorFlow sets environment variables.
 _LIBRARIES = {

@@ -66,8 +66,8 @@ def test_repetitions_of_a_generator_say_that_it_can_be_read_once() -> None:
 @pytest.mark.parametrize(
     ("count", "error", "message"),
     [
-        (2.0, TypeError, "an int, or None for a dataset without end"),
-        (True, TypeError, "an int, or None for a dataset without end"),
+        (2.0, TypeError, "an int, or None to repeat forever"),
+        (True, TypeError, "an int, or None to repeat forever"),
         (-2, ValueError, "0 or more; None or -1"),
     ],
 )

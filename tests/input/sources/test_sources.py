@@ -1,4 +1,4 @@
-"""Each source reads its batches in order, epoch by epoch, and goes on from the middle."""
+"""Each source reads its batches in order, epoch by epoch, and can be resumed."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_iterable_begins_anew_in_each_epoch() -> None:
 
     source = as_source(Batches())
     assert _values(source.open(0)) == _values(source.open(1)) == [[[0]], [[1]]]
-    with pytest.raises(NotImplementedError, match="The state of reading an object of type Batches"):
+    with pytest.raises(NotImplementedError, match="The position in an object of type Batches"):
         source.open(0).state()
 
 

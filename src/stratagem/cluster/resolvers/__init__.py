@@ -1,4 +1,4 @@
-"""Where a cluster is read from: one resolver for each environment."""
+"""Cluster resolvers, one per environment."""
 
 from stratagem.cluster.resolvers.gce import GCEClusterResolver
 from stratagem.cluster.resolvers.kubernetes import (

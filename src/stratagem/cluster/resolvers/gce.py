@@ -1,4 +1,4 @@
-"""The instances of a Google Compute Engine instance group."""
+"""Resolver for the instances of a Google Compute Engine instance group."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ["GCEClusterResolver"]
 
 
 class GCEClusterResolver(ClusterResolver):
-    """Asks Google Compute Engine for the running instances of a group; all have one task type.
+    """Lists the running instances of an instance group; all have the same task type.
 
-    It does not know which of them this process is: pass `task_id`, the place of its address among
-    the sorted ones.
+    It cannot find out which of them is this machine: pass `task_id`, the position of its address in
+    the sorted list.
 
     Args:
-        project: the project's name.
-        zone: the group's zone.
-        instance_group: the group's name.
-        port: the port of every task.
-        task_type: the type of every task.
-        task_id: this process's index.
-        rpc_layer: the prefix of addresses.
-        credentials: what `google.auth` gives, or "default" for the environment's own.
-        service: a client of the compute API, which then needs no credentials.
+        project: name of the project.
+        zone: of the group.
+        instance_group: name of the group.
+        port: of every task.
+        task_type: of every task.
+        task_id: index of this process.
+        rpc_layer: prefix of addresses.
+        credentials: from `google.auth`, or "default" for those of the environment.
+        service: client of the compute API, which needs no credentials then.
 
     Raises:
-        ImportError: no service is given, and Google's libraries are not installed.
+        ImportError: no service is passed, and Google's libraries are not installed.
 
     Source: TF 2.21 gce_cluster_resolver.py, GCEClusterResolver.
     """
@@ -60,7 +60,7 @@ class GCEClusterResolver(ClusterResolver):
         )
 
     def cluster_spec(self) -> ClusterSpec:
-        """Asks for the running instances, and returns their addresses, sorted.
+        """Returns the sorted addresses of the running instances, from a request to the API.
 
         Returns:
             The cluster.
@@ -79,7 +79,7 @@ class GCEClusterResolver(ClusterResolver):
         addresses: list[str] = []
         while request is not None:
             response = request.execute()
-            # A page without instances has no such key.
+            # A page without instances lacks the key.
             for item in response.get("items", []):
                 addresses.append(self._address(item["instance"].split("/")[-1]))
             request = groups.listInstances_next(
@@ -91,24 +91,24 @@ class GCEClusterResolver(ClusterResolver):
                     f"No instance of group {self._instance_group!r} in {self._project}/"
                     f"{self._zone} is running.",
                     expected="the machines of the cluster.",
-                    fix="start them, or correct project, zone and instance_group.",
+                    fix="start the instances, or correct project, zone and instance_group.",
                 )
             )
         return ClusterSpec({self._task_type or "worker": sorted(addresses)})
 
     @property
     def task_type(self) -> str | None:
-        """The type of all tasks, which does not change."""
+        """Type of all tasks; read-only."""
         return self._task_type
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
         raise RuntimeError(
             explain(
-                f"task_type={task_type!r} was set on a GCEClusterResolver that has "
+                f"task_type={task_type!r} was set on a GCEClusterResolver created with "
                 f"{self._task_type!r}.",
-                expected="the type that it was made with, which names its job too.",
-                fix="make another resolver with this task_type.",
+                expected="the original type, which also names its job.",
+                fix="create another resolver with this task_type.",
             )
         )
 

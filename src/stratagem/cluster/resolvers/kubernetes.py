@@ -1,4 +1,4 @@
-"""Pods that Kubernetes runs."""
+"""Resolver for pods on Kubernetes, selected by labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["KubernetesClusterResolver", "KubernetesExecutableLocation", "core_ap
 
 
 class KubernetesExecutableLocation(enum.Enum):
-    """Where the process that asks runs: in a pod, or outside.
+    """Location of this process: in a pod of the cluster, or outside.
 
     Source: TF 2.21 kubernetes_cluster_resolver.py, ExecutableLocation.
     """
@@ -27,21 +27,21 @@ class KubernetesExecutableLocation(enum.Enum):
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """Asks Kubernetes which pods carry the labels of each job.
+    """Lists the pods with the labels of each job.
 
-    It does not know which of them this process is: set `task_type` and `task_id`.
+    It cannot find out which of them is this process: set `task_type` and `task_id`.
 
     Args:
-        job_to_label_mapping: label selectors of each job's pods; `{"worker":
-            ["job-name=tensorflow"]}` without it.
-        tf_server_port: the port of every task.
-        rpc_layer: the prefix of addresses.
+        job_to_label_mapping: label selectors of each job's pods; None for `{"worker":
+            ["job-name=tensorflow"]}`.
+        tf_server_port: port of every task.
+        rpc_layer: prefix of addresses.
         override_client: a `kubernetes.client.CoreV1Api` with credentials.
-        executable_location: where to take credentials from without a client.
+        executable_location: source of the credentials without a client.
 
     Raises:
-        ImportError: no client is given, and the package `kubernetes` is not installed.
-        ValueError: another location.
+        ImportError: no client is passed, and the package `kubernetes` is not installed.
+        ValueError: an unknown location.
 
     Source: TF 2.21 kubernetes_cluster_resolver.py, KubernetesClusterResolver.
     """
@@ -59,7 +59,7 @@ class KubernetesClusterResolver(ClusterResolver):
         if not isinstance(executable_location, KubernetesExecutableLocation):
             raise ValueError(
                 explain(
-                    f"executable_location={executable_location!r}.",
+                    f"executable_location={executable_location!r} is unknown.",
                     expected="KubernetesExecutableLocation.WITHIN_CLUSTER or OFF_CLUSTER.",
                     fix="pass one of sg.cluster_resolver.KubernetesExecutableLocation.",
                 )
@@ -77,15 +77,15 @@ class KubernetesClusterResolver(ClusterResolver):
         )
 
     def cluster_spec(self) -> ClusterSpec:
-        """Asks for the pods, and returns their addresses.
+        """Returns the addresses of the pods, from a request to Kubernetes.
 
-        Pods of one selector are sorted by name, numbers in names by value.
+        Pods of one selector are sorted by name, with numbers in names compared by value.
 
         Returns:
             The cluster.
 
         Raises:
-            RuntimeError: a pod is not running, or no pod has a label.
+            RuntimeError: a pod is not running, or no pod has the labels.
         """
         jobs: dict[str, list[str]] = {}
         for job, selectors in self._selectors.items():
@@ -110,18 +110,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
 
 def core_api(location: KubernetesExecutableLocation, *, needed_by: str) -> Any:
-    """Returns a client of Kubernetes' core API.
-
-    Args:
-        location: where to take credentials from.
-        needed_by: who asks for it.
-
-    Returns:
-        A `kubernetes.client.CoreV1Api`.
-
-    Raises:
-        ImportError: the package `kubernetes` is not installed.
-    """
+    """Returns a `kubernetes.client.CoreV1Api`, if the package `kubernetes` is installed."""
     needed = {"needed_by": needed_by, "install": "'stratagem[kubernetes]'"}
     config = load("kubernetes.config", **needed)
     if location is KubernetesExecutableLocation.OFF_CLUSTER:
@@ -137,13 +126,13 @@ def _address(pod: Any) -> str:
             explain(
                 f"Pod {pod.metadata.name!r} is not running; phase: {pod.status.phase!r}, address: "
                 f"{pod.status.pod_ip!r}.",
-                expected="every pod of the cluster to run.",
-                fix="wait for it, see `kubectl describe pod`, or delete it if it is an old one.",
+                expected="every pod of the cluster to be running.",
+                fix="wait for it, check `kubectl describe pod`, or delete it if it is outdated.",
             )
         )
     return pod.status.pod_ip
 
 
 def _numbers_by_value(name: str) -> list[tuple[str, int]]:
-    """`worker-2` comes before `worker-10`, so that the order is that of completion indices."""
+    """Sorts `worker-2` before `worker-10`, in the order of completion indices."""
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name)]

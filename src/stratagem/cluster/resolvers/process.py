@@ -1,4 +1,4 @@
-"""A resolver for launchers that do not tell a process where the others are."""
+"""Resolver for launchers that give only a rank, a process count and a coordinator address."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ __all__ = ["ProcessClusterResolver"]
 
 
 class ProcessClusterResolver(ClusterResolver):
-    """Workers of which only the number, the own rank and the coordinator's address are known.
+    """A cluster of workers with a known number, rank and coordinator address.
 
     Every process is a worker, its rank is its task id, and process 0 is the coordinator. The
-    cluster spec is sparse: it holds worker 0 alone. How many there are, `processes()` says.
+    cluster spec is sparse and contains only worker 0; `processes()` returns the number of
+    processes.
 
     Args:
-        processes: what the launcher has said.
-        environment: the launcher's name.
+        processes: number, rank and coordinator from the launcher.
+        environment: name of the launcher.
 
     Raises:
-        TypeError: no `Processes`.
+        TypeError: `processes` is not a `Processes`.
 
     Example:
         >>> processes = sg.cluster.Processes(4, 2, "10.0.0.1:2222")
@@ -45,7 +46,7 @@ class ProcessClusterResolver(ClusterResolver):
         self._task_id = processes.process_id
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the one task whose address is known.
+        """Returns the only task with a known address.
 
         Returns:
             Worker 0; an empty spec for a single process without an address.
@@ -54,7 +55,7 @@ class ProcessClusterResolver(ClusterResolver):
         return ClusterSpec({} if address is None else {"worker": {0: address}})
 
     def processes(self) -> Processes:
-        """Returns what the launcher has said.
+        """Returns the processes passed to the constructor.
 
         Returns:
             The same object.
@@ -67,12 +68,12 @@ class ProcessClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the coordinator's address, the only one that is known.
+        """Returns the coordinator's address, the only known one.
 
         Args:
             task_type: "worker", or None.
             task_id: 0, or None.
-            rpc_layer: the prefix of the address.
+            rpc_layer: prefix of the address.
 
         Returns:
             The address; "" for a single process.

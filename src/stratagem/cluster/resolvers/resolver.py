@@ -1,4 +1,4 @@
-"""What every resolver answers."""
+"""`ClusterResolver`: the base class of all resolvers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["ClusterResolver", "has_one_task", "master_url"]
 
 
 class ClusterResolver(abc.ABC):
-    """Finds out the cluster that this process belongs to, and its own place in it.
+    """Finds the cluster of this process and its task in the cluster.
 
-    A subclass defines `cluster_spec`, and sets `_task_type`, `_task_id`, `_rpc_layer` and
-    `_environment` where it knows them. What has to be looked up at each question is defined as
-    `_find_task` and `_find_rpc_layer`; what was set wins over it.
+    Subclasses define `cluster_spec` and set `_task_type`, `_task_id`, `_rpc_layer` and
+    `_environment` if they know them. For values to be looked up on each access, they define
+    `_find_task` and `_find_rpc_layer`; values that were set take precedence.
 
     Source: TF 2.21 cluster_resolver.py, ClusterResolver.
     """
@@ -28,10 +28,10 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the cluster as it is now.
+        """Returns the current cluster.
 
         Returns:
-            Its tasks and their addresses; an empty spec where there is no cluster.
+            Its tasks and their addresses; an empty spec without a cluster.
         """
 
     def master(
@@ -40,18 +40,18 @@ class ClusterResolver(abc.ABC):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the address of a task, which a session of TensorFlow 1 would connect to.
+        """Returns the address of a task, to which a TensorFlow 1 session would connect.
 
         Args:
-            task_type: a task's type; without it this process's.
-            task_id: its index; without it this process's.
-            rpc_layer: the prefix of the address; without it the resolver's.
+            task_type: type of the task; None for this process's.
+            task_id: index of the task; None for this process's.
+            rpc_layer: prefix of the address; None for the resolver's.
 
         Returns:
-            The address; "" where no task is given and this process's is not known.
+            The address; "" if no task is passed and this process's is unknown.
 
         Raises:
-            ValueError: no such task.
+            ValueError: the task is not in the cluster.
         """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
@@ -66,20 +66,20 @@ class ClusterResolver(abc.ABC):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Returns how many accelerators this process sees, by kind.
+        """Returns the number of accelerators visible to this process, by kind.
 
-        They are counted by `CUDA_VISIBLE_DEVICES` or `nvidia-smi`; no backend is started.
+        Counted with `CUDA_VISIBLE_DEVICES` or `nvidia-smi`, without starting a backend.
 
         Args:
-            task_type: a task's type; without it this process's.
-            task_id: its index; without it this process's.
-            config_proto: accepted and not used.
+            task_type: type of the task; None for this process's.
+            task_id: index of the task; None for this process's.
+            config_proto: ignored.
 
         Returns:
-            `{"GPU": 8}`, for example; nothing where there are none, and for another task.
+            A dict such as `{"GPU": 8}`; empty without accelerators, and for another task.
 
         Raises:
-            RuntimeError: the driver of the GPUs does not answer.
+            RuntimeError: the GPU driver does not answer.
         """
         del config_proto
         if task_type not in (None, self.task_type) or task_id not in (None, self.task_id):
@@ -88,24 +88,24 @@ class ClusterResolver(abc.ABC):
         return {"GPU": len(gpus)} if gpus else {}
 
     def processes(self) -> Processes:
-        """Returns the processes that train together, and which of them this one is.
+        """Returns the processes that train together, and the rank of this one.
 
         Returns:
-            What `jax.distributed.initialize` has to be told.
+            The arguments of `jax.distributed.initialize`.
 
         Raises:
-            ValueError: the cluster cannot be right, or this task does not train in lockstep.
+            ValueError: the cluster is invalid, or this task does not train in lockstep.
         """
         return processes_of_task(self.cluster_spec(), self.task_type, self.task_id)
 
     @property
     def environment(self) -> str | None:
-        """The name of the environment; "" for an ordinary one."""
+        """Name of the environment; "" for an ordinary one."""
         return self._environment
 
     @property
     def task_type(self) -> str | None:
-        """The type of this process's task; None if unknown."""
+        """Type of this process's task; None if unknown."""
         return self._find_task()[0] if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -114,7 +114,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process's task among those of its type; None if unknown."""
+        """Index of this process's task among those of its type; None if unknown."""
         return self._find_task()[1] if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -123,7 +123,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The prefix of the addresses that `master` returns; None for no prefix."""
+        """Prefix of the addresses that `master` returns; None for no prefix."""
         return self._find_rpc_layer() if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter
@@ -138,7 +138,7 @@ class ClusterResolver(abc.ABC):
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
-    """Returns an address with its prefix: `grpc://host:port`.
+    """Returns an address with its prefix, such as `grpc://host:port`.
 
     Source: TF 2.21 cluster_resolver.py, format_master_url.
     """
@@ -146,5 +146,5 @@ def master_url(address: str, rpc_layer: str | None) -> str:
 
 
 def has_one_task(spec: ClusterSpec) -> bool:
-    """Returns whether a cluster is no more than one task, or none."""
+    """True for a cluster with at most one task."""
     return sum(map(spec.num_tasks, spec.jobs)) <= 1

@@ -1,4 +1,4 @@
-"""The hosts of an Amazon SageMaker training job."""
+"""Resolver for the hosts of an Amazon SageMaker training job."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["SageMakerClusterResolver"]
 
 
 class SageMakerClusterResolver(ClusterResolver):
-    """Reads the hosts from SageMaker's variables; each is a worker, in the order of their names.
+    """Reads the hosts from SageMaker's variables; each is a worker, sorted by name.
 
     Args:
-        port: the port of every worker.
-        task_type: wins over "worker".
-        task_id: wins over the place of `SM_CURRENT_HOST`.
-        rpc_layer: the prefix of addresses.
-        environment: the name of the environment.
+        port: of every worker.
+        task_type: overrides "worker".
+        task_id: overrides the position of `SM_CURRENT_HOST`.
+        rpc_layer: prefix of addresses.
+        environment: name of the environment.
 
     Raises:
         RuntimeError: outside SageMaker.
-        ValueError: `SM_HOSTS` is no list of hosts, or this host is not in it.
+        ValueError: `SM_HOSTS` is not a list of hosts, or does not contain this host.
 
     Source: TF 2.21 sagemaker_cluster_resolver.py, SageMakerClusterResolver.
     """
@@ -38,9 +38,9 @@ class SageMakerClusterResolver(ClusterResolver):
         environment: str | None = None,
     ) -> None:
         self._port = port
-        self._hosts, place = _hosts()
+        self._hosts, index = _hosts()
         self._task_type = "worker" if task_type is None else task_type
-        self._task_id = place if task_id is None else parse_task_index(task_id)
+        self._task_id = index if task_id is None else parse_task_index(task_id)
         self._rpc_layer = rpc_layer
         self._environment = environment
 
@@ -61,15 +61,15 @@ class SageMakerClusterResolver(ClusterResolver):
         """Returns the address of a worker.
 
         Args:
-            task_type: a task's type; without it this process's.
-            task_id: its index; without it this process's.
-            rpc_layer: the prefix of the address; without it the resolver's.
+            task_type: type of the task; None for this process's.
+            task_id: index of the task; None for this process's.
+            rpc_layer: prefix of the address; None for the resolver's.
 
         Returns:
-            The address; "" where this host is the only one.
+            The address; "" if this host is the only one.
 
         Raises:
-            ValueError: no such task.
+            ValueError: the task is not in the cluster.
         """
         if has_one_task(self.cluster_spec()):
             return ""
@@ -77,7 +77,7 @@ class SageMakerClusterResolver(ClusterResolver):
 
 
 def _hosts() -> tuple[list[str], int]:
-    """All hosts, sorted, and the place of this one."""
+    """Returns all hosts, sorted, and the index of this one."""
     text, current = variables.lookup("SM_HOSTS"), variables.lookup("SM_CURRENT_HOST")
     if text is None or current is None:
         raise RuntimeError(
@@ -94,9 +94,9 @@ def _hosts() -> tuple[list[str], int]:
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
         raise ValueError(
             explain(
-                f"SM_HOSTS={text!r} is no list of hosts.",
+                f"SM_HOSTS={text!r} is not a list of hosts.",
                 expected='a JSON list such as ["algo-1", "algo-2"].',
-                fix="leave the variable as SageMaker sets it.",
+                fix="keep the variable as SageMaker sets it.",
             )
         )
     hosts = sorted(hosts)
@@ -104,8 +104,8 @@ def _hosts() -> tuple[list[str], int]:
         raise ValueError(
             explain(
                 f"SM_CURRENT_HOST={current!r} is not among SM_HOSTS={hosts}.",
-                expected="this host's own name in the list.",
-                fix="leave the variables as SageMaker sets them.",
+                expected="the name of this host in the list.",
+                fix="keep the variables as SageMaker sets them.",
             )
         )
     return hosts, hosts.index(current)

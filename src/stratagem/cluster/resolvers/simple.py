@@ -1,4 +1,4 @@
-"""A resolver that holds what it is given."""
+"""Resolver for a cluster that the caller specifies."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ __all__ = ["SimpleClusterResolver"]
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """A cluster that the caller knows, and which of its tasks this process is.
+    """A cluster, and the task of this process, specified by the caller.
 
     Args:
         cluster_spec: the cluster.
-        master: what `master()` returns.
-        task_type: this process's task type.
-        task_id: its index.
-        environment: the name of the environment.
-        num_accelerators: accelerators of a task by kind, `{"GPU": 8}`.
-        rpc_layer: the prefix of addresses, "grpc" for example.
+        master: result of `master()`.
+        task_type: type of this process's task.
+        task_id: index of this process's task.
+        environment: name of the environment.
+        num_accelerators: accelerators per task by kind, such as `{"GPU": 8}`.
+        rpc_layer: prefix of addresses, such as "grpc".
 
     Raises:
-        TypeError: the cluster is no `ClusterSpec`, or the master no string.
+        TypeError: `cluster_spec` is not a `ClusterSpec`, or `master` is not a string.
 
     Example:
         >>> spec = sg.ClusterSpec({"worker": ["a:1", "b:1"]})
@@ -68,7 +68,7 @@ class SimpleClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the cluster that was given.
+        """Returns the cluster passed to the constructor.
 
         Returns:
             The same object.
@@ -81,18 +81,18 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the address of the task given, else the master that was given.
+        """Returns the address of a task, or without a task the `master` passed to the constructor.
 
         Args:
-            task_type: a task's type.
-            task_id: its index.
-            rpc_layer: the prefix of the address; without it the resolver's.
+            task_type: type of the task.
+            task_id: index of the task.
+            rpc_layer: prefix of the address; None for the resolver's.
 
         Returns:
             The address.
 
         Raises:
-            ValueError: no such task.
+            ValueError: the task is not in the cluster.
         """
         address = self._master
         if task_type is not None and task_id is not None:
@@ -105,15 +105,15 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Returns the accelerators that were given.
+        """Returns the accelerators passed to the constructor.
 
         Args:
-            task_type: not used.
-            task_id: not used.
-            config_proto: not used.
+            task_type: ignored.
+            task_id: ignored.
+            config_proto: ignored.
 
         Returns:
-            The dict that was given, or an empty one.
+            The dict, or an empty one.
         """
         del task_type, task_id, config_proto
         return {} if self._num_accelerators is None else self._num_accelerators

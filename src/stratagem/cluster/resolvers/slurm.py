@@ -1,4 +1,4 @@
-"""The tasks of a Slurm job step."""
+"""Resolver for the tasks of a Slurm job step."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["SlurmClusterResolver"]
 class SlurmClusterResolver(ClusterResolver):
     """Reads the cluster and this process's task from the variables of a Slurm job step.
 
-    Tasks are numbered host by host, as `srun --distribution=block` does. Each has a port of its
-    own: `port_base`, and on the same host the next ones. The jobs take the tasks in the order of
-    their names.
+    Tasks are numbered host by host, as with `srun --distribution=block`. The first task on each
+    host uses `port_base`, the next ones the following ports. Jobs, sorted by name, take the tasks
+    in order.
 
     Args:
-        jobs: number of tasks of each job; all tasks are workers without it.
+        jobs: number of tasks per job; None makes all tasks workers.
         port_base: port of the first task on each host.
-        gpus_per_node: GPUs of a host; those that this process sees without it.
-        gpus_per_task: GPUs of a task; without it a host's GPUs are shared evenly.
-        tasks_per_node: tasks of each host, as one number for all or by host name.
-        auto_set_gpu: `cluster_spec()` makes only this task's GPUs visible to it, by
-            `CUDA_VISIBLE_DEVICES`. Where there are fewer GPUs than tasks nothing is changed.
-        rpc_layer: the prefix of addresses.
+        gpus_per_node: GPUs per host; None for those visible to this process.
+        gpus_per_task: GPUs per task; None divides a host's GPUs evenly.
+        tasks_per_node: tasks per host, as one number for all or by host name.
+        auto_set_gpu: makes `cluster_spec()` restrict this task to its GPUs with
+            `CUDA_VISIBLE_DEVICES`. No effect if there are fewer GPUs than tasks.
+        rpc_layer: prefix of addresses.
 
     Raises:
-        RuntimeError: outside a step, other tasks or more GPUs than there are, or ranks that are
-            not numbered host by host.
-        ValueError: a variable of another form.
+        RuntimeError: outside a step, numbers of tasks that do not match, too many GPUs, or ranks
+            that are not numbered host by host.
+        ValueError: a malformed variable.
 
     Source: TF 2.21 slurm_cluster_resolver.py, SlurmClusterResolver.
     """
@@ -55,7 +55,7 @@ class SlurmClusterResolver(ClusterResolver):
         self._port_base = port_base
         self._auto_set_gpu = auto_set_gpu
         self._rpc_layer = rpc_layer
-        # Which GPUs can be dealt out by name; a number that was given counts from 0.
+        # GPUs to assign, by name; a number given by the caller counts from 0.
         gpus = local_gpus() if gpus_per_node is None else tuple(map(str, range(gpus_per_node)))
         most_tasks = max(self._hosts.values(), default=0)
         share = len(gpus) // most_tasks if most_tasks else 0
@@ -66,7 +66,7 @@ class SlurmClusterResolver(ClusterResolver):
         self._check_host()
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the tasks of the step, and makes this task's GPUs visible to it.
+        """Returns the tasks of the step, and restricts this task to its GPUs.
 
         Returns:
             The cluster.
@@ -85,10 +85,10 @@ class SlurmClusterResolver(ClusterResolver):
         return ClusterSpec(jobs)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """Returns this process's task.
+        """Returns the task of this process.
 
         Returns:
-            Its type and its index.
+            Type and index.
         """
         return self.task_type, self.task_id
 
@@ -98,27 +98,27 @@ class SlurmClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Returns the GPUs of a task, which are the same number for all.
+        """Returns the GPUs per task, the same for all tasks.
 
         Args:
-            task_type: not used.
-            task_id: not used.
-            config_proto: not used.
+            task_type: ignored.
+            task_id: ignored.
+            config_proto: ignored.
 
         Returns:
-            `{"GPU": 4}`, for example.
+            A dict such as `{"GPU": 4}`.
         """
         del task_type, task_id, config_proto
         return {"GPU": self._gpus_per_task}
 
     def _check(self, most_tasks: int) -> None:
-        asked, given = sum(self._jobs.values()), sum(self._hosts.values())
-        if asked != given or self._rank >= given:
+        num_requested, num_assigned = sum(self._jobs.values()), sum(self._hosts.values())
+        if num_requested != num_assigned or self._rank >= num_assigned:
             raise RuntimeError(
                 explain(
-                    f"Requested {asked} tasks: {self._jobs}, this one with SLURM_PROCID="
-                    f"{self._rank}, but {given} were assigned: {self._hosts}.",
-                    expected="as many tasks in the jobs as on the hosts.",
+                    f"Requested {num_requested} tasks: {self._jobs}, this one with SLURM_PROCID="
+                    f"{self._rank}, but {num_assigned} were assigned: {self._hosts}.",
+                    expected="the same number of tasks in the jobs as on the hosts.",
                     fix="change jobs, tasks_per_node, or srun's --ntasks.",
                 )
             )
@@ -128,20 +128,20 @@ class SlurmClusterResolver(ClusterResolver):
                     f"Requested more GPUs per node than available: {most_tasks} tasks with "
                     f"{self._gpus_per_task} GPUs, of {len(self._gpus)}.",
                     expected="tasks of a host times gpus_per_task <= gpus_per_node.",
-                    fix="lower gpus_per_task, or ask Slurm for more with --gpus-per-node.",
+                    fix="lower gpus_per_task, or request more with --gpus-per-node.",
                 )
             )
 
     def _check_host(self) -> None:
-        """Slurm says where this task runs: with --distribution=cyclic it is another host."""
+        """Raises if Slurm runs this task on another host, as with --distribution=cyclic."""
         runs_on = environment.lookup("SLURMD_NODENAME")
         expected = self._host()
         if runs_on in self._hosts and runs_on != expected:
             raise RuntimeError(
                 explain(
-                    f"Task {self._rank} runs on {runs_on}, but tasks counted host by host put it "
-                    f"on {expected}: {self._hosts}.",
-                    expected="ranks that go up host by host.",
+                    f"Task {self._rank} runs on {runs_on}, but counting host by host it belongs "
+                    f"to {expected}: {self._hosts}.",
+                    expected="ranks numbered host by host.",
                     fix="start the step with srun --distribution=block.",
                 )
             )
@@ -169,7 +169,7 @@ def _text(name: str) -> str:
         raise RuntimeError(
             explain(
                 f"{name} not found in environment.",
-                expected="a process of a Slurm job step.",
+                expected="a process in a Slurm job step.",
                 fix="start the script with srun inside the allocation.",
             )
         )
@@ -184,7 +184,7 @@ def _number(name: str) -> int:
 
 
 def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
-    """Tasks of each host, in the order in which Slurm numbers them."""
+    """Returns the number of tasks per host, in Slurm's order."""
     if isinstance(tasks_per_node, Mapping):
         listed = environment.lookup("SLURM_STEP_NODELIST")
         order = expand_hostlist(listed) if listed is not None else []
@@ -200,7 +200,7 @@ def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str,
             explain(
                 f"SLURM_STEP_NODELIST names {len(hosts)} hosts, SLURM_STEP_TASKS_PER_NODE "
                 f"{len(numbers)}.",
-                expected="a number of tasks for each host.",
+                expected="one number of tasks per host.",
                 fix="pass tasks_per_node, or start the script with srun.",
             )
         )

@@ -1,4 +1,4 @@
-"""The cluster that `TF_CONFIG` describes."""
+"""Resolver for the environment variable `TF_CONFIG`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _FORM = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": 
 class TFConfigClusterResolver(ClusterResolver):
     """Reads the cluster and this process's task from the environment variable `TF_CONFIG`.
 
-    The variable is read again at each question. Without it there is no cluster and no task.
+    The variable is read on each access. Without it there is no cluster and no task.
 
     Args:
-        task_type: wins over the variable's `task.type`.
-        task_id: wins over the variable's `task.index`.
-        rpc_layer: wins over the variable's `rpc_layer`.
-        environment: the name of the environment.
+        task_type: overrides the variable's `task.type`.
+        task_id: overrides the variable's `task.index`.
+        rpc_layer: overrides the variable's `rpc_layer`.
+        environment: name of the environment.
 
     Raises:
-        ValueError: the variable is not JSON, a part of it has the wrong form, or the index is past
-            the end of the job.
+        ValueError: the variable is not JSON, a part of it is malformed, or the index is out of
+            range.
 
     Example:
         >>> sg.cluster_resolver.TFConfigClusterResolver(task_type="worker", task_id=0).task_id
@@ -51,13 +51,13 @@ class TFConfigClusterResolver(ClusterResolver):
         self._check_task(self.cluster_spec())
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the cluster of the variable.
+        """Returns the cluster in the variable.
 
         Returns:
-            The cluster; an empty one where there is none.
+            The cluster; empty if there is none.
 
         Raises:
-            ValueError: the variable is not JSON, or `cluster` is no cluster.
+            ValueError: the variable is not JSON, or `cluster` is malformed.
         """
         cluster = tf_config().get("cluster", {})
         try:
@@ -71,18 +71,18 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns `session_master` of the variable, else the address of a task.
+        """Returns the variable's `session_master`, or else the address of a task.
 
         Args:
-            task_type: a task's type; without it this process's.
-            task_id: its index; without it this process's.
-            rpc_layer: the prefix of the address; without it the resolver's.
+            task_type: type of the task; None for this process's.
+            task_id: index of the task; None for this process's.
+            rpc_layer: prefix of the address; None for the resolver's.
 
         Returns:
-            The address; "" for no cluster, and for one of a single task.
+            The address; "" for a cluster with at most one task.
 
         Raises:
-            ValueError: no such task.
+            ValueError: the task is not in the cluster.
         """
         session_master = tf_config().get("session_master")
         if session_master is not None:
@@ -96,8 +96,9 @@ class TFConfigClusterResolver(ClusterResolver):
         if task_type is None or task_id is None:
             raise ValueError(
                 explain(
-                    f"TF_CONFIG has a cluster of several tasks, and task {(task_type, task_id)}.",
-                    expected="the type and the index of this process's task.",
+                    "TF_CONFIG has a cluster of several tasks, but no complete task: "
+                    f"{(task_type, task_id)}.",
+                    expected="type and index of this process's task.",
                     fix='add "task": {"type": "worker", "index": 0}, or pass both.',
                 )
             )
@@ -113,7 +114,7 @@ class TFConfigClusterResolver(ClusterResolver):
         return tf_config().get("rpc_layer")
 
     def _check_task(self, spec: ClusterSpec) -> None:
-        """The index against its job, if both are known; whose task it is, `check_cluster` looks."""
+        """Checks a known index against its job; `check_cluster` checks the rest."""
         task_type, task_id = self.task_type, self.task_id
         if task_type in spec.jobs and task_id is not None:
             indices = spec.task_indices(str(task_type))
@@ -123,20 +124,13 @@ class TFConfigClusterResolver(ClusterResolver):
                         f"TF_CONFIG, part 'task': index {task_id} is outside the job "
                         f"{task_type!r}.",
                         expected=f"one of {indices}.",
-                        fix="count tasks from 0, or add the task's address to the cluster.",
+                        fix="number tasks from 0, or add the task's address to the cluster.",
                     )
                 )
 
 
 def tf_config() -> dict[str, Any]:
-    """Returns what `TF_CONFIG` holds.
-
-    Returns:
-        The parsed object; an empty one where the variable is not set, or empty.
-
-    Raises:
-        ValueError: it is not JSON, or no object.
-    """
+    """Returns the parsed `TF_CONFIG`, or {} if it is not set."""
     text = variables.lookup("TF_CONFIG")
     if text is None:
         return {}
@@ -153,7 +147,7 @@ def tf_config() -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(
             explain(
-                f"TF_CONFIG is the {type(config).__name__} {text!r}.",
+                f"TF_CONFIG is a {type(config).__name__}: {text!r}.",
                 expected=f"an object: {_FORM}0}}}}.",
                 fix="put the cluster under the key 'cluster' and the task under 'task'.",
             )
@@ -162,7 +156,7 @@ def tf_config() -> dict[str, Any]:
 
 
 def _task() -> tuple[str | None, int | None]:
-    """The type and the index in the variable."""
+    """Returns the type and the index in the variable."""
     config = tf_config()
     if "task" not in config:
         return None, None
@@ -170,7 +164,7 @@ def _task() -> tuple[str | None, int | None]:
     if not isinstance(task, dict) or not isinstance(task.get("type"), str):
         raise ValueError(
             explain(
-                f"TF_CONFIG, part 'task', is {task!r}, without a type.",
+                f"TF_CONFIG, part 'task': {task!r} has no type.",
                 expected='{"type": "worker", "index": 0}.',
                 fix="add the type of this process's task.",
             )

@@ -1,4 +1,4 @@
-"""The hosts of a Cloud TPU."""
+"""Resolver for the hosts of a Cloud TPU."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from stratagem.messages import explain
 __all__ = ["TPUClusterResolver"]
 
 _PORT = 8470
-# What JAX's own start-up takes between TPU hosts, where nobody has chosen a port.
+# JAX's default between TPU hosts.
 _COORDINATOR_PORT = "8482"
 _LOCAL = "local"
-# Generations whose names count cores, two of which are one JAX device.
+# Generations named by number of cores; two cores are one JAX device.
 _TWO_CORES_A_DEVICE = re.compile(r"v(4|5p)-")
 
 
 class TPUClusterResolver(ClusterResolver):
     """Finds the hosts of a TPU by its name, by their addresses, or on the hosts themselves.
 
-    JAX runs one process on each of a TPU's hosts. There, without arguments, the hosts and this
-    one's number come from `TPU_WORKER_HOSTNAMES` (or `TPU_PROCESS_ADDRESSES`) and `TPU_WORKER_ID`.
+    JAX runs one process on each TPU host. On a host, without arguments, the hosts and the index of
+    this one come from `TPU_WORKER_HOSTNAMES` (or `TPU_PROCESS_ADDRESSES`) and `TPU_WORKER_ID`.
 
     Args:
-        tpu: the TPU's name; its hosts' addresses as `grpc://host:port,...`; "local" for a TPU in
-            this machine alone. Without it `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`, `TPU_NAME`,
-            `TPU_CONFIG` and this host's own variables are looked at.
-        zone: the TPU's zone; this machine's without it.
-        project: the TPU's project; this machine's without it.
-        job_name: the task type of its hosts.
-        coordinator_name: the job of the coordinator, which is not added without it.
-        coordinator_address: the coordinator's address.
-        credentials: what `google.auth` gives, or "default" for the environment's own.
-        service: a client of the TPU API, which then needs no credentials.
-        discovery_url: where the API is described; `TPU_API_DISCOVERY_URL` wins.
+        tpu: name of the TPU; or addresses of its hosts, as `grpc://host:port,...`; or "local" for a
+            TPU in this machine only. None looks at `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`, `TPU_NAME`,
+            `TPU_CONFIG` and the variables of this host.
+        zone: of the TPU; None for this machine's.
+        project: of the TPU; None for this machine's.
+        job_name: task type of the hosts.
+        coordinator_name: job of the coordinator; None adds no such job.
+        coordinator_address: of the coordinator.
+        credentials: from `google.auth`, or "default" for those of the environment.
+        service: client of the TPU API, which needs no credentials then.
+        discovery_url: description of the API; `TPU_API_DISCOVERY_URL` takes precedence.
 
     Raises:
-        NotFoundError: nothing names a TPU.
-        RuntimeError: this is no machine of Google Cloud, and project or zone are not given.
+        NotFoundError: no TPU is specified.
+        RuntimeError: outside Google Cloud, without project or zone.
         ValueError: a coordinator without an address.
 
     Example:
@@ -74,9 +74,9 @@ class TPUClusterResolver(ClusterResolver):
         if coordinator_name and not coordinator_address:
             raise ValueError(
                 explain(
-                    f"coordinator_name={coordinator_name!r} came without an address.",
-                    expected="coordinator_address beside it: no server is started here.",
-                    fix="pass coordinator_address='host:port', or leave coordinator_name out.",
+                    f"coordinator_name={coordinator_name!r} was passed without an address.",
+                    expected="coordinator_address with it; no server is started here.",
+                    fix="pass coordinator_address='host:port', or omit coordinator_name.",
                 )
             )
         config = _tpu_config()
@@ -85,7 +85,7 @@ class TPUClusterResolver(ClusterResolver):
         if not self._tpu and not self._hosts:
             raise NotFoundError(
                 explain(
-                    "No TPU is named, and this machine is no TPU host.",
+                    "No TPU is specified, and this machine is not a TPU host.",
                     expected="a TPU's name or address, TPU_NAME, or TPU_WORKER_HOSTNAMES.",
                     fix='pass tpu="my-tpu", or tpu="local" for a TPU in this machine.',
                 )
@@ -107,37 +107,38 @@ class TPUClusterResolver(ClusterResolver):
     def connect(
         tpu: str | None = None, zone: str | None = None, project: str | None = None
     ) -> TPUClusterResolver:
-        """Returns a resolver for a TPU that is there and healthy.
+        """Returns a resolver for a TPU after checking that it exists and is healthy.
+
+        JAX itself starts the TPU at its first use.
 
         Args:
-            tpu: its name or address.
-            zone: its zone.
-            project: its project.
+            tpu: name or address.
+            zone: of the TPU.
+            project: of the TPU.
 
         Returns:
-            The resolver, which has asked for the TPU's hosts once. JAX starts the TPU itself when
-            it is first used.
+            The resolver.
 
         Raises:
             ImportError: Google's libraries are not installed.
-            NotFoundError: no such TPU.
-            RuntimeError: it is not healthy.
+            NotFoundError: the TPU does not exist.
+            RuntimeError: the TPU is not healthy.
         """
         resolver = TPUClusterResolver(tpu, zone, project)
         resolver.cluster_spec()
         return resolver
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the TPU's hosts; a named TPU is asked for at each call.
+        """Returns the TPU's hosts; a named TPU is looked up on each call.
 
         Returns:
-            The cluster; an empty one for "local". With several slices, which do not know each
-            other's hosts, it holds this slice's and the coordinator.
+            The cluster; empty for "local". With several slices, only this slice's hosts and the
+            coordinator are known.
 
         Raises:
             ImportError: Google's libraries are not installed.
-            NotFoundError: no such TPU.
-            RuntimeError: the TPU is not ready, or not healthy.
+            NotFoundError: the TPU does not exist.
+            RuntimeError: the TPU is not ready or not healthy.
         """
         job = self.task_type or "worker"
         if self._tpu == _LOCAL:
@@ -152,10 +153,10 @@ class TPUClusterResolver(ClusterResolver):
         return ClusterSpec({job: tasks, **self._coordinator})
 
     def processes(self) -> Processes:
-        """Returns the hosts' processes; on a TPU host with those of the other slices.
+        """Returns the processes of all hosts, on a TPU host including those of other slices.
 
         Returns:
-            What `jax.distributed.initialize` has to be told.
+            The arguments of `jax.distributed.initialize`.
 
         Raises:
             ValueError: the variables contradict each other.
@@ -165,7 +166,7 @@ class TPUClusterResolver(ClusterResolver):
             job = self.task_type or "worker"
             task_id = self._task_id
             if task_id is None and spec and spec.num_tasks(job) > 1:
-                # The same program runs on every host: taking 0 for all would be wrong on most.
+                # The same program runs on every host, so a default of 0 would be wrong.
                 number = "instance/attributes/agent-worker-number"
                 task_id = parse_task_index(metadata(number, instead="the resolver a task_id"))
             return processes_of_task(spec, job if spec else None, task_id or 0)
@@ -181,7 +182,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int:
-        """The index of this process's task; 0 where only the TPU's hosts would know."""
+        """Index of this process's task; 0 if only the TPU's hosts know it."""
         return self._task_id or 0
 
     @task_id.setter
@@ -197,15 +198,15 @@ class TPUClusterResolver(ClusterResolver):
         """Returns the address of a TPU host.
 
         Args:
-            task_type: a task's type; without it this process's.
-            task_id: its index; without it this process's.
-            rpc_layer: the prefix of the address; "grpc" without it.
+            task_type: type of the task; None for this process's.
+            task_id: index of the task; None for this process's.
+            rpc_layer: prefix of the address; None for "grpc".
 
         Returns:
             The address; "" for "local".
 
         Raises:
-            ValueError: no such task.
+            ValueError: the task is not in the cluster.
         """
         if self._tpu == _LOCAL:
             return ""
@@ -215,7 +216,7 @@ class TPUClusterResolver(ClusterResolver):
         """Returns the address of the first host.
 
         Returns:
-            `master()`.
+            Result of `master()`.
         """
         return self.master()
 
@@ -233,16 +234,16 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Returns how many JAX devices a host of the TPU has.
+        """Returns the number of JAX devices per host.
 
         Args:
-            task_type: not used: all hosts are alike.
-            task_id: not used.
-            config_proto: not used.
+            task_type: ignored; all hosts are equal.
+            task_id: ignored.
+            config_proto: ignored.
 
         Returns:
-            `{"TPU": 4}`, for example, from the TPU's type or `TPU_CHIPS_PER_HOST_BOUNDS`; 0 where
-            neither is known.
+            A dict such as `{"TPU": 4}`, from the TPU's type or `TPU_CHIPS_PER_HOST_BOUNDS`; 0 if
+            both are unknown.
         """
         del task_type, task_id, config_proto
         if self._tpu and self._tpu != _LOCAL and not _is_address(self._tpu):
@@ -257,13 +258,13 @@ class TPUClusterResolver(ClusterResolver):
         return {"TPU": math.prod(parse_task_index(side) for side in bounds.split(","))}
 
     def get_tpu_system_metadata(self) -> TPUSystemMetadata:
-        """Returns how many hosts and devices the TPU has, without starting JAX.
+        """Returns the number of hosts and devices of the TPU, without starting JAX.
 
         Returns:
-            The numbers, of all slices together; devices are 0 where `num_accelerators` is.
+            Numbers of all slices together; devices are 0 if `num_accelerators` is.
 
         Raises:
-            NotFoundError: no such TPU, and what else `cluster_spec` raises.
+            NotFoundError: the TPU does not exist; `cluster_spec` may raise other errors.
 
         Source: TF 2.21 tpu_cluster_resolver.py, get_tpu_system_metadata.
         """
@@ -284,14 +285,14 @@ class TPUClusterResolver(ClusterResolver):
             return [_with_port(address) for address in tpu.split(",")]
         node = self._node(tpu)
         state, health = node.get("state"), node.get("health")
-        # Without a health check the API says nothing of health.
+        # Without a health check, the API returns no health.
         if state != "READY" or health not in (None, "", "HEALTHY", "HEALTH_UNSPECIFIED"):
             raise RuntimeError(
                 explain(
                     f"TPU {tpu!r} is not ready or not healthy; state: {state!r}, health: "
                     f"{health!r}.",
                     expected="state READY and health HEALTHY.",
-                    fix="wait for it, or make it anew: `gcloud compute tpus describe`.",
+                    fix="check it with `gcloud compute tpus describe`; wait, or recreate it.",
                 )
             )
         return _addresses(node)
@@ -309,7 +310,7 @@ class TPUClusterResolver(ClusterResolver):
         try:
             return service.projects().locations().nodes().get(name=name).execute()
         except Exception as error:
-            # The library's HttpError carries the answer; without the library it has no class here.
+            # The library's HttpError has the response; its class may not be importable here.
             status = getattr(getattr(error, "resp", None), "status", None)
             if str(status) != "404":
                 raise
@@ -317,7 +318,7 @@ class TPUClusterResolver(ClusterResolver):
                 explain(
                     f"There is no TPU {name}: {error}",
                     expected="the name of a TPU in this project and zone.",
-                    fix="correct tpu, project and zone: `gcloud compute tpus list`.",
+                    fix="correct tpu, project and zone; `gcloud compute tpus list` shows them.",
                 )
             ) from error
 
@@ -332,7 +333,7 @@ def _with_port(address: str) -> str:
 
 
 def _addresses(node: dict[str, Any]) -> list[str]:
-    # A TPU of one host carries its address itself.
+    # A TPU with one host has its address at the top level.
     endpoints = node.get("networkEndpoints") or [node]
     return [join_address(end["ipAddress"], end.get("port") or _PORT) for end in endpoints]
 
@@ -350,9 +351,9 @@ def _tpu_config() -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(
             explain(
-                f"TPU_CONFIG={text!r} is no JSON object.",
+                f"TPU_CONFIG={text!r} is not a JSON object.",
                 expected='{"tpu_node_name": "my-tpu", "zone": "...", "project": "..."}.',
-                fix="correct or unset the environment variable.",
+                fix="correct or unset TPU_CONFIG.",
             )
         )
     return config
@@ -374,5 +375,5 @@ def _number(name: str) -> int | None:
 
 
 def _slice_start(hosts: list[str]) -> int:
-    """The number of this slice's first host among those of all slices."""
+    """Returns the index of this slice's first host among those of all slices."""
     return (_number("MEGASCALE_SLICE_ID") or 0) * len(hosts)

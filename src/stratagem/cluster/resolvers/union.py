@@ -1,4 +1,4 @@
-"""Several resolvers as one."""
+"""Union of several resolvers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _T = TypeVar("_T")
 
 
 class UnionResolver(ClusterResolver):
-    """The jobs of several resolvers side by side; each other fact from the first that knows it.
+    """Combines the jobs of several resolvers; other facts come from the first that knows them.
 
     Args:
-        *resolvers: the resolvers, those that win first.
-        task_type: wins over theirs.
-        task_id: wins over theirs.
-        rpc_layer: wins over theirs.
-        **unknown: refused.
+        *resolvers: in order of precedence.
+        task_type: overrides theirs.
+        task_id: overrides theirs.
+        rpc_layer: overrides theirs.
+        **unknown: rejected.
 
     Raises:
-        TypeError: one that is no `ClusterResolver`.
-        ValueError: none at all, or an unknown keyword.
+        TypeError: an argument is not a `ClusterResolver`.
+        ValueError: no resolver, or an unknown keyword.
 
     Example:
         >>> Simple = sg.cluster_resolver.SimpleClusterResolver
@@ -81,14 +81,14 @@ class UnionResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Returns the jobs of all resolvers.
 
-        A job that several have: lists are appended in order, also where an address stands twice;
-        where one is sparse, tasks keep their indices.
+        For a job of several resolvers, lists are concatenated, including duplicates. If one is
+        sparse, tasks keep their indices.
 
         Returns:
             The cluster.
 
         Raises:
-            KeyError: an index that two resolvers have, one of them in a sparse job.
+            KeyError: two resolvers have the same index of a job that is sparse in one of them.
         """
         jobs: dict[str, list[list[str] | dict[int, str]]] = {}
         for resolver in self._resolvers:
@@ -102,18 +102,18 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the address of the task given, else the first resolver's master that there is.
+        """Returns the address of a task, or without a task the first resolver's master.
 
         Args:
-            task_type: a task's type.
-            task_id: its index.
-            rpc_layer: the prefix of the address.
+            task_type: type of the task.
+            task_id: index of the task.
+            rpc_layer: prefix of the address.
 
         Returns:
             The address, or "".
 
         Raises:
-            ValueError: no such task.
+            ValueError: the task is not in the cluster.
         """
         if task_type is not None and task_id is not None:
             address = self.cluster_spec().task_address(task_type, task_id)
@@ -127,12 +127,12 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Returns the first resolver's accelerators that there are.
+        """Returns the accelerators of the first resolver that has any.
 
         Args:
-            task_type: a task's type.
-            task_id: its index.
-            config_proto: handed on.
+            task_type: type of the task.
+            task_id: index of the task.
+            config_proto: passed on.
 
         Returns:
             Their numbers by kind.
@@ -141,13 +141,13 @@ class UnionResolver(ClusterResolver):
         return next(filter(None, numbers), {})
 
     def processes(self) -> Processes:
-        """Returns the processes of the cluster; of a single resolver, what it says itself.
+        """Returns the processes of the combined cluster, or those of a single resolver.
 
         Returns:
-            What `jax.distributed.initialize` has to be told.
+            The arguments of `jax.distributed.initialize`.
 
         Raises:
-            ValueError: the cluster cannot be right, or this task does not train in lockstep.
+            ValueError: the cluster is invalid, or this task does not train in lockstep.
         """
         [first, *others] = self._resolvers
         if not others and (self.task_type, self.task_id) == (first.task_type, first.task_id):
@@ -156,7 +156,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def environment(self) -> str | None:
-        """The first environment that has a name."""
+        """First environment with a name."""
         return next(filter(None, (resolver.environment for resolver in self._resolvers)), "")
 
     def _find_task(self) -> tuple[str | None, int | None]:
@@ -180,12 +180,12 @@ def _merged(job: str, parts: list[list[str] | dict[int, str]]) -> list[str] | di
     merged: dict[int, str] = {}
     for part in parts:
         tasks = dict(enumerate(part)) if isinstance(part, list) else part
-        twice = sorted(merged.keys() & tasks.keys())
-        if twice:
-            # KeyError shows its message in quotes, so that lines of it would be unreadable.
+        duplicates = sorted(merged.keys() & tasks.keys())
+        if duplicates:
+            # KeyError quotes its message, which makes line breaks unreadable.
             raise KeyError(
-                f"Two resolvers have the indices {twice} of job {job!r}, which is sparse in one of "
-                "them. Expected each index once. Fix: renumber the tasks of one resolver."
+                f"Two resolvers have indices {duplicates} of job {job!r}, which is sparse in one "
+                "of them. Expected each index once. Fix: renumber the tasks of one resolver."
             )
         merged.update(tasks)
     return merged

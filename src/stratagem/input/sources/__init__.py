@@ -1,6 +1,7 @@
-"""Sources of batches: one small adapter for each kind of dataset."""
+"""Sources of batches: one adapter for each kind of dataset."""
 
-from stratagem.input.sources.choice import as_source, batched_source, every_nth
+from stratagem.input.sources.adapters import as_source, batched_source, every_nth
+from stratagem.input.sources.array_spec import ArraySpec
 from stratagem.input.sources.iterables import GeneratorSource
 from stratagem.input.sources.repeated import (
     RepeatedReader,
@@ -10,17 +11,16 @@ from stratagem.input.sources.repeated import (
 )
 from stratagem.input.sources.shards import SHARD_HINT, FileSource, HintSource
 from stratagem.input.sources.source import (
-    BATCHES_A_SNAPSHOT,
+    BATCHES_PER_SNAPSHOT,
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     Reader,
     Source,
 )
-from stratagem.input.sources.spec import ArraySpec
 
 __all__ = [
     "ArraySpec",
-    "BATCHES_A_SNAPSHOT",
+    "BATCHES_PER_SNAPSHOT",
     "FileSource",
     "GeneratorSource",
     "HintSource",

@@ -1,4 +1,4 @@
-"""Arrays in memory, or anything with rows, cut into batches and shuffled."""
+"""Sources of in-memory arrays and other indexable rows, with batching and shuffling."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["ArraySource", "RowSource"]
 
 
 class RowSource(Source):
-    """Rows that can be asked for by their indices.
+    """Batches of rows selected by index.
 
     Args:
-        take: given an array of indices, or a slice, returns the batch of these rows.
-        num_rows: how many rows there are.
-        batch_size: rows of a batch.
-        shuffle: a new order in each epoch.
+        take: takes an array of indices or a slice, and returns the batch of these rows.
+        num_rows: number of rows.
+        batch_size: rows per batch.
+        shuffle: reorders the rows in each epoch.
         seed: of the order.
-        drop_remainder: leave out a last batch that is short.
+        drop_remainder: drops a short last batch.
     """
 
     @property
@@ -44,7 +44,7 @@ class RowSource(Source):
         if batch_size < 1:
             raise ValueError(
                 explain(
-                    f"batch_size={batch_size}.",
+                    f"batch_size={batch_size} is out of range.",
                     expected="1 or more examples.",
                     fix="pass the global batch size.",
                 )
@@ -64,27 +64,13 @@ class RowSource(Source):
         return -(-self.num_rows // self.batch_size)
 
     def order(self, epoch: int) -> np.ndarray[Any, Any] | None:
-        """Returns the order of the rows in an epoch.
-
-        Args:
-            epoch: from 0.
-
-        Returns:
-            Indices; None for the order as they are.
-        """
+        """Returns the row indices in the order of an epoch, or None for the natural order."""
         if not self._shuffle:
             return None
         return np.random.default_rng([self._seed, epoch]).permutation(self.num_rows)
 
     def open(self, epoch: int) -> Reader:
-        """Begins to read from the beginning.
-
-        Args:
-            epoch: decides the order, if it shuffles.
-
-        Returns:
-            The reader.
-        """
+        """Opens an epoch, which determines the order if the source shuffles."""
         return _RowReader(self, self.order(epoch))
 
 
@@ -106,15 +92,7 @@ class _RowReader(Reader):
 
 
 class ArraySource(RowSource):
-    """A pytree of arrays with the examples on axis 0.
-
-    Args:
-        arrays: at least one; all of the same length.
-        **options: of `RowSource`.
-
-    Raises:
-        ValueError: no arrays, one without axes, or arrays of different lengths.
-    """
+    """A pytree of arrays of equal length, with examples on axis 0."""
 
     def __init__(self, arrays: Any, **options: Any) -> None:
         arrays = jax.tree.map(
@@ -124,9 +102,9 @@ class ArraySource(RowSource):
         if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:
             raise ValueError(
                 explain(
-                    f"A dataset of arrays of the shapes {shapes} was asked for.",
-                    expected="arrays with the examples on axis 0, all of one length.",
-                    fix="make their first axes equal.",
+                    f"A dataset cannot be made from arrays of shapes {shapes}.",
+                    expected="arrays with the examples on axis 0, all of the same length.",
+                    fix="make the lengths of axis 0 equal.",
                 )
             )
         super().__init__(

@@ -1,4 +1,4 @@
-"""Anything that can be iterated: generators, iterators that keep a state, iterable objects."""
+"""Sources of iterables: generators, stateful iterators, iterable objects."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ from typing import Any
 import jax
 import numpy as np
 
+from stratagem.input.sources.array_spec import spec_of
 from stratagem.input.sources.source import (
     UNKNOWN_CARDINALITY,
     Reader,
     Source,
-    stateless_reader,
+    not_resumable_error,
 )
-from stratagem.input.sources.spec import spec_of
 from stratagem.messages import explain
 
 __all__ = ["GeneratorSource", "IterableSource", "OneShotSource"]
 
-# How iterators of other libraries are asked for their state, and how they take it.
+# Methods with which iterators of other libraries return and restore their state.
 _STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
 class IterableSource(Source):
-    """An object that gives a new iterator over batches each time.
-
-    Args:
-        batches: the object.
-    """
+    """An object that returns a new iterator over batches each time."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
@@ -37,24 +33,14 @@ class IterableSource(Source):
 
     @property
     def cardinality(self) -> int:
-        """Number of batches where the object has a length; else unknown."""
+        """Number of batches if the object has a length; otherwise unknown."""
         try:
             return len(self._batches)  # pyright: ignore[reportArgumentType]
         except TypeError:
             return UNKNOWN_CARDINALITY
 
     def open(self, epoch: int) -> Reader:
-        """Begins to read from the beginning.
-
-        Args:
-            epoch: has no influence.
-
-        Returns:
-            The reader.
-
-        Raises:
-            ValueError: the object gave the same iterator as before, and that has ended.
-        """
+        """Opens an iterator; raises ValueError for the same, exhausted iterator."""
         iterator = iter(self._batches)
         reader, before = _IteratorReader(iterator, self._batches), self._latest
         if before is not None and before.iterator is iterator:
@@ -64,11 +50,7 @@ class IterableSource(Source):
 
 
 class GeneratorSource(Source):
-    """What a function returns, which is called anew for each epoch.
-
-    Args:
-        make: returns an iterable of batches.
-    """
+    """A function that returns an iterable of batches, called once per epoch."""
 
     def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
         self._make = make
@@ -79,7 +61,7 @@ class GeneratorSource(Source):
 
 
 class _GeneratorReader(Reader):
-    """Reads what a function returned; goes on by reading what comes before once more."""
+    """Reads a generator; resumes by reading earlier batches again."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
@@ -93,11 +75,7 @@ class _GeneratorReader(Reader):
 
 
 class OneShotSource(Source):
-    """An iterator, a generator among them: what was read is gone, and the next epoch goes on.
-
-    Args:
-        batches: the iterator.
-    """
+    """An iterator or generator, which cannot be rewound: each epoch continues the last."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._iterator = batches
@@ -105,25 +83,14 @@ class OneShotSource(Source):
         self._latest: _IteratorReader | None = None
 
     def element_spec(self) -> Any:
-        """Looks at the first batch, which stays the first to be read.
-
-        Returns:
-            Pytree of `ArraySpec`; None where there is no data at all.
-        """
+        """Returns the `ArraySpec`s of the first batch, without consuming it; None if empty."""
         for first in self._batches:
             self._batches = itertools.chain([_copied(first)], self._batches)
             return spec_of(first)
         return None
 
     def open(self, epoch: int) -> Reader:
-        """Goes on reading.
-
-        Args:
-            epoch: has no influence.
-
-        Returns:
-            The reader. Its first batch raises a ValueError where there is none any more.
-        """
+        """Continues reading; raises ValueError at the first batch if none is left."""
         self._latest = _IteratorReader(self._batches, self._iterator, before=self._latest)
         return self._latest
 
@@ -133,8 +100,8 @@ class _IteratorReader(Reader):
 
     Args:
         iterator: over batches.
-        origin: what it was made of; has the state where the iterator has none.
-        before: read the same iterator in an earlier epoch; None if there was none.
+        origin: object that returned the iterator; used for state that the iterator lacks.
+        before: reader of the same iterator in an earlier epoch, if any.
     """
 
     has_cheap_state = False
@@ -144,13 +111,13 @@ class _IteratorReader(Reader):
     ) -> None:
         self._iterator = iterator
         self._origin = origin
-        # Kept as a number: a chain of readers would grow with each epoch.
+        # Only the count: a chain of readers would grow with each epoch.
         self._num_before = 0 if before is None else before.num_taken
         self.num_taken = self._num_before
 
     @property
     def iterator(self) -> Iterator[Any]:
-        """The iterator that is read."""
+        """The iterator."""
         return self._iterator
 
     def read(self) -> Any:
@@ -172,16 +139,16 @@ class _IteratorReader(Reader):
         getattr(owner, names[1])(state)
         if owner is not self._iterator and owner is self._origin:
             self._iterator = iter(self._origin)
-        self.num_taken = self._num_before = 0  # whoever sets a state may set it back
+        self.num_taken = self._num_before = 0  # a state may also rewind the iterator
 
     def _stateful(self) -> tuple[Any, tuple[str, str]]:
         for owner in (self._iterator, self._origin):
             for names in _STATE_METHODS:
                 if all(callable(getattr(owner, name, None)) for name in names):
                     return owner, names
-        raise stateless_reader(
+        raise not_resumable_error(
             f"an object of type {type(self._origin).__name__}",
-            fix="give it get_state() and set_state(state), or take one of these sources.",
+            fix="give it get_state() and set_state(state), or use one of these sources.",
         )
 
     def close(self) -> None:
@@ -193,15 +160,15 @@ class _IteratorReader(Reader):
 def _used_up(origin: Any, num_taken: int) -> ValueError:
     return ValueError(
         explain(
-            f"A dataset was read again that is an object of type {type(origin).__name__}, which "
-            f"ended after {num_taken} batches.",
-            expected="data that can be read from its beginning in each epoch; a generator or an "
-            "iterator can be read once.",
-            fix="pass the function that makes it: sg.input.Dataset.from_generator(function).",
+            f"The dataset cannot be read again: it is an object of type "
+            f"{type(origin).__name__}, which ended after {num_taken} batches.",
+            expected="data that can be read from the start in each epoch; generators and "
+            "iterators can be read only once.",
+            fix="pass the function that creates it: sg.input.Dataset.from_generator(function).",
         )
     )
 
 
 def _copied(batch: Any) -> Any:
-    """Keeps a batch apart from its source, which may fill the same arrays again."""
+    """Copies a batch, because its source may reuse the arrays."""
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)

@@ -1,7 +1,4 @@
-"""Datasets of Grain, tf.data, PyTorch and Hugging Face, each by what it tells of itself.
-
-None of them is imported here: whoever hands over such a dataset has loaded its library.
-"""
+"""Sources for datasets of Grain, tf.data, PyTorch and Hugging Face, without importing these."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from stratagem.input.sources.array_spec import ArraySpec
 from stratagem.input.sources.iterables import IterableSource
 from stratagem.input.sources.source import (
     UNKNOWN_CARDINALITY,
     Reader,
     Source,
-    stateless_reader,
+    not_resumable_error,
 )
-from stratagem.input.sources.spec import ArraySpec
 from stratagem.options import AutoShardPolicy
 
 __all__ = [
@@ -35,16 +32,7 @@ __all__ = [
 
 
 def is_of(dataset: Any, package: str, *names: str) -> bool:
-    """Tells whether an object is of a class of a package that may not be installed.
-
-    Args:
-        dataset: the object.
-        package: name of the package on the top level.
-        *names: names of classes; one of them is enough.
-
-    Returns:
-        True if it is.
-    """
+    """True if an object's class, or a base class, has one of these names in a package."""
     return any(
         cls.__module__.split(".")[0] == package and cls.__name__ in names
         for cls in type(dataset).__mro__
@@ -52,11 +40,7 @@ def is_of(dataset: Any, package: str, *names: str) -> bool:
 
 
 class GrainMapSource(Source):
-    """A `grain.MapDataset` of batches.
-
-    Args:
-        dataset: the dataset; what it shuffles is shuffled anew in each epoch.
-    """
+    """A `grain.MapDataset` of batches, reshuffled in each epoch."""
 
     @property
     def order_follows_epoch(self) -> bool:
@@ -72,26 +56,15 @@ class GrainMapSource(Source):
         return len(self._dataset)
 
     def open(self, epoch: int) -> Reader:
-        """Begins to read an epoch.
-
-        Args:
-            epoch: from 0.
-
-        Returns:
-            The reader.
-        """
+        """Opens an epoch."""
         size = len(self._dataset)
-        # Repeating is how Grain seeds the shuffles of each epoch anew.
+        # Grain reseeds its shuffles only for repetitions.
         dataset = self._dataset.repeat(epoch + 1)[size * epoch :] if epoch else self._dataset
-        return _GrainReader(_begin(dataset.to_iter_dataset()))
+        return _GrainReader(_open_iterator(dataset.to_iter_dataset()))
 
 
 class GrainIterSource(Source):
-    """A `grain.IterDataset` of batches, with its worker processes.
-
-    Args:
-        dataset: the dataset.
-    """
+    """A `grain.IterDataset` of batches, with its worker processes."""
 
     @property
     def order_follows_epoch(self) -> bool:
@@ -102,19 +75,12 @@ class GrainIterSource(Source):
         self._dataset = dataset
 
     def open(self, epoch: int) -> Reader:
-        """Begins to read from the beginning.
-
-        Args:
-            epoch: has no influence: the dataset shuffles by itself.
-
-        Returns:
-            The reader.
-        """
-        return _GrainReader(_begin(self._dataset))
+        """Opens the dataset, which shuffles by itself."""
+        return _GrainReader(_open_iterator(self._dataset))
 
 
-def _begin(dataset: Any) -> Any:
-    """Returns an iterator. Grain's worker processes ask absl for flags, which a script has not."""
+def _open_iterator(dataset: Any) -> Any:
+    """Returns an iterator; marks absl's flags as parsed, which Grain's workers require."""
     flags = importlib.import_module("absl.flags").FLAGS
     if not flags.is_parsed():
         flags.mark_as_parsed()
@@ -143,32 +109,24 @@ class _GrainReader(Reader):
 
 
 class TensorFlowSource(Source):
-    """A `tf.data.Dataset` of batches.
-
-    Args:
-        dataset: the dataset.
-    """
+    """A `tf.data.Dataset` of batches."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     @property
     def cardinality(self) -> int:
-        """Number of batches; TensorFlow's numbers for infinite and unknown are ours."""
+        """Number of batches; TensorFlow uses the same numbers for infinite and unknown."""
         return int(self._dataset.cardinality())
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
-        """What `tf.data.Options` of the dataset says."""
+        """Policy in the dataset's `tf.data.Options`."""
         policy = self._dataset.options().experimental_distribute.auto_shard_policy
         return AutoShardPolicy(int(policy))
 
     def element_spec(self) -> Any:
-        """Returns the shapes and dtypes of a batch, the batch axis None, reading nothing.
-
-        Returns:
-            Pytree of `ArraySpec`.
-        """
+        """Returns the `ArraySpec`s of a batch without reading data."""
 
         def spec(leaf: Any) -> Any:
             return ArraySpec((None, *leaf.shape.as_list()[1:]), leaf.dtype.as_numpy_dtype)
@@ -176,22 +134,15 @@ class TensorFlowSource(Source):
         return jax.tree.map(spec, self._dataset.element_spec)
 
     def open(self, epoch: int) -> Reader:
-        """Begins to read from the beginning.
-
-        Args:
-            epoch: has no influence: the dataset shuffles by itself.
-
-        Returns:
-            The reader.
-        """
+        """Opens the dataset, which shuffles by itself."""
         return _TensorFlowReader(self._dataset)
 
 
 class _TensorFlowReader(Reader):
-    """Reads as NumPy.
+    """Reads batches as NumPy arrays.
 
-    Its state is that of TensorFlow's iterator at the beginning, and a number: there it is small,
-    later it holds whole buffers of examples.
+    The state is TensorFlow's iterator state at the start, plus a count. It is small there; later it
+    includes whole buffers of examples.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -227,11 +178,7 @@ class _TensorFlowReader(Reader):
 
 
 class HuggingFaceStreamSource(IterableSource):
-    """A `datasets.IterableDataset` of batches, which knows the files behind it.
-
-    Args:
-        dataset: the dataset.
-    """
+    """A `datasets.IterableDataset` of batches, which has a known number of files."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)
@@ -239,58 +186,35 @@ class HuggingFaceStreamSource(IterableSource):
 
     @property
     def num_files(self) -> int:
-        """Files, or whatever the dataset is read from in parts."""
+        """Number of files or other shards of the dataset."""
         return self._dataset.num_shards
 
     def shard(self, num_shards: int, index: int) -> Source:
-        """Returns every `num_shards`th file from `index` on.
-
-        Args:
-            num_shards: 1 or more.
-            index: 0 <= index < num_shards.
-
-        Returns:
-            The source.
-        """
+        """Returns every `num_shards`th file from `index` on."""
         return HuggingFaceStreamSource(self._dataset.shard(num_shards, index, contiguous=False))
 
 
 class TorchLoaderSource(Source):
-    """A `torch.utils.data.DataLoader`.
-
-    Args:
-        loader: the loader.
-    """
+    """A `torch.utils.data.DataLoader`."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     @property
     def cardinality(self) -> int:
-        """Number of batches; unknown of an iterable-style dataset without a length."""
+        """Number of batches; unknown for an iterable-style dataset without a length."""
         try:
             return len(self._loader)
         except TypeError:
             return UNKNOWN_CARDINALITY
 
     def open(self, epoch: int) -> Reader:
-        """Begins to read from the beginning.
-
-        Args:
-            epoch: has no influence: the loader shuffles by itself.
-
-        Returns:
-            The reader.
-        """
+        """Opens the loader, which shuffles by itself."""
         return _TorchReader(self._loader)
 
 
 class _TorchReader(Reader):
-    """Reads a loader.
-
-    It goes on from the middle by reading what comes before once more, in the order that the
-    generator of the loader gives.
-    """
+    """Reads a loader; resumes by reading earlier batches again, in the order of its generator."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -310,9 +234,9 @@ class _TorchReader(Reader):
         if self._beginning is None and not is_of(
             self._loader.sampler, "torch", "SequentialSampler"
         ):
-            raise stateless_reader(
+            raise not_resumable_error(
                 "a torch DataLoader that draws its order from PyTorch's global random state",
-                fix="give it a generator: DataLoader(..., generator=torch.Generator()); or take "
+                fix="give it a generator: DataLoader(..., generator=torch.Generator()), or use "
                 "torchdata's StatefulDataLoader.",
             )
         return {"num_read": self.num_read, "generator": self._beginning}

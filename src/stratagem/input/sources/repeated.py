@@ -1,4 +1,4 @@
-"""Sources read several times, one epoch after the other, as if they were one longer source."""
+"""Sources that repeat another source, one epoch after the other."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ __all__ = ["RepeatedReader", "RepeatedSource", "check_count", "repeated_cardinal
 
 
 def check_count(count: Any) -> int | None:
-    """Returns how often a dataset is repeated; None for without end.
-
-    Raises:
-        TypeError: not an int or None.
-        ValueError: below -1.
-    """
+    """Returns a valid repeat count, or None to repeat forever."""
     if count is None:
         return None
     if not isinstance(count, int) or isinstance(count, bool):
         raise TypeError(
             explain(
                 f"repeat received count={count!r} of type {type(count).__name__}.",
-                expected="an int, or None for a dataset without end.",
+                expected="an int, or None to repeat forever.",
                 fix="pass the number of epochs.",
             )
         )
@@ -33,7 +28,7 @@ def check_count(count: Any) -> int | None:
         raise ValueError(
             explain(
                 f"repeat received count={count}.",
-                expected="0 or more; None or -1 for a dataset without end.",
+                expected="0 or more; None or -1 to repeat forever.",
                 fix="pass the number of epochs.",
             )
         )
@@ -41,7 +36,7 @@ def check_count(count: Any) -> int | None:
 
 
 def repeated_cardinality(cardinality: int, count: int | None) -> int:
-    """Returns the length of a repeated dataset, by TensorFlow's rules for lengths.
+    """Returns the length of a repeated dataset, with TensorFlow's rules for unknown lengths.
 
     Source: TF 2.21 core/kernels/data/repeat_dataset_op.cc, CardinalityInternal.
     """
@@ -51,11 +46,9 @@ def repeated_cardinality(cardinality: int, count: int | None) -> int:
 
 
 class RepeatedSource(Source):
-    """A source read `count` times; epoch e of it is the epochs e * count and on of the source.
+    """A source repeated `count` times, or forever if None.
 
-    Args:
-        source: the source.
-        count: how often; None for without end.
+    Its epoch e starts at epoch e * count of the source.
     """
 
     def __init__(self, source: Source, count: int | None) -> None:
@@ -64,7 +57,7 @@ class RepeatedSource(Source):
 
     @property
     def order_follows_epoch(self) -> bool:
-        """As of the source."""
+        """Same as the source."""
         return self._source.order_follows_epoch
 
     @property
@@ -74,17 +67,17 @@ class RepeatedSource(Source):
 
     @property
     def num_files(self) -> int | None:
-        """As of the source."""
+        """Same as the source."""
         return self._source.num_files
 
     @property
     def has_shard_hint(self) -> bool:
-        """As of the source."""
+        """Same as the source."""
         return self._source.has_shard_hint
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
-        """As of the source."""
+        """Same as the source."""
         return self._source.auto_shard_policy
 
     def shard(self, num_shards: int, index: int) -> Source:
@@ -92,21 +85,21 @@ class RepeatedSource(Source):
         return RepeatedSource(self._source.shard(num_shards, index), self._count)
 
     def element_spec(self) -> Any:
-        """As of the source."""
+        """Same as the source."""
         return self._source.element_spec()
 
     def open(self, epoch: int) -> Reader:
-        """Begins to read the first repetition."""
+        """Opens the first repetition."""
         return RepeatedReader(self._source.open, epoch, self._count)
 
 
 class RepeatedReader(Reader):
-    """Reads one epoch after the other.
+    """Reads epochs one after the other.
 
     Args:
-        open_epoch: given the number of an epoch, begins to read it.
+        open_epoch: opens an epoch of the source.
         epoch: of the repeated dataset.
-        count: how many epochs of the source it has; None for without end.
+        count: epochs of the source per epoch; None for infinite repetition.
     """
 
     def __init__(self, open_epoch: Callable[[int], Reader], epoch: int, count: int | None) -> None:
@@ -115,17 +108,17 @@ class RepeatedReader(Reader):
         self._count = count
         self._num_ended = 0
         self._reader = open_epoch(self._first)
-        self._is_empty = True  # the epoch that is read has given no batch yet
+        self._is_empty = True  # no batch of the current epoch was read yet
         self.has_cheap_state = self._reader.has_cheap_state
 
     def read(self) -> Any:
-        """Returns the next batch, of the next epoch where one has ended."""
+        """Returns the next batch, from the next epoch if one has ended."""
         while self._count is None or self._num_ended < self._count:
             try:
                 batch = next(self._reader)
             except StopIteration:
                 if self._is_empty and self._count is None:
-                    raise  # an empty source, which would be read for ever
+                    raise  # an empty source would be read forever
                 self._go_to(self._num_ended + 1)
                 continue
             self._is_empty = False
@@ -139,16 +132,16 @@ class RepeatedReader(Reader):
             self._reader = self._open(self._first + num_ended)
 
     def state(self) -> Any:
-        """Returns the epoch, and the place in it."""
+        """Returns the epoch and the position in it."""
         return {"num_ended": self._num_ended, "source": self._reader.state()}
 
     def restore(self, state: Any) -> None:
-        """Goes to the epoch, and to the place in it."""
+        """Restores the epoch and the position in it."""
         self._go_to(state["num_ended"])
         if self._count is None or self._num_ended < self._count:
             self._reader.restore(state["source"])
-            self._is_empty = False  # it may stand at the end of an epoch that had batches
+            self._is_empty = False  # may be at the end of an epoch with batches
 
     def close(self) -> None:
-        """Closes the reader of the epoch."""
+        """Closes the reader of the current epoch."""
         self._reader.close()

@@ -1,4 +1,4 @@
-"""Batches that can be asked for by number: a list of batches, a Keras PyDataset."""
+"""Sources of indexable batches: lists, and Keras PyDatasets with their workers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ __all__ = ["PyDatasetSource", "SequenceSource"]
 
 
 class SequenceSource(Source):
-    """A list or tuple of batches.
-
-    Args:
-        batches: pytrees of arrays.
-    """
+    """A list or tuple of batches."""
 
     @property
     def order_follows_epoch(self) -> bool:
@@ -33,19 +29,12 @@ class SequenceSource(Source):
         return len(self._batches)
 
     def open(self, epoch: int) -> Reader:
-        """Begins to read from the beginning.
-
-        Args:
-            epoch: has no influence.
-
-        Returns:
-            The reader.
-        """
-        return _ByNumber(iter(range(len(self._batches))), self._batches.__getitem__)
+        """Opens the sequence."""
+        return _IndexReader(iter(range(len(self._batches))), self._batches.__getitem__)
 
 
-class _ByNumber(Reader):
-    """Reads batches by their numbers, so that going on from the middle reads nothing twice."""
+class _IndexReader(Reader):
+    """Reads batches by index, so that resuming reads none twice."""
 
     def __init__(self, numbers: Iterator[int], get: Any) -> None:
         self._numbers = numbers
@@ -61,34 +50,23 @@ class _ByNumber(Reader):
 
 
 class PyDatasetSource(Source):
-    """A `keras.utils.PyDataset`, with its workers.
-
-    Args:
-        dataset: has `num_batches`, `__getitem__`, `on_epoch_begin` and `on_epoch_end`.
-    """
+    """A `keras.utils.PyDataset`, with its workers."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     @property
     def cardinality(self) -> int:
-        """Number of batches; infinite where the dataset says None."""
+        """Number of batches; infinite if the dataset returns None."""
         count = self._dataset.num_batches
         return INFINITE_CARDINALITY if count is None else int(count)
 
     def open(self, epoch: int) -> Reader:
-        """Tells the dataset that an epoch begins and reads from batch 0.
-
-        Args:
-            epoch: has no influence: a PyDataset shuffles in `on_epoch_end`, if at all.
-
-        Returns:
-            The reader.
-        """
+        """Notifies the dataset of a new epoch and reads from batch 0."""
         return _PyDatasetReader(self._dataset)
 
 
-_worker_dataset: Any = None  # in a worker process: the dataset that it was made for
+_worker_dataset: Any = None  # the dataset of a worker process
 
 
 def _set_worker_dataset(dataset: Any) -> None:
@@ -101,7 +79,7 @@ def _get_from_worker_dataset(number: int) -> Any:
 
 
 class _PyDatasetReader(Reader):
-    """Reads in order what the workers compute ahead."""
+    """Reads batches in order, computed ahead by the workers."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

@@ -1,4 +1,4 @@
-"""Sources that can be read in parts: files, and datasets with a place for a shard."""
+"""Sources that can be sharded: files, and datasets with a shard hint."""
 
 from __future__ import annotations
 
@@ -14,22 +14,14 @@ SHARD_HINT = -1
 
 
 class FileSource(Source):
-    """A dataset of batches that a function makes of a list of files.
-
-    Args:
-        files: their names.
-        make: given some of the files, returns the source that reads them.
-
-    Raises:
-        ValueError: no files.
-    """
+    """A dataset that a function creates from a list of files."""
 
     def __init__(self, files: Sequence[Any], make: Callable[[list[Any]], Source]) -> None:
         if not files:
             raise ValueError(
                 explain(
-                    "A dataset of no files was asked for.",
-                    expected="one or more.",
+                    "The list of files is empty.",
+                    expected="one or more files.",
                     fix="check the pattern that finds them.",
                 )
             )
@@ -43,50 +35,31 @@ class FileSource(Source):
         return len(self._files)
 
     def shard(self, num_shards: int, index: int) -> Source:
-        """Returns every `num_shards`th file from `index` on.
-
-        Args:
-            num_shards: 1 or more.
-            index: 0 <= index < num_shards.
-
-        Returns:
-            The source.
-        """
+        """Returns every `num_shards`th file from `index` on."""
         return FileSource(self._files[index::num_shards], self._make)
 
     @property
     def order_follows_epoch(self) -> bool:
-        """As of the dataset of the files."""
-        return self._made().order_follows_epoch
+        """Same as the dataset of the files."""
+        return self._whole_source().order_follows_epoch
 
-    def _made(self) -> Source:
+    def _whole_source(self) -> Source:
         if self._source is None:
             self._source = self._make(list(self._files))
         return self._source
 
     @property
     def cardinality(self) -> int:
-        """Number of batches, as the dataset of the files tells it."""
-        return self._made().cardinality
+        """Number of batches of the dataset of the files."""
+        return self._whole_source().cardinality
 
     def open(self, epoch: int) -> Reader:
-        """Begins to read from the beginning.
-
-        Args:
-            epoch: handed to the dataset of the files.
-
-        Returns:
-            The reader.
-        """
-        return self._made().open(epoch)
+        """Opens the dataset of the files."""
+        return self._whole_source().open(epoch)
 
 
 class HintSource(Source):
-    """A dataset whose shard is chosen by whoever distributes it.
-
-    Args:
-        make: given the number of shards and which one, returns the source that reads it.
-    """
+    """A dataset with a shard hint, created from the number of shards and the index."""
 
     def __init__(self, make: Callable[[int, int], Source]) -> None:
         self._make = make
@@ -98,23 +71,15 @@ class HintSource(Source):
         return True
 
     def shard(self, num_shards: int, index: int) -> Source:
-        """Fills the hint in.
-
-        Args:
-            num_shards: 1 or more.
-            index: 0 <= index < num_shards.
-
-        Returns:
-            The source.
-        """
+        """Fills in the hint."""
         return self._make(num_shards, index)
 
     @property
     def order_follows_epoch(self) -> bool:
-        """As of the dataset."""
-        return self._of_one().order_follows_epoch
+        """Same as the unsharded dataset."""
+        return self._unsharded().order_follows_epoch
 
-    def _of_one(self) -> Source:
+    def _unsharded(self) -> Source:
         if self._whole is None:
             self._whole = self._make(1, 0)
         return self._whole
@@ -122,15 +87,8 @@ class HintSource(Source):
     @property
     def cardinality(self) -> int:
         """Number of batches of all examples."""
-        return self._of_one().cardinality
+        return self._unsharded().cardinality
 
     def open(self, epoch: int) -> Reader:
-        """Begins to read all examples.
-
-        Args:
-            epoch: handed to the dataset.
-
-        Returns:
-            The reader.
-        """
-        return self._of_one().open(epoch)
+        """Opens the unsharded dataset."""
+        return self._unsharded().open(epoch)

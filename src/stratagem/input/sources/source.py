@@ -1,35 +1,35 @@
-"""What a source of batches is: something that can be read from its beginning, epoch by epoch."""
+"""Base classes of sources and readers: batches read epoch by epoch, with resumable positions."""
 
 from __future__ import annotations
 
 import abc
 from typing import Any
 
-from stratagem.input.sources.spec import spec_of
+from stratagem.input.sources.array_spec import spec_of
 from stratagem.messages import explain
 from stratagem.options import AutoShardPolicy
 
 __all__ = [
-    "BATCHES_A_SNAPSHOT",
+    "BATCHES_PER_SNAPSHOT",
     "INFINITE_CARDINALITY",
     "Reader",
     "Source",
     "UNKNOWN_CARDINALITY",
-    "stateless_reader",
+    "not_resumable_error",
 ]
 
-# A state that costs something to ask for is asked for once in so many batches; whoever goes on
-# from there reads the batches since then again.
-BATCHES_A_SNAPSHOT = 32
+# An expensive state is read once per this many batches; resuming reads the batches since then
+# again.
+BATCHES_PER_SNAPSHOT = 32
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 
 
 class Reader(abc.ABC):
-    """Reads a source once, from its beginning to its end, in one thread at a time.
+    """Reads a source once from start to end, in one thread at a time.
 
-    `num_read` batches were read so far, those passed over included. `has_cheap_state` tells whether
-    the state may be asked for after every batch.
+    `num_read` counts batches, including skipped ones. `has_cheap_state` is True if the state may be
+    read after every batch.
     """
 
     num_read: int = 0
@@ -40,7 +40,7 @@ class Reader(abc.ABC):
         return self
 
     def __next__(self) -> Any:
-        if self._has_ended:  # the end is met once, also by whoever asks again
+        if self._has_ended:  # do not read past the end
             raise StopIteration
         try:
             batch = self.read()
@@ -52,34 +52,22 @@ class Reader(abc.ABC):
 
     @abc.abstractmethod
     def read(self) -> Any:
-        """Returns the next batch, a pytree of arrays.
-
-        Raises:
-            StopIteration: there is none.
-        """
+        """Returns the next batch, a pytree of arrays; raises StopIteration at the end."""
 
     def state(self) -> Any:
-        """Returns what makes another reader of the same source go on after the last batch read.
+        """Returns the position after the last batch, as JSON, for `restore` of another reader.
 
-        Returns:
-            Dicts, lists, texts and numbers only, so that it can be written as JSON.
-
-        Raises:
-            NotImplementedError: this kind of source cannot go on from the middle.
+        Raises NotImplementedError if the source cannot be resumed.
         """
         return {"num_read": self.num_read}
 
     def restore(self, state: Any) -> None:
-        """Goes to where another reader was. By default it reads what comes before once more.
-
-        Args:
-            state: what `state` returned.
-        """
+        """Resumes from a state; by default, reads earlier batches again."""
         for _ in range(state["num_read"]):
             next(self)
 
     def close(self) -> None:  # noqa: B027 - most readers hold nothing
-        """Gives back what the reader holds: processes, threads, files."""
+        """Releases processes, threads and files."""
 
 
 class Source(abc.ABC):
@@ -87,7 +75,7 @@ class Source(abc.ABC):
 
     @property
     def order_follows_epoch(self) -> bool:
-        """Whether an epoch can be read without those before it: its number decides its order."""
+        """True if the epoch number determines the order of an epoch."""
         return False
 
     @property
@@ -97,48 +85,29 @@ class Source(abc.ABC):
 
     @property
     def num_files(self) -> int | None:
-        """Files that the source is made of; None if it is not, or nobody can tell."""
+        """Number of files of the source; None if there are none or the number is unknown."""
         return None
 
     @property
     def has_shard_hint(self) -> bool:
-        """Whether the source holds a place for the number of shards and which one to read."""
+        """True if the source has a shard hint to fill in."""
         return False
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
-        """What the dataset itself says about sharing."""
+        """Sharding policy that the dataset itself specifies."""
         return AutoShardPolicy.AUTO
 
     def shard(self, num_shards: int, index: int) -> Source:
-        """Returns every `num_shards`th file from `index` on; of a hint, fills it in.
-
-        Args:
-            num_shards: 1 or more.
-            index: 0 <= index < num_shards.
-
-        Returns:
-            The source of that part; batches keep their size.
-        """
-        raise NotImplementedError  # asked only of sources of files or with a hint
+        """Returns every `num_shards`th file from `index` on, or fills in a hint."""
+        raise NotImplementedError  # only sources of files or with a hint are sharded
 
     @abc.abstractmethod
     def open(self, epoch: int) -> Reader:
-        """Begins to read from the beginning.
-
-        Args:
-            epoch: from 0; a source that shuffles by itself does so anew in each.
-
-        Returns:
-            The reader.
-        """
+        """Opens an epoch, from 0; sources that shuffle by themselves ignore the number."""
 
     def element_spec(self) -> Any:
-        """Returns the shapes and dtypes of a batch, the batch axis None. May read one batch.
-
-        Returns:
-            Pytree of `ArraySpec`; None where there is no data at all.
-        """
+        """Returns the `ArraySpec`s of a batch, or None without data. May read one batch."""
         reader = self.open(0)
         try:
             return spec_of(next(reader, None))
@@ -146,22 +115,13 @@ class Source(abc.ABC):
             reader.close()
 
 
-def stateless_reader(kind: str, *, fix: str) -> NotImplementedError:
-    """Returns the error for a source whose position cannot be saved.
-
-    Args:
-        kind: what the source is.
-        fix: what else could be used.
-
-    Returns:
-        The error, to be raised.
-    """
+def not_resumable_error(kind: str, *, fix: str) -> NotImplementedError:
+    """Returns the error for a source that cannot be resumed."""
     return NotImplementedError(
         explain(
-            f"The state of reading {kind} was asked for.",
-            expected="a source that can go on from the middle: sg.input.Dataset of arrays or "
-            "files, Grain, tf.data, PyDataset, a list of batches, or an iterator with get_state "
-            "and set_state.",
+            f"The position in {kind} cannot be saved.",
+            expected="a source that can be resumed: sg.input.Dataset of arrays or files, Grain, "
+            "tf.data, PyDataset, a list of batches, or an iterator with get_state and set_state.",
             fix=fix,
         )
     )

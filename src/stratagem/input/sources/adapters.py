@@ -1,4 +1,4 @@
-"""Which adapter reads which kind of dataset."""
+"""Selection of the adapter that reads a dataset, batches its examples, or shards them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,9 @@ __all__ = ["as_source", "batched_source", "every_nth"]
 def as_source(dataset: Any) -> Source:
     """Returns the source that reads a dataset of batches.
 
-    Args:
-        dataset: a Source; a tf.data, Grain or Hugging Face dataset; a torch DataLoader; a Keras
-            PyDataset; a list of batches; or any other iterable of batches.
-
-    Returns:
-        The source.
-
-    Raises:
-        TypeError: no such thing.
-        ValueError: arrays, which are not batched.
+    Supports Sources, tf.data, Grain and Hugging Face datasets, torch DataLoaders, Keras PyDatasets,
+    and any iterable of batches. Raises TypeError for other objects and ValueError for unbatched
+    arrays.
     """
     if isinstance(dataset, Source):
         return dataset
@@ -46,9 +39,9 @@ def as_source(dataset: Any) -> Source:
     if _is_arrays(dataset):
         raise ValueError(
             explain(
-                f"{_kind(dataset)} of arrays was given as a dataset.",
+                f"Unbatched arrays were passed as a dataset, in {_kind(dataset)}.",
                 expected="a dataset of batches.",
-                fix="batch it: sg.input.Dataset(arrays, batch_size=64, shuffle=True).",
+                fix="batch the arrays: sg.input.Dataset(arrays, batch_size=64, shuffle=True).",
             )
         )
     for fits, make in _ADAPTERS:
@@ -57,15 +50,15 @@ def as_source(dataset: Any) -> Source:
     if callable(dataset):
         raise TypeError(
             explain(
-                f"The function {dataset!r} was given as a dataset.",
+                f"The function {dataset!r} was passed as a dataset.",
                 expected="an iterable of batches.",
-                fix="wrap the function, which is then called for each epoch: "
+                fix="wrap the function, to be called in each epoch: "
                 "sg.input.Dataset.from_generator(function).",
             )
         )
     raise TypeError(
         explain(
-            f"{dataset!r} of type {type(dataset).__name__} was given as a dataset.",
+            f"{dataset!r} of type {type(dataset).__name__} was passed as a dataset.",
             expected="an iterable of batches: sg.input.Dataset, Grain, tf.data, a torch "
             "DataLoader, Hugging Face, Keras PyDataset, a generator or a list.",
             fix="pass one of these.",
@@ -73,7 +66,7 @@ def as_source(dataset: Any) -> Source:
     )
 
 
-# The first that fits is taken; an object of a library is often an iterable too.
+# The first match wins; objects of a library are often iterables, too.
 _ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Source]], ...] = (
     (lambda d: is_of(d, "grain", "MapDataset"), GrainMapSource),
     (lambda d: is_of(d, "grain", "IterDataset"), GrainIterSource),
@@ -102,19 +95,8 @@ def batched_source(
 ) -> Source:
     """Returns a source that batches examples.
 
-    Args:
-        examples: a pytree of arrays with the examples on axis 0; a Grain or Hugging Face dataset;
-            or anything with a length that gives an example for each number.
-        batch_size: examples of a batch.
-        shuffle: a new order in each epoch.
-        seed: of the order.
-        drop_remainder: leave out a last batch that is short.
-
-    Returns:
-        The source.
-
-    Raises:
-        TypeError: examples that cannot be asked for by number.
+    `examples` is a pytree of arrays with examples on axis 0, a Grain or Hugging Face dataset, or an
+    object with `len()` and `[]`; other objects raise TypeError.
     """
     options: dict[str, Any] = {
         "batch_size": batch_size,
@@ -134,35 +116,22 @@ def batched_source(
         return RowSource(lambda rows: _stacked(examples, rows), len(examples), **options)
     raise TypeError(
         explain(
-            f"batch_size={batch_size} was given with {_kind(examples)}, whose examples have no "
-            "numbers.",
+            f"batch_size={batch_size} was passed with {_kind(examples)}, which cannot be indexed.",
             expected="arrays, a Grain MapDataset, a Hugging Face Dataset, or an object with "
             "len() and [].",
-            fix="batch it with its own library and leave batch_size out.",
+            fix="batch it with its own library and omit batch_size.",
         )
     )
 
 
 def every_nth(examples: Any, num_shards: int, index: int) -> Any:
-    """Returns every `num_shards`th example from `index` on.
-
-    Args:
-        examples: as `batched_source` takes them.
-        num_shards: 1 or more.
-        index: 0 <= index < num_shards.
-
-    Returns:
-        Examples, again as `batched_source` takes them.
-
-    Raises:
-        ValueError: numbers out of range.
-    """
+    """Returns every `num_shards`th example from `index` on, for `batched_source`."""
     if num_shards < 1 or not 0 <= index < num_shards:
         raise ValueError(
             explain(
                 f"shard received num_shards={num_shards} and index={index}.",
                 expected="0 <= index < num_shards, or SHARD_HINT for both.",
-                fix="count shards from 0.",
+                fix="pass an index from 0 to num_shards - 1.",
             )
         )
     if _is_arrays(examples):
@@ -175,7 +144,7 @@ def every_nth(examples: Any, num_shards: int, index: int) -> Any:
 
 
 class _EveryNth:
-    """Some of the examples of an object that gives one for each number."""
+    """A strided selection of the examples of an indexable object."""
 
     def __init__(self, examples: Any, num_shards: int, index: int) -> None:
         self._examples = examples
@@ -193,12 +162,12 @@ def _kind(value: Any) -> str:
 
 
 def _is_arrays(value: Any) -> bool:
-    """Whether a value is an array or a pytree of arrays. A list is one of batches or examples."""
+    """True for an array or a pytree of arrays. A list holds batches or examples."""
     if isinstance(value, dict):
         return True
     if not isinstance(value, tuple):
         return isinstance(value, np.ndarray | jax.Array)
-    leaves = jax.tree.leaves(value, is_leaf=_is_no_nest)
+    leaves = jax.tree.leaves(value, is_leaf=_is_leaf)
     return bool(leaves) and all(
         isinstance(leaf, np.ndarray | np.generic | jax.Array) for leaf in leaves
     )
@@ -209,5 +178,5 @@ def _stacked(examples: Any, rows: Any) -> Any:
     return jax.tree.map(lambda *parts: np.stack(parts), *[examples[number] for number in numbers])
 
 
-def _is_no_nest(value: Any) -> bool:
+def _is_leaf(value: Any) -> bool:
     return not isinstance(value, dict | tuple | list)

@@ -1,4 +1,4 @@
-"""Two processes that read different data ahead of their programs, and leave it early."""
+"""Processes that read different data ahead of their programs and leave it early."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stratagem.group import Group, GroupLimits
-from stratagem.input import agreement
+from stratagem.input import size_exchange
 from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.loader import Loader
 from stratagem.input.prefetch import Prefetcher
@@ -35,8 +35,10 @@ def prefetchers(members, monkeypatch) -> list[Prefetcher]:
     """Of both processes, each over 50 batches of its own."""
     both = []
     for index, member in enumerate(members):
-        monkeypatch.setattr(agreement, "current_group", lambda member=member: member)
-        reading = agreement.Reading("dataset 0 (1)", 1, lambda reader: join_parts([next(reader)]))
+        monkeypatch.setattr(size_exchange, "current_group", lambda member=member: member)
+        reading = size_exchange.SynchronizedReading(
+            "dataset 0 (1)", 1, lambda reader: join_parts([next(reader)])
+        )
         reader = as_source([np.full(1 + index, step) for step in range(50)]).open(0)
         both.append(
             Prefetcher(

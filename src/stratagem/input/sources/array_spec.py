@@ -1,4 +1,4 @@
-"""Shapes and dtypes of batches, whose number of examples is open."""
+"""`ArraySpec`: shape and dtype of batches with an open batch size."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["ArraySpec", "spec_of"]
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Shape and dtype of an array; an axis of open length is None.
+    """Shape and dtype of an array; None stands for an unknown size.
 
-    JAX's `ShapeDtypeStruct` refuses open axes from JAX 0.12 on.
+    JAX's `ShapeDtypeStruct` rejects None from JAX 0.12 on.
 
     Args:
-        shape: length of each axis, or None.
+        shape: size of each axis, or None.
         dtype: of the elements.
 
     Example:
@@ -36,7 +36,7 @@ class ArraySpec:
 
 
 def spec_of(batch: Any) -> Any:
-    """Returns the specs of a batch, a pytree of arrays, with an open batch axis."""
+    """Returns the `ArraySpec`s of a batch, with None as batch size."""
 
     def spec(leaf: Any) -> ArraySpec:
         array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)

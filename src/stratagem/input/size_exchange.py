@@ -1,7 +1,7 @@
-"""How much each process has read, where each of them reads something else.
+"""Exchange of batch sizes between processes that read different data.
 
-The sizes of the parts are part of the program that all run, so that each has to know those of all.
-A process whose data has ended goes on with empty parts until all have ended.
+Batch sizes are part of the program that all processes run, so each needs the sizes of all. A
+process without further data continues with empty batches until all data has ended.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ from stratagem.input.sources import Reader
 from stratagem.messages import explain
 from stratagem.topology.lockstep import waiting_for_input
 
-__all__ = ["Agreement", "Reading"]
+__all__ = ["SizeExchange", "SynchronizedReading"]
 
-_numbers = itertools.count()  # all processes make their datasets in the same order
+_numbers = itertools.count()  # all processes create their datasets in the same order
 
 
-class Agreement:
-    """What the processes tell each other about one distributed dataset.
-
-    Args:
-        num_local_replicas: replicas of this process.
-    """
+class SizeExchange:
+    """Exchanges lengths and batch sizes of one distributed dataset."""
 
     def __init__(self, num_local_replicas: int) -> None:
         self._name = f"dataset {next(_numbers)}"
@@ -38,11 +34,7 @@ class Agreement:
         self._cardinalities: dict[int, int] = {}
 
     def cardinality(self, own: int) -> int:
-        """Returns the steps of an epoch of all: as many as the process with the most data has.
-
-        Args:
-            own: those of this process; negative where they are not known.
-        """
+        """Returns the largest number of steps of any process, or negative if one is unknown."""
         if own not in self._cardinalities:
             group = current_group()
             assert group is not None
@@ -50,27 +42,16 @@ class Agreement:
             self._cardinalities[own] = min(counts) if min(counts) < 0 else max(counts)
         return self._cardinalities[own]
 
-    def reading(self, read: Callable[[Reader], HostBatch]) -> Reading:
-        """Begins to read the dataset once more.
-
-        Args:
-            read: reads the next batch of this process.
-
-        Returns:
-            What reads the next batch and agrees on it with the others.
-        """
+    def reading(self, read: Callable[[Reader], HostBatch]) -> SynchronizedReading:
+        """Starts another pass over the dataset; `read` returns this process's next batch."""
         self._num_readings += 1
-        return Reading(f"{self._name} ({self._num_readings})", self._num_local_replicas, read)
+        return SynchronizedReading(
+            f"{self._name} ({self._num_readings})", self._num_local_replicas, read
+        )
 
 
-class Reading:
-    """One time through a dataset.
-
-    Args:
-        name: of this time, the same on all processes.
-        num_local_replicas: replicas of this process.
-        read: reads the next batch of this process.
-    """
+class SynchronizedReading:
+    """One pass over a dataset; `name` is the same on all processes."""
 
     def __init__(
         self, name: str, num_local_replicas: int, read: Callable[[Reader], HostBatch]
@@ -82,19 +63,14 @@ class Reading:
         self._stream = group.stream(name)
         self._count = num_local_replicas
         self._read = read
-        self._pattern: HostBatch | None = None  # what an empty batch looks like
+        self._pattern: HostBatch | None = None  # a batch with the structure of an empty one
         self._has_ended = False
 
     def next(self, reader: Reader) -> HostBatch:
         """Returns the next batch, with the lengths of all replicas.
 
-        Args:
-            reader: of the source of this process.
-
-        Raises:
-            StopIteration: the data of all has ended, or the reading was given up.
-            RuntimeError: another process has given it up.
-            InvalidArgumentError: this process has no data at all.
+        Raises StopIteration when all data has ended or the reading was closed here, RuntimeError if
+        another process closed it, and InvalidArgumentError if this process has no data at all.
         """
         batch = None
         if not self._has_ended:
@@ -103,38 +79,35 @@ class Reading:
             except StopIteration:
                 self._has_ended = True
         own = None if batch is None else (batch.size, batch.lengths)
-        # A thread that reads ahead says nothing of where the program is.
+        # A thread that reads ahead must not change the position of the program.
         is_main = threading.current_thread() is threading.main_thread()
         with waiting_for_input(self._name) if is_main else contextlib.nullcontext():
-            told = self._stream.exchange(own)
-        if told is None or all(theirs is None for theirs in told):
+            sizes = self._stream.exchange(own)
+        if sizes is None or all(theirs is None for theirs in sizes):
             raise StopIteration
-        size = max(theirs[0] for theirs in told if theirs is not None)
+        size = max(theirs[0] for theirs in sizes if theirs is not None)
         lengths: list[int] = []
-        for theirs in told:
+        for theirs in sizes:
             none = (0,) * self._count
             lengths += none if theirs is None else theirs[1] or (theirs[0],) * self._count
         self._pattern = batch or self._pattern
         if self._pattern is None:
-            raise self._nothing()
+            raise self._no_data_error()
         parts: list[Any] = [None] * self._count if batch is None else batch.parts(self._count)
         if batch is None:
             parts[0] = self._pattern.rows(0, 0)
         return join_parts(parts, size=size, all_lengths=tuple(lengths))
 
     def give_up(self) -> None:
-        """Ends the reading: whoever waits in `next` hears that there is nothing more.
-
-        May be called again, and from any thread.
-        """
+        """Closes the reading and wakes threads in `next`; from any thread, repeatedly."""
         self._stream.close()
 
-    def _nothing(self) -> InvalidArgumentError:
+    def _no_data_error(self) -> InvalidArgumentError:
         return InvalidArgumentError(
             explain(
-                f"{self._label} has no data at all in {self._name}, and others have.",
-                expected="at least one batch on each worker: what an empty one looks like is not "
-                "known else.",
-                fix="give each worker some of the data, or choose AutoShardPolicy.DATA.",
+                f"{self._label} has no data at all in {self._name}, but other workers have.",
+                expected="at least one batch on each worker, which defines the structure of empty "
+                "ones.",
+                fix="give each worker some of the data, or use AutoShardPolicy.DATA.",
             )
         )
