@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from stratagem.cli import main
 from stratagem.cli.launch import command
 from stratagem.launch import LaunchOptions, scripts
-from stratagem.launch.ends import TaskEnd
-from stratagem.launch.launcher import Outcome
+from stratagem.launch.restart.launcher import Outcome
+from stratagem.launch.tasks.exit_status import TaskEnd
 
 PAGE = Path(__file__).parents[2] / "docs" / "launch.md"
 OPTIONS = {

@@ -9,7 +9,7 @@ import pytest
 import ray  # noqa: F401 - sets a variable of its own, once, before any test
 
 from stratagem.coordinator import ClusterCoordinator
-from stratagem.remote.ray_cluster import RayCluster, start_local_ray
+from stratagem.remote.ray.ray_cluster import RayCluster, start_local_ray
 from tests.coordinator import shared_with_workers
 from tests.coordinator.clusters import coordinated
 

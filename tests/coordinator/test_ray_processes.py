@@ -18,8 +18,8 @@ from stratagem.background_errors import take_reported
 from stratagem.coordinator import restarts
 from stratagem.coordinator.ray_processes import RayProcesses
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.remote.ray_cluster import RayCluster
-from stratagem.servers import ClusterKeys, Connections, Message, ServerClient, ShardLayout
+from stratagem.remote.ray.ray_cluster import RayCluster
+from stratagem.servers import ClusterKeys, Connections, Message, ShardLayout, ServedVariables
 from tests.coordinator import served
 from tests.remote.living import wait_for_end
 

@@ -13,7 +13,7 @@ import ray
 from stratagem.cluster import ClusterSpec
 from stratagem.coordinator.shared_cluster import SharedCluster
 from stratagem.errors import DeadlineExceededError
-from stratagem.remote.meeting import Meeting
+from stratagem.remote.ray.meeting import Meeting
 from tests.coordinator.machines import run_on_machines
 from tests.multiprocess.namespaces import can_make_hosts
 

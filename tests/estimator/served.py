@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.remote.meeting import Meeting
+from stratagem.remote.ray.meeting import Meeting
 from stratagem.servers import ASYNCHRONOUS
 from stratagem.strategies import RemoteStateStrategy
 from stratagem.strategies.process_parts import independent_parts

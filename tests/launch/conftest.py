@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.launch import lines
+from stratagem.launch.tasks.output import line_buffer as lines
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,10 @@ import threading
 import pytest
 
 import stratagem as sg
-from stratagem.launch import group, policy
-from stratagem.launch.launcher import launch
-from stratagem.launch.options import LaunchOptions
+from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.restart import policy
+from stratagem.launch.restart import task_group as group
+from stratagem.launch.restart.launcher import launch
 from tests.launch.waiting import is_running, number_in
 
 WAIT = "import time; time.sleep(1000)\n"

@@ -18,10 +18,10 @@ import pytest
 
 from stratagem.cluster import ClusterSpec, SimpleClusterResolver
 from stratagem.errors import DeadlineExceededError
-from stratagem.launch.ports import free_ports
+from stratagem.launch.plan.ports import free_ports
 from stratagem.launch.scripts import RemoteError
 from stratagem.remote import remote_cluster
-from stratagem.remote.local_code import local_modules
+from stratagem.remote.jobs.local_code import local_modules
 from stratagem.remote.remote_cluster import RemoteCluster
 from tests.remote.heads import Head
 

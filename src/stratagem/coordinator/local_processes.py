@@ -24,8 +24,8 @@ from stratagem.coordinator.start_errors import (
 )
 from stratagem.coordinator.watchers import Watchers
 from stratagem.errors import UnavailableError
-from stratagem.launch.standby import ForkedProcess, Standby
-from stratagem.launch.standby_server import serve_with
+from stratagem.launch.prefork.fork_server import ForkedProcess, Standby
+from stratagem.launch.prefork.server_program import serve_with
 from stratagem.optional_libraries import load
 from stratagem.servers.closing import Closing
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from stratagem import environment
 from stratagem.cluster import ClusterSpec
-from stratagem.remote.leader import leader_of
-from stratagem.remote.ray_cluster import load_ray
-from stratagem.remote.ray_nodes import resource_of_task
+from stratagem.remote.ray.leader import leader_of
+from stratagem.remote.ray.ray_cluster import load_ray
+from stratagem.remote.ray.ray_nodes import resource_of_task
 
 __all__ = ["Placing"]
 

@@ -29,10 +29,10 @@ from stratagem.coordinator.start_errors import (
 )
 from stratagem.coordinator.watchers import Watchers
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.launch.served_process import ServedProcess
+from stratagem.launch.prefork.served_process import ServedProcess
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
-from stratagem.remote.ray_cluster import load_ray
+from stratagem.remote.ray.ray_cluster import load_ray
 from stratagem.servers.closing import Closing
 
 __all__ = ["RayProcesses"]

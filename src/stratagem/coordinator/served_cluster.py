@@ -17,10 +17,10 @@ from stratagem.coordinator.local_processes import LocalProcesses, SharedStandby
 from stratagem.coordinator.packing import packing
 from stratagem.coordinator.placing import Placing
 from stratagem.coordinator.ray_processes import RayProcesses
-from stratagem.launch.served_process import HOST_VARIABLE
-from stratagem.remote.leader import leader_of
-from stratagem.remote.ray_cluster import is_connected, start_local_ray
-from stratagem.remote.ray_nodes import RayNode, start_head
+from stratagem.launch.prefork.served_process import HOST_VARIABLE
+from stratagem.remote.ray.leader import leader_of
+from stratagem.remote.ray.ray_cluster import is_connected, start_local_ray
+from stratagem.remote.ray.ray_nodes import RayNode, start_head
 from stratagem.servers import ClusterKeys
 from stratagem.servers.closing import Closing
 from stratagem.strategies import ClusterPlan

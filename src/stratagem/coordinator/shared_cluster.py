@@ -18,10 +18,10 @@ from stratagem.coordinator.served_cluster import ServedCluster
 from stratagem.errors import DeadlineExceededError
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
-from stratagem.remote.leader import leader_of
-from stratagem.remote.meeting import ACTOR, NAMESPACE, Meeting
-from stratagem.remote.ray_cluster import load_ray, start_local_ray
-from stratagem.remote.ray_nodes import expect_token, join_as_node
+from stratagem.remote.ray.leader import leader_of
+from stratagem.remote.ray.meeting import ACTOR, NAMESPACE, Meeting
+from stratagem.remote.ray.ray_cluster import load_ray, start_local_ray
+from stratagem.remote.ray.ray_nodes import expect_token, join_as_node
 from stratagem.servers import ClusterKeys
 from stratagem.servers.closing import Closing
 from stratagem.strategies import ClusterPlan

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 
 from stratagem.coordinator import Worker
-from stratagem.remote.ray_cluster import own_host
+from stratagem.remote.ray.ray_cluster import own_host
 from stratagem.servers import ClusterKeys, ParameterServer
 
 __all__ = ["serve_server", "serve_worker"]

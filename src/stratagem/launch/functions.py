@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from stratagem.launch import function_task
-from stratagem.launch.elastic import ElasticConfig
-from stratagem.launch.ends import TaskEnd, last_words
-from stratagem.launch.launcher import Outcome, launch
-from stratagem.launch.options import LaunchArguments, LaunchOptions
-from stratagem.launch.plan import TaskPlan
+from stratagem.launch.plan.elastic import ElasticConfig
+from stratagem.launch.plan.options import LaunchArguments, LaunchOptions
+from stratagem.launch.plan.task_plan import TaskPlan
+from stratagem.launch.restart.launcher import Outcome, launch
 from stratagem.launch.scripts import RemoteError, failure, finish_here
+from stratagem.launch.tasks import function_task
+from stratagem.launch.tasks.exit_status import TaskEnd, last_words
 from stratagem.messages import explain
 
 __all__ = ["spawn"]

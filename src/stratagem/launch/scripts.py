@@ -7,11 +7,11 @@ import signal
 from collections.abc import Sequence
 from typing import Unpack
 
-from stratagem.launch.command import command_of
-from stratagem.launch.elastic import ElasticConfig
-from stratagem.launch.ends import TaskEnd, how_it_ended, last_words
-from stratagem.launch.launcher import Outcome, launch
-from stratagem.launch.options import LaunchArguments, LaunchOptions
+from stratagem.launch.plan.elastic import ElasticConfig
+from stratagem.launch.plan.options import LaunchArguments, LaunchOptions
+from stratagem.launch.restart.launcher import Outcome, launch
+from stratagem.launch.tasks.command import command_of
+from stratagem.launch.tasks.exit_status import TaskEnd, how_it_ended, last_words
 from stratagem.messages import explain
 
 __all__ = ["RemoteError", "failure", "finish_here", "run", "run_script"]

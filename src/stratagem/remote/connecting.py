@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from stratagem import environment
 from stratagem.cluster import ClusterDef, ClusterResolver, ClusterSpec
 from stratagem.messages import explain
-from stratagem.remote.job_plan import JOB_VARIABLE
+from stratagem.remote.jobs.job_plan import JOB_VARIABLE
 from stratagem.remote.remote_cluster import RemoteArguments, RemoteCluster
 
 __all__ = ["connect_to_cluster"]

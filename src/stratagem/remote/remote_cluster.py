@@ -20,19 +20,19 @@ from stratagem import environment
 from stratagem.cluster import ClusterDef, ClusterResolver, ClusterSpec, task_count
 from stratagem.cluster.addresses import join_address, split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.launch.restart.signals import CaughtSignals
 from stratagem.launch.scripts import RemoteError
-from stratagem.launch.signals import CaughtSignals
 from stratagem.messages import explain
-from stratagem.remote.following import Ended, follow
-from stratagem.remote.frames import verified
-from stratagem.remote.job_output import JobOutput
-from stratagem.remote.job_plan import JOB_VARIABLE, JobPlan, answer_key
-from stratagem.remote.jobs import Jobs
-from stratagem.remote.leader import leader_of, tasks_of
-from stratagem.remote.lease import Lease
-from stratagem.remote.local_code import Package, local_modules, pack
-from stratagem.remote.pickling import CALL, dump, find_culprit, load_pickled, outside_of
-from stratagem.remote.ray_nodes import resource_of_task
+from stratagem.remote.jobs.job_log import Ended, follow
+from stratagem.remote.jobs.job_output import JobOutput
+from stratagem.remote.jobs.job_plan import JOB_VARIABLE, JobPlan, answer_key
+from stratagem.remote.jobs.jobs_client import Jobs
+from stratagem.remote.jobs.lease import Lease
+from stratagem.remote.jobs.local_code import Package, local_modules, pack
+from stratagem.remote.jobs.log_frames import verified
+from stratagem.remote.jobs.pickling import CALL, dump, find_culprit, load_pickled, outside_of
+from stratagem.remote.ray.leader import leader_of, tasks_of
+from stratagem.remote.ray.ray_nodes import resource_of_task
 
 __all__ = ["RemoteArguments", "RemoteCluster"]
 
@@ -43,7 +43,7 @@ _TELL_S = 5.0
 _CLIENT = "stratagem_client"
 # Beside what SIGTERM lets a program do; Ray itself gives it 3 s.
 _STOP_S = "10"
-_FUNCTION = ("-m", "stratagem.remote.function_program", "{answer}")
+_FUNCTION = ("-m", "stratagem.remote.jobs.function_program", "{answer}")
 
 
 class RemoteArguments(TypedDict, total=False):
@@ -205,7 +205,7 @@ class RemoteCluster:
             if plan.lease_s is not None:
                 stack.enter_context(Lease(self._jobs, plan.nonce, plan.lease_s))
             job = self._jobs.submit(
-                f"python3 -m stratagem.remote.job {shlex.quote(plan.to_json())}",
+                f"python3 -m stratagem.remote.jobs.job {shlex.quote(plan.to_json())}",
                 {
                     "working_dir": f"gcs://{package.name}",
                     "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_S, JOB_VARIABLE: plan.nonce},

@@ -14,11 +14,11 @@ from stratagem.cluster import ClusterDef, ClusterSpec, TFConfigClusterResolver
 from stratagem.cluster.addresses import split_address
 from stratagem.cluster.roles import check_task
 from stratagem.errors import UnavailableError
-from stratagem.launch.ports import free_ports
+from stratagem.launch.plan.ports import free_ports
 from stratagem.messages import explain
-from stratagem.remote.leader import leader_of, tasks_of
-from stratagem.remote.ray_cluster import make_token
-from stratagem.remote.ray_nodes import RayNode, join_as_node, start_head
+from stratagem.remote.ray.leader import leader_of, tasks_of
+from stratagem.remote.ray.ray_cluster import make_token
+from stratagem.remote.ray.ray_nodes import RayNode, join_as_node, start_head
 from stratagem.servers.closing import Closing
 
 __all__ = ["Server", "ServerDef", "run_standard_server"]

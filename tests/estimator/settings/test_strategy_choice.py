@@ -14,7 +14,7 @@ from stratagem.estimator.settings.strategy_choice import (
     made_strategy,
     strategy_of_training,
 )
-from stratagem.remote.job_plan import JOB_VARIABLE
+from stratagem.remote.jobs.job_plan import JOB_VARIABLE
 from tests.coordinator.clusters import local_strategy
 
 

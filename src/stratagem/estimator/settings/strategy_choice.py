@@ -11,7 +11,7 @@ from typing import Any
 from stratagem import environment
 from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.messages import explain
-from stratagem.remote.job_plan import JOB_VARIABLE
+from stratagem.remote.jobs.job_plan import JOB_VARIABLE
 from stratagem.servers.closing import Closing
 from stratagem.strategies import ParameterServerStrategy, Strategy
 

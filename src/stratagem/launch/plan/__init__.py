@@ -1,0 +1,3 @@
+"""Decisions made before any process starts: options, tasks, devices, ports, membership."""
+
+__all__ = []

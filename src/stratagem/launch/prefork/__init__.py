@@ -1,0 +1,3 @@
+"""A fork server that starts processes with JAX and Keras already loaded."""
+
+__all__ = []

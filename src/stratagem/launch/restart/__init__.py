@@ -1,0 +1,3 @@
+"""Running, stopping and restarting the tasks of a launch."""
+
+__all__ = []

@@ -1,0 +1,3 @@
+"""One running task: its process, exit status, output and function call."""
+
+__all__ = []

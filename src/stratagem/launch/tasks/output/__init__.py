@@ -1,0 +1,3 @@
+"""Line-by-line display and parsing of what tasks print."""
+
+__all__ = []

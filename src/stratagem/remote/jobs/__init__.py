@@ -1,0 +1,3 @@
+"""Jobs of a cluster: submitted, run, followed and ended."""
+
+__all__ = []

@@ -1,0 +1,3 @@
+"""Ray: the connection, the nodes of a cluster, and its actors."""
+
+__all__ = []

@@ -1,0 +1,62 @@
+"""What the launcher may be asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import pytest
+
+from stratagem.launch import LaunchOptions
+from stratagem.launch.plan.options import LaunchArguments
+
+
+def test_keyword_arguments_are_the_fields() -> None:
+    fields = {field.name for field in dataclasses.fields(LaunchOptions)}
+    assert fields == LaunchArguments.__optional_keys__
+    hints = typing.get_type_hints(LaunchArguments)
+    assert hints == typing.get_type_hints(LaunchOptions)
+
+
+def test_those_that_lead_come_first() -> None:
+    options = LaunchOptions(workers=2, chief=True, ps=1, evaluator=True)
+    assert options.task_types == ("chief", "worker", "worker", "ps", "evaluator")
+    assert LaunchOptions().task_types == ("worker",)
+    assert LaunchOptions(workers=0, chief=True).task_types == ("chief",)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"workers": -1}, "workers=-1 is too small(?s:.)*at least 0"),
+        ({"ps": -1}, "ps=-1 is too small"),
+        ({"devices_per_worker": 0}, "devices_per_worker=0 is too small(?s:.)*at least 1"),
+        ({"max_restarts": -2}, "max_restarts=-2 is too small"),
+        ({"workers": 0}, "leaves no task that trains"),
+        ({"workers": 0, "ps": 3, "evaluator": True}, "leaves no task that trains"),
+        ({"show": "none"}, "show='none' names nothing to show(?s:.)*'all', 'leader'"),
+        ({"grace_s": -0.5}, "grace_s=-0.5 is no time to wait"),
+        ({"evaluator_grace_s": float("nan")}, "evaluator_grace_s=nan is no time to wait"),
+    ],
+)
+def test_value_out_of_range_is_refused(given, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        LaunchOptions(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"workers": True}, "workers=True is of type bool(?s:.)*a whole number"),
+        ({"workers": None}, "workers=None is of type NoneType(?s:.)*a whole number"),
+        ({"ps": "2"}, "ps='2' is of type str"),
+        ({"devices_per_worker": 1.0}, "devices_per_worker=1.0 is of type float"),
+        ({"chief": 1}, "chief=1 is of type int(?s:.)*True or False"),
+        ({"evaluator": "yes"}, "evaluator='yes' is of type str"),
+        ({"grace_s": "10"}, "grace_s='10' is of type str(?s:.)*a number of seconds"),
+        ({"log_dir": 3}, "log_dir=3 is of type int(?s:.)*a path, or None for no files"),
+    ],
+)
+def test_value_of_another_type_is_refused(given, words) -> None:
+    with pytest.raises(TypeError, match=words):
+        LaunchOptions(**given)

@@ -1,0 +1,147 @@
+"""Processes that are forked of one that has loaded what they need."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratagem.errors import UnavailableError
+from stratagem.launch.prefork.fork_server import ForkedProcess, Standby
+from tests.launch.prefork import served_objects
+from tests.remote.living import descendants, wait_for_end
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+_VARIABLES = {**os.environ, "SERVED_OBJECTS": "yes"}
+_SERVE = pickle.dumps((served_objects.serve, ()))
+
+
+@pytest.fixture
+def standby() -> Iterator[Standby]:
+    made = Standby(["numpy", "colorsys"], _VARIABLES)
+    yield made
+    made.close()
+    assert made.is_over
+
+
+def _told(process: ForkedProcess) -> dict[str, Any]:
+    return json.loads(process.address)
+
+
+def test_process_has_what_was_loaded_and_another_follows_one_that_was_killed(standby) -> None:
+    first = standby.start(_SERVE)
+    told = _told(first)
+    assert told["modules"] == ["colorsys", "numpy"]
+    assert told["variable"] == "yes"
+    assert first.pid in descendants(os.getpid())
+    first.kill()
+    assert first.wait() == "killed by SIGKILL"
+    assert first.wait() == "killed by SIGKILL"
+    second = standby.start(_SERVE)
+    assert second.pid != first.pid
+    assert _told(second)["parent"] == told["parent"]
+    assert _told(second)["numbers"] != told["numbers"]
+    first.kill()  # is no more
+    second.kill()
+    assert second.wait() == "killed by SIGKILL"
+
+
+def test_closing_closes_the_object_and_ends_the_process(standby, tmp_path) -> None:
+    process = standby.start(pickle.dumps((served_objects.serve, (str(tmp_path),))))
+    process.close()
+    assert tmp_path.joinpath("closed").read_text() == str(process.pid)
+    assert not wait_for_end([process.pid])
+
+
+def test_object_that_cannot_be_closed_is_told(tmp_path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, pickle\n"
+        "from stratagem.launch.prefork.fork_server import Standby\n"
+        "from tests.launch.prefork import served_objects\n"
+        "standby = Standby(['numpy'], dict(os.environ))\n"
+        "standby.start(pickle.dumps((served_objects.serve, ()))).close()\n"
+        "standby.close()\n"
+    )
+    root = Path(__file__).parents[3]
+    variables = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "nowhere to leave a file" in done.stderr
+
+
+def test_error_of_the_function_is_raised_with_its_traceback(standby) -> None:
+    with pytest.raises(RuntimeError, match="A process cannot serve: ") as raised:
+        standby.start(pickle.dumps((served_objects.serve_nothing, ())))
+    assert "nothing to serve" in str(raised.value)
+    assert "in serve_nothing" in str(raised.value)
+    process = standby.start(_SERVE)  # the next one starts
+    process.kill()
+    process.wait()
+
+
+def test_process_that_dies_while_it_starts_is_told(standby) -> None:
+    with pytest.raises(UnavailableError, match="A process has died before it could serve"):
+        standby.start(pickle.dumps((served_objects.end, (3,))))
+
+
+def test_what_cannot_be_loaded_is_told() -> None:
+    standby = Standby(["no_such_module"], _VARIABLES)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="No module named 'no_such_module'"):
+            standby.start(_SERVE)
+    standby.close()
+    assert standby.is_over
+
+
+def test_processes_die_with_what_they_were_forked_from(standby) -> None:
+    process = standby.start(_SERVE)
+    os.kill(_told(process)["parent"], signal.SIGKILL)
+    assert process.wait() == "killed by SIGKILL"
+    assert not wait_for_end([process.pid])
+    assert standby.is_over
+    with pytest.raises(UnavailableError, match="A process has died before it could serve"):
+        standby.start(_SERVE)
+
+
+def test_nothing_is_left_when_who_started_it_is_killed() -> None:
+    program = (
+        "import os, pickle, sys\n"
+        "from stratagem.launch.prefork.fork_server import Standby\n"
+        "from tests.launch.prefork import served_objects\n"
+        "process = Standby([], os.environ).start(pickle.dumps((served_objects.serve, ())))\n"
+        "print('pid', process.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    root = str(Path(__file__).parents[3])
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+    ) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "made\n"
+        pid = int(starter.stdout.readline().removeprefix("pid "))
+        started = descendants(starter.pid)
+        assert pid in started
+        starter.kill()
+        assert not wait_for_end(started)
+
+
+def test_backend_that_has_started_is_no_standby() -> None:
+    standby = Standby(["jax", "tests.launch.prefork.starts_backend"], _VARIABLES)
+    with pytest.raises(RuntimeError, match="A backend of JAX has started"):
+        standby.start(_SERVE)
+    standby.close()

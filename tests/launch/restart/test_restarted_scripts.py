@@ -1,0 +1,105 @@
+"""Tasks that are started again: real processes, from their first line to their end."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import stratagem as sg
+from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.restart import policy
+from stratagem.launch.restart.launcher import launch
+from tests.launch.test_scripts import AFTER, SELF, WAIT
+
+
+def test_all_are_started_again_until_they_succeed(capfd, script, folder) -> None:
+    path = script(
+        f"""{AFTER}{SELF}
+attempt = int(os.environ["STRATAGEM_RESTART_COUNT"])
+print("attempt", attempt)
+cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+Path(f"{{name}}-{{attempt}}").write_text(f"{{cluster}}\\n")
+other = Path(f"worker-0-{{attempt}}")
+while not (other.exists() and other.read_text().endswith("\\n")):
+    time.sleep(0.01)
+raise SystemExit(attempt < 2 and task["index"] == 1)
+"""
+    )
+    sg.launch.run(path, workers=2, max_restarts=3, log_dir=folder / "logs")
+    err = capfd.readouterr().err
+    assert re.findall(r"restart . of .", err) == ["restart 1 of 3", "restart 2 of 3"]
+    clusters = [(folder / f"worker-{i}-{a}").read_text() for a in range(3) for i in range(2)]
+    # The same for all tasks of a start, and new ports at each.
+    assert clusters[0::2] == clusters[1::2]
+    assert len(set(clusters)) == 3
+    log = "attempt 0\n=== restart 1 ===\nattempt 1\n=== restart 2 ===\nattempt 2\n"
+    assert (folder / "logs" / "worker-1.log").read_text() == log
+
+
+def test_after_the_last_restart_the_failure_is_raised(capfd, script) -> None:
+    path = script('raise SystemExit(10 + int(os.environ["STRATAGEM_RESTART_COUNT"]))')
+    with pytest.raises(RuntimeError, match="worker 0 failed first of 1 tasks: exit code 11"):
+        sg.launch.run(path, max_restarts=1)
+    assert capfd.readouterr().err.count("failed first: exit code 1") == 2
+
+
+def test_tasks_that_saved_and_left_are_started_again_at_no_charge(
+    capfd, script, monkeypatch
+) -> None:
+    """Worker 1 alone gets notice; worker 0 loses it, or is stopped where it does not notice."""
+    monkeypatch.setattr(policy, "SETTLE_S", 0.0)
+    path = script(
+        f"""
+        attempt = int(os.environ["STRATAGEM_RESTART_COUNT"])
+        if attempt == 0 and task["index"] == 1:
+            raise SystemExit(42)
+        if attempt == 0:
+            {WAIT}
+        print("goes on")
+        """
+    )
+    sg.launch.run(path, workers=2, max_restarts=0)
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == [f"[worker {i}] goes on" for i in range(2)]
+    assert "worker 1 saved and left after notice (exit code 42): stopping the others." in err
+    assert "[launch] Starting all tasks again; it counts as no failure.\n" in err
+    assert "failed" not in err.replace("no failure", "")
+
+
+def test_tasks_that_leave_at_once_for_ever_fail(capfd, script) -> None:
+    with pytest.raises(RuntimeError, match="worker 0 failed first of 1 tasks: exit code 42"):
+        sg.launch.run(script("raise SystemExit(42)"))
+    err = capfd.readouterr().err
+    assert err.count("it counts as no failure") == 2
+    assert err.count("times or more in a row: it counts as a failure.") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "kept"),
+    [
+        ({"max_restarts": 1}, {}, True),
+        ({}, {}, False),
+        ({"max_restarts": 1}, {"JAX_ENABLE_COMPILATION_CACHE": "0"}, False),
+        ({"max_restarts": 1}, {"JAX_COMPILATION_CACHE_DIR": "own"}, False),
+    ],
+)
+def test_folder_for_compiled_programs_lives_as_long_as_the_launch(
+    capfd, script, monkeypatch, options, variables, kept
+) -> None:
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    path = script(
+        """
+        folder = os.environ.get("STRATAGEM_PROGRAM_DIR")
+        print(folder is not None and os.path.isdir(folder) and folder)
+        raise SystemExit(os.environ["STRATAGEM_RESTART_COUNT"] == "0")
+        """
+    )
+    launch([sys.executable, path], LaunchOptions(**options))
+    printed = {line.removeprefix("[worker 0] ") for line in capfd.readouterr().out.splitlines()}
+    (folder,) = printed  # the same for both starts
+    assert (folder != "False") is kept
+    assert not Path(folder).exists()

@@ -1,0 +1,145 @@
+"""What is shown and kept of the tasks' output."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+from stratagem.launch import LaunchOptions
+from stratagem.launch.plan.task_plan import plan_tasks
+from stratagem.launch.tasks.output import line_buffer as lines
+from stratagem.launch.tasks.output.task_output import STDERR, STDOUT, Screen, TaskOutput
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def a_plan(restart: int = 0):
+    return plan_tasks(LaunchOptions(), ["run"], ports=[1], gpus=[], base={}, restart=restart)[0]
+
+
+def shown() -> TaskOutput:
+    return TaskOutput(a_plan(), Screen(["worker 0"]), None)
+
+
+def test_each_line_stands_behind_its_task_s_name(capsys) -> None:
+    output = shown()
+    output.take(b"one\ntw", 0.0, stream=STDOUT)
+    output.take(b"warning\n", 0.0, stream=STDERR)
+    output.take(b"o\n", 0.0, stream=STDOUT)
+    assert capsys.readouterr() == ("[worker 0] one\n[worker 0] two\n", "[worker 0] warning\n")
+
+
+def test_text_without_an_end_is_shown_at_last(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(lines, "PATIENCE_S", 1.0)
+    output = shown()
+    output.take(b"left \xff", 0.0, stream=STDERR)
+    output.show_overdue(0.5)
+    assert capsys.readouterr() == ("", "")
+    output.show_rest(1.0)
+    assert capsys.readouterr() == ("", "[worker 0] left \ufffd\n")
+    output.take(b"waits", 0.0, stream=STDOUT)
+    output.show_overdue(1.0)
+    assert capsys.readouterr() == ("[worker 0] waits\n", "")
+
+
+def test_stderr_tells_why_and_stdout_where_there_is_none(capsys) -> None:
+    output = shown()
+    output.take(b"step 1\nstep 2\n", 0.0, stream=STDOUT)
+    assert output.last_lines() == ("step 1", "step 2")
+    output.take(b"error\n", 0.0, stream=STDERR)
+    assert output.last_lines() == ("error",)
+
+
+def test_only_the_end_is_kept_in_memory(capsys) -> None:
+    output = shown()
+    output.take(b"".join(b"%d\n" % i for i in range(1000)), 0.0, stream=STDOUT)
+    assert output.last_lines() == tuple(map(str, range(600, 1000)))
+    output.take(b"x" * 10_000 + b"\n", 0.0, stream=STDERR)
+    assert output.last_lines() == ("x" * 2000,)
+
+
+def test_task_without_a_screen_is_remembered_all_the_same(capsys) -> None:
+    output = TaskOutput(a_plan(), None, None)
+    output.take(b"quiet\n", 0.0, stream=STDOUT)
+    assert capsys.readouterr() == ("", "")
+    assert output.last_lines() == ("quiet",)
+
+
+def test_file_holds_both_streams_as_they_came(tmp_path) -> None:
+    folder = tmp_path / "a" / "b"
+    for restart, text in ((0, b"old\n"), (0, b"one\r\n\xff"), (1, b"two\n")):
+        output = TaskOutput(a_plan(restart), None, folder)
+        output.take(text, 0.0, stream=STDOUT)
+        output.take(b"e\n", 0.0, stream=STDERR)
+        output.close()
+    assert [path.name for path in folder.iterdir()] == ["worker-0.log"]
+    written = (folder / "worker-0.log").read_bytes()
+    assert written == b"one\r\n\xffe\n=== restart 1 ===\ntwo\ne\n"
+
+
+def test_terminal_has_coloured_names_and_no_colour_goes_on(monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    terminal, plain = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", plain)
+    screen = Screen(["worker 0", "worker 1"])
+    for name in ("worker 0", "worker 1"):
+        for stream in (STDOUT, STDERR):
+            screen.show(name, ["\x1b[31mred", "plain"], stream=stream)
+    first, second, third, _ = terminal.getvalue().splitlines()
+    assert first == "\x1b[36m[worker 0] \x1b[0m\x1b[31mred\x1b[0m"
+    assert second == "\x1b[36m[worker 0] \x1b[0mplain"
+    assert third.startswith("\x1b[32m[worker 1] ")
+    assert plain.getvalue().splitlines()[:2] == ["[worker 0] \x1b[31mred", "[worker 0] plain"]
+
+
+def test_terminal_of_few_characters_gets_a_question_mark(monkeypatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    Screen(["worker 0"]).show("worker 0", ["50 % ━━━"])
+    assert written.getvalue() == b"[worker 0] 50 % ???\n"
+
+
+def test_launcher_speaks_on_stderr(capsys) -> None:
+    Screen([]).say(["one", "two"])
+    assert capsys.readouterr() == ("", "[launch] one\n[launch] two\n")
+
+
+# As jaxlib 0.10.2 prints them.
+COORDINATION = (
+    b"W1124 22:10:15.519896    5297 coordination_service.cc:185] [3068482070662432794] Using "
+    b"experimental recoverable task feature. The default shutdown barrier will only block "
+    b"non-recoverable tasks.\n"
+)
+GLOO = (
+    b"[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
+)
+
+
+def test_lines_that_nobody_can_act_on_are_in_the_file_only(capsys, tmp_path, monkeypatch) -> None:
+    def printed(folder: str) -> TaskOutput:
+        output = TaskOutput(a_plan(), Screen(["worker 0"]), tmp_path / folder)
+        output.take(b"one\n" + GLOO + b"two\n", 0.0, stream=STDOUT)
+        output.take(COORDINATION + b"W1124 other.cc:1] act on this\n", 0.0, stream=STDERR)
+        output.close()
+        return output
+
+    output = printed("first")
+    assert capsys.readouterr() == (
+        "[worker 0] one\n[worker 0] two\n",
+        "[worker 0] W1124 other.cc:1] act on this\n",
+    )
+    assert output.last_lines() == ("W1124 other.cc:1] act on this",)
+    (log,) = tmp_path.joinpath("first").iterdir()
+    assert GLOO in log.read_bytes()
+    assert COORDINATION in log.read_bytes()
+    monkeypatch.setenv("STRATAGEM_FOREIGN_LINES", "1")
+    printed("second")
+    captured = capsys.readouterr()
+    assert "[worker 0] [Gloo] Rank 1" in captured.out
+    assert "recoverable task feature" in captured.err

@@ -1,0 +1,123 @@
+"""A client beside its job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from stratagem.errors import UnavailableError
+from stratagem.remote.jobs import job_log as following
+from stratagem.remote.jobs.job_log import Ended, follow
+from stratagem.remote.jobs.job_output import JobOutput
+from stratagem.remote.jobs.jobs_client import JobState
+from stratagem.remote.jobs.log_frames import FrameWriter
+
+
+class Logged:
+    """A job whose log is known; each reading of it is one of `readings`, None breaks off."""
+
+    def __init__(self, readings: list[list[str | None]], *states: JobState | None) -> None:
+        self.readings = readings
+        self.states = list(states)
+
+    def state(self, job: str) -> JobState:
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        if state is None:
+            raise UnavailableError("nobody there")
+        return state
+
+    async def log(self, job: str) -> AsyncIterator[str]:
+        for text in self.readings.pop(0) if self.readings else []:
+            if text is None:
+                raise UnavailableError("broken")
+            yield text
+
+
+def _log(path: Path, *frames: tuple[str, str, str]) -> str:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    writer = FrameWriter("n", descriptor)
+    for kind, text, task in frames:
+        writer.write(kind, text, task)
+    os.close(descriptor)
+    return path.read_text()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch) -> None:
+    monkeypatch.setattr(following, "_RETRY_S", 0.01)
+
+
+def test_output_answer_and_exit_code_arrive(tmp_path, capsys) -> None:
+    text = _log(
+        tmp_path / "log",
+        *(("started", "", ""), ("out", "1\r2\n", ""), ("err", "careful\n", "")),
+        *(("note", "the client is late", ""), ("answer", "abc", ""), ("end", "-9", "")),
+    )
+    jobs = Logged([[text]], JobState("RUNNING"))
+    assert follow(jobs, "job", "n", JobOutput([])) == Ended(-9, "abc", "the client is late")
+    printed = capsys.readouterr()
+    assert printed.out == "1\r2\n"
+    assert printed.err == "careful\nthe client is late\n"
+
+
+def test_lines_of_several_tasks_have_their_names(tmp_path, capsys) -> None:
+    text = _log(
+        tmp_path / "log",
+        *(("started", "", ""), ("out", "a1", "worker 0"), ("out", "b\n", "worker 1")),
+        *(("out", "a2\nrest", "worker 0"), ("err", "oh\n", "worker 1"), ("end", "0", "")),
+    )
+    jobs = Logged([[text]], JobState("RUNNING"))
+    follow(jobs, "job", "n", JobOutput(["worker 0", "worker 1"]))
+    printed = capsys.readouterr()
+    assert printed.out == "[worker 1] b\n[worker 0] a1a2\n[worker 0] rest\n"
+    assert printed.err == "[worker 1] oh\n"
+
+
+def test_log_is_read_again_where_the_connection_broke(tmp_path, capsys) -> None:
+    text = _log(tmp_path / "log", ("started", "", ""), ("out", "once\n", ""), ("end", "0", ""))
+    cut = text.index("once") + 2
+    jobs = Logged(
+        [[text[:cut], None], [None], [text]], JobState("RUNNING"), None, JobState("RUNNING")
+    )
+    assert follow(jobs, "job", "n", JobOutput([])) == Ended(0, "", "")
+    assert capsys.readouterr().out == "once\n"
+
+
+def test_job_can_be_left() -> None:
+    jobs = Logged([["Runtime env"]], JobState("RUNNING"))
+    assert follow(jobs, "job", "n", JobOutput([]), lambda: True) is None
+
+
+def test_job_that_was_stopped_has_an_exit_code(tmp_path) -> None:
+    jobs = Logged([["Runtime env"]], JobState("STOPPED"))
+    assert follow(jobs, "job", "n", JobOutput([])) == Ended(1, "", "")
+
+
+def test_program_that_cannot_be_started_says_why() -> None:
+    jobs = Logged(
+        [["Runtime env is setting up.\nNo module named stratagem\n"]], JobState("FAILED", "m", 1)
+    )
+    with pytest.raises(UnavailableError, match="could not start the program") as raised:
+        follow(jobs, "job", "n", JobOutput([]))
+    assert "No module named stratagem" in str(raised.value)
+
+
+def test_cluster_that_is_silent_for_too_long_is_lost(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.05")
+    jobs = Logged([[None]] * 1000, None)
+    with pytest.raises(UnavailableError, match="Nothing was heard of job job") as raised:
+        follow(jobs, "job", "n", JobOutput([]))
+    assert "STRATAGEM_PEER_TIMEOUT_S" in str(raised.value)
+
+
+def test_other_errors_of_the_connection_are_raised_here() -> None:
+    class Broken(Logged):
+        async def log(self, job: str) -> AsyncIterator[str]:
+            raise ImportError("no aiohttp")
+            yield ""
+
+    with pytest.raises(ImportError, match="no aiohttp"):
+        follow(Broken([], JobState("RUNNING")), "job", "n", JobOutput([]))
