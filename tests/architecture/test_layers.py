@@ -81,6 +81,19 @@ OPTIONAL = {
     "torch",
 }
 
+# Imports that functions of the launcher make, because they load JAX or need `sys.path` set first.
+LAZY_IN_LAUNCH = {
+    "stratagem.launch.prefork.server_program": {"stratagem.topology.processes"},
+    "stratagem.launch.tasks.function_task": {
+        "stratagem.messages",
+        "stratagem.optional_libraries",
+    },
+}
+
+
+def is_lazy_in_launch(module: Module, imported: Import) -> bool:
+    return imported.in_function and imported.module in LAZY_IN_LAUNCH.get(module.name, ())
+
 
 def our_room(imported: Import) -> str | None:
     """The room that an import reaches into; "" for the package's root; None for other packages."""
@@ -109,6 +122,8 @@ def upward_or_sideways(module: Module) -> list[str]:
     for imported in module.imports:
         room = our_room(imported)
         if room is None or room == own_room or imported.for_types_only:
+            continue
+        if is_lazy_in_launch(module, imported):
             continue
         where = f"{module.at(imported.line)}: {own_room} imports {imported.full_name}"
         if room not in DEPTH:
@@ -177,7 +192,9 @@ def imports_inside_functions(module: Module) -> list[str]:
     return [
         f"{module.at(imported.line)}: {imported.full_name} is imported inside a function"
         for imported in module.imports
-        if imported.in_function and imported.module.split(".")[0] not in OPTIONAL
+        if imported.in_function
+        and imported.module.split(".")[0] not in OPTIONAL
+        and not is_lazy_in_launch(module, imported)
     ]
 
 
@@ -239,6 +256,16 @@ BAD = [
     (private_foreign_names, "stratagem.values.x", "import jax\njax._src.core.Tracer"),
     (private_foreign_names, "stratagem.keras.x", "from keras.src import backend"),
     (imports_inside_functions, "stratagem.values.x", "def f():\n    if 1:\n        import json"),
+    (
+        imports_inside_functions,
+        "stratagem.launch.tasks.function_task",
+        "def f():\n    import stratagem.errors",
+    ),
+    (
+        upward_or_sideways,
+        "stratagem.launch.prefork.server_program",
+        "from stratagem.topology.processes import has_started",
+    ),
     (relative_imports, "stratagem.values.x", "from . import regrouping"),
 ]
 

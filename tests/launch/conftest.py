@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.launch.tasks.output import line_buffer as lines
+from stratagem.launch.tasks.output import line_buffer
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def plain_environment(monkeypatch) -> None:
         if name.startswith("STRATAGEM_"):
             monkeypatch.delenv(name)
     # A machine under load may stop a task for a while in the middle of a line.
-    monkeypatch.setattr(lines, "PATIENCE_S", 1000.0)
+    monkeypatch.setattr(line_buffer, "PATIENCE_S", 1000.0)
     # Set and empty: no GPU, without asking the driver.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 

@@ -135,7 +135,8 @@ def test_function_of_a_session_is_refused(monkeypatch) -> None:
     exec("def work(): pass", session.__dict__)
     monkeypatch.setitem(sys.modules, "__main__", session)
     with pytest.raises(
-        TypeError, match=r"function work at .* belong to an interactive session(?s:.)*into a module"
+        TypeError,
+        match=r"function work at .* are defined in an interactive session(?s:.)*into a module",
     ):
         sg.launch.spawn(session.work)
 
@@ -149,5 +150,5 @@ def test_script_that_does_its_work_without_a_guard_is_stopped(folder) -> None:
     (folder / "main.py").write_text(MAIN.split("if __name__")[0] + "sg.launch.spawn(work, (4,))\n")
     ended = run_script("main.py", folder)
     assert ended.returncode == 1
-    assert "A task that is loading its script starts tasks." in ended.stderr
+    assert "A task called spawn while it was loading its script." in ended.stderr
     assert 'if __name__ == "__main__":' in ended.stderr

@@ -11,8 +11,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.restart import policy
-from stratagem.launch.restart import task_group as group
+from stratagem.launch.restart import policy, task_group
 from stratagem.launch.restart.launcher import launch
 from tests.launch.waiting import is_running, number_in
 
@@ -219,7 +218,7 @@ else:
 
 def test_server_that_fails_when_the_work_is_done_fails_nothing(script, folder, monkeypatch) -> None:
     """It loses its workers before it is told to end: here it is never told."""
-    monkeypatch.setattr(group, "tasks_to_stop", lambda *_, **__: [])
+    monkeypatch.setattr(task_group, "tasks_to_stop", lambda *_, **__: [])
     path = script(
         f"""{AFTER}
 if task["type"] == "worker":
@@ -230,14 +229,14 @@ else:
 """
     )
     outcome = launch([sys.executable, path], LaunchOptions(ps=1))
-    assert [end.returncode for end in outcome.ends] == [0, 1]
+    assert [end.returncode for end in outcome.statuses] == [0, 1]
     assert outcome.exit_code == 0
 
 
 def test_evaluator_that_goes_on_too_long_is_stopped(script) -> None:
     path = script(f'if task["type"] != "worker":\n    {WAIT}')
     outcome = launch([sys.executable, path], LaunchOptions(evaluator=True, evaluator_grace_s=0.0))
-    assert [end.returncode for end in outcome.ends] == [0, -signal.SIGTERM]
+    assert [end.returncode for end in outcome.statuses] == [0, -signal.SIGTERM]
     assert outcome.exit_code == 0
 
 
@@ -317,7 +316,7 @@ def test_much_output_is_whole(capfd, script) -> None:
 
 def test_log_that_cannot_be_written_leaves_no_process(script, folder, monkeypatch) -> None:
     started = []
-    process = group.TaskProcess
+    process = task_group.TaskProcess
 
     def start(plan, base, warm):
         started.append(process(plan, base, warm))
@@ -325,7 +324,7 @@ def test_log_that_cannot_be_written_leaves_no_process(script, folder, monkeypatc
         (folder / "logs" / "worker-1.log").mkdir()
         return started[-1]
 
-    monkeypatch.setattr(group, "TaskProcess", start)
+    monkeypatch.setattr(task_group, "TaskProcess", start)
     with pytest.raises(IsADirectoryError):
         sg.launch.run(script(WAIT), workers=2, log_dir=folder / "logs")
     assert [one.returncode() for one in started] == [-signal.SIGKILL]
@@ -363,7 +362,7 @@ def test_gpus_are_dealt_to_real_tasks(capfd, script, monkeypatch) -> None:
     path = script('print(os.environ["CUDA_VISIBLE_DEVICES"])')
     sg.launch.run(path, workers=2, devices_per_worker=1)
     assert sorted(capfd.readouterr().out.splitlines()) == ["[worker 0] 3", "[worker 1] 1"]
-    with pytest.raises(ValueError, match="need 4 GPUs, and there are 3: 3,1,2"):
+    with pytest.raises(ValueError, match="need 4 GPUs, but there are 3: 3,1,2"):
         sg.launch.run(path, workers=2, devices_per_worker=2)
 
 

@@ -24,8 +24,9 @@ from stratagem.coordinator.start_errors import (
 )
 from stratagem.coordinator.watchers import Watchers
 from stratagem.errors import UnavailableError
-from stratagem.launch.prefork.fork_server import ForkedProcess, Standby
-from stratagem.launch.prefork.server_program import serve_with
+from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
+from stratagem.launch.prefork.forked_object import serve_with
+from stratagem.launch.tasks.exit_status import describe_exit
 from stratagem.optional_libraries import load
 from stratagem.servers.closing import Closing
 
@@ -46,18 +47,18 @@ class SharedStandby(Closing):
     """
 
     def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
-        self._modules, self._variables = modules, variables
+        self._modules, self._variables = modules, dict(variables)
         self._replacing = threading.Lock()
-        self._standby = Standby(modules, variables)
+        self._standby = ForkServer(modules, self._variables)
         self._is_closed = False
 
     def start(self, pickled: bytes, outputs: Sequence[int]) -> ForkedProcess:
-        """Forks a process; see `Standby.start`."""
+        """Forks a process; see `ForkServer.fork`."""
         with self._replacing:
             if self._standby.is_over and not self._is_closed:
-                self._standby = Standby(self._modules, self._variables)
+                self._standby = ForkServer(self._modules, self._variables)
             standby = self._standby
-        return standby.start(pickled, outputs)
+        return standby.fork("object", pickled, outputs)
 
     def close(self) -> None:
         """Ends it, and with it what was forked from it."""
@@ -206,7 +207,7 @@ class LocalProcesses(Closing):
         process = self._first(index)
         while process is not None:
             started_s = time.monotonic()
-            how = process.wait()
+            how = describe_exit(process.wait())
             for printer in self._printers[index]:
                 printer.join(_PRINTING_S)  # a process that it has started itself may print on
             if not self._tell(lambda told, how=how: told.on_lost(index, f"it died: {how}")):

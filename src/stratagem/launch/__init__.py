@@ -1,6 +1,6 @@
-"""Starts the tasks of a cluster on this machine, watches them, and ends them.
+"""Launching the tasks of a cluster on this machine: start, watch, restart, stop.
 
-Nothing here loads JAX or Keras.
+Nothing here loads JAX or Keras, except the fork server in its own process.
 """
 
 from stratagem.launch.functions import spawn

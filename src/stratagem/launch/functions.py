@@ -1,4 +1,4 @@
-"""`spawn`: a function in every task of a cluster on this machine."""
+"""`spawn`: calls a function in every task of a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,20 @@ from stratagem.launch.plan.elastic import ElasticConfig
 from stratagem.launch.plan.options import LaunchArguments, LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
 from stratagem.launch.restart.launcher import Outcome, launch
-from stratagem.launch.scripts import RemoteError, failure, finish_here
-from stratagem.launch.tasks import function_task
-from stratagem.launch.tasks.exit_status import TaskEnd, last_words
+from stratagem.launch.scripts import RemoteError, launch_error, raise_received_signal
+from stratagem.launch.tasks.exit_status import ExitStatus
+from stratagem.launch.tasks.function_task import (
+    CALL,
+    CallResult,
+    is_loading_script,
+    pack_call,
+    read_result,
+    task_command,
+)
+from stratagem.launch.tasks.output.tracebacks import failure_lines
 from stratagem.messages import explain
 
-__all__ = ["spawn"]
+__all__ = ["require_callable", "spawn"]
 
 
 def spawn(
@@ -31,62 +39,81 @@ def spawn(
     elastic: ElasticConfig | None = None,
     **options: Unpack[LaunchArguments],
 ) -> list[Any]:
-    """Calls a function in every task of a cluster on this machine, each a new process.
+    """Calls a function in every task of a cluster on this machine, each in a new process.
 
-    As with `multiprocessing`'s spawn, the function is imported there: it stands in a module, or in
+    As with `multiprocessing`'s spawn, each task imports the function. It must be in a module, or in
     a script that does its work under `if __name__ == "__main__":`.
 
     Args:
         fn: the function.
         args: its arguments, the same for all tasks.
         kwargs: its keyword arguments.
-        elastic: with how many workers it may go on; in place of `min_workers` and `max_workers`.
+        elastic: allowed numbers of workers; replaces `min_workers` and `max_workers`.
         **options: the fields of `LaunchOptions`.
 
     Returns:
-        What each worker returned, a chief's first. What servers and evaluators return is dropped.
+        The values that the workers returned, that of a chief first. Values of servers and
+        evaluators are dropped.
 
     Raises:
-        Exception: what the task that failed first has raised; its cause holds the traceback there.
-        RuntimeError: that task did not end by an exception, or a script without a guard.
-        TypeError: something that cannot be sent to another process or back.
-        ValueError: an option out of range, or fewer GPUs than asked for.
+        Exception: raised by the task that failed first; its cause has the traceback of that task.
+        RuntimeError: the task that failed first raised no exception, or a script has no guard.
+        TypeError: the call or a returned value cannot be pickled.
+        ValueError: an option is out of range, or there are fewer GPUs than requested.
         UnavailableError: too few workers could run for longer than the limit.
 
     Example:
         >>> sg.launch.spawn(pow, (2, 10), workers=3)
         [1024, 1024, 1024]
     """
-    if function_task.is_loading_script():
+    if is_loading_script():
         raise RuntimeError(
             explain(
-                "A task that is loading its script starts tasks.",
-                expected="a script whose functions can be loaded without doing its work.",
-                fix='put the call of spawn under `if __name__ == "__main__":`.',
+                "A task called spawn while it was loading its script.",
+                expected="a script whose functions can be imported without doing its work.",
+                fix='move the call of spawn under `if __name__ == "__main__":`.',
             )
         )
-    call = _pickled(fn, args, kwargs or {})
-    launch_options = LaunchOptions(**options)
+    return _spawn(_pickled(fn, args, kwargs or {}), LaunchOptions(**options), elastic)
+
+
+def require_callable(fn: object, example: str) -> None:
+    """Raises unless `fn` is callable; `example` shows a correct call.
+
+    Raises:
+        TypeError: it is not callable.
+    """
+    if not callable(fn):
+        raise TypeError(
+            explain(
+                f"fn={fn!r} is of type {type(fn).__name__}.",
+                expected="a function.",
+                fix=f"pass the function and its arguments separately: {example}.",
+            )
+        )
+
+
+def _spawn(call: bytes, options: LaunchOptions, elastic: ElasticConfig | None) -> list[Any]:
     with tempfile.TemporaryDirectory(prefix="stratagem-") as name:
         folder = Path(name)
-        (folder / function_task.CALL).write_bytes(call)
+        (folder / CALL).write_bytes(call)
         plans: dict[str, TaskPlan] = {}
         outcome = launch(
-            function_task.command(folder),
-            launch_options,
+            task_command(folder),
+            options,
             finish=functools.partial(_finish, plans=plans),
             elastic=elastic,
         )
-        cause = finish_here(outcome)
+        cause = raise_received_signal(outcome)
         if cause is not None:
-            _raise(cause, outcome, _answer(folder, plans[cause.name]))
-        # Of the last start: one before may have had more workers.
-        trainers = [plans[end.name] for end in outcome.ends if end.trains]
-        return [_answer(folder, plan).value for plan in trainers]
+            _raise(cause, outcome, _result(folder, plans[cause.name]))
+        # Of the last start: an earlier one may have had more workers.
+        trainers = [plans[status.name] for status in outcome.statuses if status.trains]
+        return [_result(folder, plan).value for plan in trainers]
 
 
 def _finish(plan: TaskPlan, *, plans: dict[str, TaskPlan]) -> TaskPlan:
-    """Each task is told which file its answer belongs into, another one after a restart."""
+    """Adds the name of the result file, a new one for each restart."""
     restart = plan.variables["STRATAGEM_RESTART_COUNT"]
     plan = dataclasses.replace(plan, command=(*plan.command, f"{plan.file_name}-{restart}"))
     plans[plan.name] = plan
@@ -94,14 +121,7 @@ def _finish(plan: TaskPlan, *, plans: dict[str, TaskPlan]) -> TaskPlan:
 
 
 def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    if not callable(fn):
-        raise TypeError(
-            explain(
-                f"fn={fn!r} is of type {type(fn).__name__}.",
-                expected="a function.",
-                fix="pass the function itself and its arguments apart: spawn(train, (3,)).",
-            )
-        )
+    require_callable(fn, "spawn(train, (3,))")
     try:
         call = pickle.dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:
@@ -109,33 +129,34 @@ def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
             explain(
                 f"{fn!r} with its arguments cannot be sent to another process: {error}",
                 expected="a function at the top of a module, and arguments that can be pickled.",
-                fix="move the function there, and make in it what cannot be sent.",
+                fix="move the function there, and create in it what cannot be pickled.",
             )
         ) from error
-    main = sys.modules["__main__"]
-    main_path = getattr(main, "__file__", None)
-    if b"__main__" not in call:
-        main_path = None
-    elif main_path is None:
-        raise TypeError(
-            explain(
-                f"{fn!r} or its arguments belong to an interactive session.",
-                expected="what another process can import.",
-                fix="put it into a module.",
+    main_path = None
+    if b"__main__" in call:
+        script = getattr(sys.modules["__main__"], "__file__", None)
+        if script is None:
+            raise TypeError(
+                explain(
+                    f"{fn!r} or its arguments are defined in an interactive session.",
+                    expected="definitions that another process can import.",
+                    fix="move them into a module.",
+                )
             )
-        )
-    header = {"sys_path": sys.path, "main_path": main_path and str(Path(main_path).resolve())}
-    return pickle.dumps(header) + call
+        main_path = str(Path(script).resolve())
+    return pack_call(call, path=sys.path, main_path=main_path)
 
 
-def _answer(folder: Path, plan: TaskPlan) -> function_task.Answer:
+def _result(folder: Path, plan: TaskPlan) -> CallResult:
     path = folder / plan.command[-1]
-    # A task that was killed, or that called sys.exit, has left none.
-    return function_task.read_answer(path) if path.exists() else function_task.Answer()
+    if not path.exists():  # the task was killed, or called sys.exit
+        return CallResult()
+    with open(path, "rb") as file:
+        return read_result(file)
 
 
-def _raise(cause: TaskEnd, outcome: Outcome, answer: function_task.Answer) -> None:
-    remote = RemoteError(f"[{cause.name}]", *(answer.traceback or last_words(cause.lines)))
-    if answer.error is not None:
-        raise answer.error from remote
-    raise failure(cause, outcome) from remote
+def _raise(cause: ExitStatus, outcome: Outcome, result: CallResult) -> None:
+    remote = RemoteError(f"[{cause.name}]", *(result.traceback or failure_lines(cause.lines)))
+    if result.error is not None:
+        raise result.error from remote
+    raise launch_error(cause, outcome) from remote

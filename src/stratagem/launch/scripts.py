@@ -1,4 +1,4 @@
-"""`run`: a script as every task of a cluster on this machine."""
+"""`run`: runs a script as every task of a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from stratagem.launch.plan.elastic import ElasticConfig
 from stratagem.launch.plan.options import LaunchArguments, LaunchOptions
 from stratagem.launch.restart.launcher import Outcome, launch
 from stratagem.launch.tasks.command import command_of
-from stratagem.launch.tasks.exit_status import TaskEnd, how_it_ended, last_words
+from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit
+from stratagem.launch.tasks.output.tracebacks import failure_lines
 from stratagem.messages import explain
 
-__all__ = ["RemoteError", "failure", "finish_here", "run", "run_script"]
+__all__ = ["RemoteError", "launch_error", "raise_received_signal", "run", "run_script"]
 
 
 class RemoteError(Exception):
-    """The last words of a task that failed, as the cause of the error that it leads to here."""
+    """Last lines of a failed task, as the cause of the error raised here."""
 
     def __str__(self) -> str:
         return "\n" + "\n".join(map(str, self.args))
@@ -34,21 +35,21 @@ def run(
 ) -> None:
     """Runs a script as every task of a cluster on this machine, as `stratagem launch` does.
 
-    Each task finds the cluster and its own place in it in `TF_CONFIG`. What it prints appears
-    here. When one fails, the others are stopped. Signals to this process go to the tasks if this
-    is called in the main thread; none of them outlives it.
+    Each task finds the cluster and its own task in `TF_CONFIG`. Its output appears here. When one
+    task fails, the others are stopped. Called in the main thread, this passes signals on to the
+    tasks. No task outlives this process.
 
     Args:
         script: a Python file, a program, or a module.
-        args: its arguments.
-        module: `script` is a module's name, as in `python -m`.
-        elastic: with how many workers it may go on; in place of `min_workers` and `max_workers`.
+        args: arguments of the script.
+        module: True if `script` is the name of a module, as in `python -m`.
+        elastic: allowed numbers of workers; replaces `min_workers` and `max_workers`.
         **options: the fields of `LaunchOptions`.
 
     Raises:
-        RuntimeError: a task has failed. Its cause holds what that task printed last.
-        FileNotFoundError: no such script.
-        ValueError: an option out of range, or fewer GPUs than asked for.
+        RuntimeError: a task failed. The cause has the last lines of that task.
+        FileNotFoundError: there is no such script.
+        ValueError: an option is out of range, or there are fewer GPUs than requested.
         UnavailableError: too few workers could run for longer than the limit.
 
     Example:
@@ -56,9 +57,9 @@ def run(
         [worker 0] hello
     """
     outcome = run_script(script, args, module=module, elastic=elastic, **options)
-    cause = finish_here(outcome)
+    cause = raise_received_signal(outcome)
     if cause is not None:
-        raise failure(cause, outcome) from RemoteError(*last_words(cause.lines))
+        raise launch_error(cause, outcome) from RemoteError(*failure_lines(cause.lines))
 
 
 def run_script(
@@ -69,56 +70,25 @@ def run_script(
     elastic: ElasticConfig | None = None,
     **options: Unpack[LaunchArguments],
 ) -> Outcome:
-    """Does the same as `run`, and leaves it to the caller what a failure or a signal means.
-
-    Args:
-        script: a Python file, a program, or a module.
-        args: its arguments.
-        module: `script` is a module's name.
-        elastic: with how many workers it may go on; in place of `min_workers` and `max_workers`.
-        **options: the fields of `LaunchOptions`.
-
-    Returns:
-        How the tasks ended.
-
-    Raises:
-        FileNotFoundError: no such script.
-        ValueError: an option out of range, or fewer GPUs than asked for.
-        UnavailableError: too few workers could run for longer than the limit.
-    """
+    """Runs a script as `run` does, but returns failures and signals instead of raising them."""
     command = command_of(script, args, module=module)
     return launch(command, LaunchOptions(**options), elastic=elastic)
 
 
-def finish_here(outcome: Outcome) -> TaskEnd | None:
-    """Lets a signal that has ended the tasks do here what it would have done without them.
-
-    Args:
-        outcome: how the tasks ended.
-
-    Returns:
-        The task that failed first; None if none failed.
-    """
+def raise_received_signal(outcome: Outcome) -> ExitStatus | None:
+    """Raises here the signal that ended the tasks; returns the task that failed first, or None."""
     if outcome.signum is not None:
         signal.raise_signal(outcome.signum)
     return outcome.cause
 
 
-def failure(cause: TaskEnd, outcome: Outcome) -> RuntimeError:
-    """Returns the error that names the task that failed first.
-
-    Args:
-        cause: that task.
-        outcome: how all ended.
-
-    Returns:
-        The error, to be raised from what the task said itself.
-    """
+def launch_error(cause: ExitStatus, outcome: Outcome) -> RuntimeError:
+    """Returns the error that names the task that failed first."""
     return RuntimeError(
         explain(
-            f"{cause.name} failed first of {len(outcome.ends)} tasks: "
-            f"{how_it_ended(cause.returncode)}.",
+            f"{cause.name} failed first of {len(outcome.statuses)} tasks: "
+            f"{describe_exit(cause.returncode)}.",
             expected="every task to end with exit code 0.",
-            fix="see what it printed last, which is the cause of this error.",
+            fix="read its last lines, which are the cause of this error.",
         )
     )

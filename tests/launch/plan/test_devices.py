@@ -7,7 +7,7 @@ import os
 import pytest
 
 from stratagem.environment import num_forced_cpu_devices, size_cpu_thread_pool
-from stratagem.launch.plan.devices import deal_devices, uses_gpus
+from stratagem.launch.plan.devices import assign_devices, uses_gpus
 
 ON_CPU = ""
 WORKERS = ["worker"] * 2
@@ -17,7 +17,7 @@ ALL = ["chief", "worker", "ps", "ps", "evaluator"]
 def gpus_of(task_types, *, each=None, gpus="", base=None) -> list[str | None]:
     """What CUDA_VISIBLE_DEVICES becomes, task by task; None where it is left alone."""
     names = gpus.split(",") if gpus else []
-    dealt = deal_devices(task_types, devices_per_worker=each, gpus=names, base=base or {})
+    dealt = assign_devices(task_types, devices_per_worker=each, gpus=names, base=base or {})
     for variables in dealt:
         # A task without a GPU is not to look for one, and every other may.
         assert ("JAX_PLATFORMS" in variables) == (variables.get("CUDA_VISIBLE_DEVICES") == ON_CPU)
@@ -46,7 +46,7 @@ def test_gpus_are_dealt_out_in_order(task_types, each, gpus, seen) -> None:
 
 def test_too_few_gpus_are_counted_in_the_message() -> None:
     with pytest.raises(
-        ValueError, match=r"2 workers with devices_per_worker=2 need 4 GPUs, and there are 3: 0,1,2"
+        ValueError, match=r"2 workers with devices_per_worker=2 need 4 GPUs, but there are 3: 0,1,2"
     ):
         gpus_of([*WORKERS, "ps"], each=2, gpus="0,1,2")
 
@@ -66,7 +66,7 @@ def test_too_few_gpus_are_counted_in_the_message() -> None:
 def test_gpus_are_used_where_jax_would_use_them(platforms, expected) -> None:
     base = {} if platforms is None else {"JAX_PLATFORMS": platforms}
     assert uses_gpus(base) is expected
-    dealt = deal_devices(["worker"], devices_per_worker=2, gpus=["0", "1"], base=base)
+    dealt = assign_devices(["worker"], devices_per_worker=2, gpus=["0", "1"], base=base)
     assert ("CUDA_VISIBLE_DEVICES" in dealt[0]) is expected
     assert ("XLA_FLAGS" in dealt[0]) is not expected
 
@@ -81,7 +81,7 @@ def test_gpus_are_used_where_jax_would_use_them(platforms, expected) -> None:
 )
 def test_virtual_cpu_devices_are_those_that_the_library_counts(monkeypatch, flags, kept) -> None:
     base = {} if flags is None else {"XLA_FLAGS": flags, "JAX_NUM_CPU_DEVICES": "8"}
-    worker, ps, evaluator = deal_devices(
+    worker, ps, evaluator = assign_devices(
         ["worker", "ps", "evaluator"], devices_per_worker=3, gpus=[], base=base
     )
     assert worker == evaluator
@@ -96,7 +96,7 @@ def test_virtual_cpu_devices_are_those_that_the_library_counts(monkeypatch, flag
 def test_thread_pool_is_sized_as_the_library_does(monkeypatch, num_devices, chosen) -> None:
     monkeypatch.setenv("NPROC", chosen or "")
     base = {"NPROC": chosen} if chosen else {}
-    (worker,) = deal_devices(["worker"], devices_per_worker=num_devices, gpus=[], base=base)
+    (worker,) = assign_devices(["worker"], devices_per_worker=num_devices, gpus=[], base=base)
     if chosen is None:
         monkeypatch.delenv("NPROC")
         size_cpu_thread_pool(num_devices)

@@ -18,8 +18,8 @@ from tests.launch.test_scripts import WAIT
 
 @pytest.fixture(autouse=True)
 def asked_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(elastic, "_ASK_EVERY_S", 0.0)
-    monkeypatch.setattr(elastic, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(elastic, "_DISCOVER_EVERY_S", 0.0)
+    monkeypatch.setattr(elastic, "_POLL_S", 0.0)
 
 
 def answers(*numbers: int) -> Iterator[int]:
@@ -36,11 +36,11 @@ def discovery(*numbers: int, least: int = 2, full: int = 4) -> Discovery:
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((0,), ValueError, "min_workers=0 and max_workers=None are no range"),
-        ((3, 2), ValueError, "min_workers=3 and max_workers=2 are no range"),
-        (("2",), TypeError, "min_workers='2' is no number of workers"),
-        ((1, True), TypeError, "max_workers=True is no number of workers"),
-        ((1, 2, 4), TypeError, "discover=4 cannot be called"),
+        ((0,), ValueError, "min_workers=0 and max_workers=None are not a valid range"),
+        ((3, 2), ValueError, "min_workers=3 and max_workers=2 are not a valid range"),
+        (("2",), TypeError, "min_workers='2' is of type str"),
+        ((1, True), TypeError, "max_workers=True is of type bool"),
+        ((1, 2, 4), TypeError, "discover=4 is not callable"),
     ],
 )
 def test_wrong_configuration_is_refused(arguments, error, words) -> None:
@@ -60,7 +60,7 @@ def test_as_many_start_as_can_run_when_they_are_enough() -> None:
 
 
 def test_function_is_not_asked_all_the_time(monkeypatch) -> None:
-    monkeypatch.setattr(elastic, "_ASK_EVERY_S", 1000.0)
+    monkeypatch.setattr(elastic, "_DISCOVER_EVERY_S", 1000.0)
     once = discovery(3, 4)
     assert [once.num_workers() for _ in range(3)] == [3, 3, 3]
 
@@ -68,7 +68,7 @@ def test_function_is_not_asked_all_the_time(monkeypatch) -> None:
 def test_too_few_for_too_long_are_named_with_the_setting(monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.01")
     words = (
-        r"1 workers can run, and 3 are the least: worker 1, worker 2 did not come back within "
+        r"1 of at least 3 workers can run; worker 1, worker 2 did not return within "
         r"0\.01 s\.(?s:.)*STRATAGEM_JOIN_TIMEOUT_S"
     )
     with pytest.raises(UnavailableError, match=words):
@@ -101,7 +101,7 @@ def test_training_follows_the_workers_that_there_are(script, capfd) -> None:
 def test_nothing_starts_with_too_few(script, monkeypatch, folder) -> None:
     monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.01")
     config = sg.ElasticConfig(2, 4, lambda: 1)
-    with pytest.raises(UnavailableError, match="1 workers can run, and 2 are the least"):
+    with pytest.raises(UnavailableError, match="1 of at least 2 workers can run"):
         sg.launch.run(script("open('started', 'w')"), workers=2, elastic=config)
     assert not (folder / "started").exists()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.launch.plan.environment_writes import sets_variables
+from stratagem.launch.plan.environment_writes import writes_environment
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from stratagem.launch.plan.environment_writes import sets_variables
     ],
 )
 def test_script_that_reads(text) -> None:
-    assert not sets_variables(text)
+    assert not writes_environment(text)
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_script_that_reads(text) -> None:
     ],
 )
 def test_script_that_sets_or_cannot_be_read(text) -> None:
-    assert sets_variables(text)
+    assert writes_environment(text)

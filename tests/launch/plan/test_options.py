@@ -32,11 +32,14 @@ def test_those_that_lead_come_first() -> None:
         ({"ps": -1}, "ps=-1 is too small"),
         ({"devices_per_worker": 0}, "devices_per_worker=0 is too small(?s:.)*at least 1"),
         ({"max_restarts": -2}, "max_restarts=-2 is too small"),
-        ({"workers": 0}, "leaves no task that trains"),
-        ({"workers": 0, "ps": 3, "evaluator": True}, "leaves no task that trains"),
-        ({"show": "none"}, "show='none' names nothing to show(?s:.)*'all', 'leader'"),
-        ({"grace_s": -0.5}, "grace_s=-0.5 is no time to wait"),
-        ({"evaluator_grace_s": float("nan")}, "evaluator_grace_s=nan is no time to wait"),
+        ({"workers": 0}, "leaves no task to train"),
+        ({"workers": 0, "ps": 3, "evaluator": True}, "leaves no task to train"),
+        ({"show": "none"}, "show='none' is not a valid choice(?s:.)*'all', 'leader'"),
+        ({"grace_s": -0.5}, "grace_s=-0.5 is not a valid number of seconds"),
+        (
+            {"evaluator_grace_s": float("nan")},
+            "evaluator_grace_s=nan is not a valid number of seconds",
+        ),
     ],
 )
 def test_value_out_of_range_is_refused(given, words) -> None:

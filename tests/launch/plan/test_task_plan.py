@@ -6,7 +6,7 @@ import pytest
 
 from stratagem import cluster
 from stratagem.launch import LaunchOptions
-from stratagem.launch.plan.restart_folders import KeptFolders
+from stratagem.launch.plan.restart_folders import RestartFolders
 from stratagem.launch.plan.task_plan import plan_tasks
 
 EVERYTHING = LaunchOptions(workers=2, chief=True, ps=2, evaluator=True)
@@ -68,7 +68,7 @@ def test_compiled_programs_are_kept_where_there_is_a_folder_for_them() -> None:
         ports=[1, 2],
         gpus=(),
         base={},
-        folders=KeptFolders(programs="/cache", memory="/memory"),
+        folders=RestartFolders(programs="/cache", memory="/memory"),
     )
     for plan in plans:
         assert plan.variables["JAX_COMPILATION_CACHE_DIR"] == "/cache"
@@ -93,5 +93,5 @@ def test_devices_and_the_number_of_the_start_are_in_the_environment() -> None:
 
 
 def test_too_few_gpus_are_found_before_anything_starts() -> None:
-    with pytest.raises(ValueError, match="need 2 GPUs, and there are 1"):
+    with pytest.raises(ValueError, match="need 2 GPUs, but there are 1"):
         planned(LaunchOptions(devices_per_worker=2), gpus=["0"])

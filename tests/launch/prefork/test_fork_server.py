@@ -1,4 +1,4 @@
-"""Processes that are forked of one that has loaded what they need."""
+"""Processes forked from a server that has imported their modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.launch.prefork.fork_server import ForkedProcess, Standby
+from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
 from tests.launch.prefork import served_objects
 from tests.remote.living import descendants, wait_for_end
 
@@ -26,51 +26,51 @@ _SERVE = pickle.dumps((served_objects.serve, ()))
 
 
 @pytest.fixture
-def standby() -> Iterator[Standby]:
-    made = Standby(["numpy", "colorsys"], _VARIABLES)
+def server() -> Iterator[ForkServer]:
+    made = ForkServer(["numpy", "colorsys"], _VARIABLES)
     yield made
     made.close()
     assert made.is_over
 
 
-def _told(process: ForkedProcess) -> dict[str, Any]:
+def _address(process: ForkedProcess) -> dict[str, Any]:
     return json.loads(process.address)
 
 
-def test_process_has_what_was_loaded_and_another_follows_one_that_was_killed(standby) -> None:
-    first = standby.start(_SERVE)
-    told = _told(first)
+def test_process_has_what_was_loaded_and_another_follows_one_that_was_killed(server) -> None:
+    first = server.fork("object", _SERVE)
+    told = _address(first)
     assert told["modules"] == ["colorsys", "numpy"]
     assert told["variable"] == "yes"
     assert first.pid in descendants(os.getpid())
     first.kill()
-    assert first.wait() == "killed by SIGKILL"
-    assert first.wait() == "killed by SIGKILL"
-    second = standby.start(_SERVE)
+    assert first.wait() == -signal.SIGKILL
+    assert first.wait() == -signal.SIGKILL
+    second = server.fork("object", _SERVE)
     assert second.pid != first.pid
-    assert _told(second)["parent"] == told["parent"]
-    assert _told(second)["numbers"] != told["numbers"]
+    assert _address(second)["parent"] == told["parent"]
+    assert _address(second)["numbers"] != told["numbers"]
     first.kill()  # is no more
     second.kill()
-    assert second.wait() == "killed by SIGKILL"
+    assert second.wait() == -signal.SIGKILL
 
 
-def test_closing_closes_the_object_and_ends_the_process(standby, tmp_path) -> None:
-    process = standby.start(pickle.dumps((served_objects.serve, (str(tmp_path),))))
+def test_closing_closes_the_object_and_ends_the_process(server, tmp_path) -> None:
+    process = server.fork("object", pickle.dumps((served_objects.serve, (str(tmp_path),))))
     process.close()
     assert tmp_path.joinpath("closed").read_text() == str(process.pid)
     assert not wait_for_end([process.pid])
 
 
-def test_object_that_cannot_be_closed_is_told(tmp_path) -> None:
+def test_object_that_cannot_be_closed_is_address(tmp_path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import os, pickle\n"
-        "from stratagem.launch.prefork.fork_server import Standby\n"
+        "from stratagem.launch.prefork.fork_server import ForkServer\n"
         "from tests.launch.prefork import served_objects\n"
-        "standby = Standby(['numpy'], dict(os.environ))\n"
-        "standby.start(pickle.dumps((served_objects.serve, ()))).close()\n"
-        "standby.close()\n"
+        "server = ForkServer(['numpy'], dict(os.environ))\n"
+        "server.fork('object', pickle.dumps((served_objects.serve, ()))).close()\n"
+        "server.close()\n"
     )
     root = Path(__file__).parents[3]
     variables = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
@@ -80,46 +80,47 @@ def test_object_that_cannot_be_closed_is_told(tmp_path) -> None:
     assert "nowhere to leave a file" in done.stderr
 
 
-def test_error_of_the_function_is_raised_with_its_traceback(standby) -> None:
-    with pytest.raises(RuntimeError, match="A process cannot serve: ") as raised:
-        standby.start(pickle.dumps((served_objects.serve_nothing, ())))
+def test_error_of_the_function_is_raised_with_its_traceback(server) -> None:
+    with pytest.raises(RuntimeError, match="A forked process cannot start: ") as raised:
+        server.fork("object", pickle.dumps((served_objects.serve_nothing, ())))
     assert "nothing to serve" in str(raised.value)
     assert "in serve_nothing" in str(raised.value)
-    process = standby.start(_SERVE)  # the next one starts
+    process = server.fork("object", _SERVE)  # the next one starts
     process.kill()
     process.wait()
 
 
-def test_process_that_dies_while_it_starts_is_told(standby) -> None:
-    with pytest.raises(UnavailableError, match="A process has died before it could serve"):
-        standby.start(pickle.dumps((served_objects.end, (3,))))
+def test_process_that_dies_while_it_starts_is_address(server) -> None:
+    with pytest.raises(UnavailableError, match="A forked process died before it replied"):
+        server.fork("object", pickle.dumps((served_objects.end, (3,))))
 
 
-def test_what_cannot_be_loaded_is_told() -> None:
-    standby = Standby(["no_such_module"], _VARIABLES)
+def test_what_cannot_be_loaded_is_address() -> None:
+    server = ForkServer(["no_such_module"], _VARIABLES)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="No module named 'no_such_module'"):
-            standby.start(_SERVE)
-    standby.close()
-    assert standby.is_over
+            server.fork("object", _SERVE)
+    server.close()
+    assert server.is_over
 
 
-def test_processes_die_with_what_they_were_forked_from(standby) -> None:
-    process = standby.start(_SERVE)
-    os.kill(_told(process)["parent"], signal.SIGKILL)
-    assert process.wait() == "killed by SIGKILL"
+def test_processes_die_with_what_they_were_forked_from(server) -> None:
+    process = server.fork("object", _SERVE)
+    os.kill(_address(process)["parent"], signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
     assert not wait_for_end([process.pid])
-    assert standby.is_over
-    with pytest.raises(UnavailableError, match="A process has died before it could serve"):
-        standby.start(_SERVE)
+    assert server.is_over
+    with pytest.raises(UnavailableError, match="A forked process died before it replied"):
+        server.fork("object", _SERVE)
 
 
 def test_nothing_is_left_when_who_started_it_is_killed() -> None:
     program = (
         "import os, pickle, sys\n"
-        "from stratagem.launch.prefork.fork_server import Standby\n"
+        "from stratagem.launch.prefork.fork_server import ForkServer\n"
         "from tests.launch.prefork import served_objects\n"
-        "process = Standby([], os.environ).start(pickle.dumps((served_objects.serve, ())))\n"
+        "server = ForkServer([], dict(os.environ))\n"
+        "process = server.fork('object', pickle.dumps((served_objects.serve, ())))\n"
         "print('pid', process.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -140,8 +141,8 @@ def test_nothing_is_left_when_who_started_it_is_killed() -> None:
         assert not wait_for_end(started)
 
 
-def test_backend_that_has_started_is_no_standby() -> None:
-    standby = Standby(["jax", "tests.launch.prefork.starts_backend"], _VARIABLES)
+def test_backend_that_has_started_is_refused() -> None:
+    server = ForkServer(["jax", "tests.launch.prefork.starts_backend"], _VARIABLES)
     with pytest.raises(RuntimeError, match="A backend of JAX has started"):
-        standby.start(_SERVE)
-    standby.close()
+        server.fork("object", _SERVE)
+    server.close()

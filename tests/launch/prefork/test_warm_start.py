@@ -15,10 +15,9 @@ import pytest
 
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
-from stratagem.launch.prefork.warm_start import WarmStart, can_be_warm
-from stratagem.launch.restart import task_group as group
+from stratagem.launch.prefork.warm_start import WarmStart, can_fork
+from stratagem.launch.restart import task_group
 from stratagem.launch.restart.launcher import launch
-from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.task_process import TaskProcess
 from tests.launch.waiting import is_running, until
 
@@ -42,12 +41,12 @@ def make_ready(warm: WarmStart, plan: TaskPlan) -> None:
     deadline_s = time.monotonic() + _READY_S
     while not warm.is_ready_for(plan):
         assert time.monotonic() < deadline_s, "it never loads"
-        warm.hear(1.0)
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[WarmStart]:
-    with Guardian() as guardian, WarmStart(base_variables(), guardian) as warm:
+    with WarmStart(base_variables()) as warm:
         make_ready(warm, plan_of("x.py"))
         yield warm
 
@@ -201,7 +200,7 @@ def test_tasks_die_with_what_they_are_forked_from(tmp_path) -> None:
     """And later ones are started anew."""
     (tmp_path / "wait.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(1000)")
     plan = plan_of(tmp_path / "wait.py")
-    with Guardian() as guardian, WarmStart(base_variables(), guardian) as warm:
+    with WarmStart(base_variables()) as warm:
         assert warm.start(plan, {}) is None  # nothing is loaded yet
         make_ready(warm, plan)
         process = TaskProcess(plan, base_variables(), warm)
@@ -236,9 +235,9 @@ def test_only_scripts_that_would_not_notice_are_forked(
     path = tmp_path / name
     if text is not None:
         path.write_text(text)
-    assert can_be_warm([sys.executable, str(path)], variables) is can
-    assert not can_be_warm(["other-python", str(path)], variables)
-    assert not can_be_warm([sys.executable, "-m", str(path)], variables)
+    assert can_fork([sys.executable, str(path)], variables) is can
+    assert not can_fork(["other-python", str(path)], variables)
+    assert not can_fork([sys.executable, "-m", str(path)], variables)
 
 
 RESTARTED = """
@@ -281,7 +280,7 @@ def test_restarted_tasks_are_forked(folder, monkeypatch, capfd, last, cold, prin
             make_ready(warm, plan)
             (folder / "ready").touch()
 
-    monkeypatch.setattr(group, "WARM_UP_AFTER_S", 0.0)
+    monkeypatch.setattr(task_group, "WARM_UP_AFTER_S", 0.0)
     monkeypatch.setattr(WarmStart, "prepare", prepare_all)
     if cold:
         (folder / "ready").touch()
@@ -357,7 +356,7 @@ def test_script_is_named_as_python_names_it(folder, capfd) -> None:
 
 
 def test_loading_is_given_up_when_the_launcher_is_to_end() -> None:
-    with Guardian() as guardian, WarmStart(base_variables(), guardian) as warm:
+    with WarmStart(base_variables()) as warm:
         plan = plan_of("x.py")
         warm.load([plan, plan], lambda: True)
         assert not warm.is_ready_for(plan)

@@ -12,8 +12,8 @@ from stratagem.goodput.events import NoticeEvent, RestartEvent
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart.launcher import Outcome
 from stratagem.launch.restart.membership import notice_after_s, workers_after
-from stratagem.launch.restart.restart_count import Restarts
-from stratagem.launch.tasks.exit_status import TaskEnd
+from stratagem.launch.restart.restart_count import RestartCount
+from stratagem.launch.tasks.exit_status import ExitStatus
 from tests.launch.test_scripts import AFTER, WAIT
 
 LOST = ("stratagem.errors.UnavailableError: worker 1 is gone.",)
@@ -21,15 +21,15 @@ FEWER = LaunchOptions(workers=4, min_workers=2, max_restarts=9)
 MORE = LaunchOptions(workers=4, min_workers=2, max_workers=6, max_restarts=9)
 
 
-def end(name: str, returncode: int = 0, **more) -> TaskEnd:
-    return TaskEnd(name=name, returncode=returncode, at_s=1.0, **more)
+def end(name: str, returncode: int = 0, **more) -> ExitStatus:
+    return ExitStatus(name=name, returncode=returncode, at_s=1.0, **more)
 
 
 STOPPED = end("worker 0", -15, was_stopped=True, signals=frozenset({15}))
 
 
 @pytest.mark.parametrize(
-    ("options", "num_workers", "ends", "after"),
+    ("options", "num_workers", "statuses", "after"),
     [
         (LaunchOptions(workers=4), 4, [end("worker 1", -9)], 4),
         (FEWER, 4, [end("worker 1", -9), STOPPED], 3),
@@ -49,8 +49,8 @@ STOPPED = end("worker 0", -15, was_stopped=True, signals=frozenset({15}))
         (LaunchOptions(workers=2, max_workers=3), 3, [end("worker 0", -9)], 3),
     ],
 )
-def test_next_number_of_workers(options, num_workers, ends, after) -> None:
-    assert workers_after(options, num_workers, ends) == after
+def test_next_number_of_workers(options, num_workers, statuses, after) -> None:
+    assert workers_after(options, num_workers, statuses) == after
 
 
 def test_notice_is_given_while_some_are_missing() -> None:
@@ -61,28 +61,28 @@ def test_notice_is_given_while_some_are_missing() -> None:
 
 
 def test_tasks_that_were_asked_to_leave_are_started_again_at_no_charge() -> None:
-    ends = [end("worker 0", 42, was_stopped=True), STOPPED]
-    before = Restarts(failures=1, short_starts=2)
-    after = before.next(ends, ran_s=0.0, max_restarts=1, were_asked=True)
-    assert after == Restarts(failures=1, notices=1)
+    statuses = [end("worker 0", 42, was_stopped=True), STOPPED]
+    before = RestartCount(failures=1, short_starts=2)
+    after = before.next(statuses, ran_s=0.0, max_restarts=1, were_asked=True)
+    assert after == RestartCount(failures=1, notices=1)
     # Unless they were done, or one failed by itself.
     done = [end("worker 0", was_stopped=True), dataclasses.replace(STOPPED, name="ps 0")]
     assert before.next(done, ran_s=0.0, max_restarts=1, were_asked=True) is None
-    failed = [*ends, end("worker 1", -9, was_stopped=True, signals=frozenset({15}))]
+    failed = [*statuses, end("worker 1", -9, was_stopped=True, signals=frozenset({15}))]
     assert before.next(failed, ran_s=0.0, max_restarts=1, were_asked=True) is None
 
 
 def test_launcher_that_ends_when_tasks_left_says_so() -> None:
     asked = {"was_stopped": True, "signals": frozenset({15})}
-    ends = (end("ps 0", -15, **asked), end("worker 0", 42, **asked))
-    assert Outcome(ends=ends, signum=None, restart=1, were_asked=True).exit_code == 42
-    assert Outcome(ends=ends, signum=None, restart=1).exit_code == 0
+    statuses = (end("ps 0", -15, **asked), end("worker 0", 42, **asked))
+    assert Outcome(statuses=statuses, signum=None, restart=1, were_asked=True).exit_code == 42
+    assert Outcome(statuses=statuses, signum=None, restart=1).exit_code == 0
 
 
 @pytest.mark.parametrize("given", [(3, 2, None), (1, 2, 1), (3, 2, 4)])
 def test_numbers_that_do_not_fit_together_are_refused(given) -> None:
     least, workers, most = given
-    with pytest.raises(ValueError, match=r"min_workers=\d, workers=\d and .* do not fit together"):
+    with pytest.raises(ValueError, match=r"min_workers=\d, workers=\d .* contradict each other"):
         LaunchOptions(workers=workers, min_workers=least, max_workers=most)
 
 

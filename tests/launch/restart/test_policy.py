@@ -12,14 +12,14 @@ from stratagem.launch.restart.policy import (
     tasks_to_kill,
     tasks_to_stop,
 )
-from stratagem.launch.tasks.exit_status import TaskEnd
+from stratagem.launch.tasks.exit_status import ExitStatus
 
 LOST = ("stratagem.errors.UnavailableError: worker 1 is gone.",)
 NOW_S = 100.0
 
 
-def end(name, returncode=0, at_s=NOW_S, lines=(), **more) -> TaskEnd:
-    return TaskEnd(name=name, returncode=returncode, at_s=at_s, lines=lines, **more)
+def end(name, returncode=0, at_s=NOW_S, lines=(), **more) -> ExitStatus:
+    return ExitStatus(name=name, returncode=returncode, at_s=at_s, lines=lines, **more)
 
 
 def state(task_type="worker", returncode=None, *, ago_s=0.0, lines=(), **more) -> TaskState:
@@ -28,11 +28,11 @@ def state(task_type="worker", returncode=None, *, ago_s=0.0, lines=(), **more) -
     if returncode is None:
         return TaskState(task_type=task_type, trains=trains, **more)
     ended = end(task_type, returncode, NOW_S - ago_s, lines)
-    return TaskState(task_type=task_type, trains=trains, end=ended, **{"is_gone": True, **more})
+    return TaskState(task_type=task_type, trains=trains, status=ended, **{"is_gone": True, **more})
 
 
 @pytest.mark.parametrize(
-    ("ends", "cause"),
+    ("statuses", "cause"),
     [
         ([], None),
         ([end("a"), end("b")], None),
@@ -60,13 +60,13 @@ def state(task_type="worker", returncode=None, *, ago_s=0.0, lines=(), **more) -
         ([end("a", 1, 1.0, LOST), end("b", 42, 2.0)], "b"),
     ],
 )
-def test_cause_is_the_first_that_failed_by_itself(ends, cause) -> None:
-    found = cause_of_failure(ends)
+def test_cause_is_the_first_that_failed_by_itself(statuses, cause) -> None:
+    found = cause_of_failure(statuses)
     assert (found and found.name) == cause
 
 
 @pytest.mark.parametrize(
-    ("ends", "left"),
+    ("statuses", "left"),
     [
         ([], False),
         ([end("a")], False),
@@ -79,8 +79,8 @@ def test_cause_is_the_first_that_failed_by_itself(ends, cause) -> None:
         ([end("a", 1, lines=LOST)], False),
     ],
 )
-def test_tasks_have_saved_and_left_if_none_failed_otherwise(ends, left) -> None:
-    assert have_saved_and_left(ends) is left
+def test_tasks_have_saved_and_left_if_none_failed_otherwise(statuses, left) -> None:
+    assert have_saved_and_left(statuses) is left
 
 
 @pytest.mark.parametrize(

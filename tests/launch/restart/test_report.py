@@ -12,16 +12,16 @@ from stratagem.launch.restart.report import (
     signal_report,
     stop_report,
 )
-from stratagem.launch.restart.restart_count import Restarts
-from stratagem.launch.tasks.exit_status import TaskEnd
+from stratagem.launch.restart.restart_count import RestartCount
+from stratagem.launch.tasks.exit_status import ExitStatus
 
 WORDS = ("Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: nan")
-CAUSE = TaskEnd(name="worker 2", returncode=1, at_s=1.0, lines=("step 1", *WORDS))
-LOST = TaskEnd(name="worker 0", returncode=3, at_s=2.0)
-STOPPED = TaskEnd(
+CAUSE = ExitStatus(name="worker 2", returncode=1, at_s=1.0, lines=("step 1", *WORDS))
+LOST = ExitStatus(name="worker 0", returncode=3, at_s=2.0)
+STOPPED = ExitStatus(
     name="worker 1", returncode=-15, at_s=3.0, was_stopped=True, signals=frozenset({15})
 )
-DONE = TaskEnd(name="ps 0", returncode=0, at_s=0.5)
+DONE = ExitStatus(name="ps 0", returncode=0, at_s=0.5)
 
 
 def test_failure_is_told_with_its_cause_and_what_became_of_the_others() -> None:
@@ -42,7 +42,7 @@ def test_frames_that_are_on_the_screen_are_not_told_again() -> None:
 
 
 def test_what_there_is_nothing_of_is_left_out() -> None:
-    silent = TaskEnd(name="worker 0", returncode=-9, at_s=1.0)
+    silent = ExitStatus(name="worker 0", returncode=-9, at_s=1.0)
     assert failure_report(silent, [silent]) == ["worker 0 failed first: killed by SIGKILL."]
 
 
@@ -50,23 +50,26 @@ def test_signal_and_restart_are_told() -> None:
     assert signal_report(signal.SIGTERM, [LOST, DONE]) == [
         "Ended after SIGTERM: worker 0 (exit code 3), ps 0 (exit code 0)."
     ]
-    after = Restarts(failures=1, notices=2)
-    told = restart_report(Restarts(notices=2), after, 3)
+    after = RestartCount(failures=1, notices=2)
+    told = restart_report(RestartCount(notices=2), after, 3)
     assert told == ["Starting all tasks again: restart 1 of 3."]
-    told = restart_report(Restarts(failures=1, notices=1), after, 3)
-    assert told == ["Starting all tasks again; it counts as no failure."]
+    told = restart_report(RestartCount(failures=1, notices=1), after, 3)
+    assert told == ["Starting all tasks again; this does not count as a failure."]
 
 
 def test_tasks_that_saved_and_left_are_not_called_failed() -> None:
-    ends = [TaskEnd(name="worker 0", returncode=42, at_s=1.0), STOPPED]
-    assert stop_report(ends[0], ends[:1]) == [
+    statuses = [ExitStatus(name="worker 0", returncode=42, at_s=1.0), STOPPED]
+    assert stop_report(statuses[0], statuses[:1]) == [
         "worker 0 saved and left after notice (exit code 42): stopping the others."
     ]
     left = ["Saved and left after notice: worker 0 (exit code 42), worker 1 (killed by SIGTERM)."]
-    assert notice_report(ends, Restarts(notices=1, short_starts=2)) == left
-    short = ["That was within 10 s of the start, 3 times or more in a row: it counts as a failure."]
-    assert notice_report(ends, Restarts(failures=1, short_starts=3)) == left + short
-    assert notice_report(ends, None) == left + short
+    assert notice_report(statuses, RestartCount(notices=1, short_starts=2)) == left
+    short = [
+        "This happened within 10 s of the start 3 times or more in a row, so it counts as a "
+        "failure."
+    ]
+    assert notice_report(statuses, RestartCount(failures=1, short_starts=3)) == left + short
+    assert notice_report(statuses, None) == left + short
 
 
 def test_task_that_failed_is_called_so() -> None:

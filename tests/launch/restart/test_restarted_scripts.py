@@ -65,7 +65,7 @@ def test_tasks_that_saved_and_left_are_started_again_at_no_charge(
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == [f"[worker {i}] goes on" for i in range(2)]
     assert "worker 1 saved and left after notice (exit code 42): stopping the others." in err
-    assert "[launch] Starting all tasks again; it counts as no failure.\n" in err
+    assert "[launch] Starting all tasks again; this does not count as a failure.\n" in err
     assert "failed" not in err.replace("no failure", "")
 
 
@@ -73,8 +73,8 @@ def test_tasks_that_leave_at_once_for_ever_fail(capfd, script) -> None:
     with pytest.raises(RuntimeError, match="worker 0 failed first of 1 tasks: exit code 42"):
         sg.launch.run(script("raise SystemExit(42)"))
     err = capfd.readouterr().err
-    assert err.count("it counts as no failure") == 2
-    assert err.count("times or more in a row: it counts as a failure.") == 1
+    assert err.count("this does not count as a failure") == 2
+    assert err.count("times or more in a row, so it counts as a failure.") == 1
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_program_on_the_path_runs() -> None:
         ("train.py", False, "There is no file 'train.py' in (?s:.)*a Python script"),
         ("no-such-program", False, "There is no program 'no-such-program'(?s:.)*correct the name"),
         ("./train", False, "There is no program './train'"),
-        ("no_such.module", True, "There is no module 'no_such.module'(?s:.)*`python -m` takes it"),
+        ("no_such.module", True, "There is no module 'no_such.module'(?s:.)*as for `python -m`"),
         ("", True, "There is no module ''"),
     ],
 )
@@ -65,6 +65,6 @@ def test_file_that_cannot_be_executed_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train").write_text("print(1)")
     with pytest.raises(
-        PermissionError, match=r"'train' cannot be executed(?s:.)*name ends in \.py(?s:.)*chmod"
+        PermissionError, match=r"'train' is not executable(?s:.)*name ends in \.py(?s:.)*chmod"
     ):
         command_of("train")

@@ -1,53 +1,29 @@
-"""How an end is told, and what the last lines of real programs tell."""
+"""Exit statuses in numbers and in words."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
-import textwrap
 
 import pytest
 
-from stratagem.launch.tasks.exit_status import (
-    TaskEnd,
-    exit_code,
-    how_it_ended,
-    last_words,
-    lost_a_peer,
-)
-
-# What JAX 0.10's client prints before it aborts, cut.
-JAX_ABORT = (
-    "F0000 client.h:83] Terminating process because the JAX distributed service detected fatal "
-    "errors. This most likely indicates that another task died; see the other task logs."
-)
-
-
-def stderr_of(program: str) -> list[str]:
-    """The lines that a failing program leaves, in the interpreter's own form."""
-    program = f"from stratagem.errors import *\n{textwrap.dedent(program)}"
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert process.returncode == 1, process.stderr
-    return process.stderr.splitlines()
+from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit, exit_code
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 255])
 def test_exit_code_stays(code) -> None:
     assert exit_code(code) == code
-    assert how_it_ended(code) == f"exit code {code}"
+    assert describe_exit(code) == f"exit code {code}"
 
 
 @pytest.mark.parametrize(("signum", "name"), [(9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM")])
 def test_signal_is_told_as_a_shell_tells_it(signum, name) -> None:
     shell = subprocess.run(["sh", "-c", f"sh -c 'kill -{signum} $$'; exit $?"], check=False)
     assert exit_code(-signum) == shell.returncode
-    assert how_it_ended(-signum) == f"killed by {name}"
+    assert describe_exit(-signum) == f"killed by {name}"
 
 
 def test_signal_without_a_name_has_a_number() -> None:
-    assert how_it_ended(-40) == "killed by signal 40"
+    assert describe_exit(-40) == "killed by signal 40"
 
 
 @pytest.mark.parametrize(
@@ -67,106 +43,11 @@ def test_signal_without_a_name_has_a_number() -> None:
     ],
 )
 def test_task_fails_by_itself_only(returncode, was_stopped, signals, failed) -> None:
-    end = TaskEnd(
+    status = ExitStatus(
         name="worker 0",
         returncode=returncode,
         at_s=0.0,
         was_stopped=was_stopped,
         signals=frozenset(signals),
     )
-    assert end.failed is failed
-
-
-def test_last_traceback_is_what_tells_why() -> None:
-    lines = stderr_of(
-        """
-        import sys, traceback
-        try:
-            raise KeyError("early")
-        except KeyError:
-            traceback.print_exc()
-        print("going on", file=sys.stderr)
-        def step():
-            raise ValueError("loss is nan")
-        step()
-        """
-    )
-    words = last_words(lines)
-    assert words[0] == "Traceback (most recent call last):"
-    assert words[-1] == "ValueError: loss is nan"
-    assert any("in step" in line for line in words)
-    assert not any("early" in line or "going on" in line for line in words)
-
-
-@pytest.mark.parametrize("chain", ["from error", ""])
-def test_traceback_comes_with_those_it_is_chained_to(chain) -> None:
-    lines = stderr_of(
-        f"""
-        import sys
-        print("before", file=sys.stderr)
-        try:
-            raise KeyError("first")
-        except KeyError as error:
-            raise ValueError("second") {chain}
-        """
-    )
-    assert last_words(lines) == tuple(lines[1:])
-    assert "KeyError: 'first'" in lines
-
-
-def test_group_of_exceptions_is_shown_whole() -> None:
-    lines = stderr_of(
-        """
-        try:
-            raise ValueError("inner")
-        except ValueError as error:
-            raise ExceptionGroup("both", [error, TypeError("other")]) from None
-        """
-    )
-    assert last_words(lines) == tuple(lines)
-
-
-def test_without_a_traceback_the_last_lines_tell() -> None:
-    assert last_words([]) == ()
-    assert last_words(["one", "two"]) == ("one", "two")
-    assert last_words([str(i) for i in range(300)])[0] == "280"
-
-
-def test_middle_of_a_long_traceback_is_left_out() -> None:
-    lines = ["Traceback (most recent call last):", *(f"  {i}" for i in range(298)), "ValueError"]
-    words = last_words(lines)
-    assert len(words) == 101
-    assert words[0] == lines[0]
-    assert words[50] == "... 200 lines left out ..."
-    assert words[-1] == "ValueError"
-
-
-@pytest.mark.parametrize(
-    ("program", "lost"),
-    [
-        ("raise UnavailableError('worker 2 is gone')", True),
-        ("raise DeadlineExceededError('worker 2 did not answer')", True),
-        ("raise ConnectionResetError(104, 'reset')", True),
-        ("raise RuntimeError('Gloo AllReduce failed: Connection closed by peer [::1]:3')", True),
-        ("raise RuntimeError('UNAVAILABLE: failed to connect to all addresses')", True),
-        ("try:\n  raise UnavailableError('x')\nexcept Exception:\n  raise KeyError('y')", True),
-        ("raise ValueError('loss is nan')", False),
-        ("raise MemoryError", False),
-        # It stands in the source only.
-        ("if True: raise ValueError  # not an UnavailableError", False),
-        # An error before the last one, which was dealt with.
-        (
-            "import traceback\ntry:\n  raise UnavailableError('x')\n"
-            "except Exception:\n  traceback.print_exc()\nraise ValueError('y')",
-            False,
-        ),
-    ],
-)
-def test_task_that_lost_a_peer_is_told_by_its_errors(program, lost) -> None:
-    assert lost_a_peer(stderr_of(program)) is lost
-
-
-def test_task_that_jax_aborts_has_lost_a_peer() -> None:
-    assert lost_a_peer(["step 3", JAX_ABORT, "*** Check failure stack trace: ***"])
-    assert not lost_a_peer(["step 3", "Fatal Python error: Segmentation fault"])
-    assert not lost_a_peer([])
+    assert status.failed is failed

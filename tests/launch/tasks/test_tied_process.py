@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from stratagem.launch.tasks import tied_process as task_start
+from stratagem.launch.tasks import tied_process
 from stratagem.launch.tasks.tied_process import tied_command
 from tests.launch.waiting import is_running, until
 
@@ -74,7 +74,7 @@ def test_program_dies_with_its_launcher() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
 def test_program_does_not_start_without_its_launcher(tmp_path) -> None:
     """The process that starts it is not the one that it was made for."""
-    command = [sys.executable, "-I", "-S", task_start.__file__, "1", "touch", str(tmp_path / "x")]
+    command = [sys.executable, "-I", "-S", tied_process.__file__, "1", "touch", str(tmp_path / "x")]
     ended = subprocess.run(command, check=False, timeout=60)
     assert ended.returncode == -signal.SIGKILL
     assert not (tmp_path / "x").exists()

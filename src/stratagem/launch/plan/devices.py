@@ -1,4 +1,4 @@
-"""Which devices each task sees: variables that JAX reads when it starts."""
+"""Assignment of GPUs or virtual CPU devices to tasks, as environment variables."""
 
 from __future__ import annotations
 
@@ -7,58 +7,48 @@ from collections.abc import Mapping, Sequence
 
 from stratagem.messages import explain
 
-__all__ = ["TRAINERS", "deal_devices", "uses_gpus"]
+__all__ = ["TRAINERS", "assign_devices", "uses_gpus"]
 
 TRAINERS = ("chief", "worker")
 
 _DEVICE_COUNT = re.compile(r"\s*--xla_force_host_platform_device_count=\S*")
 _GPU_PLATFORMS = {"cuda", "gpu", "rocm"}
-# So that a task without a GPU neither takes another's memory nor complains that it has none.
+# Keeps a task without a GPU from using the memory of others, and from warning about it.
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-# XLA:CPU's threads a virtual device, as in environment.size_cpu_thread_pool.
+# XLA:CPU threads per virtual device, as in environment.size_cpu_thread_pool.
 _THREADS_PER_DEVICE = 4
 
 
 def uses_gpus(base: Mapping[str, str]) -> bool:
-    """Returns whether JAX would use a GPU that it sees.
-
-    Args:
-        base: the variables that all tasks inherit.
-
-    Returns:
-        False where `JAX_PLATFORMS` names other platforms only.
-    """
+    """Returns False if `JAX_PLATFORMS` names only platforms other than GPUs."""
     platforms = base.get("JAX_PLATFORMS", "")
     return not platforms or bool(_GPU_PLATFORMS & set(platforms.lower().split(",")))
 
 
-def deal_devices(
+def assign_devices(
     task_types: Sequence[str],
     *,
     devices_per_worker: int | None,
     gpus: Sequence[str],
     base: Mapping[str, str],
 ) -> list[dict[str, str]]:
-    """Deals the GPUs out, or makes virtual CPU devices where there are none.
+    """Returns the variables of each task that assign it GPUs, or virtual CPU devices without GPUs.
 
-    Servers get no device. The evaluator takes GPUs that the workers leave over, as many as a
-    worker has at most; without one it runs on the CPU.
+    Servers get no device. The evaluator gets the GPUs that the workers leave, at most as many as a
+    worker has; with none left it runs on the CPU.
 
     Args:
         task_types: the type of every task.
-        devices_per_worker: how many each worker gets; None shares the GPUs evenly, and with fewer
-            GPUs than workers leaves everything as it is.
-        gpus: the GPUs that there are, as `CUDA_VISIBLE_DEVICES` names them.
-        base: the variables that all tasks inherit.
-
-    Returns:
-        The variables to set, task by task.
+        devices_per_worker: number of devices per worker; None divides the GPUs evenly, or changes
+            nothing if there are fewer GPUs than workers.
+        gpus: the GPUs of this machine, as `CUDA_VISIBLE_DEVICES` names them.
+        base: the environment that all tasks inherit.
 
     Raises:
-        ValueError: fewer GPUs than asked for.
+        ValueError: there are fewer GPUs than requested.
 
     Example:
-        >>> deal_devices(["worker", "ps"], devices_per_worker=None, gpus=["0", "1"], base={})
+        >>> assign_devices(["worker", "ps"], devices_per_worker=None, gpus=["0", "1"], base={})
         [{'CUDA_VISIBLE_DEVICES': '0,1'}, {'CUDA_VISIBLE_DEVICES': '', 'JAX_PLATFORMS': 'cpu'}]
     """
     if not gpus or not uses_gpus(base):
@@ -72,30 +62,33 @@ def deal_devices(
         raise ValueError(
             explain(
                 f"{num_trainers} workers with devices_per_worker={share} need "
-                f"{share * num_trainers} GPUs, and there are {len(gpus)}: {','.join(gpus)}.",
-                expected="as many GPUs as the workers are to have.",
-                fix="lower one of the two numbers, or set JAX_PLATFORMS=cpu for virtual devices.",
+                f"{share * num_trainers} GPUs, but there are {len(gpus)}: {','.join(gpus)}.",
+                expected="enough GPUs for all workers.",
+                fix="lower workers or devices_per_worker, or set JAX_PLATFORMS=cpu to use virtual "
+                "devices.",
             )
         )
-    return _deal(task_types, gpus, share)
+    return _assign_gpus(task_types, gpus, share)
 
 
-def _deal(task_types: Sequence[str], gpus: Sequence[str], share: int) -> list[dict[str, str]]:
-    left = list(gpus)
-    dealt: list[dict[str, str]] = []
-    # Workers come before the evaluator in every list of tasks, so that they are served first.
+def _assign_gpus(
+    task_types: Sequence[str], gpus: Sequence[str], share: int
+) -> list[dict[str, str]]:
+    free = list(gpus)
+    assigned: list[dict[str, str]] = []
+    # Workers precede the evaluator in every list of tasks, so they are served first.
     for task_type in task_types:
-        hand = [] if task_type == "ps" else left[:share]
-        left = left[len(hand) :]
-        dealt.append({"CUDA_VISIBLE_DEVICES": ",".join(hand)} if hand else dict(_NO_GPU))
-    return dealt
+        own = [] if task_type == "ps" else free[:share]
+        free = free[len(own) :]
+        assigned.append({"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else dict(_NO_GPU))
+    return assigned
 
 
 def _cpu_devices(num_devices: int, base: Mapping[str, str]) -> dict[str, str]:
-    """Both spellings of the number, because either may be in the environment already."""
-    kept = _DEVICE_COUNT.sub("", base.get("XLA_FLAGS", ""))
+    """Sets the number in both spellings, because either may already be in the environment."""
+    flags = _DEVICE_COUNT.sub("", base.get("XLA_FLAGS", ""))
     variables = {
-        "XLA_FLAGS": f"{kept} --xla_force_host_platform_device_count={num_devices}".strip(),
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={num_devices}".strip(),
         "JAX_NUM_CPU_DEVICES": str(num_devices),
     }
     if num_devices > 1 and "NPROC" not in base:

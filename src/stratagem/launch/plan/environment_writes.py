@@ -1,31 +1,26 @@
-"""Whether a script sets variables of its environment, as far as its text tells."""
+"""Static check for scripts that set environment variables."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-__all__ = ["sets_variables"]
+__all__ = ["writes_environment"]
 
 _ENVIRONMENT = "environ"
 _SETTERS = ("putenv", "unsetenv")
 _READERS = ("copy", "get", "items", "keys", "values")
 
 
-def sets_variables(text: str) -> bool:
-    """Returns whether a script may set variables, or do what cannot be told from its text.
+def writes_environment(text: str) -> bool:
+    """Returns False only if the script does not use `os.environ`, or only reads it.
 
-    Args:
-        text: of the script.
-
-    Returns:
-        False where it has no `os.environ`, or only reads it: `os.environ["A"]`,
-        `os.environ.get("A")`, `"A" in os.environ`.
+    Reads are `os.environ["A"]`, `os.environ.get("A")` and `"A" in os.environ`.
 
     Example:
-        >>> sets_variables("import os; print(os.environ['HOME'])")
+        >>> writes_environment("import os; print(os.environ['HOME'])")
         False
-        >>> sets_variables("import os; os.environ['HOME'] = '/root'")
+        >>> writes_environment("import os; os.environ['HOME'] = '/root'")
         True
     """
     try:
@@ -45,13 +40,13 @@ def _names_environment(node: ast.AST) -> bool:
     elif isinstance(node, ast.Constant):
         names = [node.value]  # getattr(os, "environ")
     elif isinstance(node, ast.alias):
-        # Under its own name it is found where it is used.
+        # Imported under its own name, it is found at its uses.
         names = [node.name] if node.asname or node.name in _SETTERS else []
     return any(name in (_ENVIRONMENT, *_SETTERS) for name in names)
 
 
 def _reads(tree: ast.AST) -> Iterator[ast.AST]:
-    """What stands for the environment where that is only read."""
+    """Yields the nodes through which the environment is only read."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             yield from node.comparators

@@ -1,4 +1,4 @@
-"""What the launcher is asked for."""
+"""Options of a launch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPTIONAL = ("devices_per_worker", "min_workers", "max_workers")
 
 
 class LaunchArguments(TypedDict, total=False):
-    """The fields of `LaunchOptions` as keyword arguments, each of which may be left out."""
+    """The fields of `LaunchOptions` as optional keyword arguments."""
 
     workers: int
     chief: bool
@@ -45,31 +45,31 @@ class LaunchArguments(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """Which tasks there are, what each gets, and how they end.
+    """Tasks to start, their devices, and how they restart and end.
 
     Args:
-        workers: number of workers; worker 0 leads, unless there is a chief.
-        chief: a chief beside the workers, which leads.
+        workers: number of workers. Worker 0 leads, unless there is a chief.
+        chief: True to add a chief, which leads.
         ps: number of parameter servers.
-        evaluator: an evaluator.
-        devices_per_worker: GPUs of each worker where there are any, else virtual CPU devices;
-            None shares the GPUs evenly, and leaves the CPU as it is.
-        max_restarts: how often all tasks are started again after a failure.
-        min_workers: after the failure of a worker all start again without it, with as many at
-            least; None starts as many again.
-        max_workers: how many there are to be when all are back; None for `workers`.
-        rejoin_after_s: how long fewer go on, before they are asked to save and leave, and
-            `max_workers` start.
-        cold_restarts: load JAX and Keras anew in each restarted task.
-        log_dir: folder for a file a task with all that it prints.
-        run_dir: folder for the events of the run, which `stratagem goodput` reads.
-        show: "all" shows what every task prints, "leader" only what the leader does.
-        grace_s: how long a task that was told to end may take, before it is killed.
-        evaluator_grace_s: how long the evaluator may go on when the workers have ended.
+        evaluator: True to add an evaluator.
+        devices_per_worker: number of GPUs per worker, or of virtual CPU devices on a machine
+            without GPUs. None divides the GPUs evenly and leaves the CPU as it is.
+        max_restarts: how often all tasks are restarted after a failure.
+        min_workers: after a worker fails, all tasks restart without it, with at least this many
+            workers. None always restarts the same number.
+        max_workers: number of workers when all are available; None for `workers`.
+        rejoin_after_s: seconds to train with fewer workers before they are asked to save and
+            exit, so that `max_workers` can start.
+        cold_restarts: True to load JAX and Keras again in each restarted task.
+        log_dir: folder for one log file per task; None for no files.
+        run_dir: folder for the events of the run, which `stratagem goodput` reads; None for none.
+        show: "all" shows the output of every task, "leader" that of the leader only.
+        grace_s: seconds that a task may take to end before it is killed.
+        evaluator_grace_s: seconds that the evaluator may continue after the workers have ended.
 
     Raises:
-        TypeError: a value of another type.
-        ValueError: a value out of range, or no task that trains.
+        TypeError: an option has the wrong type.
+        ValueError: an option is out of range, or no task trains.
 
     Example:
         >>> sg.launch.LaunchOptions(workers=4, ps=2).task_types
@@ -107,15 +107,15 @@ class LaunchOptions:
         if self.show not in _SHOWN:
             raise ValueError(
                 explain(
-                    f"show={self.show!r} names nothing to show.",
+                    f"show={self.show!r} is not a valid choice.",
                     expected=f"one of {list(_SHOWN)}.",
-                    fix='pass "all", or "leader" for the output of the leading task alone.',
+                    fix='pass "all", or "leader" for the output of the leader alone.',
                 )
             )
         if not self.workers and not self.chief:
             raise ValueError(
                 explain(
-                    "workers=0 without a chief leaves no task that trains.",
+                    "workers=0 without a chief leaves no task to train.",
                     expected="at least one worker, or a chief.",
                     fix="pass workers=1.",
                 )
@@ -129,28 +129,24 @@ class LaunchOptions:
             raise ValueError(
                 explain(
                     f"min_workers={self.min_workers}, workers={self.workers} and "
-                    f"max_workers={self.max_workers} do not fit together.",
+                    f"max_workers={self.max_workers} contradict each other.",
                     expected="min_workers <= workers <= max_workers.",
-                    fix="correct them, or leave out what is to be as workers.",
+                    fix="correct them; an omitted max_workers equals workers.",
                 )
             )
 
     def with_workers(self, num_workers: int) -> LaunchOptions:
-        """Returns the same for another number of workers, between the least and the most.
-
-        Args:
-            num_workers: how many.
-        """
+        """Returns these options for another number of workers."""
         return dataclasses.replace(self, workers=num_workers)
 
     @property
     def full_workers(self) -> int:
-        """How many workers there are to be when all are back."""
+        """Number of workers when all are available."""
         return self.workers if self.max_workers is None else self.max_workers
 
     @property
     def task_types(self) -> tuple[str, ...]:
-        """The type of every task, those that lead first."""
+        """The type of every task, the leader first."""
         return (
             *(["chief"] if self.chief else []),
             *(["worker"] * self.workers),
@@ -159,14 +155,14 @@ class LaunchOptions:
         )
 
 
-def _check_type(name: str, value: Any, wanted: Any, expected: str) -> None:
-    # True is an int to Python, and a mistake here.
+def _check_type(name: str, value: object, wanted: Any, expected: str) -> None:
+    # Python counts True as an int; here it is a mistake.
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise TypeError(
             explain(
                 f"{name}={value!r} is of type {type(value).__name__}.",
                 expected=expected,
-                fix=f"correct {name}.",
+                fix=f"change the type of {name}.",
             )
         )
 
@@ -178,7 +174,7 @@ def _check_count(name: str, value: Any, least: int) -> None:
             explain(
                 f"{name}={value} is too small.",
                 expected=f"at least {least}.",
-                fix=f"raise {name}, or leave it out.",
+                fix=f"increase {name}, or omit it.",
             )
         )
 
@@ -188,8 +184,8 @@ def _check_seconds(name: str, value: Any) -> None:
     if math.isnan(value) or value < 0:
         raise ValueError(
             explain(
-                f"{name}={value} is no time to wait.",
+                f"{name}={value} is not a valid number of seconds.",
                 expected="0 seconds or more.",
-                fix=f"pass {name}=0 not to wait at all.",
+                fix=f"pass a number of seconds; {name}=0 does not wait.",
             )
         )

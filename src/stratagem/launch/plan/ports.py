@@ -1,4 +1,4 @@
-"""Ports on which nothing listens."""
+"""Free ports of this machine."""
 
 from __future__ import annotations
 
@@ -9,22 +9,15 @@ __all__ = ["free_ports"]
 
 
 def free_ports(num_ports: int) -> tuple[int, ...]:
-    """Returns ports that are free on every address of this machine, no two the same.
+    """Returns distinct ports that are free on every address of this machine.
 
-    The system chooses them. Between this call and the use another program can take one: let as
-    little as possible happen in between.
-
-    Args:
-        num_ports: how many.
-
-    Returns:
-        The ports.
+    Use them soon: another program may take one.
 
     Example:
         >>> len(set(free_ports(3)))
         3
     """
-    # All are open at once, so that none is given out twice.
+    # All are open at once, so no port is returned twice.
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(num_ports)]
         for one in sockets:

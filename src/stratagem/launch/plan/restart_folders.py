@@ -1,4 +1,4 @@
-"""Folders in which tasks keep something for their next start; they go with the launch."""
+"""Temporary folders whose contents survive a restart of the tasks."""
 
 from __future__ import annotations
 
@@ -10,36 +10,31 @@ from collections.abc import Generator, Mapping
 
 from stratagem.launch.plan.options import LaunchOptions
 
-__all__ = ["KeptFolders", "kept_folders"]
+__all__ = ["RestartFolders", "make_restart_folders"]
 
-# Whoever sets one of them has made up his mind about JAX's cache on disk.
+# A user who sets one of these has chosen JAX's cache on disk.
 _JAX_CACHE_VARIABLES = {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"}
-# A file system in memory, on Linux; whoever names another folder wants that one.
+# A file system in memory, on Linux. The variable names another folder.
 _MEMORY, _MEMORY_VARIABLE = "/dev/shm", "STRATAGEM_MEMORY_DIR"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KeptFolders:
-    """What the tasks of one start leave to those of the next.
-
-    Args:
-        programs: where they keep compiled programs; None if they do not.
-        memory: in memory, where they keep their state; None if they do not.
-    """
+class RestartFolders:
+    """Folder for compiled programs, and folder in memory for training state; None for neither."""
 
     programs: str | None = None
     memory: str | None = None
 
     @property
     def variables(self) -> dict[str, str]:
-        """What tells the tasks of them."""
+        """Environment variables that name the folders to tasks."""
         variables: dict[str, str] = {}
         if self.programs is not None:
             variables = {
-                # That process 0 is not the only one to write is this library's doing.
+                # This package makes every process write, where JAX has only process 0 write.
                 "STRATAGEM_PROGRAM_DIR": self.programs,
                 "JAX_COMPILATION_CACHE_DIR": self.programs,
-                # By default only what has taken a second: a start compiles many small programs.
+                # By default only programs that compile for a second; a start has many small ones.
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             }
         if self.memory is not None:
@@ -48,21 +43,17 @@ class KeptFolders:
 
 
 @contextlib.contextmanager
-def kept_folders(options: LaunchOptions, base: Mapping[str, str]) -> Generator[KeptFolders]:
-    """Makes the folders where tasks may be started again, and removes them at the end.
+def make_restart_folders(
+    options: LaunchOptions, base: Mapping[str, str]
+) -> Generator[RestartFolders]:
+    """Makes the folders if tasks may restart, and removes them when the launch ends.
 
-    Not in the folder of the run: what a killed task has half written stays there for ever.
-
-    Args:
-        options: of the launch.
-        base: the variables that tasks inherit; what they name already is left to them.
-
-    Yields:
-        The folders.
+    They are outside the run's folder, where files of a killed task would stay forever. Folders
+    that the inherited environment `base` names already are not made.
     """
     with contextlib.ExitStack() as stack:
 
-        def made(parent: str | None) -> str:
+        def make(parent: str | None) -> str:
             folder = tempfile.TemporaryDirectory(
                 prefix="stratagem-", dir=parent, ignore_cleanup_errors=True
             )
@@ -71,7 +62,7 @@ def kept_folders(options: LaunchOptions, base: Mapping[str, str]) -> Generator[K
         programs = memory = None
         if options.max_restarts:
             if not _JAX_CACHE_VARIABLES & base.keys():
-                programs = made(None)
+                programs = make(None)
             if _MEMORY_VARIABLE not in base and os.access(_MEMORY, os.W_OK):
-                memory = made(_MEMORY)
-        yield KeptFolders(programs=programs, memory=memory)
+                memory = make(_MEMORY)
+        yield RestartFolders(programs=programs, memory=memory)

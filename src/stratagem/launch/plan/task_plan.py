@@ -1,4 +1,4 @@
-"""Which processes there will be, and what each finds in its environment."""
+"""Plan of the processes to start, with the environment of each."""
 
 from __future__ import annotations
 
@@ -7,25 +7,21 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from stratagem.launch.plan.devices import TRAINERS, deal_devices
+from stratagem.launch.plan.devices import TRAINERS, assign_devices
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.restart_folders import KeptFolders
+from stratagem.launch.plan.restart_folders import RestartFolders
 
 __all__ = ["TRAINERS", "TaskPlan", "plan_tasks"]
 
 _HOST = "127.0.0.1"
-_NONE_KEPT = KeptFolders()
+_NO_FOLDERS = RestartFolders()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskPlan:
     """One process to start.
 
-    Args:
-        task_type: chief, worker, ps or evaluator.
-        index: its place among those of its type.
-        command: the program and its arguments.
-        variables: what is set in its environment, beside what it inherits.
+    `task_type` is chief, worker, ps or evaluator; `variables` extend the inherited environment.
     """
 
     task_type: str
@@ -35,17 +31,17 @@ class TaskPlan:
 
     @property
     def name(self) -> str:
-        """How messages call it: "worker 2"."""
+        """The name used in messages, such as "worker 2"."""
         return f"{self.task_type} {self.index}"
 
     @property
     def file_name(self) -> str:
-        """The same as part of a file's name."""
+        """The name as part of a file name, such as "worker-2"."""
         return f"{self.task_type}-{self.index}"
 
     @property
     def trains(self) -> bool:
-        """Whether the work is done when this task and its like have ended."""
+        """True for chief and workers: the job is done when these have ended."""
         return self.task_type in TRAINERS
 
 
@@ -57,24 +53,21 @@ def plan_tasks(
     gpus: Sequence[str],
     base: Mapping[str, str],
     restart: int = 0,
-    folders: KeptFolders = _NONE_KEPT,
+    folders: RestartFolders = _NO_FOLDERS,
 ) -> tuple[TaskPlan, ...]:
-    """Plans the processes of one start. The first one leads.
+    """Plans the processes of one start, the leader first.
 
     Args:
-        options: which tasks there are.
-        command: the program that all run, and its arguments.
-        ports: a port a task.
-        gpus: the GPUs to deal out.
-        base: the variables that all tasks inherit.
-        restart: how often these tasks were started before.
-        folders: where they keep something for the next start.
-
-    Returns:
-        The tasks.
+        options: options of the launch.
+        command: the program that all tasks run, and its arguments.
+        ports: one port per task.
+        gpus: the GPUs of this machine, as `CUDA_VISIBLE_DEVICES` names them.
+        base: the environment that all tasks inherit.
+        restart: number of earlier starts.
+        folders: folders whose contents survive a restart.
 
     Raises:
-        ValueError: fewer GPUs than asked for.
+        ValueError: there are fewer GPUs than requested.
 
     Example:
         >>> (task,) = plan_tasks(LaunchOptions(), ["true"], ports=[2222], gpus=[], base={})
@@ -88,21 +81,21 @@ def plan_tasks(
         addresses = cluster.setdefault(task_type, [])
         indices.append(len(addresses))
         addresses.append(f"{_HOST}:{port}")
-    devices = deal_devices(
+    devices = assign_devices(
         task_types, devices_per_worker=options.devices_per_worker, gpus=gpus, base=base
     )
     shared = {
         "STRATAGEM_RESTART_COUNT": str(restart),
-        # Python keeps what it prints into a pipe until there is much of it.
+        # Otherwise Python buffers what it prints to a pipe.
         "PYTHONUNBUFFERED": "1",
         **_run_dir(options.run_dir),
         **folders.variables,
     }
     plans: list[TaskPlan] = []
-    for task_type, index, seen in zip(task_types, indices, devices, strict=True):
+    for task_type, index, visible in zip(task_types, indices, devices, strict=True):
         task = {"type": task_type, "index": index}
-        told = json.dumps({"cluster": cluster, "task": task})
-        variables = {"TF_CONFIG": told, **shared, **seen}
+        config = json.dumps({"cluster": cluster, "task": task})
+        variables = {"TF_CONFIG": config, **shared, **visible}
         plans.append(
             TaskPlan(task_type=task_type, index=index, command=tuple(command), variables=variables)
         )
@@ -110,5 +103,5 @@ def plan_tasks(
 
 
 def _run_dir(run_dir: str | os.PathLike[str] | None) -> dict[str, str]:
-    # Absolute: a task may change its folder.
+    # Absolute, because a task may change its working directory.
     return {} if run_dir is None else {"STRATAGEM_RUN_DIR": os.path.abspath(run_dir)}

@@ -1,4 +1,4 @@
-"""A process that others are forked from in a moment, as seen by who starts it."""
+"""Client of a fork server: starts it and forks processes from it."""
 
 from __future__ import annotations
 
@@ -11,146 +11,183 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from stratagem.errors import UnavailableError
 from stratagem.launch.prefork.server_program import CLOSE, MAX_MESSAGE_BYTES, PROGRAM
-from stratagem.launch.tasks.exit_status import how_it_ended
 from stratagem.launch.tasks.tied_process import tied_command
 from stratagem.messages import explain
 
-__all__ = ["ForkedProcess", "Standby"]
+__all__ = ["ForkServer", "ForkedProcess"]
 
 
 class ForkedProcess:
-    """A process that serves one object. It dies when this one does, however that is.
+    """A process forked from a fork server. It dies when this process does.
 
-    Args:
-        address: where the object is served.
-        pid: the id of the process.
-        wait: waits for its end, and says in words how it ended.
-        channel: to it.
+    `address` is where its object serves; empty for a script.
     """
 
-    def __init__(
-        self, address: str, pid: int, wait: Callable[[], str], channel: socket.socket
-    ) -> None:
-        self.address = address
-        self.pid = pid
-        self._wait = wait
+    def __init__(self, server: ForkServer, number: int, reply: Any, channel: socket.socket) -> None:
+        self.pid: int = reply["process_id"]
+        self.address: str = reply.get("address", "")
+        self._server = server
+        self._number = number
         self._channel = channel
 
-    def wait(self) -> str:
-        """Waits for its end, and says in words how it ended."""
-        how = self._wait()
+    def poll(self) -> int | None:
+        """Returns the exit code, negative for a signal; None while it runs."""
+        return self._server.exit_code(self._number, timeout_s=0.0)
+
+    def wait(self) -> int:
+        """Waits for its end and returns the exit code, negative for a signal."""
+        code = self._server.exit_code(self._number)
+        assert code is not None
         self._channel.close()
-        return how
+        return code
 
     def kill(self) -> None:
-        """Kills it, as from outside."""
+        """Sends SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def ask_to_close(self) -> None:
-        """Lets it close its object and end, and does not wait."""
-        with contextlib.suppress(OSError):  # it has ended
+        """Asks it to close its object and exit, without waiting."""
+        with contextlib.suppress(OSError):  # already gone
             self._channel.sendall(CLOSE)
 
     def close(self) -> None:
-        """Lets it close its object, and waits for its end."""
+        """Asks it to close its object and waits for its exit."""
         self.ask_to_close()
         self.wait()
 
 
-class Standby:
-    """Loads modules in a process of its own, of which others are forked. Any thread may call it.
+class ForkServer:
+    """A process that imports modules once; others are forked from it. Thread-safe.
 
     Args:
-        modules: what it loads.
-        variables: of its environment and of theirs.
+        modules: modules to import.
+        variables: its whole environment.
+        inherits_path: True to import from this process's `sys.path`, False from that of a new
+            interpreter.
+        is_silent: discards what the server prints while it imports.
     """
 
-    def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str],
+        variables: dict[str, str],
+        *,
+        inherits_path: bool = True,
+        is_silent: bool = False,
+    ) -> None:
         self._changed = threading.Condition()
-        self._is_ready = False
+        self._is_loaded = False
         self._is_over = False
         self._trace = ""
         self._numbers = itertools.count()
-        self._ends: dict[int, int] = {}  # exit codes by number
+        self._exit_codes: dict[int, int] = {}  # by fork number
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = (sys.executable, "-c", PROGRAM, str(theirs.fileno()))
+        options = {"path": sys.path if inherits_path else None, "modules": list(modules)}
+        command = (sys.executable, "-c", PROGRAM, str(theirs.fileno()), json.dumps(options))
+        # The kernel kills the server when the thread that started it exits.
         self._keeper = threading.Thread(
             target=self._keep,
-            args=((*command, json.dumps(sys.path), json.dumps(list(modules))), variables, theirs),
-            name="standby",
+            args=(command, variables, theirs, subprocess.DEVNULL if is_silent else None),
+            name="fork server",
             daemon=True,
         )
         self._keeper.start()
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, and all that were forked from it."""
+        """True once the server and all its forks have ended."""
         return self._is_over
 
-    def start(self, pickled: bytes, outputs: Sequence[int] = ()) -> ForkedProcess:
-        """Forks a process as soon as all is loaded, and waits until it serves.
+    @property
+    def is_ready(self) -> bool:
+        """True if it has imported its modules and runs."""
+        return self._is_loaded and not self._is_over
+
+    def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
+        """Waits until the modules are imported or the server is over; False after the timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_loaded or self._is_over, timeout_s)
+
+    def fork(
+        self,
+        kind: Literal["object", "script"],
+        job: bytes,
+        outputs: Sequence[int] = (),
+        *,
+        timeout_s: float | None = None,
+    ) -> ForkedProcess:
+        """Forks a process once the modules are imported, and waits for its first reply.
 
         Args:
-            pickled: a function and its arguments; returns an object with an `address` and a
-                `close()`.
-            outputs: its stdout and its stderr, as descriptors of this process; none for those of
-                this process.
+            kind: what the fork runs.
+            job: for an object, a pickled function and its arguments; the function returns an
+                object with an `address` and a `close()`. For a script, see `forked_script`.
+            outputs: descriptors for its stdout and stderr; empty to share those of the server.
+            timeout_s: longest wait for the reply; None for no limit.
 
         Raises:
-            RuntimeError: what is to be loaded cannot be, or the function raises an error.
-            UnavailableError: the process has died.
+            RuntimeError: an import or the function failed.
+            UnavailableError: the process died, or did not reply in time.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_ready or self._is_over)
-        self._require(self._trace)
+        self.wait_until_loaded()
+        _require_no_error(self._trace)
         number = next(self._numbers)
         ours, theirs = socket.socketpair()
+        ours.settimeout(timeout_s)
         try:
-            with theirs, contextlib.suppress(OSError):  # it has ended: there will be no answer
-                sent = [theirs.fileno(), *outputs]
-                socket.send_fds(self._connection, [b"%d" % number], sent)
-            told = _ask(ours, pickled)
-            self._require(told.get("trace", ""))
+            with theirs, contextlib.suppress(OSError):  # already gone: there will be no reply
+                request = json.dumps({"kind": kind, "number": number}).encode()
+                socket.send_fds(self._connection, [request], [theirs.fileno(), *outputs])
+            reply = _exchange(ours, job)
+            _require_no_error(reply.get("trace", ""))
         except BaseException:
             ours.close()
             raise
-        return ForkedProcess(
-            told["address"], told["process_id"], lambda: self._wait_for_end_of(number), ours
-        )
+        return ForkedProcess(self, number, reply, ours)
+
+    def exit_code(self, number: int, *, timeout_s: float | None = None) -> int | None:
+        """Waits for a fork's exit code, negative for a signal; None if it runs after the timeout.
+
+        Forks die with the server: then the code is that of SIGKILL.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._exit_codes or self._is_over, timeout_s)
+            return self._exit_codes.get(number, -signal.SIGKILL if self._is_over else None)
 
     def close(self) -> None:
-        """Ends it, and with it what was forked from it."""
+        """Ends the server and all its forks."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._keeper.join()
 
-    def _wait_for_end_of(self, number: int) -> str:
-        with self._changed:
-            self._changed.wait_for(lambda: number in self._ends or self._is_over)
-            return how_it_ended(self._ends.get(number, -signal.SIGKILL))
-
     def _keep(
-        self, command: Sequence[str], variables: Mapping[str, str], theirs: socket.socket
+        self,
+        command: Sequence[str],
+        variables: dict[str, str],
+        theirs: socket.socket,
+        output: int | None,
     ) -> None:
-        """Starts it, in the thread that it is tied to, and hears what it tells until it ends."""
+        """Runs the server and receives its reports until it ends."""
         process: subprocess.Popen[bytes] | None = None
         try:
             with theirs:
                 process = subprocess.Popen(
                     tied_command(command),
-                    env=dict(variables),
+                    env=variables,
                     stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
                     start_new_session=True,
                     pass_fds=(theirs.fileno(),),
                 )
-            while told := self._connection.recv(MAX_MESSAGE_BYTES):
-                self._take(json.loads(told))
+            while report := self._connection.recv(MAX_MESSAGE_BYTES):
+                self._receive(json.loads(report))
         except OSError as error:
             self._trace = f"{type(error).__name__}: {error}"
         finally:
@@ -162,41 +199,42 @@ class Standby:
                 self._is_over = True
                 self._changed.notify_all()
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _receive(self, report: dict[str, Any]) -> None:
         with self._changed:
-            if message["kind"] == "ready":
-                self._is_ready = True
-            elif message["kind"] == "failed":
-                self._trace = message["trace"]
+            if report["kind"] == "loaded":
+                self._is_loaded = True
+            elif report["kind"] == "failed":
+                self._trace = report["trace"]
             else:
-                self._ends[message["number"]] = message["code"]
+                self._exit_codes[report["number"]] = report["code"]
             self._changed.notify_all()
 
-    def _require(self, trace: str) -> None:
-        if trace:
-            raise RuntimeError(
-                explain(
-                    f"A process cannot serve: {trace}",
-                    expected="modules that can be imported, and an object that can be made.",
-                    fix="look at the last lines of that traceback, which is the process's own.",
-                )
-            )
 
-
-def _ask(channel: socket.socket, pickled: bytes) -> dict[str, Any]:
-    """Tells a fork what to serve, and returns what it answers."""
-    answer = b""
-    with contextlib.suppress(OSError), channel.makefile("rwb") as file:  # broken: no answer
-        file.write(b"%d\n" % len(pickled))
-        file.write(pickled)
-        file.flush()
-        answer = file.readline()
-    if not answer:
-        raise UnavailableError(
+def _require_no_error(trace: str) -> None:
+    if trace:
+        raise RuntimeError(
             explain(
-                "A process has died before it could serve.",
-                expected="a process that lives.",
-                fix="look at what it printed last, and whether its machine has the memory.",
+                f"A forked process cannot start: {trace}",
+                expected="modules that can be imported and a function that succeeds.",
+                fix="read the end of the traceback above; it comes from the forked process.",
             )
         )
-    return json.loads(answer)
+
+
+def _exchange(channel: socket.socket, job: bytes) -> dict[str, Any]:
+    """Sends a fork its job and returns the reply."""
+    reply = b""
+    with contextlib.suppress(OSError), channel.makefile("rwb") as file:  # broken: no reply
+        file.write(b"%d\n" % len(job))
+        file.write(job)
+        file.flush()
+        reply = file.readline()
+    if not reply:
+        raise UnavailableError(
+            explain(
+                "A forked process died before it replied.",
+                expected="a process that starts and keeps running.",
+                fix="read its last output, and check that the machine has enough memory.",
+            )
+        )
+    return json.loads(reply)

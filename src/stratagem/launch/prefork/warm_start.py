@@ -1,53 +1,44 @@
-"""Forks tasks from a process that has loaded JAX and Keras already; see `warm_server.py`."""
+"""Forking tasks from a process that has already loaded JAX and Keras."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
-from stratagem.launch.plan.environment_writes import sets_variables
+from stratagem.errors import UnavailableError
+from stratagem.launch.plan.environment_writes import writes_environment
 from stratagem.launch.plan.task_plan import TaskPlan
-from stratagem.launch.prefork.warm_server import MAX_REQUEST_BYTES, PROGRAM
-from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.tied_process import tied_command
+from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
+from stratagem.launch.prefork.forked_script import script_job
 
-__all__ = ["WARM_UP_AFTER_S", "WarmProcess", "WarmStart", "can_be_warm"]
+__all__ = ["ForkedTask", "WARM_UP_AFTER_S", "WarmStart", "can_fork"]
 
-# By then the tasks have loaded what they need themselves: the server takes no core from them.
+# By then the tasks have loaded their own modules, so the server takes no core from them.
 WARM_UP_AFTER_S = 20.0
-# These are read when a backend starts, or by the script: tasks may differ in them. All others may
-# have been read when JAX or Keras was loaded.
+_PRELOADED = ("jax", "keras", "stratagem.keras", "stratagem.strategies")
+# Read by a backend when it starts, or by the script, so tasks may differ in them. Any other
+# variable may have been read while JAX or Keras was loaded.
 _READ_LATE = re.compile(r"STRATAGEM_\w+|TF_CONFIG|CUDA_VISIBLE_DEVICES|XLA_FLAGS|NPROC")
 _USES_JAX = re.compile(r"\b(?:stratagem|keras|jax)\b")
-# Loading takes seconds; a disk that takes this long is no quicker for tasks that load all anew.
+# Loading takes seconds. With a slower disk, tasks might as well load everything themselves.
 _LOAD_S = 60.0
-# How long a signal that ends the launcher goes unseen meanwhile.
+# Delay until a signal that ends the launcher is noticed while loading.
 _POLL_S = 0.05
-# Far more than a fork takes; a server that does not answer is not used any more.
-_ANSWER_S = 10.0
-_KILLED = -9
+# Far more than a fork takes; a server that does not reply is no longer used.
+_REPLY_S = 10.0
 
 
-def can_be_warm(command: Sequence[str], base: Mapping[str, str]) -> bool:
-    """Returns whether tasks of a command may be forked from a process that has loaded JAX.
+def can_fork(command: Sequence[str], base: Mapping[str, str]) -> bool:
+    """Returns True if a process that has loaded JAX can become a task with this command.
 
-    Args:
-        command: the program and its arguments.
-        base: the variables that they inherit.
-
-    Returns:
-        True on Linux for a Python script that runs on this interpreter, names JAX, Keras or this
-        library, and sets no variables.
+    That takes Linux, and a Python script for this interpreter that mentions JAX, Keras or this
+    package and sets no environment variables.
     """
     if sys.platform != "linux" or base.get("KERAS_BACKEND", "jax") not in ("", "jax"):
         return False
@@ -57,67 +48,44 @@ def can_be_warm(command: Sequence[str], base: Mapping[str, str]) -> bool:
         text = Path(command[1]).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    # A script may set those that are read when JAX is loaded, which it has been.
-    return bool(_USES_JAX.search(text)) and not sets_variables(text)
+    # The script might set variables that JAX reads while loading, which has already happened.
+    return bool(_USES_JAX.search(text)) and not writes_environment(text)
 
 
-class WarmProcess:
-    """A task that was forked, with what the launcher uses of `subprocess.Popen`.
+class ForkedTask:
+    """A forked task, with the part of `subprocess.Popen` that the launcher uses."""
 
-    Args:
-        process_id: its id.
-        server: which hears of its end.
-        stdout: the end of a pipe.
-        stderr: the end of another one.
-    """
-
-    def __init__(
-        self, process_id: int, server: WarmStart, stdout: IO[bytes], stderr: IO[bytes]
-    ) -> None:
-        self.pid = process_id
+    def __init__(self, process: ForkedProcess, stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        self.pid = process.pid
         self.returncode: int | None = None
         self.stdout = stdout
         self.stderr = stderr
-        self._server = server
+        self._process = process
 
     def poll(self) -> int | None:
-        """Returns how it ended, as `subprocess` tells it; None while it runs."""
-        if self.returncode is None:
-            self.returncode = self._server.end_of(self.pid)
+        """Returns the exit code, negative for a signal; None while it runs."""
+        if self.returncode is None and self._process.poll() is not None:
+            self.returncode = self._process.wait()
         return self.returncode
 
     def wait(self) -> int:
-        """Waits for its end, and returns how it ended."""
-        while (returncode := self.poll()) is None:
-            self._server.hear(_ANSWER_S)
-        return returncode
+        """Waits for its end and returns the exit code."""
+        self.returncode = self._process.wait()
+        return self.returncode
 
 
 class WarmStart:
-    """The process that tasks are forked from, as the launcher sees it.
+    """Fork server of a launch, started when the first task could use it.
 
-    `num_started` tasks were.
-
-    Args:
-        base: the variables that tasks inherit.
-        guardian: who ends it if this process is killed.
-
-    Raises:
-        OSError: the system starts no more processes.
+    `num_started` counts the forked tasks. `base` are the variables that tasks inherit.
     """
 
-    def __init__(self, base: Mapping[str, str], guardian: Guardian) -> None:
+    def __init__(self, base: Mapping[str, str]) -> None:
         self.made_s = time.monotonic()
         self.num_started = 0
         self._base = dict(base)
-        self._guardian = guardian
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None
+        self._server: ForkServer | None = None
         self._variables: dict[str, str] = {}
-        self._is_ready = False
-        self._started: list[int] = []
-        self._running: set[int] = set()
-        self._ended: dict[int, int] = {}
 
     def __enter__(self) -> WarmStart:
         return self
@@ -131,162 +99,57 @@ class WarmStart:
         self.close()
 
     def prepare(self, plan: TaskPlan) -> None:
-        """Begins to load JAX and Keras, if that was not begun before.
-
-        Args:
-            plan: a task such as those that it is to start.
-        """
-        if self._process is not None:
-            return
-        self._variables = self._read_early(plan)
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                tied_command((sys.executable, "-c", PROGRAM, str(theirs.fileno()))),
-                env=self._variables,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=(theirs.fileno(),),
+        """Begins loading JAX and Keras for tasks like this one, unless that has begun."""
+        if self._server is None:
+            self._variables = self._read_early(plan)
+            self._server = ForkServer(
+                _PRELOADED, self._variables, inherits_path=False, is_silent=True
             )
-        self._guardian.watch(self._process.pid)
 
     def load(self, plans: Sequence[TaskPlan], is_given_up: Callable[[], bool]) -> None:
-        """Loads JAX and Keras once for several tasks that start now, instead of once in each.
+        """Loads JAX and Keras once for tasks that start together, and waits for it.
 
-        Args:
-            plans: the tasks; where they are to load with different variables, or one is alone,
-                nothing is done.
-            is_given_up: whether they are not to start any more.
+        Does nothing for a single task, or for tasks that would load with different variables.
         """
         first, *others = map(self._read_early, plans)
         if not others or any(variables != first for variables in others):
             return
         self.prepare(plans[0])
         deadline_s = time.monotonic() + _LOAD_S
-        while self._is_open and not self._is_ready:
+        while self._server is not None and not self._server.wait_until_loaded(_POLL_S):
             if is_given_up() or time.monotonic() > deadline_s:
                 return
-            self.hear(_POLL_S)
 
     def is_ready_for(self, plan: TaskPlan) -> bool:
-        """Returns whether a task can be forked now.
+        """Returns True if everything is loaded, with the variables that the task would have."""
+        is_ready = self._server is not None and self._server.is_ready
+        return is_ready and self._read_early(plan) == self._variables
 
-        Args:
-            plan: the task.
-
-        Returns:
-            True if all is loaded, with the variables that the task would have.
-        """
-        self.hear(0.0)
-        return self._is_ready and self._read_early(plan) == self._variables
-
-    def start(self, plan: TaskPlan, base: Mapping[str, str]) -> WarmProcess | None:
-        """Forks a task.
-
-        Args:
-            plan: the task.
-            base: the variables that it inherits.
-
-        Returns:
-            The task; None if it has to be started anew.
-        """
-        if not self.is_ready_for(plan):
+    def start(self, plan: TaskPlan, base: Mapping[str, str]) -> ForkedTask | None:
+        """Forks a task; returns None if it must be started as a new process."""
+        if self._server is None or not self.is_ready_for(plan):
             return None
-        request = {
-            "argv": plan.command[1:],
-            "variables": {**base, **plan.variables},
-            "folder": os.getcwd(),
-        }
+        job = script_job(plan.command[1:], {**base, **plan.variables})
         pipes = [os.pipe() for _ in range(2)]
-        process_id = self._ask(json.dumps(request).encode(), [theirs for _, theirs in pipes])
-        for _, theirs in pipes:
-            os.close(theirs)
-        if process_id is None:
-            for ours, _ in pipes:
-                os.close(ours)
+        try:
+            writers = [writer for _, writer in pipes]
+            process = self._server.fork("script", job, writers, timeout_s=_REPLY_S)
+        except UnavailableError:
+            self._server.close()
+            for reader, _ in pipes:
+                os.close(reader)
             return None
-        self._running.add(process_id)
+        finally:
+            for _, writer in pipes:
+                os.close(writer)
         self.num_started += 1
-        stdout, stderr = (os.fdopen(ours, "rb", buffering=0) for ours, _ in pipes)
-        return WarmProcess(process_id, self, stdout, stderr)
-
-    def end_of(self, process_id: int) -> int | None:
-        """Returns how a task ended; None while it runs.
-
-        Args:
-            process_id: of the task.
-        """
-        self.hear(0.0)
-        return self._ended.get(process_id)
-
-    def hear(self, timeout_s: float) -> None:
-        """Takes what the server says.
-
-        Args:
-            timeout_s: how long to wait for its next word.
-        """
-        while self._connection is not None:
-            self._connection.settimeout(timeout_s)
-            try:
-                data = self._connection.recv(MAX_REQUEST_BYTES)
-            except (BlockingIOError, TimeoutError):
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._lose()
-                return
-            self._take(json.loads(data))
-            timeout_s = 0.0
+        stdout, stderr = (os.fdopen(reader, "rb", buffering=0) for reader, _ in pipes)
+        return ForkedTask(process, stdout, stderr)
 
     def close(self) -> None:
-        """Ends the server, and with it what is left of its tasks."""
-        self._lose()
-
-    @property
-    def _is_open(self) -> bool:
-        return self._connection is not None
-
-    def _ask(self, request: bytes, outputs: Sequence[int]) -> int | None:
-        if len(request) > MAX_REQUEST_BYTES or self._connection is None:
-            return None
-        self._connection.settimeout(_ANSWER_S)
-        try:
-            socket.send_fds(self._connection, [request], outputs)
-        except OSError:
-            self._lose()
-            return None
-        deadline_s = time.monotonic() + _ANSWER_S
-        while not self._started and self._is_open:
-            if time.monotonic() > deadline_s:
-                self._lose()
-            self.hear(_ANSWER_S)
-        return self._started.pop() if self._started else None
-
-    def _lose(self) -> None:
-        """Ends a server that does not answer, or is not needed any more; its tasks die with it."""
-        self._is_ready = False
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            self._process.wait()
-            self._guardian.forget(self._process.pid)
-        self._ended.update(dict.fromkeys(self._running, _KILLED))
-        self._running.clear()
-
-    def _take(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "ready":
-            self._is_ready = True
-        elif message["kind"] == "started":
-            self._started.append(message["process_id"])
-        elif message["kind"] == "ended":
-            self._running.discard(message["process_id"])
-            self._ended[message["process_id"]] = message["code"]
+        """Ends the server and the tasks that are left."""
+        if self._server is not None:
+            self._server.close()
 
     def _read_early(self, plan: TaskPlan) -> dict[str, str]:
         early = {

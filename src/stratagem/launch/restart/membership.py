@@ -1,4 +1,4 @@
-"""With how many workers the tasks are started again: decided here, carried out in `launcher.py`."""
+"""Number of workers in the next start of a job."""
 
 from __future__ import annotations
 
@@ -6,38 +6,28 @@ from collections.abc import Sequence
 
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart.policy import have_saved_and_left
-from stratagem.launch.tasks.exit_status import TaskEnd, lost_a_peer
+from stratagem.launch.tasks.exit_status import ExitStatus
+from stratagem.launch.tasks.output.tracebacks import has_lost_peer
 
 __all__ = ["notice_after_s", "workers_after"]
 
 
-def workers_after(options: LaunchOptions, num_workers: int, ends: Sequence[TaskEnd]) -> int:
-    """Returns with how many workers the next start is.
+def workers_after(options: LaunchOptions, num_workers: int, statuses: Sequence[ExitStatus]) -> int:
+    """Returns the number of workers to start after a start with `num_workers` has ended.
 
-    Args:
-        options: of the launch.
-        num_workers: how many there were in the last start.
-        ends: how its tasks ended.
-
-    Returns:
-        As many as before without those that failed by themselves, `min_workers` at least. All of
-        them after tasks that saved and left, and where there is no such least number.
+    Workers that failed by themselves are left out, down to `min_workers`. All workers start if the
+    tasks saved and exited, or if there is no `min_workers`.
     """
-    lost = [end for end in ends if end.failed and not lost_a_peer(end.lines)]
-    if options.min_workers is None or not lost or have_saved_and_left(ends):
+    failed = [one for one in statuses if one.failed and not has_lost_peer(one.lines)]
+    if options.min_workers is None or not failed or have_saved_and_left(statuses):
         return options.full_workers
-    num_lost = sum(end.name.startswith("worker ") for end in lost)
+    num_lost = sum(status.name.startswith("worker ") for status in failed)
     return min(num_workers, max(options.min_workers, num_workers - num_lost))
 
 
 def notice_after_s(options: LaunchOptions, num_workers: int) -> float | None:
-    """Returns after how long the tasks are asked to save and leave, so that all can start.
+    """Returns the seconds after which tasks should save and exit so that all workers can start.
 
-    Args:
-        options: of the launch.
-        num_workers: how many there are.
-
-    Returns:
-        Seconds from the start; None where all are there.
+    None if all workers run.
     """
     return options.rejoin_after_s if num_workers < options.full_workers else None

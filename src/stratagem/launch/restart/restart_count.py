@@ -1,4 +1,4 @@
-"""How often all tasks are started again: counted here, carried out in `launcher.py`."""
+"""Restart count: decides whether all tasks are started again."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import dataclasses
 from collections.abc import Sequence
 
 from stratagem.launch.restart.policy import cause_of_failure, have_saved_and_left
-from stratagem.launch.tasks.exit_status import TaskEnd
+from stratagem.launch.tasks.exit_status import ExitStatus
 
-__all__ = ["MAX_SHORT_STARTS", "Restarts", "SHORT_S"]
+__all__ = ["MAX_SHORT_STARTS", "RestartCount", "SHORT_S"]
 
-# Tasks that leave after notice so soon after their start have hardly come to do anything: a notice
-# that never ends, such as a machine's that is to go, would start them again for ever.
+# Tasks that exit on notice this soon have hardly trained. A notice that never ends, such as that of
+# a machine about to be taken away, would restart them forever.
 SHORT_S = 10.0
 MAX_SHORT_STARTS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Restarts:
-    """How often the tasks were started again, and why.
+class RestartCount:
+    """Number of restarts so far.
 
     Args:
-        failures: times after a failure.
-        notices: times because they had saved their state and left.
-        short_starts: how many starts in a row were short and ended so.
+        failures: restarts after a failure.
+        notices: restarts after tasks had saved and exited.
+        short_starts: consecutive starts that were short and ended so.
     """
 
     failures: int = 0
@@ -32,34 +32,31 @@ class Restarts:
 
     @property
     def count(self) -> int:
-        """All of them: what the tasks are told."""
+        """All restarts, as the tasks see them."""
         return self.failures + self.notices
 
     def next(
         self,
-        ends: Sequence[TaskEnd],
+        statuses: Sequence[ExitStatus],
         *,
         ran_s: float,
         max_restarts: int,
         were_asked: bool = False,
-    ) -> Restarts | None:
-        """Says whether all are to be started again.
+    ) -> RestartCount | None:
+        """Returns the count for the next start, or None if the job is over.
 
         Args:
-            ends: how the tasks ended.
-            ran_s: how long they ran.
-            max_restarts: how often after a failure.
-            were_asked: they had been asked to leave, so that more can start.
-
-        Returns:
-            The count with the next start; None where that was the last one.
+            statuses: exit statuses of the tasks.
+            ran_s: seconds that they ran.
+            max_restarts: number of restarts allowed after failures.
+            were_asked: True if the launcher had asked them to save and exit.
         """
-        if cause_of_failure(ends) is None:
-            is_done = all(end.returncode == 0 for end in ends if end.trains)
+        if cause_of_failure(statuses) is None:
+            is_done = all(status.returncode == 0 for status in statuses if status.trains)
             if is_done or not were_asked:
                 return None
             return dataclasses.replace(self, notices=self.notices + 1, short_starts=0)
-        left = have_saved_and_left(ends)
+        left = have_saved_and_left(statuses)
         is_short = left and ran_s < SHORT_S
         short_starts = self.short_starts + 1 if is_short else 0
         if left and short_starts < MAX_SHORT_STARTS:

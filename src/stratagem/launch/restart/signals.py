@@ -1,4 +1,4 @@
-"""Signals to the launcher, kept until its loop has time for them."""
+"""Signals to the launcher, queued for its loop."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 __all__ = ["CaughtSignals", "ENDING"]
 
-# Those after which nothing is started again.
+# No task is restarted after one of these.
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 _CAUGHT = (*sorted(ENDING), signal.SIGUSR1, signal.SIGUSR2)
 
 
 class CaughtSignals:
-    """Takes the place of a program's own handlers while its tasks run.
+    """Replaces a program's own handlers while its tasks run.
 
-    Python lets only the main thread have handlers: elsewhere nothing is caught. Neither is what
-    this process ignores, as `nohup` makes it ignore SIGHUP: its tasks ignore that too.
+    Only the main thread can have handlers; elsewhere nothing is caught. Signals that this process
+    ignores stay ignored, here and in its tasks: `nohup` does that to SIGHUP.
 
     Example:
         >>> with CaughtSignals() as caught:
@@ -36,7 +36,7 @@ class CaughtSignals:
         if threading.current_thread() is threading.main_thread():
             for signum in _CAUGHT:
                 handler = signal.getsignal(signum)
-                # None is a handler that was not set from Python, and could not be put back.
+                # None is a handler set outside Python, which could not be restored.
                 if handler not in (None, signal.SIG_IGN):
                     self._handlers[signum] = signal.signal(signum, self._catch)
         return self
@@ -51,13 +51,9 @@ class CaughtSignals:
             signal.signal(signum, handler)
 
     def take(self) -> list[signal.Signals]:
-        """Returns what has come since the last call.
-
-        Returns:
-            The signals, in the order in which they came.
-        """
+        """Returns the signals received since the last call, in order."""
         taken: list[signal.Signals] = []
-        # One at a time: another may come in between.
+        # One at a time: another may arrive meanwhile.
         while self._caught:
             taken.append(self._caught.pop(0))
         return taken

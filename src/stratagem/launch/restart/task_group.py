@@ -1,4 +1,4 @@
-"""All tasks of one start, from the first process to the last one's end."""
+"""Task group: runs all tasks of one start, from the first process to the end of the last."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from stratagem.launch.restart.policy import (
 )
 from stratagem.launch.restart.report import stop_report
 from stratagem.launch.restart.signals import ENDING, CaughtSignals
-from stratagem.launch.tasks.exit_status import TaskEnd
+from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.output.task_output import Screen, TaskOutput
+from stratagem.launch.tasks.output.screen import Screen
+from stratagem.launch.tasks.output.task_output import TaskOutput
 from stratagem.launch.tasks.task_process import TaskProcess
 
 __all__ = ["run_group"]
 
-# How long the end of a process goes unseen if it prints nothing and keeps its pipes open.
+# Delay until the end of a process is noticed if it prints nothing and keeps its pipes open.
 _POLL_S = 0.05
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Task:
+class _RunningTask:
     process: TaskProcess
     output: TaskOutput
-    end: TaskEnd | None = None
+    status: ExitStatus | None = None
     stopped_at_s: float | None = None
 
     @property
@@ -45,7 +46,7 @@ class _Task:
         return TaskState(
             task_type=plan.task_type,
             trains=plan.trains,
-            end=self.end,
+            status=self.status,
             is_gone=self.process.is_gone,
             stopped_at_s=self.stopped_at_s,
         )
@@ -62,29 +63,29 @@ def run_group(
     events: LaunchEvents,
     warm: WarmStart | None = None,
     is_notice_due: Callable[[float], bool] | None = None,
-) -> tuple[tuple[TaskEnd, ...], bool]:
-    """Starts tasks, shows what they print, and returns when nothing of them runs any more.
+) -> tuple[tuple[ExitStatus, ...], bool]:
+    """Starts tasks, shows their output, and returns when none of their processes is left.
 
     Args:
-        plans: the tasks; the first one leads.
-        options: what is shown, and how long a task may take to end.
-        base: the variables that they inherit.
-        screen: where their lines go.
+        plans: the tasks, the leader first.
+        options: options of the launch.
+        base: the environment that tasks inherit.
+        screen: where their output is shown.
         caught: signals to pass on.
-        guardian: who ends them if this process is killed.
-        events: where it is written down.
-        warm: forks those tasks that it can. Several wait for it to be ready; for one that starts
-            alone it is prepared when that one has run for a while.
-        is_notice_due: whether they are to be asked to save and leave, who have run for so many
-            seconds; None for never.
+        guardian: kills the tasks if this process is killed.
+        events: records failures and notices.
+        warm: forks tasks if possible. Several tasks wait until it is ready; for a single task it
+            is prepared once that has run for a while.
+        is_notice_due: called with the seconds since the start; True asks the tasks to save and
+            exit. None never asks.
 
     Returns:
-        How each ended, and whether they were asked to.
+        The exit statuses, and True if the tasks were asked to exit.
 
     Raises:
-        OSError: a process cannot be started, or a file not be written. All are killed then.
+        OSError: a process cannot be started, or a file cannot be written. All tasks are killed.
     """
-    with contextlib.closing(_Group(options, screen, caught, guardian, events)) as group:
+    with contextlib.closing(_TaskGroup(options, screen, caught, guardian, events)) as group:
         if warm is not None:
             warm.load(plans, lambda: caught.ending is not None)
         for plan in plans:
@@ -94,15 +95,15 @@ def run_group(
             group.step()
             now_s = time.monotonic()
             ran_s = now_s - started_s
-            # Of the launch, and not of this start: those that fail early are many.
+            # Since the launch, not this start: tasks that fail early restart often.
             if warm is not None and now_s - warm.made_s >= WARM_UP_AFTER_S:
                 warm.prepare(plans[0])
             if is_notice_due is not None and is_notice_due(ran_s):
                 group.ask_to_leave()
-        return group.ends, group.were_asked
+        return group.statuses, group.were_asked
 
 
-class _Group:
+class _TaskGroup:
     def __init__(
         self,
         options: LaunchOptions,
@@ -117,9 +118,9 @@ class _Group:
         self._guardian = guardian
         self._events = events
         self._selector = selectors.DefaultSelector()
-        self._tasks: list[_Task] = []
+        self._tasks: list[_RunningTask] = []
         self._num_interrupts = 0
-        self._has_said = False
+        self._has_reported = False
         self.were_asked = False
 
     @property
@@ -127,8 +128,8 @@ class _Group:
         return all(task.process.is_gone for task in self._tasks)
 
     @property
-    def ends(self) -> tuple[TaskEnd, ...]:
-        return tuple(task.end for task in self._tasks if task.end is not None)
+    def statuses(self) -> tuple[ExitStatus, ...]:
+        return tuple(task.status for task in self._tasks if task.status is not None)
 
     def start(self, plan: TaskPlan, base: Mapping[str, str], warm: WarmStart | None) -> None:
         is_shown = self._options.show == "all" or not self._tasks
@@ -137,32 +138,32 @@ class _Group:
             on_error.callback(output.close)
             process = TaskProcess(plan, base, warm)
             on_error.pop_all()
-        task = _Task(process=process, output=output)
+        task = _RunningTask(process=process, output=output)
         self._tasks.append(task)
         self._guardian.watch(process.group)
-        for place, stream in enumerate(process.streams):
-            self._selector.register(stream, selectors.EVENT_READ, (task, place))
+        for index, stream in enumerate(process.streams):
+            self._selector.register(stream, selectors.EVENT_READ, (task, index))
 
     def step(self) -> None:
         for key, _ in self._selector.select(_POLL_S):
-            task, place = key.data
+            task, index = key.data
             data = task.process.read(key.fileobj)
             if data:
-                task.output.take(data, time.monotonic(), stream=place)
+                task.output.take(data, time.monotonic(), stream=index)
             elif data is not None:
                 self._selector.unregister(key.fileobj)
         now_s = time.monotonic()
         for signum in self._caught.take():
             self._forward(signum)
         for task in self._tasks:
-            self._look_at(task, now_s)
+            self._update(task, now_s)
             task.output.show_overdue(now_s)
-        self._carry_out(now_s)
+        self._stop_and_kill(now_s)
 
     def ask_to_leave(self) -> None:
-        """Gives the tasks notice, once, unless they are about to end anyway."""
+        """Asks the tasks once to save and exit, unless they are about to end anyway."""
         trainers = [task for task in self._tasks if task.process.plan.trains]
-        is_ending = any(task.end is not None or task.stopped_at_s for task in trainers)
+        is_ending = any(task.status is not None or task.stopped_at_s for task in trainers)
         if self.were_asked or is_ending or self._caught.ending is not None:
             return
         self.were_asked = True
@@ -173,7 +174,7 @@ class _Group:
             task.stopped_at_s = time.monotonic()
 
     def close(self) -> None:
-        """Whatever has gone wrong, no process stays."""
+        """Kills what is left, whatever has gone wrong."""
         for task in self._tasks:
             if not task.process.is_gone:
                 task.process.send(signal.SIGKILL)
@@ -196,20 +197,20 @@ class _Group:
         elif signum in ENDING and not is_impatient:
             self._screen.say([f"{signum.name}: waiting for the tasks to end."])
 
-    def _look_at(self, task: _Task, now_s: float) -> None:
+    def _update(self, task: _RunningTask, now_s: float) -> None:
         process = task.process
         if process.is_gone:
             return
         returncode = process.returncode()
         if returncode is None:
             return
-        if task.end is None:
+        if task.status is None:
             self._show_rest(task, now_s)
-            task.end = TaskEnd(
+            task.status = ExitStatus(
                 name=process.plan.name,
                 returncode=returncode,
                 at_s=now_s,
-                was_stopped=task.stopped_at_s is not None or self._is_no_more_needed(process.plan),
+                was_stopped=task.stopped_at_s is not None or self._is_idle_server(process.plan),
                 signals=frozenset(process.signals),
                 lines=task.output.last_lines(),
                 was_shown=task.output.is_shown,
@@ -218,29 +219,30 @@ class _Group:
             self._show_rest(task, now_s)
             self._guardian.forget(process.group)
 
-    def _show_rest(self, task: _Task, now_s: float) -> None:
-        for place, stream in enumerate(task.process.streams):
-            task.output.take(task.process.read_all(stream), now_s, stream=place)
+    def _show_rest(self, task: _RunningTask, now_s: float) -> None:
+        for index, stream in enumerate(task.process.streams):
+            task.output.take(task.process.read_all(stream), now_s, stream=index)
         task.output.show_rest(now_s)
 
-    def _is_no_more_needed(self, plan: TaskPlan) -> bool:
-        """A server that is left alone may fail before it is told to end."""
-        trainers = [task.end for task in self._tasks if task.process.plan.trains]
-        done = all(end is not None and not end.failed for end in trainers)
-        return plan.task_type == "ps" and done
+    def _is_idle_server(self, plan: TaskPlan) -> bool:
+        """Returns True for a server whose workers are done: it may fail before it is stopped."""
+        trainers = [task.status for task in self._tasks if task.process.plan.trains]
+        is_done = all(status is not None and not status.failed for status in trainers)
+        return plan.task_type == "ps" and is_done
 
-    def _carry_out(self, now_s: float) -> None:
+    def _stop_and_kill(self, now_s: float) -> None:
         options = self._options
         states = [task.state for task in self._tasks]
         to_stop = tasks_to_stop(states, now_s, evaluator_grace_s=options.evaluator_grace_s)
-        cause = cause_of_failure(self.ends)
-        others_run = any(states[place].end is None for place in to_stop)
-        if cause is not None and others_run and self._caught.ending is None and not self._has_said:
-            self._has_said = True
+        cause = cause_of_failure(self.statuses)
+        others_run = any(states[index].status is None for index in to_stop)
+        is_new = others_run and self._caught.ending is None and not self._has_reported
+        if cause is not None and is_new:
+            self._has_reported = True
             self._events.failure(cause)
-            self._screen.say(stop_report(cause, self.ends))
-        for place in to_stop:
-            self._tasks[place].process.send(signal.SIGTERM)
-            self._tasks[place].stopped_at_s = now_s
-        for place in tasks_to_kill(states, now_s, grace_s=options.grace_s):
-            self._tasks[place].process.send(signal.SIGKILL)
+            self._screen.say(stop_report(cause, self.statuses))
+        for index in to_stop:
+            self._tasks[index].process.send(signal.SIGTERM)
+            self._tasks[index].stopped_at_s = now_s
+        for index in tasks_to_kill(states, now_s, grace_s=options.grace_s):
+            self._tasks[index].process.send(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The command line of a script, a module or a program."""
+"""Command line of a script, a module or a program."""
 
 from __future__ import annotations
 
@@ -17,20 +17,17 @@ __all__ = ["command_of"]
 def command_of(
     script: str | os.PathLike[str], args: Sequence[str] = (), *, module: bool = False
 ) -> tuple[str, ...]:
-    """Returns what to execute.
+    """Returns the program to execute, and its arguments.
 
     Args:
-        script: a Python file (`.py`), which runs on this interpreter; any other program, by its
-            path or by its name on PATH; or a module.
-        args: its arguments.
-        module: `script` is a module's name, as in `python -m`.
-
-    Returns:
-        The program and its arguments.
+        script: a Python file (`.py`), which runs on this interpreter; any other program, by path or
+            by name on PATH; or a module.
+        args: arguments of the script.
+        module: True if `script` is the name of a module, as in `python -m`.
 
     Raises:
-        FileNotFoundError: no such file, program or module.
-        PermissionError: a file that cannot be executed.
+        FileNotFoundError: there is no such file, program or module.
+        PermissionError: the file is not executable.
 
     Example:
         >>> import sys
@@ -48,7 +45,7 @@ def command_of(
                 explain(
                     f"There is no file {name!r} in {Path.cwd()}.",
                     expected="a Python script.",
-                    fix="correct the path, or pass module=True (-m) for a module.",
+                    fix="correct the path, or pass module=True (-m) to run a module.",
                 )
             )
         return (sys.executable, name, *args)
@@ -57,15 +54,15 @@ def command_of(
     if found is None and path.is_file():
         raise PermissionError(
             explain(
-                f"The file {name!r} cannot be executed.",
+                f"The file {name!r} is not executable.",
                 expected="a Python script whose name ends in .py, or a program.",
-                fix=f"chmod +x {name}, or put `python` in front of it.",
+                fix=f"run `chmod +x {name}`, or put `python` in front of it.",
             )
         )
     if found is None:
         raise FileNotFoundError(
             explain(
-                f"There is no program {name!r}, in {Path.cwd()} or on PATH.",
+                f"There is no program {name!r} in {Path.cwd()} or on PATH.",
                 expected="a Python script (.py), a program, or a module with module=True (-m).",
                 fix="correct the name.",
             )
@@ -74,14 +71,14 @@ def command_of(
 
 
 def _check_module(name: str) -> None:
-    # Packages are not loaded here: what a script imports is its own affair.
+    # Does not import packages: that is up to the script.
     top = name.partition(".")[0]
     here = Path(top).is_dir() or Path(f"{top}.py").is_file()
     if not name or not (here or importlib.util.find_spec(top)):
         raise FileNotFoundError(
             explain(
-                f"There is no module {name!r} on this interpreter's path or in {Path.cwd()}.",
-                expected="a module or a package, as `python -m` takes it.",
-                fix="correct the name, or leave module=True (-m) out for a file.",
+                f"There is no module {name!r} on the path of this interpreter or in {Path.cwd()}.",
+                expected="the name of a module or package, as for `python -m`.",
+                fix="correct the name, or omit module=True (-m) to run a file.",
             )
         )

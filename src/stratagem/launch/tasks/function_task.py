@@ -1,37 +1,47 @@
-"""The program of a task that calls a function: it reads the call and writes the answer.
+"""Program of a task that calls a function and writes the result to a file.
 
-It runs as a file, alone: where the package and the function are found is told in the call.
+Launched tasks run this file without the package: the call says where package and function are.
+Jobs of a cluster run it with `PROGRAM`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import os
 import pickle
 import runpy
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["Answer", "CALL", "command", "is_loading_script", "read_answer"]
+__all__ = [
+    "CALL",
+    "CallResult",
+    "PROGRAM",
+    "is_loading_script",
+    "main",
+    "pack_call",
+    "read_result",
+    "task_command",
+]
 
-CALL = "call.pickle"
+CALL = "stratagem_call.pickle"
+"""File of the call, in the folder that is the program's first argument."""
+PROGRAM = "from stratagem.launch.tasks.function_task import main; main()"
 # As multiprocessing names it, so that `if __name__ == "__main__":` keeps its meaning.
 _MAIN = "__mp_main__"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What came of the call in one task.
+class CallResult:
+    """Value or error of the call in one task.
 
-    Args:
-        value: what the function returned.
-        error: what it raised; None where nothing was, or where it cannot be sent.
-        traceback: the lines that show where.
+    `error` is None if nothing was raised, or if the error cannot be pickled. `traceback` has its
+    lines in both cases.
     """
 
     value: Any = None
@@ -39,81 +49,95 @@ class Answer:
     traceback: tuple[str, ...] = ()
 
 
-class _Unpickler(pickle.Unpickler):
-    """Finds in the script here what belongs to the script there."""
+class _ScriptUnpickler(pickle.Unpickler):
+    """Maps names of the script in a task to those of the script here."""
 
     def find_class(self, module: str, name: str) -> Any:
         return super().find_class("__main__" if module == _MAIN else module, name)
 
 
-def command(folder: Path) -> tuple[str, ...]:
-    """Returns the command of a task, but for the name of the file for its answer.
+def pack_call(
+    call: bytes,
+    *,
+    path: list[str] | None = None,
+    main_path: str | None = None,
+    by_value: bool = False,
+) -> bytes:
+    """Returns the content of the file `CALL`.
 
     Args:
-        folder: where the call is.
-
-    Returns:
-        The program and its arguments.
+        call: pickled function, arguments and keyword arguments.
+        path: `sys.path` of the task; None to leave it as it is.
+        main_path: script to run first as the main module, if the call refers to it.
+        by_value: True if the result may be pickled by value, with cloudpickle.
     """
-    # -P: the folder of this file is no place to look for modules.
+    return pickle.dumps({"path": path, "main_path": main_path, "by_value": by_value}) + call
+
+
+def task_command(folder: Path) -> tuple[str, ...]:
+    """Returns the command of a task, to be completed with the name of its result file."""
+    # -P: modules must not be found in the folder of this file.
     return (sys.executable, "-P", __file__, str(folder))
 
 
-def read_answer(path: Path) -> Answer:
-    """Reads what a task has written.
-
-    Args:
-        path: its file, in a folder that only this user can write to.
-
-    Returns:
-        The answer.
-    """
-    with open(path, "rb") as file:
-        value, error, lines = _Unpickler(file).load()
-    return Answer(value=value, error=error, traceback=lines)
+def read_result(file: IO[bytes]) -> CallResult:
+    """Reads a result, from a file that only this user can write or after checking a signature."""
+    value, error, lines = _ScriptUnpickler(file).load()
+    return CallResult(value=value, error=error, traceback=lines)
 
 
 def is_loading_script() -> bool:
-    """Returns whether this process is a task that has not yet got to its function.
+    """Returns True in a task that still runs the script that defines its function."""
+    main_module, script = sys.modules["__main__"], sys.modules.get(_MAIN)
+    # multiprocessing also gives the main module its second name.
+    return getattr(main_module, "__file__", None) == __file__ and script not in (None, main_module)
 
-    Returns:
-        True while it runs the script that the function is in.
+
+def main() -> None:
+    """Makes the call in the folder of the first argument; writes the file of the second.
+
+    Raises:
+        Exception: an error of the function, after writing it.
+        TypeError: the value cannot be pickled.
     """
-    main, script = sys.modules["__main__"], sys.modules.get(_MAIN)
-    # multiprocessing gives the main module its second name too.
-    return getattr(main, "__file__", None) == __file__ and script not in (None, main)
-
-
-def _main() -> None:
     folder, name = Path(sys.argv[1]), sys.argv[2]
     sys.argv = sys.argv[:1]
+    dumps: Callable[[Any], bytes] = pickle.dumps
     with open(folder / CALL, "rb") as file:
         try:
-            fn, args, kwargs = _load_call(file)
+            header = pickle.load(file)
+            dumps = _prepare(header)
+            fn, args, kwargs = pickle.load(file)
             value = fn(*args, **kwargs)
-            answer = _pickled_value(fn, value)
+            result = _pickled_value(fn, value, dumps)
         except Exception as error:
-            _write(folder / name, _pickled_error(error))
+            _write(folder / name, _pickled_error(error, dumps))
             raise
-    _write(folder / name, answer)
+    _write(folder / name, result)
 
 
-def _load_call(file: IO[bytes]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    header = pickle.load(file)
-    sys.path = header["sys_path"]
+def _prepare(header: dict[str, Any]) -> Callable[[Any], bytes]:
+    """Sets up paths and the main module; returns the function that pickles the result."""
+    if header["path"] is not None:
+        sys.path = header["path"]
     if header["main_path"]:
-        main = types.ModuleType(_MAIN)
+        script = types.ModuleType(_MAIN)
         sys.argv = [header["main_path"]]
-        main.__dict__.update(runpy.run_path(header["main_path"], run_name=_MAIN))
-        sys.modules["__main__"] = sys.modules[_MAIN] = main
-    return pickle.load(file)
+        script.__dict__.update(runpy.run_path(header["main_path"], run_name=_MAIN))
+        sys.modules["__main__"] = sys.modules[_MAIN] = script
+    if not header["by_value"]:
+        return pickle.dumps
+    from stratagem.optional_libraries import load
+
+    return load("cloudpickle", needed_by="a function that is sent", install="stratagem[ray]").dumps
 
 
-def _pickled_value(fn: Any, value: Any) -> bytes:
+def _pickled_value(fn: object, value: object, dumps: Callable[[Any], bytes]) -> bytes:
     try:
-        return pickle.dumps((value, None, ()))
+        return dumps((value, None, ()))
     except Exception as error:
-        explain = importlib.import_module("stratagem.messages").explain
+        from stratagem.messages import explain
+
         raise TypeError(
             explain(
                 f"{fn!r} returned a {type(value).__name__} that cannot be sent back: {error}",
@@ -123,22 +147,22 @@ def _pickled_value(fn: Any, value: Any) -> bytes:
         ) from error
 
 
-def _pickled_error(error: Exception) -> bytes:
-    """With the exception itself only if it survives the way."""
+def _pickled_error(error: Exception, dumps: Callable[[Any], bytes]) -> bytes:
+    """Includes the exception itself only if it survives pickling."""
     lines = tuple("".join(traceback.format_exception(error)).splitlines())
-    with contextlib.suppress(Exception):  # an object's own reduction may raise anything
-        whole = pickle.dumps((None, error, lines))
+    with contextlib.suppress(Exception):  # __reduce__ may raise anything
+        whole = dumps((None, error, lines))
         pickle.loads(whole)
         return whole
-    return pickle.dumps((None, None, lines))
+    return dumps((None, None, lines))
 
 
 def _write(path: Path, content: bytes) -> None:
-    """At once or not at all: a task can be killed at any time."""
+    """Writes all or nothing, as a task may be killed at any time."""
     part = path.with_suffix(".part")
     part.write_bytes(content)
     os.replace(part, path)
 
 
 if __name__ == "__main__":
-    _main()
+    main()

@@ -1,8 +1,7 @@
-"""A process that outlives the launcher just long enough to end what it has left.
+"""Guardian process: kills the tasks that a killed launcher leaves behind.
 
-The launcher can be killed in a way that lets it do nothing more. The guardian holds the other end
-of a pipe, is told each process group that starts and ends, and kills those that are left when the
-pipe breaks. It runs as a file, alone, so that it is small and starts at once.
+The guardian reads from a pipe which process groups start and end, and kills the remaining ones when
+the pipe breaks. It runs as a file, without the package, so that it is small and starts at once.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["Guardian"]
 
 
 class Guardian:
-    """Kills the process groups of tasks if this process ends without doing so itself.
+    """Kills process groups if this process ends without having done so.
 
     Example:
         >>> with Guardian() as guardian:
@@ -27,7 +26,7 @@ class Guardian:
     """
 
     def __enter__(self) -> Guardian:
-        # A session of its own: what kills the launcher's group does not kill it.
+        # In a separate session, so that killing the launcher's group does not kill it.
         self._process = subprocess.Popen(
             (sys.executable, "-I", "-S", __file__),
             stdin=subprocess.PIPE,
@@ -47,28 +46,20 @@ class Guardian:
 
     @property
     def pid(self) -> int:
-        """The id of its process."""
+        """Process id of the guardian."""
         return self._process.pid
 
     def watch(self, group: int) -> None:
-        """Takes a process group under its care.
-
-        Args:
-            group: the group's id.
-        """
-        self._tell(f"+{group}\n")
+        """Adds a process group to kill."""
+        self._write(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """Leaves alone a group of which nothing runs any more.
+        """Removes a process group that has ended."""
+        self._write(f"-{group}\n")
 
-        Args:
-            group: the group's id.
-        """
-        self._tell(f"-{group}\n")
-
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         pipe = self._process.stdin
-        # A guardian that was killed itself is no reason to fail: the tie to each task is left.
+        # A launch survives the death of its guardian: each task is still tied to the launcher.
         with contextlib.suppress(BrokenPipeError):
             if pipe is not None:
                 os.write(pipe.fileno(), line.encode())

@@ -1,4 +1,4 @@
-"""One task while it runs: its process, what it prints, and how it is ended."""
+"""Process of one running task: its start, pipes, signals and end."""
 
 from __future__ import annotations
 
@@ -8,43 +8,82 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from stratagem.launch.plan.task_plan import TaskPlan
-from stratagem.launch.prefork.warm_start import WarmStart
 from stratagem.launch.tasks.tied_process import tied_command
 
-__all__ = ["TaskProcess"]
+__all__ = ["PipedProcess", "TaskForker", "TaskProcess"]
 
 _CHUNK_BYTES = 2**16
-# A pipe holds 64 KiB unless somebody has changed that; 1 MiB is what everybody may change it to.
+# Linux pipes hold 64 KiB, and users may raise that to 1 MiB.
 _PIPE_BYTES = 2**20
 _PROC = Path("/proc")
-# Signals that end a program go to all that a task has started, as a terminal's do; others only to
-# the task itself, because its children hardly expect them and would be killed.
+# Signals that end a program go to the whole process group, as from a terminal. Others go only to
+# the task: its children do not expect them and would be killed.
 _TO_THE_TASK_ALONE = {signal.SIGUSR1, signal.SIGUSR2}
 
 
+class PipedProcess(Protocol):
+    """The part of `subprocess.Popen` that a task needs."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, negative for a signal; None until `poll` or `wait` have seen the end."""
+        ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """Read end of a pipe."""
+        ...
+
+    @property
+    def stderr(self) -> IO[bytes] | None:
+        """Read end of a pipe."""
+        ...
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or None while it runs."""
+        ...
+
+    def wait(self) -> int:
+        """Waits for the end and returns the exit code."""
+        ...
+
+
+class TaskForker(Protocol):
+    """Starts tasks from a process that has already loaded their modules."""
+
+    def start(self, plan: TaskPlan, base: Mapping[str, str]) -> PipedProcess | None:
+        """Forks a task; returns None if it must be started as a new process."""
+        ...
+
+
 class TaskProcess:
-    """A started task, in a session and a process group of its own.
+    """A started task, in a session and process group of its own.
 
     Args:
-        plan: what to run.
-        base: the variables that it inherits.
-        warm: forks it, where it can; None starts it anew.
+        plan: the task.
+        base: the environment that it inherits.
+        forker: forks the task if possible; None always starts a new process.
 
     Raises:
-        OSError: the system starts no more processes.
+        OSError: the system cannot start another process.
     """
 
     def __init__(
-        self, plan: TaskPlan, base: Mapping[str, str], warm: WarmStart | None = None
+        self, plan: TaskPlan, base: Mapping[str, str], forker: TaskForker | None = None
     ) -> None:
         self.plan = plan
         self.signals: set[int] = set()
         self.is_gone = False
-        forked = None if warm is None else warm.start(plan, base)
-        self._process = _started_anew(plan, base) if forked is None else forked
+        forked = None if forker is None else forker.start(plan, base)
+        self._process: PipedProcess = _start_new(plan, base) if forked is None else forked
         pipes = (self._process.stdout, self._process.stderr)
         self.streams: list[IO[bytes]] = [pipe for pipe in pipes if pipe is not None]
         for pipe in self.streams:
@@ -52,39 +91,24 @@ class TaskProcess:
 
     @property
     def group(self) -> int:
-        """The id of its process group."""
+        """Id of the process group."""
         return self._process.pid
 
     def returncode(self) -> int | None:
-        """Returns how the process itself ended.
-
-        Returns:
-            Its exit code, or minus a signal's number; None while it runs.
-        """
+        """Returns the exit code, negative for a signal; None while the process runs."""
         return self._process.poll()
 
     def read(self, stream: IO[bytes]) -> bytes | None:
-        """Returns what can be read at once.
-
-        Args:
-            stream: one of `streams`.
-
-        Returns:
-            Bytes; none at the end of the stream; None where there is nothing now.
-        """
+        """Reads from one of `streams` without waiting; b"" at its end, None if it is empty now."""
         try:
             return os.read(stream.fileno(), _CHUNK_BYTES)
         except BlockingIOError:
             return None
 
     def read_all(self, stream: IO[bytes]) -> bytes:
-        """Returns what a pipe holds when its writer has ended.
+        """Reads what is left in one of `streams` after the task has ended.
 
-        Args:
-            stream: one of `streams`.
-
-        Returns:
-            Bytes. No more than fit into a pipe: another process may still be writing.
+        Reads at most the size of a pipe: another process may still be writing.
         """
         chunks: list[bytes] = []
         while sum(map(len, chunks)) < _PIPE_BYTES and (chunk := self.read(stream)):
@@ -92,13 +116,9 @@ class TaskProcess:
         return b"".join(chunks)
 
     def send(self, signum: int) -> None:
-        """Sends a signal to the task, and to what it has started if the signal is to end it.
-
-        Args:
-            signum: the signal.
-        """
+        """Sends a signal to the task; signals that end a program go to its whole group."""
         self.signals.add(signum)
-        # A process that has ended, or has become another user's, gets none.
+        # The process may have ended, or run as another user.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if signum not in _TO_THE_TASK_ALONE:
                 os.killpg(self.group, signum)
@@ -106,25 +126,21 @@ class TaskProcess:
                 os.kill(self._process.pid, signum)
 
     def look_for_members(self) -> bool:
-        """Notes in `is_gone` whether anything of an ended task still runs.
-
-        Returns:
-            The same.
-        """
+        """Updates and returns `is_gone`: True once no process of the group runs."""
         self.is_gone = self.is_gone or not _has_members(self.group)
         return self.is_gone
 
     def wait(self) -> None:
-        """Waits for the process itself, which was killed."""
+        """Waits for the end of the process."""
         self._process.wait()
 
     def close(self) -> None:
-        """Lets go of its pipes."""
+        """Closes the pipes."""
         for stream in self.streams:
             stream.close()
 
 
-def _started_anew(plan: TaskPlan, base: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start_new(plan: TaskPlan, base: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         tied_command(plan.command),
         env={**base, **plan.variables},
@@ -137,10 +153,9 @@ def _started_anew(plan: TaskPlan, base: Mapping[str, str]) -> subprocess.Popen[b
 
 
 def _has_members(group: int) -> bool:
-    """Whether a process group has a process that is more than an entry in the table.
+    """Returns True if a process group has a process that is not a zombie.
 
-    What a task leaves behind is waited for by process 1, and in a container that may do nothing:
-    its dead then stay members for ever.
+    In a container, process 1 may never reap orphans: zombies then stay in the group forever.
     """
     try:
         os.killpg(group, 0)
@@ -150,7 +165,7 @@ def _has_members(group: int) -> bool:
         return True
     for stat in _PROC.glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The name stands in parentheses and may hold anything: state and group follow it.
+            # State and group follow the name, which is in parentheses and may contain anything.
             state, _, member_of = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
             if int(member_of) == group and state not in ("Z", "X"):
                 return True

@@ -1,7 +1,8 @@
-"""A program that becomes another one, which the system kills when the launcher dies.
+"""Parent-death signal: programs that the kernel kills when their launcher dies.
 
-It runs as a file, alone, so that nothing of the package is loaded in between. A `preexec_fn` would
-run Python between fork and exec, which can hang where the launching process has threads.
+This file is a program that ties itself to its parent and then becomes another program. It runs
+without the package. A `preexec_fn` would run Python between fork and exec, which can hang if the
+launcher has threads.
 """
 
 from __future__ import annotations
@@ -21,36 +22,26 @@ _NOT_EXECUTABLE = 126
 
 
 def tied_command(command: Sequence[str]) -> tuple[str, ...]:
-    """Returns the command that runs another one tied to this process.
+    """Returns a command that ties itself to the calling process, then becomes `command`.
 
-    The tie is to the thread that starts it: that thread must outlive the task.
-
-    Args:
-        command: the program and its arguments.
-
-    Returns:
-        A longer command, which becomes the other by exec.
+    The tie is to the thread that starts it: that thread must outlive the program.
     """
     return (sys.executable, "-I", "-S", __file__, str(os.getpid()), *command)
 
 
 def tie(launcher: int) -> None:
-    """Lets the system kill this process when the one that started it dies; on Linux.
-
-    Args:
-        launcher: the id of that one.
-    """
+    """On Linux, has the kernel kill this process when its parent, `launcher`, dies."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The launcher may have died before the call.
+    # The launcher may already be dead.
     if os.getppid() != launcher:
         signal.raise_signal(signal.SIGKILL)
 
 
 def _main() -> None:
     tie(int(sys.argv[1]))
-    # This interpreter ignores them for itself, and exec would hand that on.
+    # Python ignores these, and exec would pass that on.
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)
     command = sys.argv[2:]

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from stratagem.launch.tasks.output.line_buffer import LineSplitter
-from stratagem.launch.tasks.output.task_output import STDERR, STDOUT, Screen
+from stratagem.launch.tasks.output.line_buffer import LineBuffer
+from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
 from stratagem.remote.jobs.log_frames import Frame
 
 __all__ = ["JobOutput"]
@@ -26,8 +26,8 @@ class JobOutput:
 
     def __init__(self, tasks: Sequence[str]) -> None:
         self._screen = Screen(tasks) if tasks else None
-        self._splitters = {
-            (task, stream): LineSplitter() for task in tasks for stream in _STREAMS.values()
+        self._buffers = {
+            (task, stream): LineBuffer() for task in tasks for stream in _STREAMS.values()
         }
 
     def show(self, frame: Frame) -> None:
@@ -43,19 +43,19 @@ class JobOutput:
             target.write(frame.text.encode(encoding, "replace").decode(encoding))
             target.flush()
             return
-        splitter = self._splitters[frame.task, stream]
-        self._lines(frame.task, splitter.feed(frame.text.encode(), time.monotonic()), stream)
+        buffer = self._buffers[frame.task, stream]
+        self._lines(frame.task, buffer.feed(frame.text.encode(), time.monotonic()), stream)
 
     def show_overdue(self) -> None:
         """Shows texts that have waited too long for the end of their line."""
         now_s = time.monotonic()
-        for (task, stream), splitter in self._splitters.items():
-            self._lines(task, splitter.overdue(now_s), stream)
+        for (task, stream), buffer in self._buffers.items():
+            self._lines(task, buffer.overdue(now_s), stream)
 
     def show_rest(self) -> None:
         """Shows texts that no end of line has come for."""
-        for (task, stream), splitter in self._splitters.items():
-            self._lines(task, splitter.rest(), stream)
+        for (task, stream), buffer in self._buffers.items():
+            self._lines(task, buffer.rest(), stream)
 
     def _lines(self, task: str, lines: list[bytes], stream: int) -> None:
         if self._screen is not None:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.launch.tasks.output import line_buffer as lines
-from stratagem.launch.tasks.output.line_buffer import PATIENCE_S, LineSplitter
+from stratagem.launch.tasks.output import line_buffer
+from stratagem.launch.tasks.output.line_buffer import PATIENCE_S, LineBuffer
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch) -> None:
-    monkeypatch.setattr(lines, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(line_buffer, "PATIENCE_S", PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def patience(monkeypatch) -> None:
     ],
 )
 def test_pieces_become_lines(pieces, complete, rest) -> None:
-    splitter = LineSplitter()
+    splitter = LineBuffer()
     assert [line for piece in pieces for line in splitter.feed(piece, 0.0)] == complete
     assert splitter.rest() == rest
     assert splitter.rest() == []
@@ -38,7 +38,7 @@ def test_pieces_become_lines(pieces, complete, rest) -> None:
 
 @given(st.lists(st.binary(max_size=5).map(lambda text: text.replace(b"\r", b"")), max_size=20))
 def test_without_carriage_returns_nothing_is_lost(pieces) -> None:
-    splitter = LineSplitter()
+    splitter = LineBuffer()
     complete = [line for piece in pieces for line in splitter.feed(piece, 0.0)]
     whole = b"".join(pieces)
     assert b"\n".join([*complete, *(splitter.rest() or [b""])]) == whole
@@ -46,7 +46,7 @@ def test_without_carriage_returns_nothing_is_lost(pieces) -> None:
 
 
 def test_text_that_nobody_ends_is_shown_after_a_moment() -> None:
-    splitter = LineSplitter()
+    splitter = LineBuffer()
     assert splitter.feed(b"a\nloading", 5.0) == [b"a"]
     assert splitter.overdue(5.0 + PATIENCE_S / 2) == []
     assert splitter.overdue(5.0 + PATIENCE_S) == [b"loading"]
@@ -55,7 +55,7 @@ def test_text_that_nobody_ends_is_shown_after_a_moment() -> None:
 
 
 def test_bar_is_shown_once_a_moment() -> None:
-    splitter, shown = LineSplitter(), []
+    splitter, shown = LineBuffer(), []
     for tenth in range(31):
         now_s = tenth * PATIENCE_S / 10
         assert splitter.feed(f"{tenth}%\r".encode(), now_s) == []

@@ -1,19 +1,12 @@
-"""What is shown and kept of the tasks' output."""
+"""Output of one task on the screen, in its file and in memory."""
 
 from __future__ import annotations
 
-import io
-import sys
-
 from stratagem.launch import LaunchOptions
 from stratagem.launch.plan.task_plan import plan_tasks
-from stratagem.launch.tasks.output import line_buffer as lines
-from stratagem.launch.tasks.output.task_output import STDERR, STDOUT, Screen, TaskOutput
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from stratagem.launch.tasks.output import line_buffer
+from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
+from stratagem.launch.tasks.output.task_output import TaskOutput
 
 
 def a_plan(restart: int = 0):
@@ -33,7 +26,7 @@ def test_each_line_stands_behind_its_task_s_name(capsys) -> None:
 
 
 def test_text_without_an_end_is_shown_at_last(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(lines, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(line_buffer, "PATIENCE_S", 1.0)
     output = shown()
     output.take(b"left \xff", 0.0, stream=STDERR)
     output.show_overdue(0.5)
@@ -78,36 +71,6 @@ def test_file_holds_both_streams_as_they_came(tmp_path) -> None:
     assert [path.name for path in folder.iterdir()] == ["worker-0.log"]
     written = (folder / "worker-0.log").read_bytes()
     assert written == b"one\r\n\xffe\n=== restart 1 ===\ntwo\ne\n"
-
-
-def test_terminal_has_coloured_names_and_no_colour_goes_on(monkeypatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    terminal, plain = Terminal(), io.StringIO()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(sys, "stderr", plain)
-    screen = Screen(["worker 0", "worker 1"])
-    for name in ("worker 0", "worker 1"):
-        for stream in (STDOUT, STDERR):
-            screen.show(name, ["\x1b[31mred", "plain"], stream=stream)
-    first, second, third, _ = terminal.getvalue().splitlines()
-    assert first == "\x1b[36m[worker 0] \x1b[0m\x1b[31mred\x1b[0m"
-    assert second == "\x1b[36m[worker 0] \x1b[0mplain"
-    assert third.startswith("\x1b[32m[worker 1] ")
-    assert plain.getvalue().splitlines()[:2] == ["[worker 0] \x1b[31mred", "[worker 0] plain"]
-
-
-def test_terminal_of_few_characters_gets_a_question_mark(monkeypatch) -> None:
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    Screen(["worker 0"]).show("worker 0", ["50 % ━━━"])
-    assert written.getvalue() == b"[worker 0] 50 % ???\n"
-
-
-def test_launcher_speaks_on_stderr(capsys) -> None:
-    Screen([]).say(["one", "two"])
-    assert capsys.readouterr() == ("", "[launch] one\n[launch] two\n")
 
 
 # As jaxlib 0.10.2 prints them.

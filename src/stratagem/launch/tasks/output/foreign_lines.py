@@ -1,4 +1,4 @@
-"""Lines of libraries beneath JAX that a user cannot act on."""
+"""Filter for log lines of JAX's own libraries that users cannot act on."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 __all__ = ["is_foreign"]
 
 _FOREIGN = re.compile(
-    # JAX's coordination service, about a setting that the group of processes needs.
+    # JAX's coordination service, about a setting that process groups need.
     r"W\d{4} \S+ +\d+ coordination_service\.cc:\d+\] .*Using experimental recoverable task feature"
-    # Gloo, each time that processes connect.
+    # Gloo, whenever processes connect.
     r"|\[Gloo\] Rank \d+ is connected to \d+ peer ranks\."
 )
 
 
 def is_foreign(line: str) -> bool:
-    """Returns whether a line of a task is one that only a developer of this library needs.
+    """Returns True for a line that only developers of this package need.
 
     Example:
         >>> is_foreign("[Gloo] Rank 1 is connected to 1 peer ranks. Expected number is : 1")

@@ -1,29 +1,33 @@
-"""Tracebacks that several tasks print alike, shown once."""
+"""Deduplication of tracebacks that several tasks print."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 
-from stratagem.launch.tasks.exit_status import CHAINING_LINES, TRACEBACK_STARTS, end_of_frames
+from stratagem.launch.tasks.output.tracebacks import (
+    CHAINING_LINES,
+    TRACEBACK_STARTS,
+    find_error_line,
+)
 
 __all__ = ["RepeatedTracebacks"]
 
 _MAX_LINES = 400
 _MAX_TRACEBACKS = 32
-# How long lines wait for another task to print the rest of the same traceback.
+# How long held lines wait for the rest of the traceback.
 _PATIENCE_S = 1.0
 
 
 @dataclasses.dataclass(eq=False)
 class _Traceback:
-    """A traceback as its first task prints it, with the lines that follow it."""
+    """A traceback as its first task prints it, and the lines that follow it."""
 
     task: str
     lines: list[str]
 
     @property
-    def goes_on(self) -> bool:
+    def is_chained(self) -> bool:
         """True if the next traceback is chained to this one."""
         last = next((line for line in reversed(self.lines) if line.strip()), "")
         return last in CHAINING_LINES
@@ -34,8 +38,8 @@ class _Traceback:
 
 
 @dataclasses.dataclass
-class _Held:
-    """Lines of a task that may be a repetition."""
+class _HeldLines:
+    """Lines of a task that may repeat a traceback."""
 
     lines: list[str]
     candidates: list[_Traceback]
@@ -43,9 +47,9 @@ class _Held:
 
 
 class RepeatedTracebacks:
-    """Holds a traceback back while it equals one of another task, and then names that task.
+    """Holds a traceback while it equals that of another task, then refers to that task.
 
-    No line is lost: where two tracebacks differ, the second one is shown whole.
+    No line is lost: a traceback that differs is shown whole.
 
     Example:
         >>> shown = RepeatedTracebacks()
@@ -61,10 +65,10 @@ class RepeatedTracebacks:
     def __init__(self) -> None:
         self._known: collections.deque[_Traceback] = collections.deque(maxlen=_MAX_TRACEBACKS)
         self._growing: dict[str, _Traceback] = {}
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _HeldLines] = {}
 
     def pass_on(self, task: str, lines: list[str], now_s: float) -> list[str]:
-        """Takes the next lines of a task; returns those to show now."""
+        """Adds the next lines of a task; returns those to show now."""
         shown: list[str] = []
         for line in lines:
             if line in TRACEBACK_STARTS and task not in self._held:
@@ -82,22 +86,22 @@ class RepeatedTracebacks:
         return shown
 
     def overdue(self, task: str, now_s: float) -> list[str]:
-        """Returns lines that have waited long enough, to be shown now."""
+        """Returns held lines that have waited too long, to show now."""
         held = self._held.get(task)
         return self._released(task) if held and now_s - held.since_s >= _PATIENCE_S else []
 
     def rest(self, task: str) -> list[str]:
-        """Returns the lines that are left when a task has ended, to be shown now."""
+        """Returns the held lines of a task that has ended, to show now."""
         self._growing.pop(task, None)
         return self._released(task) if task in self._held else []
 
     def _begin(self, task: str, line: str, now_s: float) -> None:
-        if (own := self._growing.get(task)) is not None and own.goes_on:
+        if (own := self._growing.get(task)) is not None and own.is_chained:
             return
         self._growing.pop(task, None)
         candidates = [one for one in self._known if one.task != task and one.lines[0] == line]
         if candidates:
-            self._held[task] = _Held([], candidates, now_s)
+            self._held[task] = _HeldLines([], candidates, now_s)
         else:
             self._remember(task, [])
 
@@ -112,7 +116,7 @@ class RepeatedTracebacks:
             traceback.lines.append(line)
 
     def _released(self, task: str) -> list[str]:
-        """The lines that were held back, or what stands for them where they are a repetition."""
+        """Returns the held lines, with a repeated traceback reduced to one line."""
         held = self._held.pop(task)
         for one in held.candidates:
             common = _length_of_match(one.lines, held.lines)
@@ -130,7 +134,7 @@ def _length_of_match(first: list[str], second: list[str]) -> int:
 
 
 def _end_of_error(lines: list[str]) -> int | None:
-    """The number of lines up to the one that names the error of the last traceback, inclusive."""
+    """Returns the number of lines up to the error of the last traceback, inclusive; or None."""
     starts = [number for number, line in enumerate(lines) if line in TRACEBACK_STARTS]
-    place = end_of_frames(lines, starts[-1])
-    return None if place is None else place + 1
+    error = find_error_line(lines, starts[-1])
+    return None if error is None else error + 1
