@@ -13,7 +13,7 @@ import ray
 from stratagem.cluster import ClusterSpec
 from stratagem.coordinator.shared_cluster import SharedCluster
 from stratagem.errors import DeadlineExceededError
-from stratagem.remote.ray.meeting import Meeting
+from stratagem.remote.ray.server_registry import ServerRegistry
 from tests.coordinator.machines import run_on_machines
 from tests.multiprocess.namespaces import can_make_hosts
 
@@ -58,7 +58,7 @@ class Present:
     """Ray and a meeting in one, of whose two machines one has gone."""
 
     def __init__(self) -> None:
-        self.meeting = Meeting(b"", [])
+        self.meeting = ServerRegistry(b"", [])
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": False}]
@@ -97,7 +97,7 @@ def test_server_is_nowhere_known_once_the_leader_is_gone() -> None:
 
 
 def test_workers_wait_until_the_leader_has_begun_a_training() -> None:
-    meeting = Meeting(b"", [])
+    meeting = ServerRegistry(b"", [])
 
     def asked(method: str, *arguments: Any) -> Any:
         return getattr(meeting, method)(*arguments)

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.remote.ray.meeting import Meeting
+from stratagem.remote.ray.server_registry import ServerRegistry
 from stratagem.servers import ASYNCHRONOUS
 from stratagem.strategies import RemoteStateStrategy
 from stratagem.strategies.process_parts import independent_parts
@@ -50,7 +50,7 @@ class SharedThreadCluster(ThreadCluster):
 
     def __init__(self, num_servers: int) -> None:
         super().__init__(num_servers, [])
-        self._meeting = Meeting(b"", [])
+        self._meeting = ServerRegistry(b"", [])
         self._changed = threading.Condition()
 
     def of_worker(self) -> _OfWorker:

@@ -52,7 +52,7 @@ def test_leader_starts_the_head_and_others_join_it(started) -> None:
     with Server(CLUSTER, "chief", jobs_port=8000) as leader:
         assert leader.target == "grpc://127.0.0.1:2222"
         leader.start()
-        with pytest.raises(UnavailableError, match="Ray has ended on this machine, the leader"):
+        with pytest.raises(UnavailableError, match="Ray ended on this machine, the leader"):
             leader.join()
     Server(ClusterSpec(CLUSTER), job_name="worker", task_index=1).join()
     (kind, arguments, options, node), other = started
@@ -99,9 +99,9 @@ def test_local_server_has_a_cluster_of_its_own(started, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((CLUSTER,), "job_name was not given, and it may be each of"),
-        ((CLUSTER, "worker"), "task_index was not given, and it may be each of"),
-        ((CLUSTER, "worker", 2), "Task id 2 of 'worker' is not in the cluster"),
+        ((CLUSTER,), "job_name was not given, but there are several"),
+        ((CLUSTER, "worker"), "task_index was not given, but there are several"),
+        ((CLUSTER, "worker", 2), "Task id 2 of 'worker' is past the end"),
         ((CLUSTER, "ps"), "Task type 'ps' is not in the cluster"),
         (({},), "has no task"),
         ((CLUSTER, "chief", 0, "udp"), "Server received protocol='udp'"),
@@ -122,7 +122,7 @@ def test_taken_port_is_told(monkeypatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "x")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(RuntimeError, match=f"port of 127.0.0.1:{port} is taken"):
+        with pytest.raises(RuntimeError, match=f"port of 127.0.0.1:{port} is in use"):
             Server({"chief": [f"127.0.0.1:{port}"]})
 
 

@@ -19,9 +19,9 @@ from stratagem.errors import DeadlineExceededError
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.remote.ray.leader import leader_of
-from stratagem.remote.ray.meeting import ACTOR, NAMESPACE, Meeting
 from stratagem.remote.ray.ray_cluster import load_ray, start_local_ray
 from stratagem.remote.ray.ray_nodes import expect_token, join_as_node
+from stratagem.remote.ray.server_registry import ACTOR, NAMESPACE, ServerRegistry
 from stratagem.servers import ClusterKeys
 from stratagem.servers.closing import Closing
 from stratagem.strategies import ClusterPlan
@@ -164,7 +164,7 @@ class SharedCluster(Closing):
             "ray.util.scheduling_strategies", needed_by="a cluster", install="stratagem[ray]"
         )
         here = scheduling.NodeAffinitySchedulingStrategy(self._node, soft=False)
-        actor = self._ray.remote(Meeting).options(
+        actor = self._ray.remote(ServerRegistry).options(
             name=ACTOR, namespace=NAMESPACE, num_cpus=0, scheduling_strategy=here
         )
         return actor.remote(keys, addresses)

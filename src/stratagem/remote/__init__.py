@@ -1,4 +1,4 @@
-"""Clusters of machines that run what clients send them, by Ray.
+"""Remote clusters: servers that join a Ray cluster, and clients that send it programs.
 
 Nothing here loads JAX or Keras.
 """

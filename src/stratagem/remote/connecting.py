@@ -1,4 +1,4 @@
-"""A script that runs on a cluster of servers, and not where it was started."""
+"""`connect_to_cluster`: moves the running script to a cluster of servers."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ def connect_to_cluster(
     cluster_device_filters: None = None,
     **options: Unpack[RemoteArguments],
 ) -> None:
-    """Runs this script on a cluster of servers, from its beginning, and ends this process with it.
+    """Runs this script on a cluster of servers from its beginning, then exits this process.
 
-    There it returns at once, and what follows runs on the cluster: with parameter servers once, as
-    the coordinator; else as each of the tasks, in lockstep. The script's folder is sent, and the
-    modules that are loaded; what it prints appears here. Call it after the imports.
+    On the cluster this call returns at once. With parameter servers the script runs once, as the
+    coordinator; otherwise as each of the tasks, in lockstep. The folder of the script and the
+    loaded modules are sent. Output appears here. Call it after the imports.
 
     Args:
-        cluster_spec_or_resolver: the tasks that run `stratagem server`; or the URL at which the
-            head of a Ray cluster takes jobs.
-        job_name: "localhost": this program is no member of the cluster.
-        task_index: 0.
-        protocol: None or "grpc", for old programs.
-        make_master_device_default: for old programs; there are no devices to choose.
-        cluster_device_filters: None, for old programs.
-        **options: the keyword arguments of `RemoteCluster`.
+        cluster_spec_or_resolver: the tasks that run `stratagem server`, or the URL at which the
+            head of a Ray cluster accepts jobs.
+        job_name: must be "localhost": this program is not a member of the cluster.
+        task_index: must be 0.
+        protocol: None or "grpc", for compatibility.
+        make_master_device_default: ignored, for compatibility.
+        cluster_device_filters: None, for compatibility.
+        **options: keyword arguments of `RemoteCluster`.
 
     Raises:
-        SystemExit: the program has ended on the cluster; with its exit code.
-        RuntimeError: there is no script: this is an interactive session.
-        TypeError: no cluster.
-        ValueError: an argument that old programs may not have, no task, or too large a folder.
+        SystemExit: the program ended on the cluster; with its exit code.
+        RuntimeError: this is an interactive session without a script.
+        TypeError: the cluster has the wrong type.
+        ValueError: an argument for compatibility has another value, the cluster has no tasks, or
+            the folder is too large.
         DeadlineExceededError: servers are missing.
-        UnavailableError: the cluster was lost. PermissionError: it wants another token.
+        UnavailableError: the connection to the cluster was lost.
+        PermissionError: the cluster has another token.
 
     Example::
 
         sg.connect_to_cluster({"chief": ["a:2222"], "ps": ["b:2222"], "worker": ["c:2222"]})
-        strategy = sg.ParameterServerStrategy()  # from here on this runs on machine a
+        strategy = sg.ParameterServerStrategy()  # from here on, this runs on machine a
 
     Source: TF 2.21 remote.py, connect_to_cluster.
     """
@@ -67,9 +69,9 @@ def connect_to_cluster(
     if script is None:
         raise RuntimeError(
             explain(
-                "There is no script that could be sent: this is an interactive session.",
+                "There is no script to send: this is an interactive session.",
                 expected="a program in a file.",
-                fix="put it into one, or send a function: sg.remote.RemoteCluster(...).run(train).",
+                fix="save it, or send a function: sg.remote.RemoteCluster(...).run(train).",
             )
         )
     spec = getattr(main, "__spec__", None)
@@ -83,7 +85,7 @@ def _check_old(job_name: str, task_index: int, protocol: str | None, filters: ob
         raise ValueError(
             explain(
                 f"job_name, task_index, protocol and cluster_device_filters are {given!r}.",
-                expected='"localhost", 0, None or "grpc", and None: this program is no task.',
-                fix="leave them out; a task of the cluster runs `stratagem server`.",
+                expected='"localhost", 0, None or "grpc", and None: this program is not a task.',
+                fix="omit them; tasks of the cluster run `stratagem server`.",
             )
         )

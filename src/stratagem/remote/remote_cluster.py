@@ -1,10 +1,11 @@
-"""A cluster of servers, as seen from a machine that is no member of it."""
+"""`RemoteCluster`: sends functions and scripts to a cluster of servers."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import getpass
+import io
 import secrets
 import shlex
 import signal
@@ -20,30 +21,32 @@ from stratagem import environment
 from stratagem.cluster import ClusterDef, ClusterResolver, ClusterSpec, task_count
 from stratagem.cluster.addresses import join_address, split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.launch.functions import require_callable
 from stratagem.launch.restart.signals import CaughtSignals
 from stratagem.launch.scripts import RemoteError
+from stratagem.launch.tasks.function_task import CALL, PROGRAM, pack_call, read_result
 from stratagem.messages import explain
-from stratagem.remote.jobs.job_log import Ended, follow
+from stratagem.remote.jobs.job_log import JobResult, follow
 from stratagem.remote.jobs.job_output import JobOutput
 from stratagem.remote.jobs.job_plan import JOB_VARIABLE, JobPlan, answer_key
-from stratagem.remote.jobs.jobs_client import Jobs
+from stratagem.remote.jobs.jobs_client import JobsClient
 from stratagem.remote.jobs.lease import Lease
 from stratagem.remote.jobs.local_code import Package, local_modules, pack
 from stratagem.remote.jobs.log_frames import verified
-from stratagem.remote.jobs.pickling import CALL, dump, find_culprit, load_pickled, outside_of
+from stratagem.remote.jobs.pickling import captured_values, dumps, find_unpicklable
 from stratagem.remote.ray.leader import leader_of, tasks_of
 from stratagem.remote.ray.ray_nodes import resource_of_task
 
 __all__ = ["RemoteArguments", "RemoteCluster"]
 
 _POLL_S = 0.5
-# The end of a job is known to Ray a little later than to its client.
-_TELL_S = 5.0
-# Under which name a job keeps who has sent it.
+# Ray notices the end of a job a little later than its client.
+_REPORT_WAIT_AFTER_S = 5.0
+# Metadata of a job: user and host of its client.
 _CLIENT = "stratagem_client"
-# Beside what SIGTERM lets a program do; Ray itself gives it 3 s.
+# Seconds for a program to end after SIGTERM; Ray's default is 3.
 _STOP_S = "10"
-_FUNCTION = ("-m", "stratagem.remote.jobs.function_program", "{answer}")
+_FUNCTION = ("-c", PROGRAM, ".", "{answer}")
 
 
 class RemoteArguments(TypedDict, total=False):
@@ -57,24 +60,24 @@ class RemoteArguments(TypedDict, total=False):
 
 
 class RemoteCluster:
-    """Runs programs on a cluster of servers: what it needs of this machine is sent.
+    """Runs functions and scripts of this machine on a cluster of servers.
 
-    A cluster with `ps` tasks runs a program once, as the coordinator; one without, as each of its
-    chief and workers; one of Ray's own, given by its URL, once on its head.
+    A cluster with `ps` tasks runs a program once, as the coordinator; a cluster without, as its
+    chief and each of its workers; a plain Ray cluster, given by its URL, once on its head.
 
     Args:
         cluster: the tasks that run `stratagem server`, as a `ClusterSpec`, a dict, a `ClusterDef`
-            or a resolver; or the URL at which the head of a Ray cluster takes jobs.
-        jobs_port: of the leader; None for `STRATAGEM_JOBS_PORT`.
+            or a resolver; or the URL at which the head of a Ray cluster accepts jobs.
+        jobs_port: port of the leader for jobs; None for `STRATAGEM_JOBS_PORT`.
         excludes: patterns of files that are not sent, such as "*.csv" or "data/raw".
-        stop_with_client: whether a job ends when this process does.
-        client_timeout_s: how long it goes on without a sign of this process; None for
+        stop_with_client: True to end a job when this process ends.
+        client_timeout_s: seconds that a job continues without contact to this process; None for
             `STRATAGEM_CLIENT_TIMEOUT_S`.
-        join_timeout_s: how long to wait for servers that are missing; None for
-            `STRATAGEM_JOIN_TIMEOUT_S`.
+        join_timeout_s: seconds to wait for missing servers; None for `STRATAGEM_JOIN_TIMEOUT_S`.
 
     Raises:
-        TypeError: no cluster. ValueError: a cluster without tasks.
+        TypeError: the cluster has the wrong type.
+        ValueError: the cluster has no tasks.
 
     Example::
 
@@ -94,12 +97,12 @@ class RemoteCluster:
     ) -> None:
         self._spec: ClusterSpec | None = None
         if isinstance(cluster, str):
-            self._jobs = Jobs(cluster if "://" in cluster else f"http://{cluster}")
+            self._jobs = JobsClient(cluster if "://" in cluster else f"http://{cluster}")
         else:
             self._spec = _spec_of(cluster)
             port = jobs_port or int(environment.read("jobs_port"))
             host, _ = split_address(self._spec.task_address(*leader_of(self._spec)))
-            self._jobs = Jobs(f"http://{join_address(host, port)}")
+            self._jobs = JobsClient(f"http://{join_address(host, port)}")
         self._excludes = tuple(excludes)
         self._lease_s: float | None = None
         if stop_with_client:
@@ -115,67 +118,69 @@ class RemoteCluster:
         *,
         answer_of: tuple[str, int] | None = None,
     ) -> Any:
-        """Calls a function on the cluster; what it prints appears here.
+        """Calls a function on the cluster and returns its value. Output appears here.
 
-        The function, what it refers to, and the modules of this machine that are loaded are sent.
+        The function, the variables it captures, and the loaded modules of this machine are sent.
 
         Args:
             fn: the function.
             args: its arguments.
             kwargs: its keyword arguments.
-            answer_of: type and index of the task whose result to return, where several call it;
-                None for the first.
+            answer_of: type and index of the task whose value is returned, if several tasks call the
+                function; None for the first.
 
         Returns:
-            What it returns.
+            The value that the function returns.
 
         Raises:
-            Exception: what it raises; the cause holds the traceback there.
-            TypeError: something that cannot be sent, there or back.
-            RuntimeError: it did not end by an exception.
-            ValueError: the modules are larger than `STRATAGEM_UPLOAD_LIMIT_BYTES`, or no such task
-                calls it.
+            Exception: raised by the function; the cause has its traceback on the cluster.
+            TypeError: the call or the value cannot be pickled.
+            RuntimeError: the function neither returned nor raised an exception.
+            ValueError: the modules are larger than `STRATAGEM_UPLOAD_LIMIT_BYTES`, or `answer_of`
+                does not call the function.
             DeadlineExceededError: servers are missing.
-            UnavailableError: the cluster was lost. PermissionError: it wants another token.
+            UnavailableError: the connection to the cluster was lost.
+            PermissionError: the cluster has another token.
         """
         self._check_task(answer_of)
         call = _pickled(fn, args, dict(kwargs or {}))
         package = pack(None, local_modules(), more={CALL: call}, excludes=self._excludes)
         python = ".".join(map(str, sys.version_info[:2]))
         plan = dataclasses.replace(self._plan(_FUNCTION), python=python, answers=answer_of)
-        ended, nonce = self._run(package, plan)
-        if not ended.answer:
+        job, nonce = self._run(package, plan)
+        if not job.answer:
             raise RuntimeError(
                 explain(
-                    f"{fn!r} has not come to its end on the cluster: exit code {ended.code}. "
-                    f"{ended.notes}",
+                    f"{fn!r} did not finish on the cluster: exit code {job.code}. {job.notes}",
                     expected="a function that returns or raises.",
-                    fix="look at what it has printed last.",
+                    fix="read its last output.",
                 )
             )
-        value, error, lines = load_pickled(verified(ended.answer, answer_key(nonce)))
-        if lines:
-            remote = RemoteError(*lines)
-            raise (error or _unsendable_error(fn, lines)) from remote
-        return value
+        result = read_result(io.BytesIO(verified(job.answer, answer_key(nonce))))
+        if result.traceback:
+            error = result.error or _unsendable_error(fn, result.traceback)
+            raise error from RemoteError(*result.traceback)
+        return result.value
 
     def run_script(
         self, script: str | Path, args: Sequence[str] = (), *, module: str | None = None
     ) -> int:
-        """Runs a script on the cluster, with its folder; what it prints appears here.
+        """Sends a script with its folder and runs it on the cluster. Output appears here.
 
         Args:
             script: a Python file.
-            args: its arguments.
-            module: its name, where it is to run as `python -m` does.
+            args: arguments of the script.
+            module: name of the script as a module, to run it as `python -m` does; None to run it as
+                a file.
 
         Returns:
-            Its exit code; negative where a signal has ended it.
+            The exit code; negative for a signal.
 
         Raises:
             ValueError: the files are larger than `STRATAGEM_UPLOAD_LIMIT_BYTES`.
             DeadlineExceededError: servers are missing.
-            UnavailableError: the cluster was lost. PermissionError: it wants another token.
+            UnavailableError: the connection to the cluster was lost.
+            PermissionError: the cluster has another token.
         """
         path = Path(script).resolve()
         folder = path.parents[module.count(".")] if module else path.parent
@@ -188,19 +193,19 @@ class RemoteCluster:
         if task is not None and task not in known:
             raise ValueError(
                 explain(
-                    f"answer_of={task!r} is none of the tasks that call the function: {known}.",
-                    expected="type and index of one of them, or None.",
-                    fix="leave answer_of out.",
+                    f"answer_of={task!r} is not a task that calls the function: {known}.",
+                    expected="type and index of one of these tasks, or None.",
+                    fix="omit answer_of, or pass one of these tasks.",
                 )
             )
 
-    def _run(self, package: Package, plan: JobPlan) -> tuple[Ended, str]:
+    def _run(self, package: Package, plan: JobPlan) -> tuple[JobResult, str]:
         self._wait_for_servers()
         if not self._jobs.has_package(package.name):
             self._jobs.upload(package.name, package.content)
         if self._spec is not None:
             self._wait_for_turn()
-        # What ends this process must not leave the job behind that ends with it.
+        # If this process exits, cancel the job it started.
         with CaughtSignals() as caught, contextlib.ExitStack() as stack:
             if plan.lease_s is not None:
                 stack.enter_context(Lease(self._jobs, plan.nonce, plan.lease_s))
@@ -212,13 +217,13 @@ class RemoteCluster:
                 },
                 **{_CLIENT: f"{getpass.getuser()} at {socket.gethostname()}"},
             )
-            with self._stopped_at_the_end(job):
+            with self._stopped_on_error(job):
                 output = JobOutput([f"{kind} {index}" for kind, index in plan.tasks])
-                ended = follow(
+                result = follow(
                     self._jobs, job, plan.nonce, output, lambda: caught.ending is not None
                 )
-                if ended is not None:
-                    return ended, plan.nonce
+                if result is not None:
+                    return result, plan.nonce
                 self._stop(job)
         assert caught.ending is not None
         signal.raise_signal(caught.ending)
@@ -242,8 +247,8 @@ class RemoteCluster:
         )
 
     @contextlib.contextmanager
-    def _stopped_at_the_end(self, job: str) -> Generator[None]:
-        """Stops a job that this process does not follow to its end."""
+    def _stopped_on_error(self, job: str) -> Generator[None]:
+        """Stops a job if following it raises."""
         try:
             yield
         except BaseException:
@@ -256,9 +261,10 @@ class RemoteCluster:
                 self._jobs.stop(job)
 
     def _wait_for_turn(self) -> None:
-        """Waits for the jobs of other clients: servers and workers have one place each."""
-        deadline_s = time.monotonic() + self._join_timeout_s
-        told: set[str] = set()
+        """Waits for jobs of other clients: a cluster runs one program at a time."""
+        started_s = time.monotonic()
+        deadline_s = started_s + self._join_timeout_s
+        has_reported = False
         while others := {
             job: metadata[_CLIENT]
             for job, metadata in self._jobs.running().items()
@@ -271,12 +277,12 @@ class RemoteCluster:
                         f"The cluster at {self._jobs.url} is still busy after "
                         f"{self._join_timeout_s:g} s: {named}.",
                         expected="a cluster that runs one program at a time.",
-                        fix="wait, or end that one; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+                        fix="wait, or stop that job; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
                     )
                 )
-            if not told and time.monotonic() > deadline_s - self._join_timeout_s + _TELL_S:
+            if not has_reported and time.monotonic() > started_s + _REPORT_WAIT_AFTER_S:
                 print(f"Waiting for {named}.", file=sys.stderr, flush=True)
-                told |= others.keys()
+                has_reported = True
             threading.Event().wait(_POLL_S)
 
     def _wait_for_servers(self) -> None:
@@ -286,34 +292,34 @@ class RemoteCluster:
                 missing = self._missing()
             except UnavailableError as error:
                 if time.monotonic() > deadline_s:
-                    # Of that error only what has happened: this one says what to do.
+                    # Only the first sentence of that error: this one has its own fix.
                     raise self._too_late("its leader", str(error).splitlines()[0]) from error
             else:
                 if not missing:
                     return
                 if time.monotonic() > deadline_s:
-                    raise self._too_late(", ".join(missing), "the leader is there")
+                    raise self._too_late(", ".join(missing), "The leader has started.")
             threading.Event().wait(_POLL_S)
 
     def _missing(self) -> list[str]:
-        """The tasks of which no server has joined."""
+        """Returns the tasks whose servers have not joined."""
         if self._spec is None:
             self._jobs.version()
             return []
-        there = {name for machine in self._jobs.resources() for name in machine}
+        joined = {name for machine in self._jobs.resources() for name in machine}
         return [
             f"{kind} {index} ({self._spec.task_address(kind, index)})"
             for kind, index in tasks_of(self._spec)
-            if resource_of_task(kind, index) not in there
+            if resource_of_task(kind, index) not in joined
         ]
 
     def _too_late(self, missing: str, details: str) -> DeadlineExceededError:
         return DeadlineExceededError(
             explain(
-                f"Of the cluster at {self._jobs.url} these are missing after "
-                f"{self._join_timeout_s:g} s: {missing}. {details}",
+                f"The cluster at {self._jobs.url} is incomplete after {self._join_timeout_s:g} s; "
+                f"missing: {missing}. {details}",
                 expected="`stratagem server` on each machine, with the same RAY_AUTH_TOKEN.",
-                fix="start those that are missing; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+                fix="start the missing servers; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
             )
         )
 
@@ -334,39 +340,34 @@ def _spec_of(cluster: Any) -> ClusterSpec:
 
 
 def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    if not callable(fn):
-        raise TypeError(
-            explain(
-                f"fn={fn!r} is of type {type(fn).__name__}.",
-                expected="a function.",
-                fix="pass the function itself and its arguments apart: run(train, (3,)).",
-            )
-        )
+    require_callable(fn, "run(train, (3,))")
     try:
-        return dump((fn, tuple(args), kwargs))
+        return pack_call(dumps((fn, tuple(args), kwargs)), by_value=True)
     except Exception as error:
         raise TypeError(
             explain(
-                f"{_culprit(fn, args, kwargs)} cannot be sent to the cluster: {error}",
-                expected="a function that refers to what can be pickled.",
-                fix="make it in the function, where that runs.",
+                f"{_describe_unpicklable(fn, args, kwargs)} cannot be sent to the cluster: {error}",
+                expected="a function whose arguments and captured variables can be pickled.",
+                fix="create it inside the function.",
             )
         ) from error
 
 
-def _culprit(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Names what of a call cannot be pickled."""
-    parts = {f"Argument {place}": value for place, value in enumerate(args)}
+def _describe_unpicklable(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str:
+    """Describes the part of a call that cannot be pickled."""
+    parts = {f"Argument {index}": value for index, value in enumerate(args)}
     parts |= {f"Argument {name!r}": value for name, value in kwargs.items()}
-    found = find_culprit(parts | outside_of(fn))
+    found = find_unpicklable(parts | captured_values(fn))
     return f"{fn!r}" if found is None else f"{found[0]} of {fn!r}, {found[1]!r},"
 
 
 def _unsendable_error(fn: Callable[..., Any], lines: Sequence[str]) -> RuntimeError:
     return RuntimeError(
         explain(
-            f"{fn!r} has raised what cannot be sent here: {lines[-1]}",
+            f"{fn!r} raised an exception that cannot be sent back: {lines[-1]}",
             expected="an exception that can be pickled.",
-            fix="look at its traceback, which is the cause of this error.",
+            fix="read its traceback, which is the cause of this error.",
         )
     )

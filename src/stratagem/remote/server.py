@@ -1,4 +1,4 @@
-"""This task's server: its part of the Ray cluster in which programs of clients run."""
+"""`Server`: the Ray node of this task, which runs programs that clients send."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["Server", "ServerDef", "run_standard_server"]
 
 @dataclasses.dataclass(frozen=True)
 class ServerDef:
-    """A server as plain data, in the shape of TensorFlow's protocol buffer.
+    """Definition of a server, in the form of TensorFlow's protocol buffer.
 
     Args:
-        cluster: all tasks.
-        job_name: of this one.
-        task_index: of this one.
+        cluster: all tasks of the cluster.
+        job_name: job of this task.
+        task_index: index of this task in its job.
         protocol: "grpc".
 
     Source: TF 2.21 core/protobuf/tensorflow_server.proto, ServerDef.
@@ -44,27 +44,27 @@ class ServerDef:
 
 
 class Server(Closing):
-    """This task's server: it gives its machine to the cluster and runs what clients send.
+    """Server of this task: joins its machine to the cluster and runs what clients send.
 
-    The leader (the chief, or the first worker where there is none) starts Ray at its address and
-    takes jobs at another port; all others join it. No code of a model is needed here.
+    The leader (the chief, or the first worker without a chief) starts Ray at its address and
+    accepts jobs at another port. The others join it. The code of a model is not needed here.
 
     Args:
-        server_or_cluster_def: the cluster, as a `ClusterSpec`, a dict or a `ClusterDef`, or a
+        server_or_cluster_def: the cluster, as a `ClusterSpec`, a dict, a `ClusterDef` or a
             `ServerDef`.
-        job_name: of this task; may be left out where there is one job.
-        task_index: of this task; may be left out where its job has one.
-        protocol: "grpc", for old programs.
-        config: None, for old programs.
-        start: whether it starts at once.
-        jobs_port: of the leader, where it takes jobs; None for `STRATAGEM_JOBS_PORT`.
+        job_name: job of this task; may be omitted if there is one job.
+        task_index: index of this task; may be omitted if the job has one task.
+        protocol: None or "grpc", for compatibility.
+        config: None, for compatibility.
+        start: True to start at once.
+        jobs_port: port at which the leader accepts jobs; None for `STRATAGEM_JOBS_PORT`.
 
     Raises:
-        TypeError: no cluster.
-        ValueError: a task that is not in it, or one that is not named where there are several.
-        RuntimeError: the port of the leader is taken, or there is no token.
-        UnavailableError: Ray does not start here, or the leader does not let this machine in.
-        DeadlineExceededError: the leader is not there within `STRATAGEM_JOIN_TIMEOUT_S`.
+        TypeError: the cluster has the wrong type.
+        ValueError: the task is not in the cluster, or is ambiguous.
+        RuntimeError: the leader's port is in use, or there is no token.
+        UnavailableError: Ray does not start, or the leader refuses this machine.
+        DeadlineExceededError: the leader does not start within `STRATAGEM_JOIN_TIMEOUT_S`.
 
     Source: TF 2.21 server_lib.py, Server.
     """
@@ -85,7 +85,7 @@ class Server(Closing):
                 explain(
                     f"Server received config={config!r}.",
                     expected="None: JAX has no sessions to configure.",
-                    fix="leave config out.",
+                    fix="omit config.",
                 )
             )
         self.server_def = _server_def(server_or_cluster_def, job_name, task_index, protocol)
@@ -96,11 +96,11 @@ class Server(Closing):
 
     @property
     def target(self) -> str:
-        """The address of this server, with its protocol in front."""
+        """Address of this server, such as "grpc://host0:2222"."""
         return f"{self.server_def.protocol}://{self._address}"
 
     def start(self) -> None:
-        """Starts this server, unless it runs."""
+        """Starts this server, unless it is already running."""
         if self._node is not None:
             return
         task, leader = self._task, leader_of(self._spec)
@@ -116,10 +116,10 @@ class Server(Closing):
             self._node = join_as_node(self._spec.task_address(*leader), *task, host=host)
 
     def join(self) -> None:
-        """Waits until the cluster has ended, which is when its leader ends.
+        """Waits until the leader ends, and with it the cluster.
 
         Raises:
-            UnavailableError: Ray has failed here while the leader goes on, or this is the leader.
+            UnavailableError: Ray failed here while the leader runs, or this is the leader.
         """
         node = self._node
         if node is None:
@@ -128,25 +128,25 @@ class Server(Closing):
         if self._task == leader_of(self._spec):
             raise UnavailableError(
                 explain(
-                    f"Ray has ended on this machine, the leader at {self._address}.",
+                    f"Ray ended on this machine, the leader at {self._address}.",
                     expected="a head that runs until this server is closed.",
-                    fix="look at the logs in /tmp/ray, and whether the machine has the memory.",
+                    fix="check the logs in /tmp/ray, and that the machine has enough memory.",
                 )
             )
 
     def close(self) -> None:
-        """Ends this server, and the cluster if it is the leader."""
+        """Stops this server, and the whole cluster if it is the leader."""
         node, self._node = self._node, None
         if node is not None:
             node.close()
 
     @staticmethod
     def create_local_server(config: None = None, start: bool = True) -> Server:
-        """Returns a server of a cluster of its own, at free ports of this machine.
+        """Returns a server of a new cluster with one task, at free ports of this machine.
 
         Args:
-            config: None.
-            start: whether it starts at once.
+            config: None, for compatibility.
+            start: True to start at once.
         """
         make_token()
         port, jobs_port = free_ports(2)
@@ -167,17 +167,17 @@ class Server(Closing):
 
 
 def run_standard_server(session_config: None = None, *, jobs_port: int | None = None) -> Server:
-    """Starts the server of the task that `TF_CONFIG` names; `join()` waits for its end.
+    """Starts the server of the task in `TF_CONFIG`; its `join()` waits for the end.
 
     Args:
-        session_config: None, for old programs.
-        jobs_port: of the leader, where it takes jobs; None for `STRATAGEM_JOBS_PORT`.
+        session_config: None, for compatibility.
+        jobs_port: port at which the leader accepts jobs; None for `STRATAGEM_JOBS_PORT`.
 
     Returns:
-        The server.
+        The server, started.
 
     Raises:
-        ValueError: `TF_CONFIG` has no cluster, or no task of it.
+        ValueError: `TF_CONFIG` has no cluster, or no task of the cluster.
 
     Source: TF 1.15 distribute_coordinator.py, run_standard_tensorflow_server.
     """
@@ -188,7 +188,7 @@ def run_standard_server(session_config: None = None, *, jobs_port: int | None = 
             explain(
                 f"TF_CONFIG has the cluster {spec!r} and the task "
                 f"{(resolver.task_type, resolver.task_id)}.",
-                expected="a cluster, and type and index of this task in it.",
+                expected="a cluster, and the type and index of a task in it.",
                 fix='set TF_CONFIG=\'{"cluster": {"chief": ["host0:2222"], ...}, "task": '
                 '{"type": "chief", "index": 0}}\'.',
             )
@@ -212,8 +212,8 @@ def _server_def(
         raise ValueError(
             explain(
                 f"Server received protocol={protocol!r}.",
-                expected='"grpc", which is what Ray uses.',
-                fix="leave protocol out.",
+                expected='"grpc", which Ray uses.',
+                fix="omit protocol.",
             )
         )
     if not isinstance(cluster, Mapping | ClusterDef | ClusterSpec):
@@ -234,33 +234,33 @@ def _server_def(
 
 
 def _only(name: str, given: Any, known: list[Any]) -> Any:
-    """What is given, or the only one that there is."""
+    """Returns the given value, or the only known one."""
     if given is not None or len(known) == 1:
         return known[0] if given is None else given
     raise ValueError(
         explain(
-            f"{name} was not given, and it may be each of {known}.",
-            expected=f"{name}, where there are several.",
+            f"{name} was not given, but there are several: {known}.",
+            expected=f"a value for {name}.",
             fix=f"pass {name}={known[0]!r}, for example.",
         )
     )
 
 
 def _require_free(address: str) -> None:
-    """Raises where somebody listens at an address of this machine."""
+    """Raises if an address of this machine is in use."""
     host, port = split_address(address)
-    with contextlib.closing(socket.socket()) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind((host, port))
+            probe.bind((host, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                return  # no address of this machine: Ray says so
+                return  # not an address of this machine: Ray reports it
             raise RuntimeError(
                 explain(
-                    f"The port of {address} is taken on this machine.",
-                    expected="a port that nobody listens at.",
-                    fix="end the other server, or choose another port in TF_CONFIG, or for jobs "
-                    "by STRATAGEM_JOBS_PORT.",
+                    f"The port of {address} is in use on this machine.",
+                    expected="a free port.",
+                    fix="stop the other server, or choose another port in TF_CONFIG, or in "
+                    "STRATAGEM_JOBS_PORT for jobs.",
                 )
             ) from error

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.remote.jobs import job_log as following
-from stratagem.remote.jobs.job_log import Ended, follow
+from stratagem.remote.jobs import job_log
+from stratagem.remote.jobs.job_log import JobResult, follow
 from stratagem.remote.jobs.job_output import JobOutput
 from stratagem.remote.jobs.jobs_client import JobState
 from stratagem.remote.jobs.log_frames import FrameWriter
@@ -47,7 +47,7 @@ def _log(path: Path, *frames: tuple[str, str, str]) -> str:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch) -> None:
-    monkeypatch.setattr(following, "_RETRY_S", 0.01)
+    monkeypatch.setattr(job_log, "_RETRY_S", 0.01)
 
 
 def test_output_answer_and_exit_code_arrive(tmp_path, capsys) -> None:
@@ -57,7 +57,7 @@ def test_output_answer_and_exit_code_arrive(tmp_path, capsys) -> None:
         *(("note", "the client is late", ""), ("answer", "abc", ""), ("end", "-9", "")),
     )
     jobs = Logged([[text]], JobState("RUNNING"))
-    assert follow(jobs, "job", "n", JobOutput([])) == Ended(-9, "abc", "the client is late")
+    assert follow(jobs, "job", "n", JobOutput([])) == JobResult(-9, "abc", "the client is late")
     printed = capsys.readouterr()
     assert printed.out == "1\r2\n"
     assert printed.err == "careful\nthe client is late\n"
@@ -82,7 +82,7 @@ def test_log_is_read_again_where_the_connection_broke(tmp_path, capsys) -> None:
     jobs = Logged(
         [[text[:cut], None], [None], [text]], JobState("RUNNING"), None, JobState("RUNNING")
     )
-    assert follow(jobs, "job", "n", JobOutput([])) == Ended(0, "", "")
+    assert follow(jobs, "job", "n", JobOutput([])) == JobResult(0, "", "")
     assert capsys.readouterr().out == "once\n"
 
 
@@ -93,7 +93,7 @@ def test_job_can_be_left() -> None:
 
 def test_job_that_was_stopped_has_an_exit_code(tmp_path) -> None:
     jobs = Logged([["Runtime env"]], JobState("STOPPED"))
-    assert follow(jobs, "job", "n", JobOutput([])) == Ended(1, "", "")
+    assert follow(jobs, "job", "n", JobOutput([])) == JobResult(1, "", "")
 
 
 def test_program_that_cannot_be_started_says_why() -> None:
@@ -108,7 +108,7 @@ def test_program_that_cannot_be_started_says_why() -> None:
 def test_cluster_that_is_silent_for_too_long_is_lost(monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.05")
     jobs = Logged([[None]] * 1000, None)
-    with pytest.raises(UnavailableError, match="Nothing was heard of job job") as raised:
+    with pytest.raises(UnavailableError, match="has not responded about job job") as raised:
         follow(jobs, "job", "n", JobOutput([]))
     assert "STRATAGEM_PEER_TIMEOUT_S" in str(raised.value)
 

@@ -16,7 +16,7 @@ import pytest
 from stratagem.remote.jobs import lockstep
 from stratagem.remote.jobs.job_plan import JobPlan
 from stratagem.remote.jobs.lockstep import run_in_lockstep
-from stratagem.remote.jobs.log_frames import Frame, FrameReader, FrameWriter
+from stratagem.remote.jobs.log_frames import FrameReader, FrameWriter, LogFrame
 
 
 class RayError(Exception):
@@ -101,7 +101,7 @@ def _plan(program: str) -> JobPlan:
 
 def _run(
     plan: JobPlan, path: Path, is_over: threading.Event | None = None
-) -> tuple[tuple[int, bytes], list[Frame]]:
+) -> tuple[tuple[int, bytes], list[LogFrame]]:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     frames = FrameWriter("n", descriptor)
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.remote.jobs.log_frames import Frame, FrameReader, FrameWriter, signed, verified
+from stratagem.remote.jobs.log_frames import FrameReader, FrameWriter, LogFrame, signed, verified
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_what_is_printed_arrives_as_it_was_among_lines_of_others(log) -> None:
     )
     reader = FrameReader("n0")
     frames = [frame for letter in text for frame in reader.feed(letter)]
-    assert frames == [Frame("out", "worker 1", "10%\r50%\r\u2713\n"), Frame("err", "", "")]
+    assert frames == [LogFrame("out", "worker 1", "10%\r50%\r\u2713\n"), LogFrame("err", "", "")]
     assert reader.others == ["Runtime env is setting up.", "half a line"]
 
 
@@ -63,5 +63,5 @@ def test_answer_is_known_by_its_signature() -> None:
     text = signed(b"content", b"key")
     assert verified(text, b"key") == b"content"
     for wrong in (signed(b"content", b"other"), signed(b"other", b"key")[:44] + text[44:]):
-        with pytest.raises(ValueError, match="answer of the job is not signed by it"):
+        with pytest.raises(ValueError, match="signature of the job's answer is wrong"):
             verified(wrong, b"key")

@@ -42,7 +42,7 @@ _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, EXIT_CODE)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the tasks of the last start ended.
+    """Result of a launch: exit statuses of the last start, and their circumstances.
 
     Args:
         statuses: exit status of each task.

@@ -31,7 +31,7 @@ class TaskState:
         trains: True if the job is done when all such tasks have ended.
         status: its exit status; None while it runs.
         is_gone: True once its process and all its children have ended.
-        stopped_at_s: when its process group was told to end; None if it was not.
+        stopped_at_s: when its process group was asked to end; None if it was not.
     """
 
     task_type: str
@@ -91,7 +91,7 @@ def tasks_to_stop(
 
 
 def tasks_to_kill(states: Sequence[TaskState], now_s: float, *, grace_s: float) -> list[int]:
-    """Returns the indices of the tasks that were told to end `grace_s` ago and still run."""
+    """Returns the indices of the tasks that were asked to end `grace_s` ago and still run."""
     return [
         index
         for index, state in enumerate(states)

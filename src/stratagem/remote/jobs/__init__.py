@@ -1,3 +1,3 @@
-"""Jobs of a cluster: submitted, run, followed and ended."""
+"""JobsClient of a cluster: submitted, run, followed and ended."""
 
 __all__ = []

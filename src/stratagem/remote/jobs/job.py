@@ -1,7 +1,7 @@
-"""The program of a job on the head of a cluster: it runs what a client has sent, and tells of it.
+"""Program of a job on the head of a cluster: runs a client's program and reports on it.
 
-It runs the program once, beside the head, where the cluster has parameter servers or is none of
-ours; else once on the machine of each task that trains.
+The program runs once, on the head, if the cluster has parameter servers or is a plain Ray cluster;
+otherwise on the machine of each task that trains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from stratagem import environment
 from stratagem.messages import explain
 from stratagem.remote.jobs.job_plan import JobPlan, answer_key
-from stratagem.remote.jobs.jobs_client import Jobs
+from stratagem.remote.jobs.jobs_client import JobsClient
 from stratagem.remote.jobs.lease import LeaseWatch
 from stratagem.remote.jobs.lockstep import run_in_lockstep
 from stratagem.remote.jobs.log_frames import FrameWriter, signed
@@ -30,14 +30,7 @@ _POLL_S = 0.5
 
 
 def main(text: str) -> int:
-    """Runs a job.
-
-    Args:
-        text: its plan.
-
-    Returns:
-        The exit code.
-    """
+    """Runs the job of a plan in JSON; returns the exit code."""
     plan = JobPlan.from_json(text)
     frames = FrameWriter(plan.nonce, sys.stdout.fileno())
     is_over = threading.Event()
@@ -62,7 +55,7 @@ def main(text: str) -> int:
 
 
 def _run_here(plan: JobPlan, frames: FrameWriter, is_over: threading.Event) -> tuple[int, bytes]:
-    """Runs the program as one process, which is the coordinator of the cluster."""
+    """Runs the program as one process, the coordinator of the cluster."""
     with tempfile.TemporaryDirectory(prefix="stratagem-") as folder:
         answer = Path(folder) / "answer"
         command = [word.replace("{answer}", str(answer)) for word in plan.command]
@@ -77,14 +70,14 @@ def _run_here(plan: JobPlan, frames: FrameWriter, is_over: threading.Event) -> t
 
 def _other_python(wanted: str, own: str) -> str:
     return explain(
-        f"The client has Python {wanted}, and this cluster Python {own}.",
-        expected="the same version: a function is sent as its compiled code.",
-        fix="use the same here and there, or send a script by connect_to_cluster.",
+        f"The client has Python {wanted}, but this cluster has Python {own}.",
+        expected="the same version: a function is sent as compiled code.",
+        fix="use the same version on both sides, or send a script with connect_to_cluster.",
     )
 
 
 def _config(plan: JobPlan) -> str:
-    """`TF_CONFIG` of the coordinator."""
+    """Returns `TF_CONFIG` of the coordinator."""
     if not plan.cluster:
         return ""
     config: dict[str, Any] = {"cluster": plan.cluster}
@@ -96,16 +89,16 @@ def _config(plan: JobPlan) -> str:
 def _watch_client(
     plan: JobPlan, limit_s: float, frames: FrameWriter, is_over: threading.Event
 ) -> None:
-    """Ends the job when its client has gone."""
-    watch = LeaseWatch(Jobs(plan.url or dashboard_url()), plan.nonce, limit_s)
+    """Ends the job when its client is gone."""
+    watch = LeaseWatch(JobsClient(plan.url or dashboard_url()), plan.nonce, limit_s)
     while not is_over.wait(watch.pause_s):
         if watch.is_over():
             frames.write(
                 "note",
                 explain(
-                    f"The client of this job has given no sign of life for {limit_s:g} s.",
-                    expected="a client that lives as long as its job.",
-                    fix="pass stop_with_client=False for a job that goes on alone; "
+                    f"The client of this job has not responded for {limit_s:g} s.",
+                    expected="a client that runs as long as its job.",
+                    fix="pass stop_with_client=False for a job that continues without its client; "
                     "STRATAGEM_CLIENT_TIMEOUT_S changes the limit.",
                 ),
             )

@@ -1,4 +1,4 @@
-"""What a job prints, on the screen of its client."""
+"""Display of a job's output on the screen of its client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stratagem.launch.tasks.output.line_buffer import LineBuffer
 from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
-from stratagem.remote.jobs.log_frames import Frame
+from stratagem.remote.jobs.log_frames import LogFrame
 
 __all__ = ["JobOutput"]
 
@@ -16,12 +16,10 @@ _STREAMS = {"out": STDOUT, "err": STDERR}
 
 
 class JobOutput:
-    """Shows what the tasks of a job print; with their names where there are several.
+    """Shows the output of a job's tasks, each line behind the name of its task.
 
-    One process is shown as it prints, so that progress bars move.
-
-    Args:
-        tasks: the names of the tasks, such as "worker 0"; none for one process.
+    Without task names there is one process, and its output is shown unchanged, with moving progress
+    bars.
     """
 
     def __init__(self, tasks: Sequence[str]) -> None:
@@ -30,12 +28,8 @@ class JobOutput:
             (task, stream): LineBuffer() for task in tasks for stream in _STREAMS.values()
         }
 
-    def show(self, frame: Frame) -> None:
-        """Shows one part.
-
-        Args:
-            frame: of kind "out" or "err".
-        """
+    def show(self, frame: LogFrame) -> None:
+        """Shows a frame of kind "out" or "err"."""
         stream = _STREAMS[frame.kind]
         if self._screen is None:
             target = (sys.stdout, sys.stderr)[stream]
@@ -44,20 +38,20 @@ class JobOutput:
             target.flush()
             return
         buffer = self._buffers[frame.task, stream]
-        self._lines(frame.task, buffer.feed(frame.text.encode(), time.monotonic()), stream)
+        self._show_lines(frame.task, buffer.feed(frame.text.encode(), time.monotonic()), stream)
 
     def show_overdue(self) -> None:
-        """Shows texts that have waited too long for the end of their line."""
+        """Shows unfinished lines that have waited too long."""
         now_s = time.monotonic()
         for (task, stream), buffer in self._buffers.items():
-            self._lines(task, buffer.overdue(now_s), stream)
+            self._show_lines(task, buffer.overdue(now_s), stream)
 
     def show_rest(self) -> None:
-        """Shows texts that no end of line has come for."""
+        """Shows all unfinished lines."""
         for (task, stream), buffer in self._buffers.items():
-            self._lines(task, buffer.rest(), stream)
+            self._show_lines(task, buffer.rest(), stream)
 
-    def _lines(self, task: str, lines: list[bytes], stream: int) -> None:
+    def _show_lines(self, task: str, lines: list[bytes], stream: int) -> None:
         if self._screen is not None:
             texts = [line.decode("utf-8", "replace") for line in lines]
             self._screen.show(task, texts, stream=stream)

@@ -1,4 +1,4 @@
-"""What a client asks a job to do, as text in the command of the job."""
+"""Plan of a job, sent as JSON in the job's command."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from stratagem.remote.ray.ray_cluster import read_token
 __all__ = ["JOB_VARIABLE", "JobPlan", "answer_key"]
 
 JOB_VARIABLE = "STRATAGEM_REMOTE_JOB"
-"""Set where a program runs that a client has sent, to the number of its job."""
+"""Environment variable of programs that a client has sent: the nonce of their job."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobPlan:
-    """What a job is to do.
+    """Program, tasks and limits of a job.
 
     Args:
-        nonce: a number that only the client and the job know.
-        command: the arguments of this Python; "{answer}" stands for the file of an answer.
-        cluster: the tasks of the cluster and their addresses; {} for one that is none of ours.
-        tasks: types and indices of those that run the program; () for one process on the head.
-        head: the address of Ray; "" for what Ray says.
-        url: at which the head takes jobs, as seen from itself; "" for what Ray says.
-        lease_s: how long the job goes on without its client; None for ever.
-        answers: the task whose answer is the job's, unless another one fails; None for the first.
-        python: the version that a pickled function needs, such as "3.11"; "" for any.
+        nonce: random number shared by the client and the job only.
+        command: arguments for this Python; "{answer}" stands for the answer file.
+        cluster: tasks of the cluster and their addresses; {} for a plain Ray cluster.
+        tasks: types and indices of the tasks that run the program; () for one process on the head.
+        head: address of Ray; "" to ask Ray.
+        url: URL at which the head accepts jobs, on the head; "" to ask Ray.
+        lease_s: seconds that the job continues without its client; None for no limit.
+        answers: the task whose answer is returned unless another one fails; None for the first.
+        python: Python version that a pickled function needs, such as "3.11"; "" for any.
     """
 
     nonce: str
@@ -42,16 +42,12 @@ class JobPlan:
     python: str = ""
 
     def to_json(self) -> str:
-        """Returns it as text."""
+        """Returns the plan as JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> JobPlan:
-        """Returns the plan that `to_json` has made to text.
-
-        Args:
-            text: that text.
-        """
+        """Parses the result of `to_json`."""
         content: dict[str, Any] = json.loads(text)
         content["command"] = tuple(content["command"])
         content["tasks"] = tuple((kind, index) for kind, index in content["tasks"])
@@ -59,15 +55,11 @@ class JobPlan:
         return cls(**content)
 
     def variables(self) -> dict[str, str]:
-        """Returns the variables that each process of the program gets."""
+        """Returns the environment variables of each process of the program."""
         found = {JOB_VARIABLE: self.nonce, "PYTHONUNBUFFERED": "1"}
         return {**found, "RAY_ADDRESS": self.head} if self.head else found
 
 
 def answer_key(nonce: str) -> bytes:
-    """Returns the key by which a job signs its answer.
-
-    Args:
-        nonce: of the job.
-    """
+    """Returns the key with which a job signs its answer."""
     return f"{read_token()} {nonce}".encode()

@@ -1,7 +1,6 @@
-"""The jobs of a Ray cluster, over HTTP: all that a client needs to reach is one port of the head.
+"""HTTP client for the jobs of a Ray cluster, through one port of the head.
 
-These are the requests of Ray's own client for jobs. That one loads Ray, and goes elsewhere where
-`RAY_ADDRESS` says so.
+The requests are those of Ray's own client, which would import Ray and obey `RAY_ADDRESS`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.remote.ray.ray_cluster import read_token
 
-__all__ = ["JobState", "Jobs"]
+__all__ = ["JobState", "JobsClient"]
 
 _REQUEST_S = 30.0
 _UPLOAD_S = 600.0
@@ -31,13 +30,7 @@ _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 @dataclasses.dataclass(frozen=True)
 class JobState:
-    """How a job is.
-
-    Args:
-        status: Ray's word for it.
-        message: what Ray says of it.
-        exit_code: of its program, when it has ended.
-    """
+    """Status of a job, Ray's message, and the exit code of its program once it has ended."""
 
     status: str
     message: str = ""
@@ -45,16 +38,16 @@ class JobState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it does not run any more."""
+        """True once the job has ended."""
         return self.status in _ENDED
 
 
-class Jobs:
-    """Talks to the head of a Ray cluster.
+class JobsClient:
+    """Sends requests to the head of a Ray cluster.
 
     Args:
-        url: of its dashboard, such as http://host:8265.
-        token: that the cluster asks for; "" for none.
+        url: URL of its dashboard, such as http://host:8265.
+        token: token of the cluster; "" for none, None for the one on this machine.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -63,62 +56,46 @@ class Jobs:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def version(self) -> str:
-        """Returns the version of Ray there.
+        """Returns the version of Ray on the cluster.
 
         Raises:
-            UnavailableError: nobody answers, or somebody else.
-            PermissionError: the token is not that of the cluster.
+            UnavailableError: there is no answer, or not one of Ray.
+            PermissionError: the cluster has another token.
         """
         return str(self._json("GET", "/api/version")["ray_version"])
 
     def resources(self) -> list[dict[str, float]]:
-        """Returns the resources of each machine that is there."""
+        """Returns the resources of each machine that has joined."""
         answer = self._json("GET", "/api/v0/nodes?detail=1&limit=10000")
         nodes = answer["data"]["result"]["result"]
         return [node["resources_total"] or {} for node in nodes if node["state"] == "ALIVE"]
 
     def has_package(self, name: str) -> bool:
-        """Returns whether a package was uploaded; it is kept for some minutes after that.
-
-        Args:
-            name: of the package.
-        """
+        """Returns True if a package is stored; Ray keeps one for some minutes."""
         return self._request("GET", f"/api/packages/gcs/{name}", may_miss=True) is not None
 
     def upload(self, name: str, content: bytes) -> None:
-        """Puts a package where the machines of the cluster find it.
-
-        Args:
-            name: of the package.
-            content: the archive.
-        """
+        """Uploads an archive for the machines of the cluster."""
         self._request("PUT", f"/api/packages/gcs/{name}", content, timeout_s=_UPLOAD_S)
 
     def submit(self, entrypoint: str, runtime_env: Mapping[str, Any], **metadata: str) -> str:
-        """Starts a job.
+        """Starts a job and returns its name.
 
         Args:
-            entrypoint: its command, for a shell.
-            runtime_env: of Ray.
-            **metadata: what is kept with it.
-
-        Returns:
-            Its name.
+            entrypoint: command of the job, for a shell.
+            runtime_env: Ray's runtime environment.
+            **metadata: stored with the job.
         """
         body = {"entrypoint": entrypoint, "runtime_env": dict(runtime_env), "metadata": metadata}
         return str(self._json("POST", "/api/jobs/", json.dumps(body).encode())["submission_id"])
 
     def state(self, job: str) -> JobState:
-        """Returns how a job is.
-
-        Args:
-            job: its name.
-        """
+        """Returns the state of a job."""
         found = self._json("GET", f"/api/jobs/{job}")
         return JobState(found["status"], found["message"] or "", found.get("driver_exit_code"))
 
     def running(self) -> dict[str, dict[str, str]]:
-        """Returns the jobs that have not ended, each with what is kept with it."""
+        """Returns the metadata of the jobs that have not ended."""
         return {
             str(one["submission_id"]): one.get("metadata") or {}
             for one in self._json("GET", "/api/jobs/")
@@ -126,24 +103,14 @@ class Jobs:
         }
 
     def stop(self, job: str) -> None:
-        """Ends a job: SIGTERM, and SIGKILL after a while.
-
-        Args:
-            job: its name.
-        """
+        """Stops a job with SIGTERM, and SIGKILL after a while."""
         self._request("POST", f"/api/jobs/{job}/stop", b"")
 
     async def log(self, job: str) -> AsyncIterator[str]:
-        """Follows the log of a job, from its beginning to its end.
-
-        Args:
-            job: its name.
-
-        Yields:
-            The parts as they come.
+        """Yields parts of a job's log as they arrive, from its beginning to its end.
 
         Raises:
-            ImportError: aiohttp is not installed, which comes with Ray.
+            ImportError: aiohttp, which comes with Ray, is not installed.
             UnavailableError: the connection was lost.
         """
         aiohttp = load("aiohttp", needed_by="the log of a job", install="stratagem[ray]")
@@ -156,19 +123,19 @@ class Jobs:
                 async for message in socket:
                     if message.type == aiohttp.WSMsgType.TEXT:
                         yield message.data
-                # A connection that was cut ends as one that was closed.
+                # The loop ends in the same way if the connection was cut.
                 code = socket.close_code
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise self._unavailable(error) from error
         if code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
-            raise self._unavailable("the connection was cut")
+            raise self._unavailable("the connection was lost")
 
     def _json(self, method: str, path: str, body: bytes | None = None) -> Any:
         content = self._request(method, path, body)
         try:
             return json.loads(content or b"")
         except ValueError as error:
-            raise self._unavailable(f"{path} is answered by {(content or b'')[:100]!r}") from error
+            raise self._unavailable(f"{path} returned {(content or b'')[:100]!r}") from error
 
     def _request(
         self,
@@ -201,17 +168,17 @@ class Jobs:
     def _refused(self, code: int) -> PermissionError:
         return PermissionError(
             explain(
-                f"The cluster at {self.url} does not let this client in (HTTP {code}).",
-                expected="the secret that its servers were started with.",
-                fix="set RAY_AUTH_TOKEN to that, or RAY_AUTH_TOKEN_PATH to a file with it.",
+                f"The cluster at {self.url} refused this client (HTTP {code}).",
+                expected="the token with which its servers were started.",
+                fix="set RAY_AUTH_TOKEN to it, or RAY_AUTH_TOKEN_PATH to a file that contains it.",
             )
         )
 
     def _unavailable(self, reason: object) -> UnavailableError:
         return UnavailableError(
             explain(
-                f"The cluster at {self.url} does not answer as it should: {reason}.",
-                expected="the port for jobs of a leader that runs.",
-                fix="look at what `stratagem server` prints there, and at address and port.",
+                f"The cluster at {self.url} is not available: {reason}.",
+                expected="a running leader that accepts jobs at this port.",
+                fix="check address and port, and the output of `stratagem server` on the leader.",
             )
         )

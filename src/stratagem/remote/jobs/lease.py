@@ -1,7 +1,7 @@
-"""How a job learns that its client lives, by the port for jobs alone.
+"""Lease of a client, so that its job ends when the client is gone.
 
-The client uploads small packages, one after the other, with a number in their name. The job asks
-whether the next one is there. Ray forgets packages that were asked for, some minutes later.
+Only the port for jobs is needed: the client uploads small packages with increasing numbers in their
+names, and the job asks for the next one. Ray deletes such packages after some minutes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stratagem.servers.closing import Closing
 
 __all__ = ["Lease", "LeaseWatch"]
 
-# The client renews so often within the limit.
+# Number of renewals within the limit.
 _RENEWALS = 6
 _CLOSING_S = 2.0
 
@@ -27,13 +27,7 @@ class _Packages(Protocol):
 
 
 class Lease(Closing):
-    """Tells a job that this process lives, until it is closed.
-
-    Args:
-        jobs: of the cluster.
-        nonce: of the job.
-        limit_s: after which time without a sign the job ends.
-    """
+    """Renews the lease of a job until it is closed; without it the job ends after `limit_s`."""
 
     def __init__(self, jobs: _Packages, nonce: str, limit_s: float) -> None:
         self._jobs = jobs
@@ -44,7 +38,7 @@ class Lease(Closing):
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it."""
+        """Stops the renewals."""
         self._is_closed.set()
         self._thread.join(_CLOSING_S)  # it may wait for an answer that will not come
 
@@ -54,20 +48,14 @@ class Lease(Closing):
             try:
                 self._jobs.upload(_name(self._nonce, number), b"-")
             except (UnavailableError, PermissionError):
-                pass  # it is tried again, and whoever follows the log says so
+                pass  # tried again; following the log reports the error
             else:
                 number += 1
             self._is_closed.wait(self._pause_s)
 
 
 class LeaseWatch:
-    """Looks whether the client of this job lives.
-
-    Args:
-        jobs: of the cluster.
-        nonce: of the job.
-        limit_s: after which time without a sign it does not.
-    """
+    """Checks in a job whether its client renews the lease."""
 
     def __init__(self, jobs: _Packages, nonce: str, limit_s: float) -> None:
         self._jobs = jobs
@@ -77,18 +65,18 @@ class LeaseWatch:
         self._seen_s = time.monotonic()
 
     def is_over(self) -> bool:
-        """Returns whether nothing was heard of the client for the limit."""
+        """Returns True if the lease was not renewed within the limit."""
         try:
             while self._jobs.has_package(_name(self._nonce, self._number)):
                 self._number += 1
                 self._seen_s = time.monotonic()
         except UnavailableError:
-            self._seen_s = time.monotonic()  # nobody can be heard: that is not the client's fault
+            self._seen_s = time.monotonic()  # no client could renew now
         return time.monotonic() - self._seen_s > self._limit_s
 
     @property
     def pause_s(self) -> float:
-        """How long to wait between two looks."""
+        """Seconds between two checks."""
         return self._limit_s / _RENEWALS
 
 

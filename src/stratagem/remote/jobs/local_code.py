@@ -1,4 +1,4 @@
-"""The files of a program that are sent with it: its folder, and modules of nobody else's."""
+"""Package of a program's files: its folder, and loaded modules that are not installed."""
 
 from __future__ import annotations
 
@@ -21,36 +21,25 @@ from stratagem.messages import explain
 
 __all__ = ["Package", "local_modules", "pack"]
 
-# Names of what is never meant: caches, environments, and all that begins with a dot.
+# Never sent: caches, environments, and names that begin with a dot.
 _LEFT_OUT = (".*", "__pycache__", "*.pyc", "node_modules", "*.egg-info")
-_NUM_NAMED = 5
-# Every file gets this date, so that the same files are the same package.
+_NUM_LARGEST = 5
+# The date of every file, so that equal files make equal packages.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Files in one archive.
-
-    Args:
-        name: the same for the same files.
-        content: the archive.
-    """
+    """Archive of files, with a name that depends only on their contents."""
 
     name: str
     content: bytes
 
 
 def local_modules(loaded: Mapping[str, ModuleType] | None = None) -> dict[str, Path]:
-    """Returns the modules that a program has loaded and that no server has.
+    """Returns file or folder of each loaded top-level module outside Python and its packages.
 
-    Those are all that do not come from Python or from an installed package.
-
-    Args:
-        loaded: modules by name; None for those of this process.
-
-    Returns:
-        The file or the folder of each, by its name without dots.
+    `loaded` are modules by name; None for those of this process.
     """
     installed = _installed_folders()
     found: dict[str, Path] = {}
@@ -58,9 +47,9 @@ def local_modules(loaded: Mapping[str, ModuleType] | None = None) -> dict[str, P
         top, _, _ = name.partition(".")
         if top in ("__main__", "__mp_main__", "stratagem") or top in found:
             continue
-        place = _place(top, name, module)
-        if place is not None and not any(place.is_relative_to(one) for one in installed):
-            found[top] = place
+        path = _location(top, name, module)
+        if path is not None and not any(path.is_relative_to(one) for one in installed):
+            found[top] = path
     return found
 
 
@@ -72,21 +61,18 @@ def pack(
     excludes: Sequence[str] = (),
     limit_bytes: int | None = None,
 ) -> Package:
-    """Puts files into an archive that is unpacked where the program runs.
+    """Packs files into an archive, to be unpacked where the program runs.
 
     Args:
-        folder: of the script, all of which is sent; None for none.
-        modules: sent beside it, unless they are in it; of two of one name that of the folder is.
-        more: further files, by name.
-        excludes: patterns of names or paths in the folder or in a module, such as "*.csv" or
-            "data/raw"; left out beside caches, virtual environments and what begins with a dot.
-        limit_bytes: how large all files may be; None for `STRATAGEM_UPLOAD_LIMIT_BYTES`.
-
-    Returns:
-        The archive.
+        folder: folder of the script, all of which is packed; None for none.
+        modules: files or folders to add. Files of `folder` take precedence.
+        more: contents of further files, by name.
+        excludes: patterns of names or paths to leave out, such as "*.csv" or "data/raw". Caches,
+            virtual environments and names that begin with a dot are always left out.
+        limit_bytes: largest total size; None for `STRATAGEM_UPLOAD_LIMIT_BYTES`.
 
     Raises:
-        ValueError: the files are larger than that.
+        ValueError: the files are too large.
     """
     limit = int(environment.read("upload_limit_bytes")) if limit_bytes is None else limit_bytes
     files: dict[str, Path] = {}
@@ -111,7 +97,7 @@ def pack(
 def _all_files(
     folder: Path | None, modules: Mapping[str, Path], excludes: Sequence[str]
 ) -> Iterator[tuple[str, Path]]:
-    """Files with their names in the archive; what comes first wins."""
+    """Yields files with their names in the archive; the first of a name wins."""
     if folder is not None:
         yield from _files_below(folder, excludes)
     for top, place in modules.items():
@@ -147,18 +133,18 @@ def _is_excluded(path: Path, excludes: Iterable[str]) -> bool:
 
 
 def _too_large(folder: Path | None, sizes: Mapping[str, int], limit: int) -> str:
-    largest = sorted(sizes, key=lambda part: -sizes[part])[:_NUM_NAMED]
+    largest = sorted(sizes, key=lambda part: -sizes[part])[:_NUM_LARGEST]
     named = ", ".join(f"{part} ({sizes[part]:,} bytes so far)" for part in largest)
     return explain(
         f"The program's files are larger than {limit:,} bytes; the largest are {named}.",
-        expected=f"a folder of source code and small files: {folder}.",
-        fix='leave files out by excludes=["..."], put data where the servers reach it, or set '
+        expected=f"source code and small files only in {folder}.",
+        fix='pass excludes=["..."], move data to storage that the servers can read, or raise '
         "STRATAGEM_UPLOAD_LIMIT_BYTES.",
     )
 
 
-def _place(top: str, name: str, module: Any) -> Path | None:
-    """The file or folder of the package or module that a module belongs to."""
+def _location(top: str, name: str, module: Any) -> Path | None:
+    """Returns file or folder of the top-level module that a module belongs to, or None."""
     file = getattr(module, "__file__", None)
     folders = list(getattr(module, "__path__", None) or ())
     if name == top and file is None and folders:
@@ -174,7 +160,7 @@ def _place(top: str, name: str, module: Any) -> Path | None:
 
 def _installed_folders() -> list[Path]:
     folders = [*sysconfig.get_paths().values(), *site.getsitepackages(), sys.base_prefix]
-    # Debian's, and what `pip install --user` uses; a virtual environment may be in the folder.
+    # Debian's, and that of `pip install --user`; a virtual environment may be in the folder.
     folders += [site.getusersitepackages(), sys.prefix]
     roots = {Path(folder).resolve() for folder in folders if folder}
     return [root for root in roots if root != Path(root.anchor)]

@@ -1,4 +1,4 @@
-"""A program as every task of a cluster, each on its own machine, in lockstep."""
+"""Program run in lockstep: as every task of a cluster, each on its own machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 from stratagem.cluster import ClusterSpec
@@ -15,107 +14,89 @@ from stratagem.remote.jobs.job_plan import JobPlan
 from stratagem.remote.jobs.log_frames import FrameWriter
 from stratagem.remote.ray.ray_cluster import load_ray
 from stratagem.remote.ray.ray_nodes import resource_of_task
-from stratagem.remote.ray.task_actor import TaskActor
+from stratagem.remote.ray.task_actor import TaskActor, TaskMessage
 
 __all__ = ["run_in_lockstep"]
 
 _POLL_S = 0.5
 _CLOSING_S = 15.0
-# A failure of one is soon one of all; which was first is known by then.
-_FAILED = 1
 
 
 @dataclasses.dataclass(eq=False)
-class _Task:
-    """One task."""
-
-    kind: str
+class _JobTask:
+    task_type: str
     index: int
     actor: Any
-    asked: Any = None
+    pending: Any = None  # Ray's reference to the next messages
     code: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.kind} {self.index}"
+        return f"{self.task_type} {self.index}"
 
 
 def run_in_lockstep(
     plan: JobPlan, frames: FrameWriter, is_over: threading.Event
 ) -> tuple[int, bytes]:
-    """Runs the program of a job as each of its tasks.
+    """Runs the program of a job as each of its tasks, until they end or `is_over` is set.
 
-    Args:
-        plan: the job's.
-        frames: where it tells.
-        is_over: ends it.
-
-    Returns:
-        The exit code of the task that failed first, or 0; and the answer of that task, or of the
-        one that the plan names, or of the first task of all.
+    Returns the exit code of the task that failed first, or 0; and the answer of that task, or else
+    of the task in `plan.answers`.
     """
     ray = load_ray()
     ray.init(address=plan.head or None, logging_level="error", log_to_driver=False)
-    with contextlib.closing(_Tasks(ray, plan)) as tasks:
+    with contextlib.closing(_JobTasks(ray, plan)) as tasks:
         tasks.start(plan)
         frames.write("started", "")
         failed = tasks.follow(frames, is_over)
-        chosen = failed or tasks.named(plan.answers)
-        return (failed.code or _FAILED) if failed else 0, tasks.answer_of(chosen)
+        task = failed or tasks.find(plan.answers)
+        return (failed.code or 1) if failed else 0, tasks.answer_of(task)
 
 
-class _Tasks:
+class _JobTasks:
     """All tasks of a job."""
 
     def __init__(self, ray: Any, plan: JobPlan) -> None:
         self._ray = ray
         actor_class = ray.remote(TaskActor)
         spec = ClusterSpec(plan.cluster)
-        self.all = [
-            _Task(
-                kind,
+        self._tasks = [
+            _JobTask(
+                task_type,
                 index,
                 actor_class.options(
                     num_cpus=0,
-                    resources={resource_of_task(kind, index): 1},
+                    resources={resource_of_task(task_type, index): 1},
                     max_concurrency=2,
-                ).remote(split_address(spec.task_address(kind, index))[0]),
+                ).remote(split_address(spec.task_address(task_type, index))[0]),
             )
-            for kind, index in plan.tasks
+            for task_type, index in plan.tasks
         ]
 
     def start(self, plan: JobPlan) -> None:
-        """Starts all, each with the places of all: Ray itself listens at that of the leader."""
-        places = self._ray.get([task.actor.place.remote() for task in self.all])
+        """Starts all tasks, at free ports: Ray itself listens at the address of the leader."""
+        addresses = self._ray.get([task.actor.free_address.remote() for task in self._tasks])
         cluster: dict[str, dict[int, str]] = {}
-        for task, (host, port) in zip(self.all, places, strict=True):
-            cluster.setdefault(task.kind, {})[task.index] = join_address(host, port)
+        for task, (host, port) in zip(self._tasks, addresses, strict=True):
+            cluster.setdefault(task.task_type, {})[task.index] = join_address(host, port)
         jobs = ClusterSpec(cluster).as_dict()
-        self._ray.get(
-            [
-                task.actor.start.remote(
-                    plan.command,
-                    {
-                        **plan.variables(),
-                        "TF_CONFIG": json.dumps(
-                            {"cluster": jobs, "task": {"type": task.kind, "index": task.index}}
-                        ),
-                    },
-                )
-                for task in self.all
-            ]
-        )
+        starts: list[Any] = []
+        for task in self._tasks:
+            config = {"cluster": jobs, "task": {"type": task.task_type, "index": task.index}}
+            variables = {**plan.variables(), "TF_CONFIG": json.dumps(config)}
+            starts.append(task.actor.start.remote(plan.command, variables))
+        self._ray.get(starts)
 
-    def follow(self, frames: FrameWriter, is_over: threading.Event) -> _Task | None:
-        """Tells what the tasks say until all have ended, or one has failed; returns that one."""
-        for task in self.all:
-            task.asked = task.actor.next.remote(_POLL_S)
-        while waited := [task.asked for task in self.all if task.code is None]:
+    def follow(self, frames: FrameWriter, is_over: threading.Event) -> _JobTask | None:
+        """Writes the output of the tasks until all end, or one fails; returns that task or None."""
+        for task in self._tasks:
+            task.pending = task.actor.next.remote(_POLL_S)
+        while pending := [task.pending for task in self._tasks if task.code is None]:
             if is_over.is_set():
                 self._end()
-            ready, _ = self._ray.wait(waited, num_returns=1, timeout=_POLL_S)
-            for task in self._asked(ready):
-                for kind, text in self._said(task):
+            ready, _ = self._ray.wait(pending, num_returns=1, timeout=_POLL_S)
+            for task in [task for task in self._tasks if task.pending in ready]:
+                for kind, text in self._messages(task):
                     if kind == "end":
                         task.code = int(text)
                     else:
@@ -123,34 +104,31 @@ class _Tasks:
                 if task.code:
                     return task
                 if task.code is None:
-                    task.asked = task.actor.next.remote(_POLL_S)
+                    task.pending = task.actor.next.remote(_POLL_S)
         return None
 
-    def named(self, name: tuple[str, int] | None) -> _Task:
-        """Returns the task of a type and index; the first one for None."""
-        return next(one for one in self.all if name in (None, (one.kind, one.index)))
+    def find(self, name: tuple[str, int] | None) -> _JobTask:
+        """Returns the task of this type and index; the first one for None."""
+        return next(one for one in self._tasks if name in (None, (one.task_type, one.index)))
 
-    def answer_of(self, task: _Task) -> bytes:
-        """Returns what a task has written as its answer."""
+    def answer_of(self, task: _JobTask) -> bytes:
+        """Returns the answer that a task has written, or b""."""
         with contextlib.suppress(self._ray.exceptions.RayError):
             return bytes(self._ray.get(task.actor.answer.remote(), timeout=_CLOSING_S))
         return b""
 
     def close(self) -> None:
-        """Ends those that still run."""
+        """Ends the tasks that still run."""
         self._end()
-        for task in self.all:
+        for task in self._tasks:
             self._ray.kill(task.actor)
 
     def _end(self) -> None:
-        closing = [task.actor.close.remote() for task in self.all]
+        closing = [task.actor.close.remote() for task in self._tasks]
         self._ray.wait(closing, num_returns=len(closing), timeout=_CLOSING_S)
 
-    def _asked(self, ready: list[Any]) -> Iterator[_Task]:
-        return (task for task in self.all if task.asked in ready)
-
-    def _said(self, task: _Task) -> list[tuple[str, str]]:
+    def _messages(self, task: _JobTask) -> list[TaskMessage]:
         try:
-            return self._ray.get(task.asked)
+            return self._ray.get(task.pending)
         except self._ray.exceptions.RayError as error:
             return [("err", f"The machine of {task.name} was lost: {error}\n"), ("end", "1")]

@@ -1,7 +1,7 @@
-"""What a job says to its client, in lines of its log that no other line is taken for.
+"""Frames: messages from a job to its client, as marked lines of the job's log.
 
-A line is a mark, a number, and JSON in ASCII, so that carriage returns and whatever a program
-prints arrive as they were. An answer is pickled, in pieces, and signed.
+A line is a mark, the job's nonce and JSON in ASCII, so that any output of a program arrives
+unchanged, including carriage returns. An answer is pickled, split and signed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from stratagem.messages import explain
 
-__all__ = ["Frame", "FrameReader", "FrameWriter", "signed", "verified"]
+__all__ = ["LogFrame", "FrameReader", "FrameWriter", "signed", "verified"]
 
 _MARK = "\x1e"
 # Ray's own messages with ten lines each must stay below 4 MB.
@@ -28,13 +28,10 @@ _MAX_LINE = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class Frame:
-    """One thing that a job says.
+class LogFrame:
+    """One message of a job.
 
-    Args:
-        kind: "out", "err", "started", "note", "answer" or "end".
-        task: whose it is; "" for the job itself.
-        text: what it says.
+    `kind` is "out", "err", "started", "note", "answer" or "end"; `task` is "" for the job itself.
     """
 
     kind: str
@@ -43,12 +40,7 @@ class Frame:
 
 
 class FrameWriter:
-    """Writes frames into a log.
-
-    Args:
-        nonce: of the job; the client looks for it.
-        descriptor: of the log.
-    """
+    """Writes the frames of a job to the file descriptor of its log. Thread-safe."""
 
     def __init__(self, nonce: str, descriptor: int) -> None:
         self._nonce = nonce
@@ -57,28 +49,21 @@ class FrameWriter:
         self._lock = threading.Lock()
 
     def write(self, kind: str, text: str, task: str = "") -> None:
-        """Writes a frame, or several where the text is long.
-
-        Args:
-            kind: of `Frame`.
-            text: what it says.
-            task: whose it is.
-        """
+        """Writes a frame, or several for a long text."""
         pieces = [text[at : at + _MAX_TEXT] for at in range(0, len(text), _MAX_TEXT)] or [""]
         with self._lock:
             for piece in pieces:
                 content = json.dumps([next(self._numbers), kind, task, piece])
-                # In one call, so that nothing else stands in between; it ends a line of others.
+                # One write, so that nothing comes between; the newline ends a foreign line.
                 line = f"\n{_MARK}{self._nonce}{content}\n".encode("ascii")
                 while line:
                     line = line[os.write(self._descriptor, line) :]
 
 
 class FrameReader:
-    """Finds frames in what comes of a log; each once, also where the log is read again.
+    """Finds the frames of a job in its log, each once, even if the log is read again.
 
-    Args:
-        nonce: of the job.
+    `others` are the last lines that are no frames.
     """
 
     def __init__(self, nonce: str) -> None:
@@ -87,15 +72,8 @@ class FrameReader:
         self._last = 0
         self.others: list[str] = []
 
-    def feed(self, text: str) -> Iterator[Frame]:
-        """Takes the next part of the log.
-
-        Args:
-            text: that part.
-
-        Yields:
-            The frames that are complete; lines that are none are kept in `others`.
-        """
+    def feed(self, text: str) -> Iterator[LogFrame]:
+        """Adds the next part of the log; yields the frames that are complete."""
         *lines, self._pending = (self._pending + text).split("\n")
         self._pending = self._pending[:_MAX_LINE]
         for line in lines:
@@ -105,43 +83,34 @@ class FrameReader:
             if not mark:
                 continue
             try:
-                number, kind, task, said = json.loads(content)
+                number, kind, task, message = json.loads(content)
             except ValueError:
-                continue  # cut where a connection broke; it comes again
+                continue  # cut by a lost connection; it will be read again
             if number > self._last:
                 self._last = number
-                yield Frame(kind, task, said)
+                yield LogFrame(kind, task, message)
 
 
 def signed(content: bytes, key: bytes) -> str:
-    """Returns bytes as text that tells who has written them.
-
-    Args:
-        content: the bytes.
-        key: that both sides know.
-    """
+    """Returns bytes as text, with a signature by the shared key."""
     digest = hmac.new(key, content, hashlib.sha256).digest()
     return base64.b64encode(digest + content).decode("ascii")
 
 
 def verified(text: str, key: bytes) -> bytes:
-    """Returns the bytes that `signed` has made to text.
-
-    Args:
-        text: of `signed`.
-        key: that both sides know.
+    """Returns the bytes of a signed text.
 
     Raises:
-        ValueError: somebody else has written it, or it is not whole.
+        ValueError: the signature does not match.
     """
     data: Any = base64.b64decode(text)
     digest, content = data[:32], data[32:]
     if not hmac.compare_digest(digest, hmac.new(key, content, hashlib.sha256).digest()):
         raise ValueError(
             explain(
-                "The answer of the job is not signed by it.",
-                expected="an answer of the program that this client has sent.",
-                fix="run it again; if this comes again, look who else can write into the cluster.",
+                "The signature of the job's answer is wrong.",
+                expected="an answer from the program that this client sent.",
+                fix="run it again; if this repeats, check who else can write to the cluster.",
             )
         )
     return content

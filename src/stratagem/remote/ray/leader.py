@@ -1,4 +1,4 @@
-"""Which tasks a cluster has, and which of them the others look for."""
+"""Tasks of a cluster, and its leader, at whose address the others join."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ __all__ = ["leader_of", "tasks_of"]
 
 
 def tasks_of(spec: ClusterSpec) -> list[tuple[str, int]]:
-    """Returns all tasks of a cluster.
-
-    Args:
-        spec: the cluster.
-
-    Returns:
-        Type and index of each: the chief, the workers, the servers, the evaluator.
-    """
+    """Returns type and index of every task: chief, workers, parameter servers, evaluator."""
     return [
         (job, index)
         for job in TASK_TYPES
@@ -27,16 +20,10 @@ def tasks_of(spec: ClusterSpec) -> list[tuple[str, int]]:
 
 
 def leader_of(spec: ClusterSpec) -> tuple[str, int]:
-    """Returns the task at whose address the others meet.
-
-    Args:
-        spec: the cluster.
-
-    Returns:
-        The chief; without one the first worker, or else the first of all.
+    """Returns the chief; without one the first worker, or else the first task.
 
     Raises:
-        ValueError: a cluster without tasks.
+        ValueError: the cluster has no task.
 
     Example:
         >>> leader_of(ClusterSpec({"ps": ["a:1"], "worker": ["b:1", "c:1"]}))
@@ -46,7 +33,7 @@ def leader_of(spec: ClusterSpec) -> tuple[str, int]:
     if not tasks:
         raise ValueError(
             explain(
-                f"The cluster {spec!r} has no task.",
+                f"The cluster {spec!r} has no tasks.",
                 expected="at least one task with its address.",
                 fix='pass {"chief": ["host0:2222"], "worker": ["host1:2222"]}, for example.',
             )

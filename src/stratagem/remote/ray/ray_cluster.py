@@ -1,6 +1,6 @@
-"""The connection of this process to Ray, which it starts where there is none.
+"""Connection of this process to Ray, its token, and a local Ray where there is none.
 
-Ray's processes on a machine are tied to the thread that has started them, so that thread waits for
+Ray's processes on a machine are tied to the thread that started them, so that thread waits for
 their end.
 """
 
@@ -31,35 +31,35 @@ __all__ = [
     "dashboard_url",
     "has_token",
     "is_connected",
-    "knock",
     "load_ray",
     "make_token",
     "own_host",
+    "probe",
     "quiet_settings",
     "read_token",
     "start_local_ray",
-    "wait_for_answer",
+    "wait_for_head",
 ]
 
-# Tensors never go through Ray. It takes no less.
+# The smallest that Ray accepts: tensors never go through Ray.
 OBJECT_STORE_BYTES = 80 * 2**20
-_KNOCK_S = 1.0
+_PROBE_S = 1.0
 _POLL_S = 0.1
 
 
 def load_ray() -> Any:
-    """Returns Ray.
+    """Imports Ray and returns it.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: Ray is not installed.
     """
     return load("ray", needed_by="a cluster of parameter servers", install="stratagem[ray]")
 
 
 def quiet_settings() -> dict[str, str]:
-    """Returns variables of the environment, without which Ray prints more than its processes do."""
+    """Returns environment variables that limit Ray's output to that of its processes."""
     return {
-        "RAY_DEDUP_LOGS": "0",  # else a line of one worker stands for those of the others
+        "RAY_DEDUP_LOGS": "0",  # else equal lines of several workers are shown once
         "RAY_FLUSH_DRIVER_LOGS": "1",
         "RAY_SCHEDULER_EVENTS": "0",
         "RAY_COLOR_PREFIX": "1" if sys.stdout.isatty() else "0",
@@ -67,17 +67,13 @@ def quiet_settings() -> dict[str, str]:
 
 
 def has_token() -> bool:
-    """Returns whether Ray finds a token here, by which the members of a cluster know each other."""
+    """Returns True if Ray finds a token here, which members of a cluster share."""
     named = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     return any(map(environment.lookup, named)) or _token_path().exists()
 
 
 def read_token() -> str:
-    """Returns the token by which the members of a cluster, and its clients, know each other.
-
-    Returns:
-        The text; "" where there is none.
-    """
+    """Returns the token that members and clients of a cluster share; "" without one."""
     token = environment.lookup("RAY_AUTH_TOKEN")
     if token is not None:
         return token
@@ -87,17 +83,17 @@ def read_token() -> str:
 
 
 class RayCluster(Closing):
-    """A connection to Ray, made in a thread of its own, so that other work goes on meanwhile.
+    """A connection to Ray, made in the background.
 
-    Where this process is connected already, that connection is used, and never closed.
+    If this process is already connected, that connection is used and never closed.
 
     Args:
-        address: of a Ray cluster, host:port; "auto" for the one on this machine; None for that in
-            `RAY_ADDRESS`, or a new one on this machine.
-        num_processes: how many are going to be started; a new Ray begins with them early.
+        address: host:port of a Ray cluster; "auto" for the one on this machine; None for
+            `RAY_ADDRESS`, or else for a new one on this machine.
+        num_processes: number of processes to be started; a new Ray starts them early.
 
     Raises:
-        ValueError: the address is one of Ray Client.
+        ValueError: the address is for Ray Client.
     """
 
     def __init__(self, address: str | None = None, *, num_processes: int = 1) -> None:
@@ -107,9 +103,9 @@ class RayCluster(Closing):
             raise ValueError(
                 explain(
                     f"The address of the Ray cluster is {self._address!r}, one of Ray Client.",
-                    expected="host:port, from a machine of that cluster: all processes talk to "
+                    expected="host:port, from a machine of that cluster: all processes connect to "
                     "this one directly.",
-                    fix="run the program there, by `ray job submit`.",
+                    fix="run the program there, with `ray job submit`.",
                 )
             )
         self._error: Exception | None = None
@@ -132,14 +128,14 @@ class RayCluster(Closing):
         Raises:
             ImportError: Ray is not installed.
             DeadlineExceededError: there is no such cluster within `STRATAGEM_JOIN_TIMEOUT_S`.
-        UnavailableError: it does not let this process in.
+            UnavailableError: the cluster refuses this process.
         """
         self._is_ready.wait()
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Ends the connection if it was made here, and Ray itself if it was started here."""
+        """Closes the connection if it was made here, and stops Ray if it was started here."""
         if self._is_closed.is_set() or not self._is_connected_here:
             return
         self._is_ready.wait()
@@ -152,7 +148,7 @@ class RayCluster(Closing):
         try:
             ray = load_ray()
             if self._address not in (None, "auto"):
-                wait_for_answer(str(self._address), "this process")
+                wait_for_head(str(self._address), "this process")
             options: dict[str, Any] = {"address": self._address}
             if self.started_here:
                 options = {
@@ -164,7 +160,7 @@ class RayCluster(Closing):
             ray.init(logging_level="error", **options)
         except (ImportError, DeadlineExceededError, ValueError) as error:
             self._error = error
-        except Exception as error:  # noqa: BLE001 - told by wait()
+        except Exception as error:  # noqa: BLE001 - raised by wait()
             self._error = self._explained(error)
         self._is_ready.set()
         if self.started_here and self._error is None:
@@ -174,10 +170,10 @@ class RayCluster(Closing):
         where = "on this machine" if self.started_here else f"at {self._address}"
         explained = UnavailableError(
             explain(
-                f"There is no connection to Ray {where}: {error!r}",
-                expected="a Ray cluster that runs and lets this process in.",
-                fix="look at `ray status`; where the cluster has a token, RAY_AUTH_MODE is token "
-                "and RAY_AUTH_TOKEN the same everywhere.",
+                f"Cannot connect to Ray {where}: {error!r}",
+                expected="a running Ray cluster that accepts this process.",
+                fix="check `ray status`; if the cluster has a token, set RAY_AUTH_MODE=token and "
+                "the same RAY_AUTH_TOKEN everywhere.",
             )
         )
         explained.__cause__ = error
@@ -185,18 +181,18 @@ class RayCluster(Closing):
 
 
 def make_token() -> None:
-    """Makes the token that a new Ray asks for, unless there is one or the user wants none."""
+    """Makes the token that a new Ray requires, unless there is one or the user disabled it."""
     if environment.lookup("RAY_AUTH_MODE") == "disabled" or has_token():
         return
     token = secrets.token_hex(32)
     path = _token_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Ray would make it itself, for everybody to read.
+        # Ray itself would make it readable for all users.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return
-    except OSError:  # a home that cannot be written
+    except OSError:  # the home folder is not writable
         environment.set_defaults({"RAY_AUTH_TOKEN": token})
         return
     with contextlib.closing(os.fdopen(descriptor, "w")) as file:
@@ -204,56 +200,41 @@ def make_token() -> None:
 
 
 def own_host() -> str:
-    """Returns the address of this machine, by which the others of its Ray cluster reach it."""
-    if (told := environment.lookup(HOST_VARIABLE)) is not None:  # by the process that Ray started
-        return told
+    """Returns the address at which other machines of the Ray cluster reach this one."""
+    if (host := environment.lookup(HOST_VARIABLE)) is not None:  # set by Ray's actor
+        return host
     found = load("ray.util", needed_by="a process of a cluster", install="stratagem[ray]")
     return str(found.get_node_ip_address())
 
 
 def dashboard_url() -> str:
-    """Returns where the head of the cluster in `RAY_ADDRESS` takes jobs; connects to it."""
+    """Connects to the cluster in `RAY_ADDRESS`; returns the URL at which its head accepts jobs."""
     ray = load_ray()
     context = ray.init(logging_level="error", log_to_driver=False, ignore_reinit_error=True)
     return f"http://{context.dashboard_url}"
 
 
 def start_local_ray(address: str | None = None, *, num_processes: int = 1) -> RayCluster:
-    """Connects to Ray; starts it on this machine where neither an address nor one is there.
+    """Begins connecting to Ray, and starts it here if there is none; see `RayCluster`.
 
-    A Ray that is started here lets in only who has its token: `RAY_AUTH_TOKEN`, or else that of
-    `~/.ray/auth_token`, which is made where there is none. What is sent is not encrypted, the keys
-    of a cluster included; on a network that others listen to, Ray needs TLS (`RAY_USE_TLS`).
-
-    Args:
-        address: of a Ray cluster, host:port; "auto" for the one on this machine; None for that in
-            `RAY_ADDRESS`, or a new one on this machine.
-        num_processes: how many are going to be started.
-
-    Returns:
-        The connection; `wait()` waits for it.
+    A Ray started here accepts only clients with its token: `RAY_AUTH_TOKEN`, or else that in
+    `~/.ray/auth_token`, which is made if missing. Messages are not encrypted, including the keys of
+    a cluster; on an untrusted network, Ray needs TLS (`RAY_USE_TLS`).
     """
     return RayCluster(address, num_processes=num_processes)
 
 
 def is_connected() -> bool:
-    """Returns whether this process is connected to Ray, by whatever has done so."""
+    """Returns True if this process is connected to Ray, by any code."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
-def knock(address: str) -> str:
-    """Returns whether somebody listens at an address.
-
-    Args:
-        address: host:port.
-
-    Returns:
-        "there", "refused", or why it is not known.
-    """
+def probe(address: str) -> str:
+    """Connects to host:port; returns "there", "refused", or why the result is unknown."""
     host, port = split_address(address)
     try:
-        socket.create_connection((host, port), timeout=_KNOCK_S).close()
+        socket.create_connection((host, port), timeout=_PROBE_S).close()
     except ConnectionRefusedError:
         return "refused"
     except OSError as error:
@@ -261,30 +242,27 @@ def knock(address: str) -> str:
     return "there"
 
 
-def wait_for_answer(address: str, who: str, limit_s: float | None = None) -> None:
-    """Waits until somebody listens at the address of a Ray cluster.
+def wait_for_head(address: str, name: str, limit_s: float | None = None) -> None:
+    """Waits until the head of a Ray cluster listens at host:port.
 
-    Args:
-        address: host:port.
-        who: waits.
-        limit_s: how long; None for `STRATAGEM_JOIN_TIMEOUT_S`.
+    `name` is the waiting task in messages; `limit_s` None means `STRATAGEM_JOIN_TIMEOUT_S`.
 
     Raises:
-        DeadlineExceededError: nobody did in time.
-        ValueError: no such address.
+        DeadlineExceededError: it does not listen in time.
+        ValueError: the address is invalid.
     """
     if limit_s is None:
         limit_s = float(environment.read("join_timeout_s"))
     deadline_s = time.monotonic() + limit_s
-    while (answer := knock(address)) != "there":
+    while (answer := probe(address)) != "there":
         if time.monotonic() > deadline_s:
             raise DeadlineExceededError(
                 explain(
-                    f"{who} has waited {limit_s:g} s for the head of the Ray cluster at "
-                    f"{address}: {answer}.",
-                    expected="a leader that has started its part.",
-                    fix="look at what the leader prints, and whether its address in TF_CONFIG is "
-                    "right; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+                    f"{name} waited {limit_s:g} s for the head of the Ray cluster at {address}: "
+                    f"{answer}.",
+                    expected="a leader that has started the head.",
+                    fix="check the leader's output and its address in TF_CONFIG; "
+                    "STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
                 )
             )
         threading.Event().wait(_POLL_S)

@@ -1,7 +1,7 @@
-"""A Ray cluster made by the tasks of `TF_CONFIG`: the leader is its head, all others join it.
+"""Nodes of a Ray cluster formed by the tasks of `TF_CONFIG`: the leader's head, and the others.
 
-The machine of each task has a resource that is named after the task, so that each process is
-started on the machine that is meant for it.
+The machine of each task has a resource named after the task, so that Ray starts each process on its
+machine.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from stratagem.messages import explain
 from stratagem.remote.ray.ray_cluster import (
     OBJECT_STORE_BYTES,
     has_token,
-    knock,
     load_ray,
+    probe,
     quiet_settings,
-    wait_for_answer,
+    wait_for_head,
 )
 from stratagem.servers.closing import Closing
 
@@ -39,21 +39,19 @@ __all__ = ["RayNode", "expect_token", "join_as_node", "resource_of_task", "start
 
 _POLL_S = 0.1
 _LOOK_AT_HEAD_S = 1.0
-# A head that refuses connections for so long has ended; one that is only slow refuses none.
+# A head that refuses connections this long has ended; a slow one refuses none.
 _REFUSED_S = 3.0
 _TERMINATION_S = 10.0
 _TAIL_BYTES = 3000
 _RAY_FOLDER = "/tmp/ray"
-# What `ray start` prints when the machine is a node.
+# `ray start` prints this once the machine is a node.
 _STARTED = b"Ray runtime started."
 
 
 class RayNode(Closing):
-    """The part of a Ray cluster that runs on this machine, as long as this process lives.
+    """Ray on this machine; ends with this process.
 
-    Args:
-        options: of `ray start`.
-        head_address: of the cluster, host:port.
+    `options` are those of `ray start`; `head_address` is host:port.
     """
 
     def __init__(self, options: list[str], head_address: str) -> None:
@@ -63,7 +61,7 @@ class RayNode(Closing):
         self._process: subprocess.Popen[bytes] | None = None
         self._error: OSError | None = None
         self._is_running = threading.Event()
-        # It is tied to the thread that starts it.
+        # The node is tied to the thread that starts it.
         self._keeper = threading.Thread(target=self._run, name="ray node", daemon=True)
         self._keeper.start()
         self._is_running.wait()
@@ -72,16 +70,10 @@ class RayNode(Closing):
         atexit.register(self.close)
 
     def wait_for_start(self, deadline_s: float) -> bool:
-        """Waits until this machine belongs to the cluster.
-
-        Args:
-            deadline_s: of `time.monotonic()`.
-
-        Returns:
-            False where that has failed.
+        """Waits until this machine has joined the cluster; returns False if that failed.
 
         Raises:
-            DeadlineExceededError: neither is known in time.
+            DeadlineExceededError: `time.monotonic()` passed the deadline.
         """
         while _STARTED not in self._printed():
             if not self._keeper.is_alive():
@@ -89,9 +81,9 @@ class RayNode(Closing):
             if time.monotonic() > deadline_s:
                 raise DeadlineExceededError(
                     explain(
-                        f"Ray has not started on this machine in time: {self.last_lines()}",
-                        expected="a node of the cluster.",
-                        fix="look at the logs in /tmp/ray; STRATAGEM_JOIN_TIMEOUT_S changes the "
+                        f"Ray did not start on this machine in time: {self.last_lines()}",
+                        expected="a node that joins the cluster.",
+                        fix="check the logs in /tmp/ray; STRATAGEM_JOIN_TIMEOUT_S changes the "
                         "limit.",
                     )
                 )
@@ -99,42 +91,42 @@ class RayNode(Closing):
         return True
 
     def wait(self) -> None:
-        """Waits until the head has ended, and ends this node then.
+        """Waits until the head has ended, then ends this node.
 
         Raises:
-            UnavailableError: this node has failed while the head goes on.
+            UnavailableError: this node failed while the head still runs.
         """
         refused_since_s: float | None = None
         lost_since_s: float | None = None
         while self._keeper.is_alive():
             self._keeper.join(_LOOK_AT_HEAD_S)
-            answer = knock(self.head_address)
+            answer = probe(self.head_address)
             now_s = time.monotonic()
             refused_since_s = (refused_since_s or now_s) if answer == "refused" else None
             lost_since_s = None if answer == "there" else (lost_since_s or now_s)
             is_refused = refused_since_s is not None and now_s - refused_since_s > _REFUSED_S
             limit_s = float(environment.read("peer_timeout_s"))
             if is_refused or (lost_since_s is not None and now_s - lost_since_s > limit_s):
-                self._kill()  # what ends in order asks the head first
+                self._kill()  # an orderly end would ask the head first
                 self.close()
                 return
         lines = self.last_lines()
         self.close()
-        if knock(self.head_address) == "there":
+        if probe(self.head_address) == "there":
             raise UnavailableError(
                 explain(
-                    f"Ray has ended on this machine: {lines}",
+                    f"Ray ended on this machine: {lines}",
                     expected=f"a node that runs as long as the head at {self.head_address}.",
-                    fix="look at the logs in /tmp/ray, and whether the machine has the memory.",
+                    fix="check the logs in /tmp/ray, and that the machine has enough memory.",
                 )
             )
 
     def last_lines(self) -> str:
-        """Returns the end of what it has printed."""
+        """Returns the last lines that Ray printed."""
         return self._printed()[-_TAIL_BYTES:].decode(errors="replace").strip()
 
     def close(self) -> None:
-        """Ends the node, with all its processes."""
+        """Ends the node and all its processes."""
         atexit.unregister(self.close)
         if self._log.closed:
             return
@@ -147,7 +139,7 @@ class RayNode(Closing):
 
     def _run(self) -> None:
         variables = {
-            "PATH": environment.path_with_this_python(),  # jobs say python3
+            "PATH": environment.path_with_this_python(),  # jobs run python3
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a task has all GPUs of its machine
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             "RAY_SCHEDULER_EVENTS": "0",
@@ -169,7 +161,7 @@ class RayNode(Closing):
             self._process.wait()
 
     def _kill(self) -> None:
-        """Kills all that is left of it."""
+        """Kills the remaining processes."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -182,30 +174,22 @@ class RayNode(Closing):
 
 
 def resource_of_task(task_type: str, task_index: int) -> str:
-    """Returns the name of the resource that only the machine of a task has.
-
-    Args:
-        task_type: of `TF_CONFIG`.
-        task_index: its place among those.
-
-    Returns:
-        Such as "ps:0".
-    """
+    """Returns the name of the resource that only a task's machine has, such as "ps:0"."""
     return f"{task_type}:{task_index}"
 
 
 def expect_token() -> None:
-    """Notes, before Ray is loaded here, that the cluster of this process has a token.
+    """Configures this process for a cluster with a token; call it before Ray is imported.
 
     Raises:
-        RuntimeError: Ray was loaded too early to know of it.
+        RuntimeError: Ray is already imported.
     """
     if environment.lookup("RAY_AUTH_MODE") is None and "ray" in sys.modules:
         raise RuntimeError(
             explain(
-                "Ray was loaded before this process was told that its cluster has a token.",
+                "Ray was imported before RAY_AUTH_MODE was set, so it ignores the cluster's token.",
                 expected="RAY_AUTH_MODE=token before `import ray`.",
-                fix="set it for the whole program, or do not import ray before this.",
+                fix="set it for the whole program, or import ray later.",
             )
         )
     environment.set_defaults({"RAY_AUTH_MODE": "token", **quiet_settings()})
@@ -219,27 +203,27 @@ def start_head(
     jobs_port: int | None = None,
     timeout_s: float | None = None,
 ) -> RayNode:
-    """Starts a Ray cluster on this machine, which others join. Connect by `start_local_ray`.
+    """Starts the head of a Ray cluster on this machine. Connect with `start_local_ray`.
 
-    All tasks need the same token in `RAY_AUTH_TOKEN`, or in a file that `RAY_AUTH_TOKEN_PATH`
-    names; `RAY_AUTH_MODE=disabled` does without, where nobody else reaches this network.
+    All tasks need the same token, in `RAY_AUTH_TOKEN` or in the file of `RAY_AUTH_TOKEN_PATH`. On a
+    private network, `RAY_AUTH_MODE=disabled` works without one.
 
     Args:
-        address: of this task, host:port; Ray listens there.
-        task_type: of this task.
-        task_index: of this task.
-        jobs_port: where it takes jobs of clients that are no members; None for none.
-        timeout_s: how long to wait for the start; None for `STRATAGEM_JOIN_TIMEOUT_S`.
+        address: host:port of this task, where Ray listens.
+        task_type: type of this task.
+        task_index: index of this task.
+        jobs_port: port for jobs of clients outside the cluster; None for no jobs.
+        timeout_s: longest wait for the start; None for `STRATAGEM_JOIN_TIMEOUT_S`.
 
     Returns:
-        The node, to be closed when all is over.
+        The node, which the caller closes.
 
     Raises:
         ImportError: Ray is not installed.
-        RuntimeError: there is no token, or Ray was loaded too early to know of it.
-        UnavailableError: the host is unknown, or Ray does not start here.
-        DeadlineExceededError: it does not in time.
-        ValueError: no such address.
+        RuntimeError: there is no token, or Ray was imported before it was configured.
+        UnavailableError: the host is unknown, or Ray does not start.
+        DeadlineExceededError: Ray does not start in time.
+        ValueError: the address is invalid.
     """
     host, port = split_address(address)
     _require_token()
@@ -249,7 +233,7 @@ def start_head(
         "--head",
         f"--port={port}",
         *_dashboard(jobs_port),
-        # Nobody uses it, but it cannot be left out, and its own port may be another head's.
+        # Unused, but required; the default port may be in use by another head.
         f"--ray-client-server-port={free_ports(1)[0]}",
         *_options(host, task_type, task_index),
     ]
@@ -258,8 +242,8 @@ def start_head(
         return node
     raise UnavailableError(
         explain(
-            f"The head of the Ray cluster does not start at {address}: {lines}",
-            expected="an address of this machine with a port that is free.",
+            f"The head of the Ray cluster cannot start at {address}: {lines}",
+            expected="an address of this machine with a free port.",
             fix="correct the address of this task in TF_CONFIG.",
         )
     )
@@ -273,34 +257,34 @@ def join_as_node(
     host: str | None = None,
     timeout_s: float | None = None,
 ) -> RayNode:
-    """Lets this machine join the cluster of `start_head`, waiting for it to be there.
+    """Waits for the head of a Ray cluster and joins it with this machine.
 
     Args:
-        head_address: that of the leader, host:port.
-        task_type: of this task.
-        task_index: of this task.
-        host: the address of this machine; None for the one by which it reaches the head.
-        timeout_s: how long to wait; None for `STRATAGEM_JOIN_TIMEOUT_S`.
+        head_address: host:port of the leader.
+        task_type: type of this task.
+        task_index: index of this task.
+        host: address of this machine; None for the one from which it reaches the head.
+        timeout_s: longest wait; None for `STRATAGEM_JOIN_TIMEOUT_S`.
 
     Returns:
-        The node; `wait()` waits for the end of the cluster.
+        The node; its `wait()` waits for the end of the cluster.
 
     Raises:
         ImportError: Ray is not installed.
         RuntimeError: there is no token.
-        UnavailableError: the host is unknown, or the head does not let this machine in.
-        DeadlineExceededError: the head is not there in time.
-        ValueError: no such address.
+        UnavailableError: the host is unknown, or the head refuses this machine.
+        DeadlineExceededError: the head does not start in time.
+        ValueError: the address is invalid.
     """
     split_address(head_address)
     _require_token()
     load_ray()
     limit_s = _limit_s(timeout_s)
     deadline_s = time.monotonic() + limit_s
-    wait_for_answer(head_address, resource_of_task(task_type, task_index), limit_s)
+    wait_for_head(head_address, f"{task_type} {task_index}", limit_s)
     options = [
         f"--address={head_address}",
-        # Of its own: tasks that share a machine would take the same names for their sockets.
+        # A separate folder, as tasks on one machine would use the same names for their sockets.
         f"--temp-dir={_RAY_FOLDER}/{task_type}-{task_index}-{os.getpid()}",
         *_options(host, task_type, task_index),
     ]
@@ -310,15 +294,15 @@ def join_as_node(
                 explain(
                     f"{task_type} {task_index} cannot join the Ray cluster at {head_address}: "
                     f"{lines}",
-                    expected="a leader that lets this machine in.",
-                    fix="give all tasks the same RAY_AUTH_TOKEN, and the same version of Ray.",
+                    expected="a leader that accepts this machine.",
+                    fix="give all tasks the same RAY_AUTH_TOKEN and the same version of Ray.",
                 )
             )
     return node
 
 
 def _failed_start(node: RayNode, deadline_s: float) -> str | None:
-    """Waits for the start of a node; returns what one has printed that could not start."""
+    """Waits for the start of a node; returns its last lines if it failed, else None."""
     try:
         if node.wait_for_start(deadline_s):
             return None
@@ -331,10 +315,10 @@ def _failed_start(node: RayNode, deadline_s: float) -> str | None:
 
 
 def _dashboard(jobs_port: int | None) -> list[str]:
-    """Jobs are taken by Ray's dashboard, which asks for the token as all of the cluster does."""
+    """Returns the options of Ray's dashboard, which accepts jobs and requires the token."""
     if jobs_port is None:
         return ["--include-dashboard=false"]
-    # Whoever comes through a forwarded port comes to this machine's own name for itself.
+    # All interfaces: a forwarded port arrives at the loopback address.
     return ["--include-dashboard=true", "--dashboard-host=0.0.0.0", f"--dashboard-port={jobs_port}"]
 
 
@@ -359,7 +343,7 @@ def _ip_address(host: str, task_type: str, task_index: int) -> str:
             explain(
                 f"The host {host!r} of {task_type} {task_index} is unknown on this machine: "
                 f"{error}",
-                expected="a name or an IP address by which the tasks of the cluster find it.",
+                expected="a name or an IP address that all tasks of the cluster can resolve.",
                 fix=f"correct the address of {task_type} {task_index} in TF_CONFIG, or in the "
                 "cluster_spec of the resolver.",
             )
@@ -375,10 +359,10 @@ def _require_token() -> None:
         return
     raise RuntimeError(
         explain(
-            "This task has no token of the Ray cluster: whoever reaches a cluster without one runs "
+            "This task has no token for the Ray cluster, and without one any client could run "
             "programs there.",
             expected="the same secret text in RAY_AUTH_TOKEN of all tasks.",
-            fix="set it, for example to what `openssl rand -hex 32` prints; "
-            "RAY_AUTH_MODE=disabled does without.",
+            fix="set it, for example to the output of `openssl rand -hex 32`; or set "
+            "RAY_AUTH_MODE=disabled to run without a token.",
         )
     )

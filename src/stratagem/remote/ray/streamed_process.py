@@ -1,4 +1,4 @@
-"""The process of one task of a job: what it prints goes to whoever has started it."""
+"""Process whose output goes to a callback; it ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _GRACE_S = 10.0
 
 
 class StreamedProcess(Closing):
-    """A process that ends with this one; the processes that it starts, too.
+    """A process that ends with this one, together with the processes that it starts.
 
     Args:
         command: the program and its arguments.
-        variables: of its environment, all of them.
-        say: called with "out" or "err" and a text, in other threads.
-        folder: where it works; None for here.
+        variables: its whole environment.
+        on_output: called from other threads with "out" or "err" and a text.
+        folder: its working directory; None for that of this process.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         variables: Mapping[str, str],
-        say: Callable[[str, str], None],
+        on_output: Callable[[str, str], None],
         folder: str | None = None,
     ) -> None:
-        self._say = say
+        self._on_output = on_output
         self._is_running = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._error: OSError | None = None
         self._start = (tuple(command), dict(variables), folder)
-        # It is tied to the thread that starts it.
+        # The process is tied to the thread that starts it.
         self._keeper = threading.Thread(target=self._run, name="task process", daemon=True)
         self._keeper.start()
         self._is_running.wait()
@@ -50,13 +50,9 @@ class StreamedProcess(Closing):
             raise self._error
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Waits for its end, and for all that it has printed.
+        """Waits for the end of the process and of its output.
 
-        Args:
-            timeout_s: how long; None for ever.
-
-        Returns:
-            The exit code, negative where a signal ended it; None if it goes on.
+        Returns the exit code, negative for a signal; None after the timeout.
         """
         self._keeper.join(timeout_s)
         if self._keeper.is_alive() or self._process is None:
@@ -64,18 +60,14 @@ class StreamedProcess(Closing):
         return self._process.returncode
 
     def end(self, grace_s: float = _GRACE_S) -> None:
-        """Ends it in order, or at once after a while.
-
-        Args:
-            grace_s: how long it may take.
-        """
+        """Sends SIGTERM, and SIGKILL after `grace_s` seconds."""
         if self._process is not None and self._keeper.is_alive():
             self._process.send_signal(signal.SIGTERM)
             if self.wait(grace_s) is None:
                 self._process.kill()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process and waits for it."""
         self.end()
         self._keeper.join()
 
@@ -105,7 +97,7 @@ class StreamedProcess(Closing):
             for pump in pumps:
                 pump.start()
             process.wait()
-            _kill_group(process.pid)  # else what it has left would hold its output open
+            _kill_group(process.pid)  # else its children would hold its output open
             for pump in pumps:
                 pump.join()
             guardian.forget(process.pid)
@@ -116,7 +108,7 @@ class StreamedProcess(Closing):
         with pipe:
             while data := os.read(pipe.fileno(), _READ_BYTES):
                 if text := decoder.decode(data):
-                    self._say(kind, text)
+                    self._on_output(kind, text)
 
 
 def _kill_group(group: int) -> None:

@@ -1,4 +1,4 @@
-"""A task of a job on the machine that is meant for it: one process, started by Ray."""
+"""Ray actor that runs one task of a job on the task's machine."""
 
 from __future__ import annotations
 
@@ -12,36 +12,32 @@ from stratagem import environment
 from stratagem.launch.plan.ports import free_ports
 from stratagem.remote.ray.streamed_process import StreamedProcess
 
-__all__ = ["Said", "TaskActor"]
+__all__ = ["TaskActor", "TaskMessage"]
 
-# What a task says: "out", "err" or "end", and a text.
-Said = tuple[str, str]
-_MAX_SAID = 1000
+# "out", "err" or "end", and a text: output or exit code.
+TaskMessage = tuple[str, str]
+_MAX_MESSAGES = 1000
 
 
 class TaskActor:
-    """The inside of an actor, which runs one process.
-
-    Args:
-        host: of its machine, by which the other tasks reach it.
-    """
+    """Runs one process. Other tasks reach its machine at `host`."""
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._said: queue.Queue[Said] = queue.Queue(_MAX_SAID)
+        self._messages: queue.Queue[TaskMessage] = queue.Queue(_MAX_MESSAGES)
         self._folder = tempfile.TemporaryDirectory(prefix="stratagem-")
         self._process: StreamedProcess | None = None
 
-    def place(self) -> tuple[str, int]:
-        """Returns the host, and a port that is free there."""
+    def free_address(self) -> tuple[str, int]:
+        """Returns the host and a free port."""
         return self._host, free_ports(1)[0]
 
     def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
         """Starts the process.
 
         Args:
-            command: the arguments of this Python; "{answer}" stands for a file.
-            variables: of the environment, beside those of this process.
+            command: arguments for this Python; "{answer}" stands for a file.
+            variables: added to the environment of this process, without that of Ray.
         """
         words = [word.replace("{answer}", str(self._answer)) for word in command]
         own = {
@@ -50,29 +46,25 @@ class TaskActor:
             if not name.startswith(("RAY_", "TF_CONFIG"))
         }
         self._process = StreamedProcess(
-            (sys.executable, *words), {**own, **variables}, lambda *said: self._said.put(said)
+            (sys.executable, *words), {**own, **variables}, lambda *one: self._messages.put(one)
         )
 
-    def next(self, timeout_s: float) -> list[Said]:
-        """Returns what the task has said since the last call, or nothing within the time.
-
-        Args:
-            timeout_s: how long to wait for the first of it.
-        """
+    def next(self, timeout_s: float) -> list[TaskMessage]:
+        """Returns the messages since the last call; waits up to `timeout_s` for the first."""
         assert self._process is not None
-        said: list[Said] = []
+        found: list[TaskMessage] = []
         try:
-            said.append(self._said.get(timeout=timeout_s))
-            while len(said) < _MAX_SAID:
-                said.append(self._said.get_nowait())
+            found.append(self._messages.get(timeout=timeout_s))
+            while len(found) < _MAX_MESSAGES:
+                found.append(self._messages.get_nowait())
         except queue.Empty:
             pass
-        if not said and (code := self._process.wait(0.0)) is not None and self._said.empty():
-            said.append(("end", str(code)))
-        return said
+        if not found and (code := self._process.wait(0.0)) is not None and self._messages.empty():
+            found.append(("end", str(code)))
+        return found
 
     def answer(self) -> bytes:
-        """Returns what the process has written as its answer; nothing if it has not."""
+        """Returns the answer that the process has written, or b""."""
         return self._answer.read_bytes() if self._answer.exists() else b""
 
     def close(self) -> None:
