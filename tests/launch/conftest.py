@@ -1,4 +1,4 @@
-"""Scripts for tasks, and an environment without a cluster, a GPU or options of the launcher."""
+"""Scripts for tasks, and an environment without cluster, GPU or launcher options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that tasks call in the tests of `spawn`: they can be imported there."""
+"""Functions that tasks call in the tests of `spawn`."""
 
 from __future__ import annotations
 

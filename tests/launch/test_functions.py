@@ -1,4 +1,4 @@
-"""`spawn`: functions in real tasks, and what comes back."""
+"""`spawn`: functions in real tasks, their values and errors."""
 
 from __future__ import annotations
 

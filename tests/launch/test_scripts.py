@@ -1,4 +1,4 @@
-"""`run`: real processes, from their first line to their end."""
+"""`run`: real processes, from first line to end."""
 
 from __future__ import annotations
 

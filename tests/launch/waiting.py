@@ -1,4 +1,4 @@
-"""Waiting for other processes, without a moment longer than needed."""
+"""Waits for other processes, no longer than needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head for the tests of one file."""
+"""Fake head for the tests of one file."""
 
 from __future__ import annotations
 

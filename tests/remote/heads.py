@@ -1,4 +1,4 @@
-"""A head that takes jobs as Ray's does, and runs them as processes of this machine."""
+"""Fake head that accepts jobs like Ray's, and runs them as processes of this machine."""
 
 from __future__ import annotations
 

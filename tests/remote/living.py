@@ -1,4 +1,4 @@
-"""Which processes live, and which another one has started."""
+"""Running processes and their descendants."""
 
 from __future__ import annotations
 

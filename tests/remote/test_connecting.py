@@ -1,4 +1,4 @@
-"""A script that is sent to a cluster."""
+"""Script sent to a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions and scripts on a cluster, whose head is a process of this machine."""
+"""Functions and scripts on a cluster whose head is a process of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server of a task: what it starts, and what it refuses."""
+"""Server of a task: the nodes it starts, and its errors."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, Unpack
 
 from stratagem import environment
@@ -44,8 +45,7 @@ def connect_to_cluster(
         SystemExit: the program ended on the cluster; with its exit code.
         RuntimeError: this is an interactive session without a script.
         TypeError: the cluster has the wrong type.
-        ValueError: an argument for compatibility has another value, the cluster has no tasks, or
-            the folder is too large.
+        ValueError: an unsupported value, a cluster without tasks, or too large a folder.
         DeadlineExceededError: servers are missing.
         UnavailableError: the connection to the cluster was lost.
         PermissionError: the cluster has another token.
@@ -60,11 +60,15 @@ def connect_to_cluster(
     if environment.lookup(JOB_VARIABLE) is not None:
         return
     _check_old(job_name, task_index, protocol, cluster_device_filters)
-    cluster = RemoteCluster(
-        cluster_spec_or_resolver,
-        **options,
-    )
+    cluster = RemoteCluster(cluster_spec_or_resolver, **options)
     main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    script = _script_of(main)
+    code = cluster.run_script(script, sys.argv[1:], module=spec.name if spec else None)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def _script_of(main: ModuleType) -> str:
     script = getattr(main, "__file__", None)
     if script is None:
         raise RuntimeError(
@@ -74,17 +78,15 @@ def connect_to_cluster(
                 fix="save it, or send a function: sg.remote.RemoteCluster(...).run(train).",
             )
         )
-    spec = getattr(main, "__spec__", None)
-    code = cluster.run_script(script, sys.argv[1:], module=spec.name if spec else None)
-    sys.exit(code if code >= 0 else 128 - code)
+    return script
 
 
 def _check_old(job_name: str, task_index: int, protocol: str | None, filters: object) -> None:
-    given = (job_name, task_index, protocol, filters)
-    if given[:2] != ("localhost", 0) or protocol not in (None, "grpc") or filters is not None:
+    values = (job_name, task_index, protocol, filters)
+    if values[:2] != ("localhost", 0) or protocol not in (None, "grpc") or filters is not None:
         raise ValueError(
             explain(
-                f"job_name, task_index, protocol and cluster_device_filters are {given!r}.",
+                f"job_name, task_index, protocol and cluster_device_filters are {values!r}.",
                 expected='"localhost", 0, None or "grpc", and None: this program is not a task.',
                 fix="omit them; tasks of the cluster run `stratagem server`.",
             )

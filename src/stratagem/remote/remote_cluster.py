@@ -136,8 +136,7 @@ class RemoteCluster:
             Exception: raised by the function; the cause has its traceback on the cluster.
             TypeError: the call or the value cannot be pickled.
             RuntimeError: the function neither returned nor raised an exception.
-            ValueError: the modules are larger than `STRATAGEM_UPLOAD_LIMIT_BYTES`, or `answer_of`
-                does not call the function.
+            ValueError: the modules are too large, or `answer_of` does not call the function.
             DeadlineExceededError: servers are missing.
             UnavailableError: the connection to the cluster was lost.
             PermissionError: the cluster has another token.

@@ -1,4 +1,4 @@
-"""Which devices each task sees."""
+"""Devices assigned to each task."""
 
 from __future__ import annotations
 

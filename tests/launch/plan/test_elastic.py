@@ -1,4 +1,4 @@
-"""How many workers can run: asked of a function, and waited for."""
+"""Discovery of available workers, and waiting for them."""
 
 from __future__ import annotations
 

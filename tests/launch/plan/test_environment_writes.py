@@ -1,4 +1,4 @@
-"""What counts as a script that sets variables of its environment."""
+"""Scripts that set environment variables, recognized by their text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher may be asked for."""
+"""Options of a launch and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan, read back by those who will read it in the tasks."""
+"""Task plans, read back with the code that reads them in tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of the tests serve: functions that they import by name."""
+"""Objects that forked processes serve in the tests."""
 
 from __future__ import annotations
 

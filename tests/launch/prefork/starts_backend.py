@@ -1,4 +1,4 @@
-"""A module that does at import what none should."""
+"""Module that starts a JAX backend at import, which a fork server must refuse."""
 
 import jax
 

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,29 +28,29 @@ _SERVE = pickle.dumps((served_objects.serve, ()))
 
 @pytest.fixture
 def server() -> Iterator[ForkServer]:
-    made = ForkServer(["numpy", "colorsys"], _VARIABLES)
-    yield made
-    made.close()
-    assert made.is_over
+    server = ForkServer(["numpy", "colorsys"], _VARIABLES)
+    yield server
+    server.close()
+    assert server.is_over
 
 
-def _address(process: ForkedProcess) -> dict[str, Any]:
+def _state(process: ForkedProcess) -> dict[str, Any]:
     return json.loads(process.address)
 
 
 def test_process_has_what_was_loaded_and_another_follows_one_that_was_killed(server) -> None:
     first = server.fork("object", _SERVE)
-    told = _address(first)
-    assert told["modules"] == ["colorsys", "numpy"]
-    assert told["variable"] == "yes"
+    state = _state(first)
+    assert state["modules"] == ["colorsys", "numpy"]
+    assert state["variable"] == "yes"
     assert first.pid in descendants(os.getpid())
     first.kill()
     assert first.wait() == -signal.SIGKILL
     assert first.wait() == -signal.SIGKILL
     second = server.fork("object", _SERVE)
     assert second.pid != first.pid
-    assert _address(second)["parent"] == told["parent"]
-    assert _address(second)["numbers"] != told["numbers"]
+    assert _state(second)["parent"] == state["parent"]
+    assert _state(second)["numbers"] != state["numbers"]
     first.kill()  # is no more
     second.kill()
     assert second.wait() == -signal.SIGKILL
@@ -62,7 +63,7 @@ def test_closing_closes_the_object_and_ends_the_process(server, tmp_path) -> Non
     assert not wait_for_end([process.pid])
 
 
-def test_object_that_cannot_be_closed_is_address(tmp_path) -> None:
+def test_object_that_cannot_be_closed_is_reported(tmp_path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import os, pickle\n"
@@ -90,12 +91,22 @@ def test_error_of_the_function_is_raised_with_its_traceback(server) -> None:
     process.wait()
 
 
-def test_process_that_dies_while_it_starts_is_address(server) -> None:
+def test_process_that_dies_while_it_starts_is_reported(server) -> None:
     with pytest.raises(UnavailableError, match="A forked process died before it replied"):
         server.fork("object", pickle.dumps((served_objects.end, (3,))))
 
 
-def test_what_cannot_be_loaded_is_address() -> None:
+def test_process_that_does_not_reply_in_time_is_reported(server) -> None:
+    server.wait_until_loaded()
+    with pytest.raises(UnavailableError, match="A forked process died before it replied"):
+        server.fork("object", pickle.dumps((time.sleep, (1000,))), timeout_s=0.1)
+    process = server.fork("object", _SERVE)
+    assert process.poll() is None
+    process.kill()
+    assert process.wait() == process.poll() == -signal.SIGKILL
+
+
+def test_what_cannot_be_loaded_is_reported() -> None:
     server = ForkServer(["no_such_module"], _VARIABLES)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="No module named 'no_such_module'"):
@@ -106,7 +117,7 @@ def test_what_cannot_be_loaded_is_address() -> None:
 
 def test_processes_die_with_what_they_were_forked_from(server) -> None:
     process = server.fork("object", _SERVE)
-    os.kill(_address(process)["parent"], signal.SIGKILL)
+    os.kill(_state(process)["parent"], signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not wait_for_end([process.pid])
     assert server.is_over

@@ -1,4 +1,4 @@
-"""Tasks that are forked from a process which has loaded JAX: they are as if started anew."""
+"""Tasks forked from a process that has loaded JAX behave like new processes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
+from stratagem.launch.prefork import warm_start
 from stratagem.launch.prefork.warm_start import WarmStart, can_fork
 from stratagem.launch.restart import task_group
 from stratagem.launch.restart.launcher import launch
@@ -182,6 +183,11 @@ def test_random_numbers_are_each_task_s_own(forked) -> None:
     assert first[1] != second[1]
 
 
+def test_faulthandler_is_as_in_a_new_process(forked) -> None:
+    text = "import faulthandler\nprint(faulthandler.is_enabled())"
+    assert ended(forked(text))[:2] == (0, "False\n")
+
+
 def test_setting_that_comes_too_late_is_told(forked, tmp_path) -> None:
     (tmp_path / "settings.py").write_text("import os\nos.environ['JAX_ENABLE_X64'] = '1'")
     text = "import settings\nimport stratagem as sg\nsg.MirroredStrategy()"
@@ -211,6 +217,21 @@ def test_tasks_die_with_what_they_are_forked_from(tmp_path) -> None:
         process.wait()
         process.close()
         assert warm.start(plan, {}) is None
+
+
+def test_server_that_does_not_reply_is_abandoned(tmp_path, monkeypatch) -> None:
+    (tmp_path / "parent.py").write_text("import os\nprint(os.getppid(), flush=True)")
+    plan = plan_of(tmp_path / "parent.py")
+    with WarmStart(base_variables()) as warm:
+        make_ready(warm, plan)
+        process = TaskProcess(plan, base_variables(), warm)
+        server = int(ended(process)[1])
+        process.close()
+        os.kill(server, signal.SIGSTOP)
+        monkeypatch.setattr(warm_start, "_REPLY_S", 0.1)
+        assert warm.start(plan, {}) is None
+        assert not is_running(server)
+        assert not warm.is_ready_for(plan)
 
 
 SCRIPT = "import stratagem as sg\n"

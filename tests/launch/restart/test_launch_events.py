@@ -1,4 +1,4 @@
-"""What the launcher writes about a run, read back by the account."""
+"""Launcher's events, read back by the goodput report."""
 
 from __future__ import annotations
 

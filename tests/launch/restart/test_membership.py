@@ -1,4 +1,4 @@
-"""With how many workers the tasks go on: a table of ends, and real processes."""
+"""Numbers of workers after a restart: a table of exit statuses, and real processes."""
 
 from __future__ import annotations
 

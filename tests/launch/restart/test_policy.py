@@ -1,4 +1,4 @@
-"""What is done when: a table of moments."""
+"""Decisions about running tasks: a table of states."""
 
 from __future__ import annotations
 

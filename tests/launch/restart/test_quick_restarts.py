@@ -1,4 +1,4 @@
-"""Training that is started again quickly is the same training: real workers, to the last bit."""
+"""Quick restarts give bit-identical training, with real workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said at the end."""
+"""Messages of the launcher about failures and restarts."""
 
 from __future__ import annotations
 

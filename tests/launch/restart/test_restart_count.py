@@ -1,4 +1,4 @@
-"""How often all is started again: a table of ends."""
+"""Restarts for tables of exit statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that are started again: real processes, from their first line to their end."""
+"""Restarted tasks: real processes, from first line to end."""
 
 from __future__ import annotations
 

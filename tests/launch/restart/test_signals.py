@@ -1,4 +1,4 @@
-"""Signals are kept while tasks run, and handlers are as before afterwards."""
+"""Signals are queued while tasks run, and handlers restored afterwards."""
 
 from __future__ import annotations
 

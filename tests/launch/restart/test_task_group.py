@@ -1,4 +1,4 @@
-"""Signals to a launcher, and its sudden end, from outside: a process that a test may kill."""
+"""Signals to a launcher in a separate process, and its sudden end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is executed for a script, a module or a program."""
+"""Command lines of scripts, modules and programs."""
 
 from __future__ import annotations
 

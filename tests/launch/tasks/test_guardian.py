@@ -1,4 +1,4 @@
-"""What is left running when a launcher dies, with processes that stand for tasks."""
+"""Processes left by a dead launcher, killed by its guardian."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One task's process and what it starts."""
+"""Process of one task and its children."""
 
 from __future__ import annotations
 

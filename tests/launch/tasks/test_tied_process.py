@@ -1,4 +1,4 @@
-"""Programs that are tied to the process that starts them."""
+"""Programs tied to the process that starts them."""
 
 from __future__ import annotations
 

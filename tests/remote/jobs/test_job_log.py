@@ -1,4 +1,4 @@
-"""A client beside its job."""
+"""Log of a job, followed by its client."""
 
 from __future__ import annotations
 

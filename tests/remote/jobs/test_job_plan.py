@@ -1,4 +1,4 @@
-"""What a client asks a job to do, as text."""
+"""Job plans as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JobsClient over HTTP, of a head that answers as Ray's does."""
+"""HTTP client for jobs, with a head that answers like Ray's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job learns whether its client lives."""
+"""Lease of a client, renewed and expired."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files are sent with a program."""
+"""Files that are sent with a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program as several tasks; actors are objects of this process, called in threads."""
+"""Program run as several tasks; actors are objects of this process, called in threads."""
 
 from __future__ import annotations
 

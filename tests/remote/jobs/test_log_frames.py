@@ -1,4 +1,4 @@
-"""Lines of a log that only the job can have written."""
+"""Frames in a log among other lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of a cluster's tasks, and which of them leads."""
+"""Order of a cluster's tasks, and its leader."""
 
 from __future__ import annotations
 

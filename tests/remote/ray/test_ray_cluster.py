@@ -1,4 +1,4 @@
-"""The connection to Ray: what is started, and that nothing of it stays."""
+"""Connection to Ray: started here or found, and closed completely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray clusters that tasks make: a leader and those that join it."""
+"""Ray clusters formed by tasks: a leader and nodes that join it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of a task, and what it prints."""
+"""Process with streamed output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in the actor of a task."""
+"""Actor that runs one task."""
 
 from __future__ import annotations
 

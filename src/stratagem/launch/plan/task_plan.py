@@ -57,14 +57,8 @@ def plan_tasks(
 ) -> tuple[TaskPlan, ...]:
     """Plans the processes of one start, the leader first.
 
-    Args:
-        options: options of the launch.
-        command: the program that all tasks run, and its arguments.
-        ports: one port per task.
-        gpus: the GPUs of this machine, as `CUDA_VISIBLE_DEVICES` names them.
-        base: the environment that all tasks inherit.
-        restart: number of earlier starts.
-        folders: folders whose contents survive a restart.
+    All tasks inherit the environment `base`. `ports` has one port per task, `gpus` are named as in
+    `CUDA_VISIBLE_DEVICES`, and `restart` counts earlier starts.
 
     Raises:
         ValueError: there are fewer GPUs than requested.

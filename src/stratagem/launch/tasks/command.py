@@ -49,6 +49,11 @@ def command_of(
                 )
             )
         return (sys.executable, name, *args)
+    return (_find_program(name), *args)
+
+
+def _find_program(name: str) -> str:
+    path = Path(name)
     program = os.path.join(os.curdir, name) if path.is_file() and path.parent == Path() else name
     found = shutil.which(program)
     if found is None and path.is_file():
@@ -67,7 +72,7 @@ def command_of(
                 fix="correct the name.",
             )
         )
-    return (found, *args)
+    return found
 
 
 def _check_module(name: str) -> None:

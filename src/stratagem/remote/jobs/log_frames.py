@@ -19,7 +19,7 @@ from typing import Any
 
 from stratagem.messages import explain
 
-__all__ = ["LogFrame", "FrameReader", "FrameWriter", "signed", "verified"]
+__all__ = ["FrameReader", "FrameWriter", "LogFrame", "signed", "verified"]
 
 _MARK = "\x1e"
 # Ray's own messages with ten lines each must stay below 4 MB.

@@ -215,9 +215,6 @@ def start_head(
         jobs_port: port for jobs of clients outside the cluster; None for no jobs.
         timeout_s: longest wait for the start; None for `STRATAGEM_JOIN_TIMEOUT_S`.
 
-    Returns:
-        The node, which the caller closes.
-
     Raises:
         ImportError: Ray is not installed.
         RuntimeError: there is no token, or Ray was imported before it was configured.

@@ -1,4 +1,4 @@
-"""Whole lines, however the pieces come."""
+"""Lines from a stream, for any split into pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A traceback that several tasks print alike is shown once, and no line is lost."""
+"""Repeated tracebacks are shown once, and no line is lost."""
 
 from __future__ import annotations
 
