@@ -27,7 +27,7 @@ from benchmarks.worker_process import WorkerError
 from benchmarks.workers.step_lines import StepLine, read_steps
 from benchmarks.workloads import WORKLOADS
 from stratagem.goodput import account_for, read_run
-from stratagem.goodput.picture import draw
+from stratagem.goodput.plot import draw
 from stratagem.goodput.report import show
 
 __all__ = ["Kill", "SIDES", "kills_of", "run_recovery"]

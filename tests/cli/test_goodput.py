@@ -48,7 +48,7 @@ def test_torn_line_is_told_and_no_error(tmp_path) -> None:
         file.write('{"version": 1, "ki')
     result = _call(tmp_path)
     assert result.exit_code == 0
-    assert "Not read: worker-0.1.jsonl, line" in result.stdout
+    assert "Unreadable: worker-0.1.jsonl, line" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["", "missing"])
@@ -56,7 +56,7 @@ def test_folder_without_events_ends_with_exit_code_1(tmp_path, name) -> None:
     result = _call(tmp_path / name)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "has no events." in result.stderr
-    assert "Fix: pass the folder that the run was given." in result.stderr
+    assert "Fix: pass the folder that STRATAGEM_RUN_DIR named during the run." in result.stderr
 
 
 @pytest.mark.parametrize("ending", ["coffee", ""])

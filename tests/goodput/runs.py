@@ -1,4 +1,4 @@
-"""Runs written by hand: what each process tells, at which second."""
+"""Hand-written runs: the events of each process, by second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stratagem.goodput.events import (
     StepEvent,
     encode,
 )
-from stratagem.goodput.reading import ProcessEvents, RunEvents
+from stratagem.goodput.reader import ProcessEvents, RunEvents
 
 EPOCH_S = 1000.0
 

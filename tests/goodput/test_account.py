@@ -1,4 +1,4 @@
-"""Where the time of a run went: runs counted by hand, and what holds for all."""
+"""Breakdown of wall time: runs computed by hand, and properties of every run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_processes_that_all_die_without_a_word() -> None:
         "waiting": 1,
     }
     assert times(account) == [(15, 5, 15)]
-    assert account.failures[0].what == "worker 0 ended without a word"
+    assert account.failures[0].what == "worker 0 exited without reporting"
     assert (account.num_steps, account.num_repeated) == (1, 9)
 
 

@@ -1,4 +1,4 @@
-"""Lines of events: written and read back, and what is no event."""
+"""Encoding and decoding of events, and rejected lines."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_field_of_a_later_release_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "This line is no event: its version is 2"),
-        ({"version": None}, "This line is no event: its version is None"),
-        ({"kind": "coffee"}, "This line is no event: its kind is 'coffee'"),
-        ({"step": "7"}, "This line is no event: its step is '7'"),
-        ({"step": True}, "This line is no event: its step is True"),
-        ({"step": 7.5}, "This line is no event: its step is 7.5"),
-        ({"source": None}, "This line is no event: its source is None"),
-        ({"time_s": float("nan")}, "This line is no event: its time_s is nan"),
+        ({"version": 2}, "This line is not an event: its version is 2"),
+        ({"version": None}, "This line is not an event: its version is None"),
+        ({"kind": "coffee"}, "This line is not an event: its kind is 'coffee'"),
+        ({"step": "7"}, "This line is not an event: its step is '7'"),
+        ({"step": True}, "This line is not an event: its step is True"),
+        ({"step": 7.5}, "This line is not an event: its step is 7.5"),
+        ({"source": None}, "This line is not an event: its source is None"),
+        ({"time_s": float("nan")}, "This line is not an event: its time_s is nan"),
     ],
 )
 def test_line_of_another_form_is_refused(change, message) -> None:
@@ -76,5 +76,5 @@ def test_line_of_another_form_is_refused(change, message) -> None:
 
 @pytest.mark.parametrize("line", ["", '{"version": 1, "ki', "[1]", "7", "\x00\x00"])
 def test_torn_line_is_refused(line) -> None:
-    with pytest.raises(ValueError, match="it is not one whole JSON object"):
+    with pytest.raises(ValueError, match="it is not a complete JSON object"):
         decode(line)

@@ -1,4 +1,4 @@
-"""Which failures a run had: who told first, what belongs together, how long each took."""
+"""Failure detection: first report, duplicate reports, detection and recovery times."""
 
 from __future__ import annotations
 

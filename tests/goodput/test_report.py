@@ -1,4 +1,4 @@
-"""The account of a run as tables."""
+"""Tables of a run's goodput."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_duration_is_rounded_into_the_next_unit(seconds, text) -> None:
 def test_tables_show_the_account() -> None:
     text = shown(account_for(gang_restart()))
     assert text.startswith(
-        "Goodput 0.513 of 1 min 18 s: 42 steps, 10 done again, 1 failure, 5 processes\n"
+        "Goodput 0.513 of 1 min 18 s: 42 steps, 10 repeated, 1 failure, 5 processes\n"
     )
     table = rows(text)
     assert table["useful"][:2] == ["40.0 s", "51.3%"]
@@ -61,7 +61,7 @@ def test_what_is_not_known_is_a_dash() -> None:
     text = shown(account_for(events))
     assert rows(text)["1.0 s"][:2] == ["-", "-"]
     assert rows(text)["worst"][:2] == ["-", "-"]
-    assert "still going on or killed" in text
+    assert "still running or killed" in text
 
 
 def test_run_without_failures_has_no_table_of_them() -> None:
@@ -81,4 +81,4 @@ def test_words_of_a_run_are_no_markup() -> None:
     account = dataclasses.replace(account, problems=("[bold]torn[/bold]",))
     text = shown(account)
     assert "[red]worker[/red] lost" in text
-    assert "Not read: [bold]torn[/bold]" in text
+    assert "Unreadable: [bold]torn[/bold]" in text

@@ -1,4 +1,4 @@
-"""What a process writes into the folder of its run, whatever happens to it."""
+"""Event files that a writer produces, also after errors and forks."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_file_is_named_after_task_attempt_and_process(tmp_path, monkeypatch) -> 
 
 def test_restart_count_that_is_none_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_RESTART_COUNT", "often")
-    with pytest.raises(ValueError, match="STRATAGEM_RESTART_COUNT='often' is no count"):
+    with pytest.raises(ValueError, match="STRATAGEM_RESTART_COUNT='often' is not a count"):
         open_writer(tmp_path, attempt=None)
 
 
@@ -146,7 +146,7 @@ def test_killed_process_has_written_what_it_told_and_the_next_one_goes_on(tmp_pa
     account = account_for(read_run(tmp_path))
     assert (account.num_steps, account.num_repeated, account.is_over) == (150, 40, True)
     (failure,) = account.failures
-    assert failure.what == "worker 0 ended without a word"
+    assert failure.what == "worker 0 exited without reporting"
     assert sum(account.time_s.values()) == pytest.approx(account.whole_s)
 
 
@@ -170,7 +170,7 @@ def test_threads_write_whole_lines(tmp_path) -> None:
 
 def test_folder_that_cannot_be_written_is_told_once(tmp_path) -> None:
     (tmp_path / "run").write_text("a file")
-    with pytest.warns(RuntimeWarning, match="Events of this run cannot be written") as caught:
+    with pytest.warns(RuntimeWarning, match="Cannot write events of this run") as caught:
         writer = open_writer(tmp_path / "run")
     writer.step(1)
     writer.end()
@@ -196,7 +196,7 @@ def test_full_disk_is_told_once_and_training_goes_on(tmp_path, monkeypatch) -> N
                 writer.step(step)
         writer.close()
     assert [str(one.message) for one in caught] == [
-        "Events of this run cannot be written, and are lost: [Errno 28] No space left on device"
+        "Cannot write events of this run; they are lost: [Errno 28] No space left on device"
     ]
     # The first line is lost, the second torn, and the rest whole.
     run = read_run(tmp_path)
@@ -208,7 +208,7 @@ def test_line_of_which_a_part_is_written_is_told(tmp_path, monkeypatch) -> None:
     writer = open_writer(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", lambda _, data: len(data) - 1)
-        with pytest.warns(RuntimeWarning, match="the disk took a part of a line"):
+        with pytest.warns(RuntimeWarning, match="only part of a line was written"):
             writer.end()
     writer.close()
 
@@ -244,12 +244,12 @@ def test_what_is_told_after_the_end_is_lost(tmp_path) -> None:
 def test_step_that_is_none_is_refused(tmp_path, call) -> None:
     with (
         open_writer(tmp_path) as writer,
-        pytest.raises(ValueError, match=r"are not those of a call(?s:.)*counted from 1"),
+        pytest.raises(ValueError, match=r"is not a valid step report(?s:.)*counted from 1"),
     ):
         writer.step(**call)
 
 
 @pytest.mark.parametrize("interval_s", [-1.0, float("nan")])
 def test_interval_that_is_none_is_refused(tmp_path, interval_s) -> None:
-    with pytest.raises(ValueError, match="is no interval"):
+    with pytest.raises(ValueError, match="is not a valid interval"):
         open_writer(tmp_path, interval_s=interval_s)

@@ -29,7 +29,7 @@ def command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
     try:
         account = goodput.account_for(goodput.read_run(run_dir))
         if plot is not None:
-            importlib.import_module("stratagem.goodput.picture").draw(account, plot)
+            importlib.import_module("stratagem.goodput.plot").draw(account, plot)
     except (ImportError, LookupError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:

@@ -1,12 +1,9 @@
-"""What a run tells about itself, and where its time went.
-
-Nothing here loads JAX or Keras.
-"""
+"""Goodput: per-run event logs, and the share of wall time spent on useful steps. Loads no JAX."""
 
 from stratagem.goodput.account import CAUSES, Account, Span, account_for
-from stratagem.goodput.current import close_events, current_events, step
 from stratagem.goodput.failures import Failure
-from stratagem.goodput.reading import RunEvents, read_run
+from stratagem.goodput.process_writer import close_events, current_events, step
+from stratagem.goodput.reader import RunEvents, read_run
 from stratagem.goodput.writer import EventWriter
 
 __all__ = [

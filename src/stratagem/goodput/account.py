@@ -1,4 +1,4 @@
-"""Accounts for the time of a run: what was useful, and what was lost to which cause."""
+"""Breakdown of a run's wall time into useful steps and causes of loss."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from typing import Any
 
 from stratagem.goodput.events import EndEvent
 from stratagem.goodput.failures import Failure, failures_of
-from stratagem.goodput.progress import History, Limits, Stall, StepTimes, Stretch, history_of
-from stratagem.goodput.reading import ProcessEvents, RunEvents
+from stratagem.goodput.history import (
+    CheckpointStall,
+    History,
+    RetainedSteps,
+    StepInterval,
+    StepTimes,
+    history_of,
+)
+from stratagem.goodput.reader import ProcessEvents, RunEvents
 
 __all__ = ["Account", "CAUSES", "Span", "account_for"]
 
 CAUSES = ("useful", "repeated", "detecting", "restarting", "saving", "starting", "waiting")
 
-# What counts where several are true at one time: the first of these.
+# Where several apply at the same time, the first one counts.
 _SAVED, _KEPT, _REPEATED, _DETECTING, _RESTARTING, _NOT_SAVED, _STARTING, _WAITING = range(8)
 _CAUSE_OF = {
     _SAVED: "saving",
@@ -34,11 +41,11 @@ _CAUSE_OF = {
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A part of the time with one cause.
+    """A interval of wall time with a single cause.
 
     Args:
-        begin_s: from when on, after the begin of the run.
-        end_s: until when.
+        begin_s: start, in seconds after the run's start.
+        end_s: end, in seconds after the run's start.
         cause: one of `CAUSES`.
     """
 
@@ -49,19 +56,19 @@ class Span:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Account:
-    """Where the time of a run went.
+    """Breakdown of a run's wall time by cause.
 
     Args:
-        begin_s: the first start, on the clock of `time.time`.
-        whole_s: from there to the last event.
-        time_s: how much of it was useful, and how much was lost to each cause.
-        spans: the same, one after the other.
-        num_steps: how many steps were kept.
-        num_repeated: how many were done again, counted once for each time.
-        failures: their times are after the begin.
-        is_over: every process that trained last has told of its end.
-        num_processes: how many files of events there were.
-        problems: what could not be read.
+        begin_s: start of the run, in seconds since the epoch.
+        whole_s: seconds from the first start to the last event.
+        time_s: seconds for each cause in `CAUSES`; they sum to `whole_s`.
+        spans: the same breakdown as consecutive intervals of time.
+        num_steps: number of steps that count.
+        num_repeated: number of steps lost and run again, counted once per repetition.
+        failures: failures in order; their times are seconds after the run's start.
+        is_over: True if each training task's last process recorded its exit.
+        num_processes: number of event files read.
+        problems: one line per file or line that could not be read.
     """
 
     begin_s: float
@@ -77,14 +84,14 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """The useful part of the whole; 0 where there is no time."""
+        """Useful fraction of the wall time, from 0 to 1; 0 for an empty run."""
         return self.time_s["useful"] / self.whole_s if self.whole_s > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns everything but the spans, for JSON.
+        """Returns everything except the spans, ready for JSON.
 
         Returns:
-            Numbers, texts, and lists and dictionaries of them.
+            A dict of numbers, strings, and nested lists and dicts of them.
         """
         detect_s = [one.detect_s for one in self.failures if one.detect_s is not None]
         resume_s = [one.resume_s for one in self.failures if one.resume_s is not None]
@@ -114,16 +121,16 @@ class Account:
 
 
 def account_for(run: RunEvents) -> Account:
-    """Accounts for the time from the first start to the last event.
+    """Breaks down the wall time from the first start to the last event.
 
-    The tasks that train are a group in lockstep: a step counts once, however many processes did
-    it. docs/goodput.md defines each cause.
+    Training tasks run in lockstep: a step counts once, however many processes ran it. See
+    docs/goodput.md for the definition of each cause.
 
     Args:
-        run: the events.
+        run: events of the run, from `read_run`.
 
     Returns:
-        The account; its parts sum to the whole.
+        The breakdown; times by cause sum to the total.
 
     Example:
         >>> import tempfile
@@ -139,19 +146,19 @@ def account_for(run: RunEvents) -> Account:
     group = [one for one in run.processes if one.trains or one.start.task_type == "launcher"]
     trainers = [one for one in group if one.trains]
     histories = [history_of(process) for process in trainers]
-    stretches = [stretch for history in histories for stretch in history.stretches]
+    intervals = [interval for history in histories for interval in history.intervals]
     stalls = [stall for history in histories for stall in history.stalls]
-    limits = Limits(position for history in histories for position in history.positions)
-    failures = failures_of(group, StepTimes(stretches), stalls)
+    retained = RetainedSteps(point for history in histories for point in history.resume_points)
+    failures = failures_of(group, StepTimes(intervals), stalls)
     times_s = [process.at_s(event) for process in group for event in process.events]
     begin_s = min((process.at_s(process.start) for process in group), default=0.0)
     end_s = max(times_s, default=begin_s)
     layers = [
-        *_of_steps(stretches, limits),
-        *_of_stalls(stalls),
-        *_of_failures(failures, end_s),
-        *_of_lives(histories),
-        *_of_the_launcher(trainers, begin_s),
+        *_step_layers(intervals, retained),
+        *_stall_layers(stalls),
+        *_failure_layers(failures, end_s),
+        *_startup_layers(histories),
+        *_launcher_layer(trainers, begin_s),
     ]
     spans = tuple(_spans(layers, begin_s, end_s))
     latest = {process.task: process for process in trainers}.values()
@@ -163,9 +170,9 @@ def account_for(run: RunEvents) -> Account:
             for cause in CAUSES
         },
         spans=spans,
-        num_steps=_num_kept(stretches, limits),
+        num_steps=_num_kept(intervals, retained),
         num_repeated=_num_repeated(histories),
-        failures=tuple(_after(failure, begin_s) for failure in failures),
+        failures=tuple(_relative_to(failure, begin_s) for failure in failures),
         is_over=all(any(isinstance(e, EndEvent) for e in process.events) for process in latest),
         num_processes=len(run.processes),
         problems=run.problems,
@@ -181,22 +188,22 @@ class _Layer:
     keeping_share: float = 0.0
 
 
-def _of_steps(stretches: Iterable[Stretch], limits: Limits) -> Iterator[_Layer]:
-    for stretch in stretches:
-        if not stretch.is_first:
-            part = limits.num_kept(stretch) / stretch.num_steps
-            middle_s = stretch.begin_s + part * (stretch.end_s - stretch.begin_s)
-            shares = (stretch.share, stretch.keeping_share)
-            yield _Layer(stretch.begin_s, middle_s, _KEPT, *shares)
-            yield _Layer(middle_s, stretch.end_s, _REPEATED, *shares)
+def _step_layers(intervals: Iterable[StepInterval], retained: RetainedSteps) -> Iterator[_Layer]:
+    for interval in intervals:
+        if not interval.is_first:
+            part = retained.num_kept(interval) / interval.num_steps
+            middle_s = interval.begin_s + part * (interval.end_s - interval.begin_s)
+            shares = (interval.share, interval.keeping_share)
+            yield _Layer(interval.begin_s, middle_s, _KEPT, *shares)
+            yield _Layer(middle_s, interval.end_s, _REPEATED, *shares)
 
 
-def _of_stalls(stalls: Iterable[Stall]) -> Iterator[_Layer]:
+def _stall_layers(stalls: Iterable[CheckpointStall]) -> Iterator[_Layer]:
     for stall in stalls:
         yield _Layer(stall.begin_s, stall.end_s, _NOT_SAVED if stall.failed else _SAVED)
 
 
-def _of_failures(failures: Iterable[Failure], end_s: float) -> Iterator[_Layer]:
+def _failure_layers(failures: Iterable[Failure], end_s: float) -> Iterator[_Layer]:
     for failure in failures:
         if failure.sign_of_life_s is not None:
             yield _Layer(failure.sign_of_life_s, failure.told_s, _DETECTING)
@@ -204,20 +211,22 @@ def _of_failures(failures: Iterable[Failure], end_s: float) -> Iterator[_Layer]:
         yield _Layer(failure.told_s, resumed_s, _RESTARTING)
 
 
-def _of_lives(histories: Iterable[History]) -> Iterator[_Layer]:
+def _startup_layers(histories: Iterable[History]) -> Iterator[_Layer]:
     for history in histories:
-        for life in history.lives:
-            yield _Layer(life.begin_s, life.end_s, _STARTING if life.is_start else _RESTARTING)
+        for startup in history.startups:
+            yield _Layer(
+                startup.begin_s, startup.end_s, _STARTING if startup.is_start else _RESTARTING
+            )
 
 
-def _of_the_launcher(trainers: Sequence[ProcessEvents], begin_s: float) -> Iterator[_Layer]:
-    """What the launcher does before the first task that trains is there, such as loading JAX."""
+def _launcher_layer(trainers: Sequence[ProcessEvents], begin_s: float) -> Iterator[_Layer]:
+    """Counts the launcher's setup, before any training task starts, as starting."""
     first_s = min((process.at_s(process.start) for process in trainers), default=begin_s)
     yield _Layer(begin_s, first_s, _STARTING)
 
 
 def _spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[Span]:
-    """The causes of all moments; those in a row with the same one are put together."""
+    """Yields one span per run of moments with the same cause."""
     cause, from_s, to_s = "", 0.0, 0.0
     for moment in _moments(layers, begin_s, end_s):
         length_s = moment.end_s - moment.begin_s
@@ -241,12 +250,12 @@ def _spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[S
 
 
 def _moments(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[_Layer]:
-    """Goes through the time once, and takes at each moment the first in rank of what is true."""
+    """Sweeps through time once; at each moment the layer with the lowest rank wins."""
     waiting = [layer for layer in layers if max(layer.begin_s, begin_s) < min(layer.end_s, end_s)]
     waiting.sort(key=lambda layer: layer.begin_s, reverse=True)
     edges = {edge for layer in waiting for edge in (layer.begin_s, layer.end_s)}
     inside = sorted(edge for edge in edges if begin_s < edge < end_s)
-    # Of several of a rank, the one that was busy least: the others have waited for it.
+    # Among layers of the same rank, the least busy one counts: the others waited for it.
     active: list[tuple[int, float, float, float]] = []
     for from_s, to_s in itertools.pairwise([begin_s, *inside, end_s]):
         while waiting and waiting[-1].begin_s <= from_s:
@@ -259,12 +268,12 @@ def _moments(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator
         yield _Layer(from_s, to_s, rank, share, keeping_share)
 
 
-def _num_kept(stretches: Iterable[Stretch], limits: Limits) -> int:
-    """How many numbers the kept steps have."""
+def _num_kept(intervals: Iterable[StepInterval], retained: RetainedSteps) -> int:
+    """Counts distinct steps that were not lost."""
     ranges = sorted(
-        (stretch.step - stretch.num_steps, stretch.step - stretch.num_steps + kept)
-        for stretch in stretches
-        if (kept := limits.num_kept(stretch)) > 0
+        (interval.step - interval.num_steps, interval.step - interval.num_steps + kept)
+        for interval in intervals
+        if (kept := retained.num_kept(interval)) > 0
     )
     num_kept, reached = 0, -math.inf
     for first, last in ranges:
@@ -274,14 +283,14 @@ def _num_kept(stretches: Iterable[Stretch], limits: Limits) -> int:
 
 
 def _num_repeated(histories: Iterable[History]) -> int:
-    """How far the group went back, in all."""
+    """Sums how many steps the job was set back by each restore."""
     changes: list[tuple[float, int, int]] = []
     for history in histories:
-        changes += [(stretch.end_s, 0, stretch.step) for stretch in history.stretches]
-        changes += [(position.at_s, 1, position.step) for position in history.positions]
+        changes += [(interval.end_s, 0, interval.step) for interval in history.intervals]
+        changes += [(point.at_s, 1, point.step) for point in history.resume_points]
     num_repeated, reached = 0, 0
-    for _, is_position, step in sorted(changes):
-        if is_position:
+    for _, is_resume_point, step in sorted(changes):
+        if is_resume_point:
             num_repeated += max(0, reached - step)
             reached = min(reached, step)
         else:
@@ -289,7 +298,7 @@ def _num_repeated(histories: Iterable[History]) -> int:
     return num_repeated
 
 
-def _after(failure: Failure, begin_s: float) -> Failure:
+def _relative_to(failure: Failure, begin_s: float) -> Failure:
     life_s, resumed_s = failure.sign_of_life_s, failure.resumed_s
     return dataclasses.replace(
         failure,

@@ -1,4 +1,4 @@
-"""What a run tells about itself: one event is one line of JSON."""
+"""Event types of a run, and their encoding as one line of JSON each."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Event:
     """Something that happened in one process.
 
     Args:
-        time_s: when, on the clock of `time.time`, which machines share.
-        monotonic_s: when, on the clock of `time.monotonic`, which is never set back.
+        time_s: wall clock, `time.time`, comparable between machines.
+        monotonic_s: `time.monotonic`, which is never set back.
     """
 
     time_s: float
@@ -43,14 +43,14 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StartEvent(Event):
-    """A process began; the first line of every file.
+    """A process started; the first line of every file.
 
     Args:
         task_type: chief, worker, ps, evaluator, or launcher.
-        task_index: its number among those of its type.
-        attempt: how often the tasks were started before.
-        num_processes: how many processes train together.
-        pid: the process's number on its machine.
+        task_index: index among tasks of the same type.
+        attempt: number of earlier starts.
+        num_processes: number of processes that train together.
+        pid: process ID on its machine.
     """
 
     task_type: str
@@ -62,14 +62,14 @@ class StartEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepEvent(Event):
-    """Steps were done, the last of them at the time of the event.
+    """One or more consecutive steps finished; the last one at the time of the event.
 
     Args:
-        step: how many steps of the run are done.
-        num_steps: how many of them this line is about.
-        duration_s: how long the calls that did them took, together.
-        elapsed_s: how long it took in all, with what lay between the calls.
-        keeping_s: how long of that the state was kept in memory.
+        step: number of steps completed in the run so far.
+        num_steps: number of steps in this event.
+        duration_s: total time inside the step calls.
+        elapsed_s: total time, including gaps between the calls.
+        keeping_s: part of `elapsed_s` spent on in-memory snapshots of the state.
     """
 
     step: int
@@ -81,12 +81,7 @@ class StepEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveStartedEvent(Event):
-    """A checkpoint is about to be written.
-
-    Args:
-        step: how many steps were done.
-        is_asynchronous: training goes on while it is written.
-    """
+    """A checkpoint is about to be written."""
 
     step: int
     is_asynchronous: bool
@@ -94,14 +89,14 @@ class SaveStartedEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveEndedEvent(Event):
-    """A checkpoint was written, or not.
+    """A checkpoint was written, or failed.
 
     Args:
-        step: how many steps were done when it was started.
-        stall_s: how long training waited for it, from its start on.
-        duration_s: how long it took.
-        is_asynchronous: training went on while it was written.
-        failed: why it was not written; None if it was.
+        step: step of the checkpoint.
+        stall_s: time that training waited for it.
+        duration_s: time from start to end.
+        is_asynchronous: True if training continued meanwhile.
+        failed: the error, or None on success.
     """
 
     step: int
@@ -113,11 +108,11 @@ class SaveEndedEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RestoredEvent(Event):
-    """The process has a saved state.
+    """The process restored a saved state.
 
     Args:
-        step: how many steps that state has seen.
-        source: where it comes from: "memory", or a path.
+        step: step of the restored state.
+        source: "memory", or a path.
     """
 
     step: int
@@ -126,12 +121,12 @@ class RestoredEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FailureEvent(Event):
-    """The process learnt that something failed.
+    """The process detected a failure.
 
     Args:
-        reason: the error, in words.
-        lost: who was lost, "worker 2"; None if nobody was.
-        silence_s: how long after the last sign of life; None if not known.
+        reason: the error message.
+        lost: the lost task, such as "worker 2", or None.
+        silence_s: seconds since its last sign of life, or None if unknown.
     """
 
     reason: str
@@ -141,12 +136,7 @@ class FailureEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RestartEvent(Event):
-    """Whoever starts the tasks starts them again.
-
-    Args:
-        attempt: how often they were started before.
-        cause: why.
-    """
+    """The launcher restarts the tasks."""
 
     attempt: int
     cause: str
@@ -154,23 +144,14 @@ class RestartEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoticeEvent(Event):
-    """The process was told that its machine will be taken away.
-
-    Args:
-        reason: by whom or what.
-    """
+    """The process was notified that its machine will be taken away."""
 
     reason: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EndEvent(Event):
-    """The process is about to end.
-
-    Args:
-        code: its exit code.
-        reason: why; None if there is nothing more to say.
-    """
+    """The process is about to exit."""
 
     code: int
     reason: str | None
@@ -195,7 +176,7 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
     "None": (type(None),),
 }
-# For each kind its fields, and what their values may be.
+# The allowed types of each field, by event type.
 _FIELDS = {
     event_type: {
         field.name: {one for part in str(field.type).split(" | ") for one in _TYPES[part]}
@@ -206,13 +187,7 @@ _FIELDS = {
 
 
 def encode(event: Event) -> str:
-    """Writes an event as a line.
-
-    Args:
-        event: of any kind.
-
-    Returns:
-        JSON without line breaks.
+    """Encodes an event as JSON without line breaks.
 
     Example:
         >>> encode(NoticeEvent(time_s=9.5, monotonic_s=2.0, reason="SIGTERM"))
@@ -223,16 +198,10 @@ def encode(event: Event) -> str:
 
 
 def decode(line: str) -> Event:
-    """Reads a line that `encode` has written.
-
-    Args:
-        line: of a file of events. Fields that this version does not know are left out.
-
-    Returns:
-        The event.
+    """Decodes a line written by `encode`; unknown fields are ignored.
 
     Raises:
-        ValueError: the line is torn, of another version, of no known kind, or lacks a field.
+        ValueError: the line is truncated, of another version or kind, or lacks a field.
 
     Example:
         >>> decode('{"version": 1, "kind": "notice", "time_s": 9, "monotonic_s": 2, "reason": ""}')
@@ -243,7 +212,7 @@ def decode(line: str) -> Event:
     except ValueError:
         values = None
     if not isinstance(values, dict):
-        raise _unreadable("it is not one whole JSON object")
+        raise _unreadable("it is not a complete JSON object")
     if values.get("version") != FORMAT_VERSION:
         raise _unreadable(f"its version is {values.get('version')!r}")
     event_type = _KINDS.get(str(values.get("kind")))
@@ -261,8 +230,8 @@ def decode(line: str) -> Event:
 def _unreadable(why: str) -> ValueError:
     return ValueError(
         explain(
-            f"This line is no event: {why}.",
-            expected=f"JSON of version {FORMAT_VERSION} and a kind among {', '.join(_KINDS)}.",
-            fix="read it with the release that has written it.",
+            f"This line is not an event: {why}.",
+            expected=f"JSON with version {FORMAT_VERSION} and a kind among {', '.join(_KINDS)}.",
+            fix="read it with the release that wrote it.",
         )
     )

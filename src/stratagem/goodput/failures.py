@@ -1,4 +1,4 @@
-"""Which failures a run had, and how long each was unknown and went on."""
+"""Failures of a run, with their detection and recovery times."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from stratagem.goodput.events import (
     StartEvent,
     StepEvent,
 )
-from stratagem.goodput.progress import Stall, StepTimes
-from stratagem.goodput.reading import ProcessEvents
+from stratagem.goodput.history import CheckpointStall, StepTimes
+from stratagem.goodput.reader import ProcessEvents
 
 __all__ = ["Failure", "failures_of"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A failure of the group, however many processes have told of it.
+    """A failure of the group, however many processes reported it.
 
     Args:
-        told_s: when the first one told.
-        what: who was lost, or which error.
-        sign_of_life_s: the last completed step before it, or the end of a checkpoint after that;
-            None where no step was done since the failure before, or at all.
-        resumed_s: the first completed step after it; None if there is none.
-        silence_s: what the one who told took for the time since the last sign of life.
+        told_s: time of the first report.
+        what: the lost task, or the error.
+        sign_of_life_s: end of the last step before it, or of a checkpoint after that step; None if
+            no step finished since the previous failure.
+        resumed_s: end of the first step after it, or None if there is none.
+        silence_s: seconds since the last sign of life according to the reporting process, or None.
     """
 
     told_s: float
@@ -41,47 +41,40 @@ class Failure:
 
     @property
     def detect_s(self) -> float | None:
-        """How long it was not known; None if nobody can say."""
+        """Seconds until the failure was detected, or None if unknown."""
         if self.sign_of_life_s is None:
             return self.silence_s
         return self.told_s - self.sign_of_life_s
 
     @property
     def resume_s(self) -> float | None:
-        """How long from then to the next completed step; None if there is none."""
+        """Seconds from detection to the end of the next step, or None if there is none."""
         return None if self.resumed_s is None else self.resumed_s - self.told_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Report:
+class _FailureReport:
     at_s: float
     what: str
-    # When the one who tells has begun to train, or the launcher to start the tasks.
+    # When the reporting process started to train, or the launcher to start the tasks.
     life_s: float
     silence_s: float | None = None
     lost: str | None = None
 
 
 def failures_of(
-    processes: Sequence[ProcessEvents], steps: StepTimes, stalls: Iterable[Stall]
+    processes: Sequence[ProcessEvents], steps: StepTimes, stalls: Iterable[CheckpointStall]
 ) -> tuple[Failure, ...]:
-    """Finds the failures of a run.
+    """Finds the failures of a run, in order.
 
-    A failure is told by `failure`, or by an `end` with another code than 0. What several tell
-    without a step in between is one failure, unless whoever tells has restored or started since.
-    Of a process that is started again without any such word, the restart tells.
-
-    Args:
-        processes: those that train, and the launcher, in the order of their starts.
-        steps: when steps were done.
-        stalls: checkpoints.
-
-    Returns:
-        The failures, in their order.
+    Failures are reported by `failure` events and by `end` events with a nonzero code. Reports
+    without a step in between count as one failure, unless the reporting process restored or
+    started since. A process that restarts without any report counts as a failure too.
+    `processes` are the training processes and the launcher, ordered by start time.
     """
-    reports = [report for process in processes for report in _told(process)]
+    reports = [report for process in processes for report in _reported_failures(process)]
     times_s = [report.at_s for report in reports]
-    for report, since_s in sorted(_restarts(processes), key=lambda one: one[0].at_s):
+    for report, since_s in sorted(_implied_failures(processes), key=lambda one: one[0].at_s):
         if not any(since_s <= time_s <= report.at_s for time_s in times_s):
             reports.append(report)
         times_s.append(report.at_s)
@@ -91,7 +84,7 @@ def failures_of(
     lost_s: dict[str, float] = {}
     for report in sorted(reports, key=lambda report: report.at_s):
         last = failures[-1] if failures else None
-        if _is_told_again(report, lost_s, starts):
+        if _is_known_loss(report, lost_s, starts):
             continue
         if report.lost is not None:
             lost_s[report.lost] = report.at_s
@@ -111,17 +104,17 @@ def failures_of(
     return tuple(failures)
 
 
-def _is_told_again(
-    report: _Report, lost_s: Mapping[str, float], starts: Iterable[tuple[str, float]]
+def _is_known_loss(
+    report: _FailureReport, lost_s: Mapping[str, float], starts: Iterable[tuple[str, float]]
 ) -> bool:
-    """Whether the one who was lost was known to be, and has not started since."""
+    """True if the task was already reported lost and has not started since."""
     known_s = None if report.lost is None else lost_s.get(report.lost)
     if known_s is None:
         return False
     return not any(task == report.lost and known_s < at_s <= report.at_s for task, at_s in starts)
 
 
-def _told(process: ProcessEvents) -> Iterator[_Report]:
+def _reported_failures(process: ProcessEvents) -> Iterator[_FailureReport]:
     life_s, notice = process.at_s(process.start), None
     for event in process.events:
         at_s = process.at_s(event)
@@ -131,19 +124,19 @@ def _told(process: ProcessEvents) -> Iterator[_Report]:
             notice = event.reason
         elif isinstance(event, FailureEvent):
             what = f"{event.lost} lost" if event.lost else f"{process.task}: {event.reason}"
-            yield _Report(
+            yield _FailureReport(
                 at_s=at_s, what=what, life_s=life_s, silence_s=event.silence_s, lost=event.lost
             )
         elif isinstance(event, EndEvent) and event.code != 0:
             why = event.reason or notice or f"exit code {event.code}"
-            # Others will notice that it has gone, maybe a step later.
-            yield _Report(
+            # Other processes report the loss too, possibly a step later.
+            yield _FailureReport(
                 at_s=at_s, what=f"{process.task}: {why}", life_s=life_s, lost=process.task
             )
 
 
-def _restarts(processes: Sequence[ProcessEvents]) -> Iterator[tuple[_Report, float]]:
-    """Starts that a failure explains, and since when it must have been told; else they tell."""
+def _implied_failures(processes: Sequence[ProcessEvents]) -> Iterator[tuple[_FailureReport, float]]:
+    """Yields implied failures, each with the earliest time of a report that would explain it."""
     latest: dict[str, ProcessEvents] = {}
     for process in processes:
         restarted_s = process.at_s(process.start)
@@ -151,21 +144,21 @@ def _restarts(processes: Sequence[ProcessEvents]) -> Iterator[tuple[_Report, flo
             if isinstance(event, RestartEvent):
                 at_s = process.at_s(event)
                 what = f"restart {event.attempt}: {event.cause}"
-                yield _Report(at_s=at_s, what=what, life_s=at_s), restarted_s
+                yield _FailureReport(at_s=at_s, what=what, life_s=at_s), restarted_s
                 restarted_s = at_s
         before = latest.get(process.task)
-        if before is not None and process.trains and not _ended_well(before):
+        if before is not None and process.trains and not _exited_cleanly(before):
             at_s = process.at_s(process.start)
-            what = f"{process.task} ended without a word"
-            yield _Report(at_s=at_s, what=what, life_s=at_s), _last_work_s(before)
+            what = f"{process.task} exited without reporting"
+            yield _FailureReport(at_s=at_s, what=what, life_s=at_s), _last_work_s(before)
         latest[process.task] = process
 
 
-def _ended_well(process: ProcessEvents) -> bool:
+def _exited_cleanly(process: ProcessEvents) -> bool:
     return any(isinstance(event, EndEvent) and event.code == 0 for event in process.events)
 
 
 def _last_work_s(process: ProcessEvents) -> float:
-    """The last sign that a process worked: what follows may tell of the failure."""
+    """Returns the time of the last sign of work; a later report may explain the failure."""
     is_work = StartEvent | StepEvent | RestoredEvent
     return max(process.at_s(event) for event in process.events if isinstance(event, is_work))

@@ -1,4 +1,4 @@
-"""The account of a run as tables."""
+"""Tables of a run's goodput, for the terminal."""
 
 from __future__ import annotations
 
@@ -11,25 +11,19 @@ from stratagem.goodput.account import CAUSES, Account
 __all__ = ["duration_text", "show"]
 
 _MEANINGS = {
-    "useful": "steps that were kept",
-    "repeated": "steps that were lost and done again",
-    "detecting": "from the last step to when a failure was known",
-    "restarting": "from there to the next step",
-    "saving": "steps waited for a checkpoint",
-    "starting": "from a start to its first step",
-    "waiting": "for data, for evaluation, everything else",
+    "useful": "steps that count",
+    "repeated": "steps lost and run again",
+    "detecting": "from the last step to the detection of a failure",
+    "restarting": "from detection to the next step",
+    "saving": "training waited for a checkpoint",
+    "starting": "from a start to the first step",
+    "waiting": "waiting for data, evaluation, everything else",
 }
 _MAX_FAILURES = 20
 
 
 def duration_text(seconds: float) -> str:
-    """Writes a time with as many digits as one wants to read.
-
-    Args:
-        seconds: at least 0.
-
-    Returns:
-        Such as "340 ms", "12.3 s", "5 min 07 s" or "3 h 05 min".
+    """Formats a duration with a sensible number of digits.
 
     Example:
         >>> [duration_text(seconds) for seconds in (0, 0.34, 12.34, 307, 11100)]
@@ -47,14 +41,9 @@ def duration_text(seconds: float) -> str:
 
 
 def show(account: Account, console: Console) -> None:
-    """Prints where the time went, and the failures.
-
-    Args:
-        account: that of a run.
-        console: where to.
-    """
-    state = "" if account.is_over else ", still going on or killed"
-    repeated = f", {account.num_repeated} done again" if account.num_repeated else ""
+    """Prints the breakdown by cause, and the failures."""
+    state = "" if account.is_over else ", still running or killed"
+    repeated = f", {account.num_repeated} repeated" if account.num_repeated else ""
     console.print(
         f"Goodput {account.goodput:.3f} of {duration_text(account.whole_s)}{state}: "
         f"{account.num_steps} steps{repeated}, {len(account.failures)} "
@@ -66,7 +55,7 @@ def show(account: Account, console: Console) -> None:
     if account.failures:
         console.print(_failure_table(account))
     for problem in account.problems:
-        console.print(Text(f"Not read: {problem}"), style="dim")
+        console.print(Text(f"Unreadable: {problem}"), style="dim")
 
 
 def _time_table(account: Account) -> Table:
@@ -74,7 +63,7 @@ def _time_table(account: Account) -> Table:
     table.add_column("cause")
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("what")
+    table.add_column("meaning")
     for cause in CAUSES:
         time_s = account.time_s[cause]
         share = time_s / account.whole_s if account.whole_s > 0 else 0.0
@@ -86,9 +75,13 @@ def _failure_table(account: Account) -> Table:
     table = Table(title="Failures", title_justify="left")
     for name in ("at", "to detect", "to resume"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("what")
+    table.add_column("failure")
     for failure in account.failures[:_MAX_FAILURES]:
-        row = (_maybe(failure.detect_s), _maybe(failure.resume_s), Text(failure.what))
+        row = (
+            _duration_or_dash(failure.detect_s),
+            _duration_or_dash(failure.resume_s),
+            Text(failure.what),
+        )
         table.add_row(duration_text(failure.told_s), *row)
     left_out = len(account.failures) - _MAX_FAILURES
     if left_out > 0:
@@ -97,9 +90,9 @@ def _failure_table(account: Account) -> Table:
     values = account.as_dict()
     for measure in ("median", "worst"):
         times = (values["time_to_detect_s"], values["time_to_resume_s"])
-        table.add_row(measure, *(_maybe(time_s and time_s[measure]) for time_s in times))
+        table.add_row(measure, *(_duration_or_dash(time_s and time_s[measure]) for time_s in times))
     return table
 
 
-def _maybe(seconds: float | None) -> str:
+def _duration_or_dash(seconds: float | None) -> str:
     return "-" if seconds is None else duration_text(seconds)

@@ -1,4 +1,4 @@
-"""Writes the events of one process into the folder of its run."""
+"""Writer of one process's events to the run folder."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from stratagem.goodput.events import (
     StepEvent,
     encode,
 )
-from stratagem.goodput.step_lines import StepLine, StepLines
+from stratagem.goodput.step_aggregator import StepAggregator, StepRecord
 from stratagem.messages import explain
 
 __all__ = ["EventWriter"]
 
 
 class EventWriter:
-    """Writes the events of one process; several threads may use it.
+    """Writes the events of one process; safe to use from several threads.
 
-    Each process and attempt has a file of its own, `events/worker-2.attempt-1.pid-1234.jsonl` in
-    the run's folder. A line is written at once and whole, so that a process that is killed loses
-    at most its last one. Steps are put together: one line an interval, except for the first step
-    after a start, a restored state or a failure, which is written as soon as it is done.
+    Each process and attempt has its own file, `events/worker-2.attempt-1.pid-1234.jsonl` in the
+    run folder. Each line is written at once, so a killed process loses at most its last line.
+    Steps are aggregated to one line per interval; the first step after a start, a restore or a
+    failure is written immediately.
 
-    What cannot be written is lost with one warning, and training goes on. A process that was
-    forked writes nothing.
+    A write error loses the event and warns once; training continues. A forked process writes
+    nothing.
 
     Args:
-        run_dir: the run's folder; it is made where it does not exist.
+        run_dir: run folder, created if missing.
         task_type: chief, worker, ps, evaluator, or launcher.
-        task_index: its number among those of its type.
-        num_processes: how many processes train together.
-        attempt: how often the tasks were started before; `STRATAGEM_RESTART_COUNT` without it.
-        interval_s: how long steps are put together.
-        age_s: how long the process has run already.
+        task_index: index among tasks of the same type.
+        num_processes: number of processes that train together.
+        attempt: number of earlier starts; None reads `STRATAGEM_RESTART_COUNT`.
+        interval_s: interval over which steps are aggregated, in seconds.
+        age_s: seconds since the process started.
 
     Raises:
-        ValueError: a negative interval, or a variable that is no count.
+        ValueError: the interval is negative, or `STRATAGEM_RESTART_COUNT` is not a count.
 
     Example:
         >>> import tempfile
@@ -79,9 +79,9 @@ class EventWriter:
         if not interval_s >= 0:
             raise ValueError(
                 explain(
-                    f"interval_s={interval_s!r} is no interval.",
-                    expected="a number of seconds of at least 0.",
-                    fix="pass 1.0, or 0 for a line a call.",
+                    f"interval_s={interval_s!r} is not a valid interval.",
+                    expected="a number of seconds, 0 or more.",
+                    fix="pass 1.0, or 0 for one line per call.",
                 )
             )
         self._pid = os.getpid()
@@ -94,7 +94,7 @@ class EventWriter:
         attempt = _restart_count() if attempt is None else attempt
         name = f"{task_type}-{task_index}.attempt-{attempt}.pid-{self._pid}"
         self._descriptor = self._open(Path(run_dir) / "events", name)
-        self._steps = StepLines(interval_s, time.monotonic())
+        self._steps = StepAggregator(interval_s, time.monotonic())
         started = {name: now_s - age_s for name, now_s in _now().items()}
         self._write(
             StartEvent(
@@ -121,31 +121,31 @@ class EventWriter:
 
     @property
     def last_step(self) -> int:
-        """How many steps of the run are done, as was told last."""
+        """Number of steps completed in the run, as last reported."""
         return self._last_step
 
     def step(self, step: int, *, num_steps: int = 1, duration_s: float | None = None) -> None:
-        """Tells that a call has done one step or several, just now.
+        """Records that a call just finished one or more steps.
 
         Args:
-            step: how many steps of the run are done; it grows through restarts, and falls only
-                when an older state was restored.
-            num_steps: how many of them the call has done.
-            duration_s: how long the call took, with the wait for its result; without it, the time
-                since the step before.
+            step: number of steps completed in the run so far, across restarts; decreases only
+                when an older state is restored.
+            num_steps: number of steps that the call ran.
+            duration_s: duration of the call in seconds, until its result was ready; None for
+                the time since the previous step.
 
         Raises:
-            ValueError: no step, more steps than were done, or a negative duration.
+            ValueError: `num_steps` is below 1 or above `step`, or the duration is negative.
         """
         if not 1 <= num_steps <= step or (
             duration_s is not None and not 0 <= duration_s < math.inf
         ):
             raise ValueError(
                 explain(
-                    f"step={step!r}, num_steps={num_steps!r} and duration_s={duration_s!r} are "
-                    "not those of a call.",
-                    expected="1 <= num_steps <= step, and a duration of at least 0.",
-                    fix="pass how many steps are done after the call, counted from 1.",
+                    f"step={step!r}, num_steps={num_steps!r}, duration_s={duration_s!r} is not a "
+                    "valid step report.",
+                    expected="1 <= num_steps <= step, and a finite duration of 0 or more.",
+                    fix="pass the number of steps completed after the call, counted from 1.",
                 )
             )
         self._last_step = int(step)
@@ -154,23 +154,23 @@ class EventWriter:
                 self._write_steps(line)
 
     def kept(self, duration_s: float) -> None:
-        """Tells that the state was kept in memory after a step, just now.
+        """Records that an in-memory snapshot of the state just finished.
 
         Args:
-            duration_s: how long training waited for that.
+            duration_s: seconds that training waited for it.
         """
         with self._lock:
             self._steps.keep(float(duration_s))
 
     def save_started(self, step: int, *, is_asynchronous: bool = False) -> None:
-        """Tells that a checkpoint is about to be written.
+        """Records that a checkpoint is about to be written.
 
         Args:
-            step: how many steps are done.
-            is_asynchronous: training goes on while it is written.
+            step: number of steps completed so far.
+            is_asynchronous: True if training continues meanwhile.
         """
         event = SaveStartedEvent(**_now(), step=int(step), is_asynchronous=is_asynchronous)
-        self._tell(event)
+        self._record(event)
 
     def save_ended(
         self,
@@ -181,14 +181,14 @@ class EventWriter:
         is_asynchronous: bool = False,
         failed: str | None = None,
     ) -> None:
-        """Tells that a checkpoint was written, or why not.
+        """Records that a checkpoint was written, or why it failed.
 
         Args:
-            step: how many steps were done when it was started.
-            stall_s: how long training waited for it.
-            duration_s: how long it took.
-            is_asynchronous: training went on while it was written.
-            failed: why it was not written.
+            step: number of steps completed when the save started.
+            stall_s: seconds that training waited for it.
+            duration_s: seconds from start to end.
+            is_asynchronous: True if training continued meanwhile.
+            failed: the error message, or None on success.
         """
         event = SaveEndedEvent(
             **_now(),
@@ -198,75 +198,75 @@ class EventWriter:
             is_asynchronous=is_asynchronous,
             failed=failed,
         )
-        # A step goes on while it ends, and is not cut.
-        self._tell(event, interrupts=not is_asynchronous)
+        # An asynchronous save ends during a step, which must not be split.
+        self._record(event, interrupts=not is_asynchronous)
 
     def restored(self, step: int, source: str | os.PathLike[str]) -> None:
-        """Tells that the process has a saved state.
+        """Records that the process restored a saved state.
 
         Args:
-            step: how many steps that state has seen.
+            step: number of steps completed in that state.
             source: "memory", or a path.
         """
         self._last_step = int(step)
         event = RestoredEvent(**_now(), step=int(step), source=os.fspath(source))
-        self._tell(event, is_new_life=True)
+        self._record(event, is_restart=True)
 
     def failure(
         self, reason: str, *, lost: str | None = None, silence_s: float | None = None
     ) -> None:
-        """Tells that something failed, as soon as it is known.
+        """Records a failure as soon as it is detected.
 
         Args:
-            reason: the error, in words.
-            lost: who was lost, "worker 2".
-            silence_s: how long after the last sign of life.
+            reason: the error message.
+            lost: the lost task, such as "worker 2", or None.
+            silence_s: seconds since its last sign of life, or None if unknown.
         """
         silence_s = None if silence_s is None else float(silence_s)
         event = FailureEvent(**_now(), reason=reason, lost=lost, silence_s=silence_s)
-        self._tell(event, is_new_life=True)
+        self._record(event, is_restart=True)
 
     def restart(self, attempt: int, cause: str) -> None:
-        """Tells that the tasks are started again, by whoever starts them.
+        """Records that the launcher restarts the tasks.
 
         Args:
-            attempt: how often they were started before.
-            cause: why.
+            attempt: number of earlier starts.
+            cause: reason for the restart.
         """
-        self._tell(RestartEvent(**_now(), attempt=int(attempt), cause=cause))
+        self._record(RestartEvent(**_now(), attempt=int(attempt), cause=cause))
 
     def notice(self, reason: str) -> None:
-        """Tells that this machine will be taken away; a signal handler may do it.
+        """Records that this machine will be taken away; safe to call in a signal handler.
 
         Args:
-            reason: by whom or what.
+            reason: source of the notice, such as a signal name.
         """
-        self._tell(NoticeEvent(**_now(), reason=reason), interrupts=False)
+        self._record(NoticeEvent(**_now(), reason=reason), interrupts=False)
 
     def end(self, code: int = 0, reason: str | None = None) -> None:
-        """Tells that the process is about to end. What was told first counts.
+        """Records that the process is about to exit. Only the first call counts.
 
         Args:
-            code: its exit code.
-            reason: why.
+            code: exit code.
+            reason: why it exits, or None.
         """
         if not self._has_ended:
             self._has_ended = True
-            self._tell(EndEvent(**_now(), code=int(code), reason=reason))
+            self._record(EndEvent(**_now(), code=int(code), reason=reason))
 
     def close(self) -> None:
-        """Writes the steps that are not written yet; whatever is told afterwards is lost."""
+        """Writes pending steps and closes the file; later events are dropped."""
         with self._lock:
             self._write_pending()
             descriptor, self._descriptor = self._descriptor, None
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _tell(self, event: Event, *, interrupts: bool = True, is_new_life: bool = False) -> None:
+    def _record(self, event: Event, *, interrupts: bool = True, is_restart: bool = False) -> None:
         with self._lock:
             self._write_pending()
             if interrupts:
-                self._steps.interrupt(event.monotonic_s, is_new_life=is_new_life)
+                self._steps.interrupt(event.monotonic_s, is_restart=is_restart)
             self._write(event)
 
     def _write_pending(self) -> None:
@@ -274,7 +274,7 @@ class EventWriter:
         if line is not None:
             self._write_steps(line)
 
-    def _write_steps(self, line: StepLine) -> None:
+    def _write_steps(self, line: StepRecord) -> None:
         now = _now()
         self._write(
             StepEvent(
@@ -292,7 +292,7 @@ class EventWriter:
         if self._descriptor is None or os.getpid() != self._pid:
             return
         line = f"{encode(event)}\n".encode()
-        # The rest of a line that was not written whole stays alone.
+        # Keep the rest of a partly written line on a line by itself.
         data = b"\n" + line if self._is_torn else line
         try:
             num_written = os.write(self._descriptor, data)
@@ -302,13 +302,13 @@ class EventWriter:
             return
         self._is_torn = num_written < len(data)
         if self._is_torn:
-            self._warn("the disk took a part of a line.")
+            self._warn("only part of a line was written; the disk may be full.")
 
     def _open(self, folder: Path, name: str) -> int | None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # In a container every process may have the same number.
+            # Processes in different containers may have the same PID.
             for number in itertools.count(1):
                 ending = "jsonl" if number == 1 else f"{number}.jsonl"
                 try:
@@ -323,7 +323,7 @@ class EventWriter:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"Events of this run cannot be written, and are lost: {why}",
+                f"Cannot write events of this run; they are lost: {why}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -338,9 +338,9 @@ def _restart_count() -> int:
     if not text.isdecimal():
         raise ValueError(
             explain(
-                f"STRATAGEM_RESTART_COUNT={text!r} is no count.",
-                expected="how often the tasks were started before: 0, 1, 2.",
-                fix="leave it to the launcher, or pass attempt.",
+                f"STRATAGEM_RESTART_COUNT={text!r} is not a count.",
+                expected="the number of earlier starts: 0, 1, 2, ...",
+                fix="unset it, since the launcher sets it, or pass attempt=.",
             )
         )
     return int(text)

@@ -1,4 +1,4 @@
-"""What is read of a run's folder, and what is reported as unreadable."""
+"""Reading a run folder, and reporting what is unreadable."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_folder_without_events_is_named(tmp_path, made) -> None:
         (tmp_path / "run").mkdir()
     if made == "empty":
         (tmp_path / "run" / "events").mkdir()
-    with pytest.raises(NotFoundError, match=r"run has no events\.\nExpected files"):
+    with pytest.raises(NotFoundError, match=r"run has no events\.\nExpected event files"):
         read_run(tmp_path / "run")
 
 
@@ -45,7 +45,7 @@ def test_torn_last_line_is_reported_and_the_rest_read(tmp_path) -> None:
     (problem,) = read.problems
     number = whole.count(b"\n")
     assert problem == (
-        f"worker-0.1.jsonl, line {number}: This line is no event: it is not one whole JSON object."
+        f"worker-0.1.jsonl, line {number}: This line is not an event: it is not a complete JSON object."
     )
     assert sum(len(one.events) for one in read.processes) == -1 + sum(
         len(one.events) for one in gang_restart().processes
@@ -59,7 +59,7 @@ def test_file_of_a_later_version_is_reported_once_and_left_out(tmp_path) -> None
     read = read_run(tmp_path)
     assert len(read.processes) == len(gang_restart().processes)
     assert read.problems == (
-        "worker-9.jsonl, line 1: This line is no event: its version is 2. And 2 more such lines.",
+        "worker-9.jsonl, line 1: This line is not an event: its version is 2. 2 more lines are unreadable.",
     )
 
 
@@ -68,7 +68,7 @@ def test_file_without_a_start_and_one_that_cannot_be_opened_are_reported(tmp_pat
     (tmp_path / "events" / "worker-8.jsonl").write_text(encode(end(3)) + "\n")
     (tmp_path / "events" / "worker-9.jsonl").mkdir()
     without, folder = read_run(tmp_path).problems
-    assert without == "worker-8.jsonl: it does not begin with a start, and is left out."
+    assert without == "worker-8.jsonl: skipped, because its first event is not a start."
     assert folder.startswith("worker-9.jsonl: ")
     assert "directory" in folder
 
@@ -76,7 +76,7 @@ def test_file_without_a_start_and_one_that_cannot_be_opened_are_reported(tmp_pat
 def test_folder_in_which_nothing_can_be_read_is_named_with_the_reason(tmp_path) -> None:
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "worker-0.jsonl").write_text(encode(end(3)) + "\n")
-    with pytest.raises(NotFoundError, match=r"has no events\. worker-0.jsonl: it does not begin"):
+    with pytest.raises(NotFoundError, match=r"has no events\. worker-0.jsonl: skipped, because"):
         read_run(tmp_path)
 
 

@@ -1,23 +1,18 @@
-"""Puts the steps of a process together, so that a thousand of them are one line."""
+"""Aggregation of consecutive steps, so that a thousand of them make one event."""
 
 from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["StepLine", "StepLines"]
+__all__ = ["StepAggregator", "StepRecord"]
 
 
 @dataclasses.dataclass(slots=True)
-class StepLine:
-    """Steps in a row.
+class StepRecord:
+    """Consecutive steps of one event.
 
-    Args:
-        begin_s: when the first began.
-        end_s: when the last was done.
-        step: the number of the last.
-        num_steps: how many.
-        duration_s: how long the calls took.
-        keeping_s: how long the state was kept in memory, between the calls.
+    `duration_s` is the time inside the calls, `keeping_s` the time of in-memory snapshots between
+    them.
     """
 
     begin_s: float
@@ -28,36 +23,25 @@ class StepLine:
     keeping_s: float = 0.0
 
 
-class StepLines:
-    """Collects steps, and says when a line of them is full.
-
-    Args:
-        interval_s: how long a line is.
-        now_s: the time, on the clock of all other times here.
-    """
+class StepAggregator:
+    """Aggregates steps into records that span at least `interval_s` each."""
 
     def __init__(self, interval_s: float, now_s: float) -> None:
         self._interval_s = interval_s
-        self._line: StepLine | None = None
-        # The end of the last step, or what came after it.
+        self._line: StepRecord | None = None
+        # The end of the last step or event.
         self._mark_s = now_s
         self._written_s = now_s
         self._is_first = True
-        self._keeping_s = 0.0  # of the line to come
+        self._keeping_s = 0.0  # for the next record
 
     def add(
         self, step: int, num_steps: int, duration_s: float | None, now_s: float
-    ) -> tuple[StepLine, ...]:
-        """Adds the steps of a call.
+    ) -> tuple[StepRecord, ...]:
+        """Adds the steps of a call that ended at `now_s`, and returns the completed records.
 
-        Args:
-            step: the number of the last.
-            num_steps: how many.
-            duration_s: how long the call took; None for all the time since the step before.
-            now_s: the end of the call.
-
-        Returns:
-            The lines that are full.
+        `step` is the number of the last step. `duration_s` is None for the time since the previous
+        step.
         """
         keeping_s, self._keeping_s = self._keeping_s, 0.0
         if duration_s is None:
@@ -77,12 +61,12 @@ class StepLines:
                 return (line,)
         full = self.take()
         begin_s = now_s - duration_s
-        # What lies between two calls belongs to the line, unless it is longer than one.
+        # A gap between two calls belongs to the record, unless it is longer than the interval.
         if 0 <= begin_s - self._mark_s <= self._interval_s:
             begin_s = self._mark_s
         else:
             keeping_s = 0.0
-        new = StepLine(begin_s, now_s, step, num_steps, duration_s, keeping_s)
+        new = StepRecord(begin_s, now_s, step, num_steps, duration_s, keeping_s)
         self._mark_s = now_s
         is_full = self._is_first or now_s - self._written_s >= self._interval_s
         self._is_first = False
@@ -94,29 +78,19 @@ class StepLines:
         return tuple(one for one in lines if one is not None)
 
     def keep(self, duration_s: float) -> None:
-        """Notes that the state was kept in memory, after the step that was added last.
-
-        Args:
-            duration_s: how long that took.
-        """
+        """Adds the duration of an in-memory snapshot after the latest step."""
         self._keeping_s += duration_s
 
-    def take(self) -> StepLine | None:
-        """Takes out the line that is not full.
-
-        Returns:
-            It; None without steps.
-        """
+    def take(self) -> StepRecord | None:
+        """Removes and returns the incomplete record, or None if there is none."""
         line, self._line = self._line, None
         return line
 
-    def interrupt(self, now_s: float, *, is_new_life: bool) -> None:
-        """Notes that something else has happened, which belongs to no step.
+    def interrupt(self, now_s: float, *, is_restart: bool) -> None:
+        """Ends the current gap at an event that belongs to no step.
 
-        Args:
-            now_s: when.
-            is_new_life: the next step is the first after it, and a line of its own.
+        With `is_restart`, the next step is reported at once, in a record by itself.
         """
         self._mark_s = max(self._mark_s, now_s)
         self._keeping_s = 0.0
-        self._is_first = self._is_first or is_new_life
+        self._is_first = self._is_first or is_restart

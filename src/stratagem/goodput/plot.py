@@ -1,4 +1,4 @@
-"""The account of a run as a picture: the time from left to right, and what each cause took."""
+"""Plot of a run's time line and of the time lost to each cause, with matplotlib."""
 
 from __future__ import annotations
 
@@ -24,20 +24,16 @@ _COLORS = {
 _NUM_COLUMNS = 1000
 _WIDTH_IN = 10
 _HEIGHT_IN = 4.8
-# More names than these would lie on one another.
+# More labels would overlap.
 _MAX_NUMBERED = 12
 
 
 def draw(account: Account, path: str | Path) -> None:
-    """Writes a picture.
-
-    Args:
-        account: that of a run.
-        path: of the picture; its ending names the format.
+    """Writes the plot to a file; the extension selects the format.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: matplotlib knows no such format.
+        ValueError: matplotlib does not support the format.
         OSError: the file cannot be written.
     """
     path = Path(path)
@@ -47,17 +43,7 @@ def draw(account: Account, path: str | Path) -> None:
 
 
 def figure_of(account: Account) -> Any:
-    """Draws the time from left to right, and below it how much of it each cause took.
-
-    Args:
-        account: that of a run.
-
-    Returns:
-        A figure of matplotlib.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Returns a matplotlib figure: the time line on top, the lost time by cause below."""
     figure_module = load(
         "matplotlib.figure", needed_by="The plot of a run", install="'stratagem[plots]'"
     )
@@ -76,14 +62,9 @@ def figure_of(account: Account) -> Any:
 
 
 def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float]]:
-    """Cuts the time of a run into equal columns, so that short losses are not drawn too wide.
+    """Returns each cause's fraction of every column of time.
 
-    Args:
-        account: that of a run.
-        num_columns: how many.
-
-    Returns:
-        For each cause its share of every column.
+    Equal columns keep short losses from being drawn too wide.
     """
     shares = {cause: [0.0] * num_columns for cause in CAUSES}
     if account.whole_s <= 0:
@@ -103,13 +84,13 @@ def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float
 def _draw_time_line(axes: Any, account: Account) -> None:
     unit_s, unit = _unit(account.whole_s)
     width = account.whole_s / unit_s / _NUM_COLUMNS
-    # The last edge repeats the last column, because a step ends at the next edge.
+    # Repeat the last column at the last edge: each value holds until the next edge.
     rows = [[*row, row[-1]] for row in shares_over_time(account, _NUM_COLUMNS).values()]
-    edges = [place * width for place in range(_NUM_COLUMNS + 1)]
+    edges = [index * width for index in range(_NUM_COLUMNS + 1)]
     colors = [_COLORS[cause] for cause in CAUSES]
     axes.stackplot(edges, rows, step="post", colors=colors, linewidth=0)
     told = [failure.told_s / unit_s for failure in account.failures]
-    # An empty series that may leave the axes would upset the layout.
+    # An empty series outside the axes would break the layout.
     if told:
         axes.plot(told, [1.1] * len(told), "v", color="black", markersize=6, clip_on=False)
     if len(told) <= _MAX_NUMBERED:
@@ -123,10 +104,10 @@ def _draw_time_line(axes: Any, account: Account) -> None:
 
 
 def _number(axes: Any, told: Sequence[float], whole: float) -> None:
-    """Numbers the failures; those that lie close together get one text."""
+    """Numbers the failures; nearby ones share a label."""
     groups: list[list[int]] = []
-    for number, place in enumerate(told):
-        if groups and place - told[groups[-1][-1]] < 0.035 * whole:
+    for number, index in enumerate(told):
+        if groups and index - told[groups[-1][-1]] < 0.035 * whole:
             groups[-1].append(number)
         else:
             groups.append([number])
@@ -140,17 +121,17 @@ def _number(axes: Any, told: Sequence[float], whole: float) -> None:
 def _draw_losses(axes: Any, account: Account) -> None:
     causes = [cause for cause in CAUSES if cause != "useful"]
     shares = [100 * account.time_s[cause] / (account.whole_s or 1.0) for cause in causes]
-    # The useful time would make what is lost too small to see.
+    # Useful time is left out: next to it the losses would be too small to see.
     longest = max([0.1, *shares])
     axes.barh(range(len(causes)), shares, height=0.7, color=[_COLORS[cause] for cause in causes])
-    for place, (cause, share) in enumerate(zip(causes, shares, strict=True)):
+    for index, (cause, share) in enumerate(zip(causes, shares, strict=True)):
         text = f"{share:.1f} %, {duration_text(account.time_s[cause])}"
         white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        axes.text(share + 0.01 * longest, place, text, va="center", fontsize=9, bbox=white)
+        axes.text(share + 0.01 * longest, index, text, va="center", fontsize=9, bbox=white)
     axes.set_yticks(range(len(causes)), causes)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.22 * longest)
-    axes.set_xlabel("lost: percent of the whole time")
+    axes.set_xlabel("lost: percent of wall time")
     axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""The picture of a run: its colours are the account's, and no text is cut or covered."""
+"""Plot of a run: its colors match the account, and no text is cut off or covered."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stratagem.goodput import CAUSES, Account, account_for
-from stratagem.goodput.picture import draw, figure_of, shares_over_time
-from stratagem.goodput.reading import RunEvents
+from stratagem.goodput.plot import draw, figure_of, shares_over_time
+from stratagem.goodput.reader import RunEvents
 from tests.goodput.runs import end, failure, first_step, gang_restart, long_run, process, run, steps
 
 

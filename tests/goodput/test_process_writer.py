@@ -1,4 +1,4 @@
-"""The events of a process that are found by their variable: each in an interpreter of its own."""
+"""The event writer of a process, each test in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.goodput import RunEvents, account_for, current, current_events, read_run
+from stratagem.goodput import RunEvents, account_for, current_events, process_writer, read_run
 from stratagem.goodput.events import EndEvent, StepEvent
 from tests.fresh_process import run_fresh
 
@@ -43,7 +43,7 @@ def end_of(run: RunEvents) -> EndEvent:
 def test_process_without_a_folder_writes_nothing(monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("STRATAGEM_RUN_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
-    current.step(1)
+    process_writer.step(1)
     assert current_events() is None
     assert list(tmp_path.iterdir()) == []
 

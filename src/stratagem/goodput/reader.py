@@ -1,4 +1,4 @@
-"""Reads what the processes of a run have written."""
+"""Reader of the event files of a run."""
 
 from __future__ import annotations
 
@@ -17,47 +17,36 @@ _NOT_TRAINING = ("ps", "evaluator", "launcher")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessEvents:
-    """The events of one process, the start first.
-
-    Args:
-        start: its first event.
-        events: all, in their order.
-    """
+    """Events of one process in order, the start first."""
 
     start: StartEvent
     events: tuple[Event, ...]
 
     @property
     def task(self) -> str:
-        """Which task it is, "worker 2"."""
+        """The task, such as "worker 2"."""
         return f"{self.start.task_type} {self.start.task_index}"
 
     @property
     def trains(self) -> bool:
-        """Whether its steps are those of the group."""
+        """True if the process runs training steps."""
         return self.start.task_type not in _NOT_TRAINING
 
     def at_s(self, event: Event) -> float:
-        """Says when an event was, on the clock that machines share.
+        """Converts an event's time to the shared wall clock.
 
-        The clock is read once, at the start: one that is set while the process runs does no harm.
-
-        Args:
-            event: one of the process.
-
-        Returns:
-            The time.
+        The wall clock is read only once, at the start, so adjusting it during the run does no harm.
         """
         return self.start.time_s + (event.monotonic_s - self.start.monotonic_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunEvents:
-    """The events of a run.
+    """Events of a run.
 
     Args:
-        processes: by process, in the order of their starts.
-        problems: what could not be read, a line each.
+        processes: events by process, ordered by start time.
+        problems: one line per file or line that could not be read.
     """
 
     processes: tuple[ProcessEvents, ...]
@@ -68,13 +57,13 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunEvents:
     """Reads the events of a run.
 
     Args:
-        run_dir: the run's folder.
+        run_dir: run folder, as in `STRATAGEM_RUN_DIR`.
 
     Returns:
-        The events, and what could not be read of them.
+        The events, with a list of what could not be read.
 
     Raises:
-        NotFoundError: the folder has no events, or none that can be read.
+        NotFoundError: the folder has no readable events.
     """
     folder = Path(run_dir) / "events"
     paths = sorted(folder.glob("*.jsonl"))
@@ -83,17 +72,17 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunEvents:
     for path in paths:
         events = _read(path, problems)
         if events and isinstance(events[0], StartEvent):
-            # A thread may have written a step that ended before what another one had written.
+            # Threads may write their events slightly out of order.
             ordered = (events[0], *sorted(events[1:], key=lambda event: event.monotonic_s))
             processes.append(ProcessEvents(start=events[0], events=ordered))
         elif events:
-            problems.append(f"{path.name}: it does not begin with a start, and is left out.")
+            problems.append(f"{path.name}: skipped, because its first event is not a start.")
     if not processes:
         raise NotFoundError(
             explain(
                 " ".join([f"{run_dir} has no events.", *problems]),
-                expected=f"files {folder / '*.jsonl'}, which a run writes.",
-                fix="pass the folder that the run was given.",
+                expected=f"event files {folder / '*.jsonl'} written by a run.",
+                fix="pass the folder that STRATAGEM_RUN_DIR named during the run.",
             )
         )
     processes.sort(key=lambda process: process.start.time_s)
@@ -116,6 +105,6 @@ def _read(path: Path, problems: list[str]) -> list[Event]:
         except ValueError as error:
             wrong.append(f"line {number}: {str(error).splitlines()[0]}")
     if wrong:
-        more = f" And {len(wrong) - 1} more such lines." if len(wrong) > 1 else ""
+        more = f" {len(wrong) - 1} more lines are unreadable." if len(wrong) > 1 else ""
         problems.append(f"{path.name}, {wrong[0]}{more}")
     return events

@@ -1,4 +1,4 @@
-"""The events of this process, in a run that has a folder for them."""
+"""The event writer of this process, opened on first use if STRATAGEM_RUN_DIR is set."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from stratagem.goodput.writer import EventWriter
 __all__ = ["close_events", "current_events", "step"]
 
 _STAT = Path("/proc/self/stat")
-_INTERRUPTED = 130  # as shells tell it
+_INTERRUPTED = 130  # the exit code that shells report for SIGINT
 
 
-class _Current:
+class _EventState:
     writer: EventWriter | None = None
     exit_code: int = 0
     reason: str | None = None
 
 
-_current = _Current()
+_current = _EventState()
 _lock = threading.Lock()
 
 
 def current_events() -> EventWriter | None:
-    """Returns where this process writes what it does.
+    """Returns the event writer of this process.
 
-    It is opened by the first call, as the task that `sg.cluster.detect()` finds, and closed when
-    the process ends. A forked child writes nothing.
+    The first call opens it, as the task that `sg.cluster.detect()` finds. It is closed when the
+    process exits. A forked child writes nothing.
 
     Returns:
-        The writer; None without `STRATAGEM_RUN_DIR`.
+        The writer, or None if `STRATAGEM_RUN_DIR` is not set.
 
     Raises:
-        ValueError: the environment describes a cluster that cannot be.
+        ValueError: the environment describes an invalid cluster.
 
     Example:
         >>> sg.goodput.current_events() is None  # without STRATAGEM_RUN_DIR
@@ -58,17 +58,17 @@ def current_events() -> EventWriter | None:
 
 
 def step(step: int, *, num_steps: int = 1, duration_s: float | None = None) -> None:
-    """Tells that a loop of your own has done a step or several, just now; `fit` does so itself.
+    """Records that a custom training loop just finished one or more steps; `fit` does so itself.
 
-    Without `STRATAGEM_RUN_DIR` it does nothing.
+    Does nothing if `STRATAGEM_RUN_DIR` is not set.
 
     Args:
-        step: how many steps of the run are done; it goes on through restarts.
-        num_steps: how many of them the last call has done.
-        duration_s: how long that call took; without it, the time since the step before.
+        step: number of steps completed in the run so far, across restarts.
+        num_steps: number of steps that the last call ran.
+        duration_s: duration of that call in seconds; None for the time since the previous step.
 
     Raises:
-        ValueError: no step, more steps than were done, or a negative duration.
+        ValueError: `num_steps` is below 1 or above `step`, or the duration is negative.
 
     Example:
         >>> for step in range(1, 101):
@@ -80,11 +80,11 @@ def step(step: int, *, num_steps: int = 1, duration_s: float | None = None) -> N
 
 
 def close_events(exit_code: int, reason: str | None = None) -> None:
-    """Tells that this process ends, and closes its events; whoever ends it at once calls this.
+    """Records that this process exits, and closes its events; call it before `os._exit`.
 
     Args:
-        exit_code: what it ends with.
-        reason: why.
+        exit_code: exit code of the process.
+        reason: why it exits, or None.
     """
     if _current.writer is not None:
         _current.writer.end(exit_code, reason)
@@ -96,7 +96,7 @@ def _open(run_dir: str) -> EventWriter:
     if resolver is None:
         return EventWriter(run_dir, "worker", 0, num_processes=1, age_s=_age_s())
     task_type = resolver.task_type or "worker"
-    # A parameter server trains with nobody.
+    # A parameter server is not part of the training group.
     num_processes = 1 if task_type == "ps" else resolver.processes().num_processes
     return EventWriter(
         run_dir,
@@ -108,9 +108,9 @@ def _open(run_dir: str) -> EventWriter:
 
 
 def _age_s() -> float:
-    """How long this process has run, where the system tells: its start is not its first event."""
+    """Returns the age of this process in seconds, or 0 if unknown."""
     try:
-        # The name stands in parentheses and may hold anything.
+        # The process name is in parentheses and may contain spaces.
         fields = _STAT.read_text(errors="replace").rpartition(")")[2].split()
         started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
@@ -119,7 +119,7 @@ def _age_s() -> float:
 
 
 def _watch_exceptions() -> None:
-    """Notes an error that ends the process; what `sys.exit` was given nobody can find out."""
+    """Records an uncaught exception as the exit reason; the code of `sys.exit` is not visible."""
     previous = sys.excepthook
 
     def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -132,5 +132,5 @@ def _watch_exceptions() -> None:
 
 @atexit.register
 def _close() -> None:
-    # Registered before those of all who tell events, so that it runs after them.
+    # Registered before the exit handlers that record events, so that it runs after them.
     close_events(_current.exit_code, _current.reason)
