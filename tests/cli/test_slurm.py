@@ -45,8 +45,11 @@ def test_template_is_printed_edited_and_rendered(tmp_path) -> None:
     ("arguments", "message"),
     [
         (["--set", "ps_replicas=3"], "has no variable 'ps_replicas'.\nExpected one of cmdline"),
-        (["--nodes", "3", "--workers", "2"], "2 workers, 1 on a node, need 2 nodes; 3 were asked"),
-        (["--time", "soon"], "time='soon' cannot be rendered."),
+        (
+            ["--nodes", "3", "--workers", "2"],
+            "2 workers at 1 per node need 2 nodes, but 3 were requested",
+        ),
+        (["--time", "soon"], "time='soon' is not valid."),
         (["--set", "time=1", "--time", "2"], "time is set by --set and by its flag"),
     ],
 )

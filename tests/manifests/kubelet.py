@@ -1,4 +1,4 @@
-"""What Kubernetes makes of a Job and of a StatefulSet, written after its documentation.
+"""Reference expansion of a Job and a StatefulSet into pods, written from the Kubernetes docs.
 
 Nothing here is shared with `stratagem.manifests.pods`, which the tests compare with it.
 """

@@ -1,4 +1,4 @@
-"""Manifests whose documents are right, and whose tasks would not find each other."""
+"""Valid documents whose tasks would not find each other."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def test_rendered_manifests_have_no_problem() -> None:
         (
             "completions: 2",
             "completions: 3",
-            "pod t-worker-2: TF_CONFIG: its own task, worker 2, is",
+            "pod t-worker-2: TF_CONFIG: task worker 2 is not in the",
         ),
-        ("completions: 2", "completions: 1", "TF_CONFIG: worker 1: no pod is this task"),
+        ("completions: 2", "completions: 1", "TF_CONFIG: worker 1: no pod runs this task"),
         (
             "completions: 2",
             "completions: 1",
-            f"{_ADDRESS}: no pod is called 't-worker-1' in 't-wor",
+            f"{_ADDRESS}: no pod of Service 't-worker' is named 't-wor",
         ),
         (
             "containerPort: 5000",
             "containerPort: 5001",
-            f"its own address {_ADDRESS} has another port than the container, 5001",
+            f"the port of its address {_ADDRESS} is not a container port (5001)",
         ),
         (
             "subdomain: t-worker",
             "subdomain: t-ps",
-            f"its own address {_ADDRESS} is not the pod's, t-worker-1.t-ps",
+            f"its address {_ADDRESS} does not match the pod t-worker-1.t-ps",
         ),
         (
             r"name: t-worker\n  labels",
             "name: other\n  labels",
-            f"worker 1: {_ADDRESS}: no Service is called 't-worker'",
+            f"worker 1: {_ADDRESS}: no Service is named 't-worker'",
         ),
         (
             "component: worker\n  ports",
@@ -62,13 +62,13 @@ def test_rendered_manifests_have_no_problem() -> None:
         (
             r"JOB_COMPLETION_INDEX\)",
             "INDEX)",
-            "pod t-worker-1: TF_CONFIG: not a cluster and a task",
+            "pod t-worker-1: TF_CONFIG: not JSON with a cluster and a task",
         ),
         (r'\\"type\\"', r'\\"typ\\"', "(KeyError: 'type')"),
         (
             r'\\"worker\\", \\"index',
             r'\\"chief\\", \\"index',
-            "its own task, chief 1, is not in its",
+            "task chief 1 is not in the cluster",
         ),
         (r'"{\\"cluster', r'"3{\\"cluster', "JSONDecodeError"),
         (r'value: "{\\"cluster.*"', 'value: "[]"', "(TypeError: "),
@@ -82,19 +82,19 @@ def test_mistake_is_told_with_its_place(pattern, replacement, problem) -> None:
 
 def test_cluster_that_others_see_otherwise_is_told() -> None:
     found = _problems(("t-worker-0.t-worker:5000", "t-worker-0.t-worker:5001"))
-    assert "StatefulSet/t-ps: TF_CONFIG: another cluster than that of Job/t-worker" in found
+    assert "StatefulSet/t-ps: TF_CONFIG: its cluster differs from that of Job/t-worker" in found
 
 
 def test_task_that_two_pods_are_is_told() -> None:
     found = _problems((r'\\"evaluator\\", \\"index\\": ', r'\\"ps\\", \\"index\\": '), count=1)
-    assert "TF_CONFIG: 2 pods are ps 0" in found
-    assert any(told.endswith("evaluator 0: no pod is this task") for told in found)
+    assert "TF_CONFIG: 2 pods run the same task, ps 0" in found
+    assert any(told.endswith("evaluator 0: no pod runs this task") for told in found)
 
 
 def test_variable_too_long_for_a_process_is_told() -> None:
     long = "x" * (128 * 1024)
     found = _problems((r'(value: "{\\"cluster\\": {)', rf'\1\\"{long}\\": [], '))
-    assert any("bytes; a process can be given 131072 at most" in told for told in found)
+    assert any("bytes, but Linux allows at most 131072" in told for told in found)
 
 
 def test_each_problem_is_told_once() -> None:
@@ -108,7 +108,7 @@ def test_each_problem_is_told_once() -> None:
         (["10.0.0.1:5000", "10.0.0.2:5000"], []),
         (["[fd00::1]:5000", "[fd00::2]:5000"], []),
         (["a:5000", "a.default.svc:5000"], []),
-        (["a:5000", "b:5000"], ["'b:5000': no Service is called 'b'"]),
+        (["a:5000", "b:5000"], ["'b:5000': no Service is named 'b'"]),
         (["c:5000", "a:5000"], ["is a Service that does not select the pod"]),
     ],
 )

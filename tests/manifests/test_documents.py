@@ -1,4 +1,4 @@
-"""YAML, read as strictly as Kubernetes does."""
+"""Strict YAML parsing, as in Kubernetes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from stratagem.manifests.documents import Problem, document_name, own_name, parse_documents
+from stratagem.manifests.documents import Problem, document_name, metadata_name, parse_documents
 
 
 def test_empty_documents_are_left_out() -> None:
@@ -19,14 +19,14 @@ def test_empty_documents_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\na: 2\n", "YAML: the key 'a' stands twice in .* line 2, column 1"),
-        ("a:\n- b: 1\n  c: 2\n  b: 3\n", "the key 'b' stands twice in .* line 4"),
+        ("a: 1\na: 2\n", "YAML: duplicate key 'a' in .* line 2, column 1"),
+        ("a:\n- b: 1\n  c: 2\n  b: 3\n", "duplicate key 'b' in .* line 4"),
         ("a: [1", "YAML: .* line 1"),
         ("a: \x07", "YAML: "),
-        ("- 1", "document 1: a list and no mapping"),
-        ("a: 1\n---\ntext", "document 2: a str and no mapping"),
-        ("", "YAML: no document in it"),
-        ("---\n---\n", "YAML: no document in it"),
+        ("- 1", "document 1: a list, not a mapping"),
+        ("a: 1\n---\ntext", "document 2: a str, not a mapping"),
+        ("", "YAML: it contains no document"),
+        ("---\n---\n", "YAML: it contains no document"),
         ("!!python/object/apply:os.getcwd []", "YAML: could not determine a constructor"),
     ],
 )
@@ -58,7 +58,7 @@ def test_keys_of_different_mappings_may_be_the_same() -> None:
     ],
 )
 def test_documents_are_called_by_kind_and_name(document, name, called) -> None:
-    assert own_name(document) == name
+    assert metadata_name(document) == name
     assert document_name(document) == called
 
 

@@ -1,4 +1,4 @@
-"""Rendered manifests: valid for Kubernetes, and every pod reads its own place in the cluster."""
+"""Rendered manifests: valid for Kubernetes, and every pod finds its task in the cluster."""
 
 from __future__ import annotations
 
@@ -261,27 +261,27 @@ def test_name_that_yaml_would_take_for_something_else_stays_a_name(name) -> None
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"name": "My_Train"}, r"name='My_Train' cannot be rendered(?s:.)*a DNS label: small"),
-        ({"name": "1train"}, "a letter first"),
-        ({"name": "a" * 55}, r"The last worker would be called 'a+-worker-1', in 64(?s:.)*most 63"),
+        ({"name": "My_Train"}, r"name='My_Train' is not valid(?s:.)*a DNS label: lowercase"),
+        ({"name": "1train"}, "starting with a letter"),
+        ({"name": "a" * 55}, r"The name of the last worker, 'a+-worker-1', has 64(?s:.)*most 63"),
         (
             {"worker_replicas": 9999},
             r"would be \d+ bytes long(?s:.)*at most 131072(?s:.)*fewer tasks",
         ),
-        ({"worker_replicas": 0}, "whole number of at least 1"),
-        ({"worker_replicas": "-3"}, "whole number of at least 1"),
+        ({"worker_replicas": 0}, "an integer of at least 1"),
+        ({"worker_replicas": "-3"}, "an integer of at least 1"),
         (
             {"worker_replicas": "two"},
-            r"worker_replicas='two' is of another kind than 2(?s:.)*whole",
+            r"worker_replicas='two' has a different type than 2(?s:.)*an integer",
         ),
-        ({"worker_replicas": 2.0}, "worker_replicas=2.0 cannot be rendered"),
-        ({"ps_replicas": -1}, "ps_replicas=-1 cannot be rendered"),
-        ({"has_eval": "maybe"}, r"has_eval='maybe' is of another kind(?s:.)*true or false"),
-        ({"has_eval": 1}, "has_eval=1 cannot be rendered"),
+        ({"worker_replicas": 2.0}, "worker_replicas=2.0 is not valid"),
+        ({"ps_replicas": -1}, "ps_replicas=-1 is not valid"),
+        ({"has_eval": "maybe"}, r"has_eval='maybe' has a different type(?s:.)*true or false"),
+        ({"has_eval": 1}, "has_eval=1 is not valid"),
         ({"port": 0}, "a port from 1 to 65535"),
         ({"port": 65536}, "a port from 1 to 65535"),
-        ({"image": "a b"}, "the name of an image"),
-        ({"image": ""}, "the name of an image"),
+        ({"image": "a b"}, "the name of a container image"),
+        ({"image": ""}, "the name of a container image"),
         ({"script": ""}, "the path of a file"),
         ({"train_dir": "relative"}, "a folder as /path, or a URL"),
         ({"train_dir": "/"}, "a folder as /path, or a URL"),
@@ -304,13 +304,13 @@ def test_value_that_cannot_work_is_named(overrides, message) -> None:
 def test_longest_name_that_fits_is_rendered() -> None:
     name = "a" * (63 - len("-worker-1"))
     assert validate_kubernetes(render_kubernetes({"name": name})) == []
-    with pytest.raises(ValueError, match=r"The last evaluator would be called(?s:.)*shorter name"):
+    with pytest.raises(ValueError, match=r"The name of the last evaluator, (?s:.)*shorter name"):
         render_kubernetes({"name": name, "has_eval": True})
 
 
 def test_wrong_value_in_an_edited_head_is_named() -> None:
     edited = kubernetes_template().replace("worker_replicas = 2", 'worker_replicas = "2"')
-    with pytest.raises(ValueError, match="worker_replicas='2' cannot be rendered"):
+    with pytest.raises(ValueError, match="worker_replicas='2' is not valid"):
         render_kubernetes(template=edited)
 
 

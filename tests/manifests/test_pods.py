@@ -1,4 +1,4 @@
-"""Pods of documents, with what each will find in its environment."""
+"""Pods that documents create, with their environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Ray form: what is rendered, and that a wrong one is found."""
+"""KubeRay manifests: rendering and validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates of anybody: their variables, what sets them, and what is wrong with them."""
+"""Templates: variables, overrides and errors."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_unknown_variables_are_all_named_with_those_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"replicas": "2.5"}, r"replicas='2.5' is of another kind than 2(?s:.)*a whole number"),
-        ({"replicas": "+-2"}, "give replicas such a value"),
-        ({"big": "2"}, r"big='2' is of another kind than False(?s:.)*true or false"),
+        ({"replicas": "2.5"}, r"replicas='2.5' has a different type than 2(?s:.)*an integer"),
+        ({"replicas": "+-2"}, "pass a value of that type for replicas"),
+        ({"big": "2"}, r"big='2' has a different type than False(?s:.)*true or false"),
         ({"words": "it's"}, r"cannot be split into words(?s:.)*quotes in pairs"),
     ],
 )
@@ -85,7 +85,7 @@ def test_text_of_another_kind_is_named(overrides, message) -> None:
         ("ok\n{% if %}", "mine, line 2: "),
         (
             "{% set a = b %}",
-            r"mine: variable 'a' is set from one that is not there(?s:.)*is set ab",
+            r"mine: variable 'a' is set from an undefined variable(?s:.)*set above it",
         ),
         ("{{ missing }}", "mine: 'missing' is undefined"),
         ("{{ 1 / 0 }}", "mine: division by zero"),
@@ -129,7 +129,10 @@ def test_value_too_long_for_a_process_is_refused() -> None:
     template = Template('{% set value = "" %}{{ value | variable("NAME") }}')
     fits = "x" * (128 * 1024 - len("NAME=") - 1)
     assert template.render({"value": fits}) == fits
-    with pytest.raises(ValueError, match=r"NAME would be 131073 bytes long(?s:.)*at most 131072"):
+    with pytest.raises(
+        ValueError,
+        match=r"The environment variable NAME would be 131073 bytes long(?s:.)*at most 131072",
+    ):
         template.render({"value": f"{fits}x"})
 
 

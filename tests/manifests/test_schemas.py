@@ -1,4 +1,4 @@
-"""Schemas, compared with the verdicts of the package that brings them."""
+"""Schema validation, compared with the verdicts of kubernetes-validate."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_all_kinds_are_right_by_the_package_s_own_verdict(version) -> None:
         (_changed("spec", "ports", 0, "port", value="http"), "spec.ports[0].port", "not of type"),
         (_changed("spec", "ports", 0, value={}), "spec.ports[0]", "'port' is a required property"),
         (_changed("metadata", "name", value=5), "metadata.name", "not of type"),
-        (_changed("apiVersion", value="v2"), "", "Kubernetes 1.33 has no Service of v2"),
-        (_changed("kind", value="Serfice"), "", "Kubernetes 1.33 has no Serfice of v1"),
+        (_changed("apiVersion", value="v2"), "", "Kubernetes 1.33 has no Service in v2"),
+        (_changed("kind", value="Serfice"), "", "Kubernetes 1.33 has no Serfice in v1"),
     ],
 )
 def test_what_the_schema_does_not_allow_is_named_with_its_place(document, path, message) -> None:
@@ -103,13 +103,13 @@ def test_all_mistakes_of_a_document_are_told() -> None:
 )
 def test_document_of_no_kind_is_named(document) -> None:
     (problem,) = schema_problems(document, "1.33")
-    assert problem.message == "without kind or apiVersion"
+    assert problem.message == "kind or apiVersion is missing"
 
 
 @pytest.mark.parametrize("kind", ["../service", "Service/", "a b", ""])
 def test_kind_that_is_no_name_is_no_file_either(kind) -> None:
     (problem,) = schema_problems(_changed("kind", value=kind), "1.33")
-    assert problem.message == f"Kubernetes 1.33 has no {kind} of v1"
+    assert problem.message == f"Kubernetes 1.33 has no {kind} in v1"
 
 
 def test_version_that_is_not_installed_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Scripts for Slurm: what each worker makes of the variables that srun would set."""
+"""Slurm scripts: the cluster that each worker detects from srun's variables."""
 
 from __future__ import annotations
 
@@ -219,14 +219,14 @@ def test_nodes_and_workers_follow_from_each_other(overrides, nodes, tasks, on_a_
         ({"nodes": 0}, r"nodes=0(?s:.)*at least one node"),
         (
             {"nodes": 3, "worker_replicas": 2, "tasks_per_node": 1},
-            r"2 workers, 1 on a node, need 2 nodes; 3 were asked",
+            r"2 workers at 1 per node need 2 nodes, but 3 were requested",
         ),
         ({"nodes": 3, "worker_replicas": 2}, "as many nodes as the workers need"),
-        ({"worker_replicas": 0}, "worker_replicas=0 cannot be rendered"),
+        ({"worker_replicas": 0}, "worker_replicas=0 is not valid"),
         ({"name": "a b"}, "letters, digits, dots, dashes and underscores"),
         ({"name": "a\n#SBATCH --account=x"}, "letters, digits, dots, dashes and underscores"),
-        ({"partition": "a b"}, "names with commas between them"),
-        ({"time": "2 hours"}, "minutes, or as 30:00"),
+        ({"partition": "a b"}, "partition names separated by commas"),
+        ({"time": "2 hours"}, "minutes, or a time such as 30:00"),
         ({"grace_period_s": 65536}, "at least 0 and at most 65535"),
         ({"python": ""}, "the path of a file"),
         ({"cmdline_args": "'"}, "cannot be split into words"),

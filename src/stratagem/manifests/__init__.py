@@ -1,6 +1,6 @@
-"""Job descriptions for Kubernetes and Slurm: rendered from templates, and checked offline.
+"""Templates and offline validation of Kubernetes, KubeRay and Slurm job descriptions.
 
-Nothing here loads JAX or Keras; Jinja, PyYAML and the schemas are loaded when they are used.
+Importing it loads neither JAX nor Keras; Jinja, PyYAML and the schemas are loaded on first use.
 """
 
 from stratagem.manifests.documents import Problem

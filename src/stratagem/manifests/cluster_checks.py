@@ -1,4 +1,4 @@
-"""What no schema sees: whether the tasks that pods are told of are those that there will be."""
+"""Consistency checks of `TF_CONFIG` against the pods and Services of a manifest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from stratagem.manifests.documents import Problem, own_name
+from stratagem.manifests.documents import Problem, metadata_name
 from stratagem.manifests.pods import Container, Pod, pods_of
 from stratagem.manifests.rendering import MAX_VARIABLE_BYTES
 
@@ -17,16 +17,12 @@ _Cluster = dict[str, dict[int, str]]
 
 
 def cluster_problems(documents: list[dict[str, Any]]) -> list[Problem]:
-    """Compares the `TF_CONFIG` of every pod with the pods and the Services.
+    """Compares the `TF_CONFIG` of every pod with the pods and Services.
 
-    Args:
-        documents: documents that their schemas allow.
-
-    Returns:
-        What does not fit, each thing once.
+    `documents` must be valid by their schemas. Each problem is reported once.
     """
     pods = list(pods_of(documents))
-    services = {own_name(d): d for d in documents if d["kind"] == "Service"}
+    services = {metadata_name(d): d for d in documents if d["kind"] == "Service"}
     problems: dict[Problem, None] = {}
     clusters: dict[str, tuple[Pod, _Cluster]] = {}
     tasks: Counter[tuple[str, int]] = Counter()
@@ -36,15 +32,17 @@ def cluster_problems(documents: list[dict[str, Any]]) -> list[Problem]:
             if text is None:
                 continue
             try:
-                cluster, task = _read(text)
+                cluster, task = _parsed_config(text)
             except ValueError as error:
                 problems[Problem(pod.owner, _place(pod), str(error))] = None
                 continue
             tasks[task] += 1
             clusters.setdefault(json.dumps(cluster, sort_keys=True), (pod, cluster))
-            for message in _own_address(pod, container, cluster, task, services):
+            for message in _address_problems(pod, container, cluster, task, services):
                 problems[Problem(pod.owner, _place(pod), message)] = None
-    problems |= dict.fromkeys(_clusters_problems(list(clusters.values()), tasks, pods, services))
+    problems |= dict.fromkeys(
+        _cluster_wide_problems(list(clusters.values()), tasks, pods, services)
+    )
     return list(problems)
 
 
@@ -52,21 +50,21 @@ def _place(pod: Pod) -> str:
     return f"pod {pod.name}: TF_CONFIG" if pod.name else "TF_CONFIG"
 
 
-def _read(text: str) -> tuple[_Cluster, tuple[str, int]]:
-    """The cluster of a `TF_CONFIG` and the task in it."""
+def _parsed_config(text: str) -> tuple[_Cluster, tuple[str, int]]:
+    """Parses a `TF_CONFIG` into its cluster and its task."""
     num_bytes = len(f"TF_CONFIG={text}\0".encode())
     if num_bytes > MAX_VARIABLE_BYTES:
-        raise ValueError(f"{num_bytes} bytes; a process can be given {MAX_VARIABLE_BYTES} at most")
+        raise ValueError(f"{num_bytes} bytes, but Linux allows at most {MAX_VARIABLE_BYTES}")
     try:
         config = json.loads(text)
         cluster = {job: _addresses(tasks) for job, tasks in config["cluster"].items()}
         task = str(config["task"]["type"]), int(config["task"]["index"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"not a cluster and a task as JSON ({type(error).__name__}: {error}): {text[:200]}"
+            f"not JSON with a cluster and a task ({type(error).__name__}: {error}): {text[:200]}"
         ) from error
     if task[1] not in cluster.get(task[0], {}):
-        raise ValueError(f"its own task, {task[0]} {task[1]}, is not in its cluster")
+        raise ValueError(f"task {task[0]} {task[1]} is not in the cluster")
     return cluster, task
 
 
@@ -75,34 +73,34 @@ def _addresses(tasks: Any) -> dict[int, str]:
     return {int(index): str(address) for index, address in pairs}
 
 
-def _own_address(
+def _address_problems(
     pod: Pod,
     container: Container,
     cluster: _Cluster,
     task: tuple[str, int],
     services: dict[Any, dict[str, Any]],
 ) -> Iterator[str]:
-    """What is wrong with the address that others know this task by."""
+    """Yields problems with the address of the pod's task."""
     address = cluster[task[0]][task[1]]
     host, _, port = address.rpartition(":")
     if container.ports and port not in map(str, container.ports):
         ports = ", ".join(map(str, sorted(container.ports)))
-        yield f"its own address {address!r} has another port than the container, {ports}"
+        yield f"the port of its address {address!r} is not a container port ({ports})"
     service, name = _service_and_pod(host, services)
     if name is not None:
         if pod.name and (name, service) != (pod.name, pod.domain):
-            yield f"its own address {address!r} is not the pod's, {pod.name}.{pod.domain}"
+            yield f"its address {address!r} does not match the pod {pod.name}.{pod.domain}"
     elif service in services and not _selects(services[service], pod):
-        yield f"its own address {address!r} is a Service that does not select the pod"
+        yield f"its address {address!r} is a Service that does not select the pod"
 
 
-def _clusters_problems(
+def _cluster_wide_problems(
     clusters: list[tuple[Pod, _Cluster]],
     tasks: Counter[tuple[str, int]],
     pods: list[Pod],
     services: dict[Any, dict[str, Any]],
 ) -> Iterator[Problem]:
-    """What is wrong with the addresses, each looked at once, and with the tasks as a whole."""
+    """Yields problems with the addresses, each checked once, and with the set of tasks."""
     for pod, cluster in clusters:
         for job, addresses in cluster.items():
             for index, address in addresses.items():
@@ -110,27 +108,27 @@ def _clusters_problems(
                 if message:
                     yield Problem(pod.owner, "TF_CONFIG", f"{job} {index}: {message}")
                 if not tasks[job, index]:
-                    yield Problem(pod.owner, "TF_CONFIG", f"{job} {index}: no pod is this task")
+                    yield Problem(pod.owner, "TF_CONFIG", f"{job} {index}: no pod runs this task")
     for (job, index), count in tasks.items():
         if count > 1:
-            yield Problem("TF_CONFIG", "", f"{count} pods are {job} {index}")
+            yield Problem("TF_CONFIG", "", f"{count} pods run the same task, {job} {index}")
     for pod, _ in clusters[1:]:
         first = clusters[0][0].owner
-        yield Problem(pod.owner, "TF_CONFIG", f"another cluster than that of {first}")
+        yield Problem(pod.owner, "TF_CONFIG", f"its cluster differs from that of {first}")
 
 
 def _unreachable(address: str, pods: list[Pod], services: dict[Any, dict[str, Any]]) -> str:
-    """Why nobody would answer at an address; "" where somebody would, or may."""
+    """Returns why an address is unreachable, or "" if it may be reachable."""
     service, name = _service_and_pod(address.rpartition(":")[0], services)
     if service is None:
         return ""
     if service not in services:
-        return f"{address!r}: no Service is called {service!r}"
+        return f"{address!r}: no Service is named {service!r}"
     if name is None:
         return ""
     named = [pod for pod in pods if (pod.name, pod.domain) == (name, service)]
     if not named:
-        return f"{address!r}: no pod is called {name!r} in {service!r}"
+        return f"{address!r}: no pod of Service {service!r} is named {name!r}"
     if not any(_selects(services[service], pod) for pod in named):
         return f"{address!r}: Service {service!r} does not select the pod"
     return ""
@@ -139,7 +137,7 @@ def _unreachable(address: str, pods: list[Pod], services: dict[Any, dict[str, An
 def _service_and_pod(
     host: str, services: dict[Any, dict[str, Any]]
 ) -> tuple[str | None, str | None]:
-    """What a host name stands for: a Service, or a pod in its Service; neither for an IP."""
+    """Returns the Service of a host name, and the pod in it if any; (None, None) for an IP."""
     if ":" in host or not any(map(str.isalpha, host)):
         return None, None
     first, *rest = host.split(".")

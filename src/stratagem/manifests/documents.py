@@ -1,4 +1,4 @@
-"""The documents of a YAML stream, and what is wrong with them."""
+"""YAML documents of a manifest, parsed strictly, and the problems found in them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from stratagem.optional_libraries import load
 
-__all__ = ["Problem", "document_name", "own_name", "parse_documents"]
+__all__ = ["Problem", "document_name", "metadata_name", "parse_documents"]
 
-_NEEDED = {"needed_by": "Validating manifests", "install": "'stratagem[manifests]'"}
+_REQUIREMENT = {"needed_by": "Validating manifests", "install": "'stratagem[manifests]'"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong in a manifest.
+    """One problem found in a manifest.
 
     Args:
-        document: kind and name, such as "Job/train-worker".
-        path: where in it, such as "spec.template"; "" for the whole.
-        message: what is wrong.
+        document: kind and name of the document, such as "Job/train-worker".
+        path: path within the document, such as "spec.template"; "" for the whole document.
+        message: the problem, in words.
     """
 
     document: str
@@ -32,18 +32,11 @@ class Problem:
 
 
 def parse_documents(text: str) -> tuple[list[dict[str, Any]], list[Problem]]:
-    """Reads a YAML stream as strictly as Kubernetes does: a key stands once in a mapping.
+    """Parses a YAML stream as strictly as Kubernetes does: duplicate keys are problems.
 
-    Args:
-        text: the stream.
-
-    Returns:
-        The documents, empty ones left out, and what is wrong with the text.
-
-    Raises:
-        ImportError: PyYAML is not installed.
+    Returns the nonempty documents and the problems found. Raises ImportError without PyYAML.
     """
-    yaml = load("yaml", **_NEEDED)
+    yaml = load("yaml", **_REQUIREMENT)
     documents: list[dict[str, Any]] = []
     problems: list[Problem] = []
     try:
@@ -52,38 +45,24 @@ def parse_documents(text: str) -> tuple[list[dict[str, Any]], list[Problem]]:
                 documents.append(document)
             elif document is not None:
                 kind = type(document).__name__
-                problems.append(Problem(f"document {number}", "", f"a {kind} and no mapping"))
+                problems.append(Problem(f"document {number}", "", f"a {kind}, not a mapping"))
     except yaml.YAMLError as error:
         problems.append(Problem("YAML", "", " ".join(str(error).split())))
     if not documents and not problems:
-        problems.append(Problem("YAML", "", "no document in it"))
+        problems.append(Problem("YAML", "", "it contains no document"))
     return documents, problems
 
 
-def own_name(document: dict[str, Any]) -> str:
-    """Returns the name in a document's metadata.
-
-    Args:
-        document: any.
-
-    Returns:
-        The name; "" where it has none.
-    """
+def metadata_name(document: dict[str, Any]) -> str:
+    """Returns the name in a document's metadata, or ""."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else ""
 
 
 def document_name(document: dict[str, Any]) -> str:
-    """Returns what errors call a document.
-
-    Args:
-        document: any.
-
-    Returns:
-        Its kind and its name, as far as it has them.
-    """
-    return f"{document.get('kind', '(no kind)')}/{own_name(document) or '(no name)'}"
+    """Returns "kind/name" for error messages, with placeholders for missing parts."""
+    return f"{document.get('kind', '(no kind)')}/{metadata_name(document) or '(no name)'}"
 
 
 def _strict_loader(yaml: Any) -> Any:
@@ -93,7 +72,7 @@ def _strict_loader(yaml: Any) -> Any:
             for key, _ in node.value:
                 if key.value in seen and isinstance(key.value, str):
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} stands twice", key.start_mark
+                        None, None, f"duplicate key {key.value!r}", key.start_mark
                     )
                 seen.add(str(key.value))
             return super().construct_mapping(node, deep=deep)

@@ -1,4 +1,4 @@
-"""Manifests of a training cluster on Kubernetes."""
+"""Kubernetes manifests of a training cluster: rendering and offline validation."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from stratagem.manifests.cluster_checks import cluster_problems
 from stratagem.manifests.documents import Problem, parse_documents
 from stratagem.manifests.rendering import Template, packaged_template
 from stratagem.manifests.schemas import kubernetes_versions, schema_problems
-from stratagem.manifests.settings import KUBERNETES, check_pod_names, check_settings
+from stratagem.manifests.variable_rules import KUBERNETES, check_pod_names, check_values
 
 __all__ = ["KUBERNETES_TEMPLATE", "kubernetes_template", "render_kubernetes", "validate_kubernetes"]
 
 KUBERNETES_TEMPLATE = "template.yaml.jinja"
-"""What the packaged template is called."""
+"""File name of the packaged template."""
 
 
 def kubernetes_template() -> str:
-    """Returns the packaged template, as a text to edit.
+    """Returns the text of the packaged template, as a starting point for your own.
 
     Returns:
-        The text; its head has a `{% set %}` line for each variable.
+        The text; a `{% set %}` line at the top defines each variable.
 
     Source: tensorflow/ecosystem, distribution_strategy/template.yaml.jinja: the variables' names.
     """
@@ -35,17 +35,16 @@ def render_kubernetes(
     """Renders the manifests of a training cluster.
 
     Args:
-        overrides: values of the template's variables, as text or as they are.
-        template: text of a template of one's own; the packaged one without it.
-        name: what errors call the template.
+        overrides: values of template variables, as strings or as Python values.
+        template: text of a custom template; None for the packaged one.
+        name: name of the template in error messages.
 
     Returns:
         YAML for `kubectl create -f -`.
 
     Raises:
         ImportError: Jinja is not installed.
-        ValueError: a variable that the template does not have, a value that it cannot take, or a
-            template that cannot be filled in.
+        ValueError: an unknown variable, an invalid value, or a template that cannot be rendered.
 
     Example:
         >>> from stratagem.manifests import render_kubernetes
@@ -55,27 +54,27 @@ def render_kubernetes(
     """
     own = Template(kubernetes_template() if template is None else template, name)
     values = own.values(overrides or {})
-    check_settings(values, KUBERNETES)
+    check_values(values, KUBERNETES)
     check_pod_names(values)
     return own.render(overrides)
 
 
 def validate_kubernetes(manifests: str, kubernetes_version: str | None = None) -> list[Problem]:
-    """Says what is wrong in manifests, without asking a cluster.
+    """Validates manifests offline, without contacting a cluster.
 
-    Each document is held against the schema of its kind, in which no unknown key is allowed. If
-    all fit, the `TF_CONFIG` of every pod is compared with the pods and the Services.
+    Each document is checked against the schema of its kind, which rejects unknown keys. If all
+    pass, the `TF_CONFIG` of every pod is compared with the pods and Services.
 
     Args:
         manifests: YAML.
-        kubernetes_version: a version such as "1.33"; the newest that is installed without it.
+        kubernetes_version: version such as "1.33"; None for the newest installed.
 
     Returns:
-        The problems; none where all is right.
+        The problems found; empty if the manifests are valid.
 
     Raises:
         ImportError: kubernetes-validate is not installed.
-        ValueError: the version's schemas are not there.
+        ValueError: the schemas of this version are not installed.
 
     Example:
         >>> from stratagem.manifests import validate_kubernetes
@@ -84,7 +83,7 @@ def validate_kubernetes(manifests: str, kubernetes_version: str | None = None) -
         Service/(no name): spec: Additional properties are not allowed ('prots' was unexpected)
     """
     version = kubernetes_version or kubernetes_versions()[-1]
-    # "v1.33.2", as kubectl writes it: schemas are those of a minor version.
+    # kubectl prints "v1.33.2"; schemas are per minor version.
     version = ".".join(version.removeprefix("v").split(".")[:2])
     documents, problems = parse_documents(manifests)
     for document in documents:

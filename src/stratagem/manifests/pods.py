@@ -1,4 +1,4 @@
-"""The pods that manifests bring to life, with the environment that each will see."""
+"""Pods that a manifest creates, with their names, labels and environments."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from stratagem.manifests.documents import document_name, own_name
+from stratagem.manifests.documents import document_name, metadata_name
 
 __all__ = ["Container", "Pod", "expand", "pods_of"]
 
-# Where a pod finds its index. The annotation is older than the label: 1.21, and 1.28.
+# Label and annotation of the pod's index. The annotation dates from 1.21, the label from 1.28.
 _INDEX_KEY = {
     "Job": "batch.kubernetes.io/job-completion-index",
     "StatefulSet": "apps.kubernetes.io/pod-index",
@@ -24,9 +24,8 @@ _REFERENCE = re.compile(r"\$(\$|\((?P<name>[^)]*)\))")
 class Container:
     """One container of a pod.
 
-    Args:
-        environment: its variables; None is a value that only the running cluster knows.
-        ports: the ports that it says it listens on.
+    A variable is None if its value is only available in the running cluster. `ports` are the
+    declared container ports.
     """
 
     environment: Mapping[str, str | None]
@@ -37,12 +36,8 @@ class Container:
 class Pod:
     """One pod.
 
-    Args:
-        owner: what errors call the document that makes it.
-        name: its host name; "" where it is not known before.
-        domain: the Service that gives its name an address; "" for none.
-        labels: its labels.
-        containers: what runs in it.
+    `owner` is the name of its document in error messages. `name` is the host name, or "" if it is
+    not known in advance; `domain` is the Service that gives the name an address, or "".
     """
 
     owner: str
@@ -53,18 +48,11 @@ class Pod:
 
 
 def pods_of(documents: Iterable[dict[str, Any]]) -> Iterator[Pod]:
-    """Says which pods documents bring to life.
-
-    Args:
-        documents: documents that their schemas allow.
-
-    Yields:
-        Each pod; of a Deployment one stands for all, because they are the same.
-    """
+    """Yields the pods that valid documents create; one pod stands for all of a Deployment."""
     for document in documents:
         kind, spec = document["kind"], document.get("spec") or {}
         if kind == "Pod":
-            yield _pod(document, document, name=own_name(document))
+            yield _pod(document, document, name=metadata_name(document))
         elif kind == "Job" and spec.get("completionMode") == "Indexed":
             yield from _indexed_pods(document, spec.get("completions") or 0)
         elif kind == "StatefulSet":
@@ -75,14 +63,9 @@ def pods_of(documents: Iterable[dict[str, Any]]) -> Iterator[Pod]:
 
 
 def expand(text: str, variables: Mapping[str, str | None]) -> str | None:
-    """Fills in `$(NAME)` as Kubernetes does; `$$` is a dollar sign.
+    """Expands `$(NAME)` as Kubernetes does; `$$` is a literal dollar sign.
 
-    Args:
-        text: a value of an environment variable, or an argument.
-        variables: what is known there.
-
-    Returns:
-        The text; a name that is not known stays. None where a value is needed that is None.
+    Unknown names are left as they are. Returns None if the text needs a variable that is None.
 
     Example:
         >>> from stratagem.manifests.pods import expand
@@ -105,7 +88,7 @@ def expand(text: str, variables: Mapping[str, str | None]) -> str | None:
 
 
 def _indexed_pods(document: dict[str, Any], count: int) -> Iterator[Pod]:
-    spec, name = document["spec"], own_name(document)
+    spec, name = document["spec"], metadata_name(document)
     for index in range(count):
         pod = _pod(document, spec["template"], name=f"{name}-{index}", index=index)
         yield dataclasses.replace(pod, domain=spec.get("serviceName") or pod.domain)
@@ -139,7 +122,7 @@ def _container(container: dict[str, Any], parts: Mapping[str, dict[str, str]]) -
         else:
             path = (source.get("fieldRef") or {}).get("fieldPath") or ""
             field = _METADATA.fullmatch(path)
-            # A label that a pod does not have is the empty text.
+            # A missing label is the empty string.
             value = None if field is None else parts[field["part"]].get(field["key"], "")
             variables[variable["name"]] = value
     ports = frozenset(port["containerPort"] for port in container.get("ports") or [])

@@ -1,23 +1,23 @@
-"""The Ray form of a training cluster on Kubernetes."""
+"""KubeRay manifests of a training cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from stratagem.manifests.rendering import Template, packaged_template
-from stratagem.manifests.settings import RAY, check_settings
+from stratagem.manifests.variable_rules import RAY, check_values
 
 __all__ = ["RAY_TEMPLATE", "ray_template", "render_ray"]
 
 RAY_TEMPLATE = "ray.yaml.jinja"
-"""What the packaged template is called."""
+"""File name of the packaged template."""
 
 
 def ray_template() -> str:
-    """Returns the packaged template, as a text to edit.
+    """Returns the text of the packaged template, as a starting point for your own.
 
     Returns:
-        The text; its head has a `{% set %}` line for each variable.
+        The text; a `{% set %}` line at the top defines each variable.
     """
     return packaged_template(RAY_TEMPLATE)
 
@@ -27,20 +27,19 @@ def render_ray(
     template: str | None = None,
     name: str = RAY_TEMPLATE,
 ) -> str:
-    """Renders the manifests of a Ray cluster that takes programs of clients.
+    """Renders the manifests of a Ray cluster that runs programs of remote clients.
 
     Args:
-        overrides: values of the template's variables, as text or as they are.
-        template: text of a template of one's own; the packaged one without it.
-        name: what errors call the template.
+        overrides: values of template variables, as strings or as Python values.
+        template: text of a custom template; None for the packaged one.
+        name: name of the template in error messages.
 
     Returns:
-        YAML for `kubectl create -f -`, where the KubeRay operator is installed.
+        YAML for `kubectl create -f -`; the cluster needs the KubeRay operator.
 
     Raises:
         ImportError: Jinja is not installed.
-        ValueError: a variable that the template does not have, a value that it cannot take, or a
-            template that cannot be filled in.
+        ValueError: an unknown variable, an invalid value, or a template that cannot be rendered.
 
     Example:
         >>> from stratagem.manifests import render_ray
@@ -48,5 +47,5 @@ def render_ray(
         True
     """
     own = Template(ray_template() if template is None else template, name)
-    check_settings(own.values(overrides or {}), RAY)
+    check_values(own.values(overrides or {}), RAY)
     return own.render(overrides)

@@ -1,4 +1,4 @@
-"""The schema of a KubeRay RayCluster, which Kubernetes itself does not bring."""
+"""JSON schema of KubeRay's RayCluster, which kubernetes-validate does not include."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _strict(required: list[str], **properties: Any) -> dict[str, Any]:
     }
 
 
-_OF_BOTH = {
+_COMMON = {
     "rayStartParams": _TEXTS,
     "template": {"$ref": _POD},
     "labels": _TEXTS,
@@ -34,14 +34,14 @@ _OF_BOTH = {
 }
 _HEAD = _strict(
     ["template"],
-    **_OF_BOTH,
+    **_COMMON,
     serviceType={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
     headService={"$ref": _SERVICE},
     enableIngress=_TRUTH,
 )
 _GROUP = _strict(
     ["groupName", "template"],
-    **_OF_BOTH,
+    **_COMMON,
     groupName={"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"},
     replicas=_COUNT,
     minReplicas=_COUNT,
@@ -73,4 +73,4 @@ RAY_CLUSTER: dict[str, Any] = _strict(
     ),
     status={"type": "object"},
 )
-"""After ray-operator/apis/ray/v1/raycluster_types.go; pods are Kubernetes' own."""
+"""Follows ray-operator/apis/ray/v1/raycluster_types.go; pods use Kubernetes' schema."""

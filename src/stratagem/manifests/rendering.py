@@ -1,4 +1,4 @@
-"""Templates whose head of `{% set name = value %}` lines can be set from outside."""
+"""Jinja templates with overridable `{% set name = value %}` variables at the top."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["MAX_VARIABLE_BYTES", "Template", "packaged_template"]
 
 MAX_VARIABLE_BYTES = 128 * 1024
-"""Linux starts no process with a longer variable, its name and the zero at its end included."""
+"""Linux's limit for one environment variable, including its name and the final zero byte."""
 
-_NEEDED = {"needed_by": "Rendering", "install": "'stratagem[manifests]'"}
+_REQUIREMENT = {"needed_by": "Rendering", "install": "'stratagem[manifests]'"}
 _TRUTH = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off", ""), False),
@@ -28,14 +28,7 @@ _TRUTH = {
 
 
 def packaged_template(file_name: str) -> str:
-    """Returns a template that comes with the library.
-
-    Args:
-        file_name: its name.
-
-    Returns:
-        Its text.
-    """
+    """Returns the text of a packaged template."""
     folder = importlib.resources.files("stratagem.manifests") / "templates"
     return (folder / file_name).read_text(encoding="utf-8")
 
@@ -43,17 +36,17 @@ def packaged_template(file_name: str) -> str:
 class Template:
     """A Jinja template; the `{% set %}` lines at its top are its variables.
 
-    Filters beside Jinja's own: `quoted` gives a YAML string, `literal` keeps `$(NAME)` as it is
-    where Kubernetes would fill it in, `variable(name)` refuses a value that is too long for an
+    Filters in addition to Jinja's: `quoted` makes a YAML string, `literal` escapes `$(NAME)` so
+    that Kubernetes does not expand it, `variable(name)` rejects a value too long for an
     environment variable, `shell_words` splits a command line, `shell` quotes a word.
 
     Args:
         text: the template.
-        name: what errors call it.
+        name: name of the template in error messages.
 
     Raises:
         ImportError: Jinja is not installed.
-        ValueError: no template, or a variable has no value.
+        ValueError: the template is invalid, or a variable has no value.
 
     Example:
         >>> from stratagem.manifests import Template
@@ -63,25 +56,25 @@ class Template:
     """
 
     def __init__(self, text: str, name: str = "template") -> None:
-        self._jinja = load("jinja2", **_NEEDED)
-        self._nodes = load("jinja2.nodes", **_NEEDED)
+        self._jinja = load("jinja2", **_REQUIREMENT)
+        self._nodes = load("jinja2.nodes", **_REQUIREMENT)
         self._environment = _environment(self._jinja)
         self._text = text
         self._name = name
         self.variables: dict[str, Any] = self.values({})
 
     def values(self, overrides: Mapping[str, object]) -> dict[str, Any]:
-        """Returns what the variables are.
+        """Returns the values of the variables.
 
         Args:
-            overrides: values by variable, as text or as they are. Text becomes what the value in
-                the template is: a number, a truth value, a list of words.
+            overrides: values by variable. A string is converted to the type of the template's
+                value: a number, a bool, or a list of words.
 
         Returns:
             The value of each variable.
 
         Raises:
-            ValueError: a variable that the template does not have, or text of another kind.
+            ValueError: an unknown variable, or a string that cannot be converted.
         """
         _, header = self._parse(overrides)
         alone = self._nodes.Template(header, lineno=1)
@@ -91,30 +84,30 @@ class Template:
             if isinstance(value, self._jinja.Undefined):
                 raise ValueError(
                     explain(
-                        f"{self._name}: variable {variable!r} is set from one that is not there.",
-                        expected="a value, or a variable that is set above it.",
+                        f"{self._name}: variable {variable!r} is set from an undefined variable.",
+                        expected="a value, or a variable set above it.",
                         fix=f"write {{% set {variable} = ... %}} with a value.",
                     )
                 )
         return values
 
     def render(self, overrides: Mapping[str, object] | None = None) -> str:
-        """Returns the text with all values filled in.
+        """Renders the template.
 
         Args:
             overrides: values by variable, as for `values`.
 
         Returns:
-            The text, without empty lines at its beginning.
+            The text, without leading empty lines.
 
         Raises:
-            ValueError: as `values`; or the template cannot be filled in.
+            ValueError: as for `values`, or the template cannot be rendered.
         """
         tree, _ = self._parse(overrides or {})
         return self._run(lambda: self._compiled(tree).render()).lstrip("\n")
 
     def _parse(self, overrides: Mapping[str, object]) -> tuple[jinja2.nodes.Template, list[Any]]:
-        """The whole template and the `{% set %}` nodes at its top, with the overrides in them."""
+        """Returns the parsed template and its `{% set %}` nodes, overrides applied."""
         tree = self._run(lambda: self._environment.parse(self._text, filename=self._name))
         header: list[Any] = []
         for node in tree.body:
@@ -143,25 +136,25 @@ class Template:
         )
 
     def _converted(self, overrides: Mapping[str, object], known: list[str]) -> dict[str, object]:
-        """The overrides, text turned into what the template's own values are."""
+        """Returns the overrides, with strings converted to the types of the template's values."""
         unknown = sorted(overrides.keys() - set(known))
         if unknown:
             raise ValueError(
                 explain(
                     f"{self._name} has no variable {', '.join(map(repr, unknown))}.",
-                    expected=f"one of {', '.join(sorted(known)) or 'none: it has no variables'}.",
+                    expected=f"one of {', '.join(sorted(known)) or 'none; it has no variables'}.",
                     fix="correct the name, or add a {% set %} line at the top of the template.",
                 )
             )
         return {
-            variable: _of_kind(variable, value, self.variables[variable])
+            variable: _converted_to_type_of(variable, value, self.variables[variable])
             if isinstance(value, str)
             else value
             for variable, value in overrides.items()
         }
 
     def _run(self, work: Callable[[], Any]) -> Any:
-        """What Jinja raises is about the template, of which the user may have written each line."""
+        """Runs Jinja; its errors become ValueErrors that name the template and the line."""
         try:
             return work()
         except (
@@ -178,8 +171,8 @@ class Template:
 
 
 def _environment(jinja2_module: Any) -> Any:
-    """A template may come from anywhere: the sandbox keeps it from doing more than text."""
-    environment = load("jinja2.sandbox", **_NEEDED).SandboxedEnvironment(
+    """Returns a sandboxed environment, since a template may come from anywhere."""
+    environment = load("jinja2.sandbox", **_REQUIREMENT).SandboxedEnvironment(
         undefined=jinja2_module.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -196,14 +189,14 @@ def _environment(jinja2_module: Any) -> Any:
     return environment
 
 
-def _of_kind(variable: str, text: str, default: object) -> object:
-    """Text as a value of the same kind as the template's own."""
+def _converted_to_type_of(variable: str, text: str, default: object) -> object:
+    """Converts a string to the type of the template's own value."""
     if isinstance(default, bool):
         value = _TRUTH.get(text.strip().lower())
         expected = "true or false."
     elif isinstance(default, int):
         value = int(text) if re.fullmatch(r"\s*[+-]?[0-9]+\s*", text) else None
-        expected = "a whole number."
+        expected = "an integer."
     elif isinstance(default, list | tuple):
         return _shell_words(text)
     else:
@@ -211,16 +204,16 @@ def _of_kind(variable: str, text: str, default: object) -> object:
     if value is None:
         raise ValueError(
             explain(
-                f"{variable}={text!r} is of another kind than {default!r} in the template.",
+                f"{variable}={text!r} has a different type than {default!r} in the template.",
                 expected=expected,
-                fix=f"give {variable} such a value.",
+                fix=f"pass a value of that type for {variable}.",
             )
         )
     return value
 
 
 def _quoted(value: object) -> str:
-    """A YAML string in double quotes; what may not stand in YAML as it is, is written as a code."""
+    """Returns a double-quoted YAML string; unprintable characters are escaped."""
     escapes = {'"': '\\"', "\\": "\\\\"}
     return '"{}"'.format(
         "".join(
@@ -235,7 +228,7 @@ def _literal(value: object) -> str:
 
 
 def _shell_words(value: object) -> list[str]:
-    """The words of a command line; a list is one already."""
+    """Splits a command line into words; a list is returned as it is."""
     if isinstance(value, list | tuple):
         return [str(word) for word in value]
     try:
@@ -245,7 +238,7 @@ def _shell_words(value: object) -> list[str]:
             explain(
                 f"{value!r} cannot be split into words: {error}.",
                 expected="quotes in pairs, as in a shell.",
-                fix="close the quote, or give a list of words.",
+                fix="close the quote, or pass a list of words.",
             )
         ) from error
 
@@ -255,8 +248,8 @@ def _variable(value: object, name: str) -> str:
     if num_bytes > MAX_VARIABLE_BYTES:
         raise ValueError(
             explain(
-                f"{name} would be {num_bytes} bytes long.",
-                expected=f"at most {MAX_VARIABLE_BYTES}, which is what a process can be given.",
+                f"The environment variable {name} would be {num_bytes} bytes long.",
+                expected=f"at most {MAX_VARIABLE_BYTES} bytes, the limit of Linux.",
                 fix="choose a shorter name, or fewer tasks.",
             )
         )

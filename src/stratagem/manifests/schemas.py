@@ -1,4 +1,4 @@
-"""Kubernetes' own schemas, which `kubernetes-validate` brings for many versions; and of Ray."""
+"""JSON schemas of Kubernetes kinds, from the package kubernetes-validate, and of KubeRay."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from stratagem.optional_libraries import load
 
 __all__ = ["kubernetes_versions", "schema_problems"]
 
-_NEEDED = {"needed_by": "Validating manifests", "install": "'stratagem[manifests]'"}
-# Strict: a key that the schema does not know is wrong.
+_REQUIREMENT = {"needed_by": "Validating manifests", "install": "'stratagem[manifests]'"}
+# The strict schemas reject unknown keys.
 _FOLDER = re.compile(r"v(\d+\.\d+)\.\d+-local-strict")
 
 
 def kubernetes_versions() -> list[str]:
-    """Returns the versions of Kubernetes whose schemas are installed.
+    """Returns the Kubernetes versions whose schemas are installed.
 
     Returns:
-        Versions such as "1.33", the oldest first.
+        Versions such as "1.33", oldest first.
 
     Raises:
         ImportError: kubernetes-validate is not installed.
@@ -34,26 +34,19 @@ def kubernetes_versions() -> list[str]:
 
 
 def schema_problems(document: dict[str, Any], version: str) -> list[Problem]:
-    """Holds a document against its schema.
-
-    Args:
-        document: one document.
-        version: a version of `kubernetes_versions`.
-
-    Returns:
-        Everything that its schema does not allow.
+    """Validates a document against the schema of its kind in a version of `kubernetes_versions`.
 
     Raises:
         ImportError: kubernetes-validate is not installed.
-        ValueError: the version's schemas are not there.
+        ValueError: the schemas of this version are not installed.
     """
     name = document_name(document)
     kind, api_version = document.get("kind"), document.get("apiVersion")
     if not isinstance(kind, str) or not isinstance(api_version, str):
-        return [Problem(name, "", "without kind or apiVersion")]
+        return [Problem(name, "", "kind or apiVersion is missing")]
     validator = _validator(version, kind, api_version)
     if validator is None:
-        return [Problem(name, "", f"Kubernetes {version} has no {kind} of {api_version}")]
+        return [Problem(name, "", f"Kubernetes {version} has no {kind} in {api_version}")]
     return list(_problems(validator, document, name))
 
 
@@ -67,7 +60,7 @@ def _problems(validator: Any, document: dict[str, Any], name: str) -> Iterator[P
 
 @functools.cache
 def _folders() -> dict[str, Any]:
-    load("kubernetes_validate", **_NEEDED)
+    load("kubernetes_validate", **_REQUIREMENT)
     root = importlib.resources.files("kubernetes_validate") / "kubernetes-json-schema"
     found = ((_FOLDER.fullmatch(folder.name), folder) for folder in root.iterdir())
     return {match[1]: folder for match, folder in found if match}
@@ -81,21 +74,23 @@ def _definitions(version: str) -> Any:
             explain(
                 f"The schemas of Kubernetes {version!r} are not installed.",
                 expected=f"one of {', '.join(kubernetes_versions())}.",
-                fix="choose one of them, or upgrade the package kubernetes-validate.",
+                fix="choose an installed version, or upgrade the package kubernetes-validate.",
             )
         )
     text = (folders[version] / "_definitions.json").read_text(encoding="utf-8")
-    resource = load("referencing", **_NEEDED).Resource.from_contents(json.loads(text))
-    return resource @ load("referencing", **_NEEDED).Registry()
+    resource = load("referencing", **_REQUIREMENT).Resource.from_contents(json.loads(text))
+    return resource @ load("referencing", **_REQUIREMENT).Registry()
 
 
 @functools.cache
 def _validator(version: str, kind: str, api_version: str) -> Any:
-    """None where the version has no such kind."""
+    """Returns None if the version has no such kind."""
     registry = _definitions(version)
     if (kind, api_version) == ("RayCluster", "ray.io/v1"):
-        return load("jsonschema", **_NEEDED).Draft202012Validator(RAY_CLUSTER, registry=registry)
-    # "rbac.authorization.k8s.io/v1" is in files called "...-rbac-v1.json".
+        return load("jsonschema", **_REQUIREMENT).Draft202012Validator(
+            RAY_CLUSTER, registry=registry
+        )
+    # The file of "rbac.authorization.k8s.io/v1" ends in "-rbac-v1.json".
     group, slash, number = api_version.partition("/")
     suffix = f"{group.partition('.')[0]}-{number}" if slash else group
     file_name = f"{kind.lower()}-{suffix}.json"
@@ -103,4 +98,4 @@ def _validator(version: str, kind: str, api_version: str) -> Any:
     if not re.fullmatch(r"[-.a-z0-9]+", file_name) or not file.is_file():
         return None
     schema = json.loads(file.read_text(encoding="utf-8"))
-    return load("jsonschema", **_NEEDED).Draft202012Validator(schema, registry=registry)
+    return load("jsonschema", **_REQUIREMENT).Draft202012Validator(schema, registry=registry)

@@ -1,4 +1,4 @@
-"""Batch scripts of a training job on Slurm."""
+"""Slurm batch scripts of a training job."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import math
 from collections.abc import Mapping
 
 from stratagem.manifests.rendering import Template, packaged_template
-from stratagem.manifests.settings import SLURM, check_settings
+from stratagem.manifests.variable_rules import SLURM, check_values
 from stratagem.messages import explain
 
 __all__ = ["SLURM_TEMPLATE", "render_slurm", "slurm_template"]
 
 SLURM_TEMPLATE = "slurm.sh.jinja"
-"""What the packaged template is called."""
+"""File name of the packaged template."""
 
 
 def slurm_template() -> str:
-    """Returns the packaged template, as a text to edit.
+    """Returns the text of the packaged template, as a starting point for your own.
 
     Returns:
-        The text; its head has a `{% set %}` line for each variable.
+        The text; a `{% set %}` line at the top defines each variable.
     """
     return packaged_template(SLURM_TEMPLATE)
 
@@ -34,19 +34,19 @@ def render_slurm(
     """Renders the batch script of a training job.
 
     Args:
-        overrides: values of the template's variables, as text or as they are.
-        template: text of a template of one's own; the packaged one without it.
-        name: what errors call the template.
-        nodes: how many nodes; it decides `worker_replicas`, or else `tasks_per_node`, where
-            `overrides` does not. Without it as many as the workers need.
+        overrides: values of template variables, as strings or as Python values.
+        template: text of a custom template; None for the packaged one.
+        name: name of the template in error messages.
+        nodes: number of nodes. Sets `worker_replicas`, or else `tasks_per_node`, unless
+            `overrides` does. None for as many nodes as the workers need.
 
     Returns:
         A script for `sbatch`.
 
     Raises:
         ImportError: Jinja is not installed.
-        ValueError: a variable that the template does not have, a value that it cannot take, or a
-            template that cannot be filled in; workers that do not need so many nodes, or more.
+        ValueError: an unknown variable, an invalid value, a template that cannot be rendered, or
+            workers that do not need exactly `nodes` nodes.
 
     Example:
         >>> from stratagem.manifests import render_slurm
@@ -56,31 +56,37 @@ def render_slurm(
     """
     own = Template(slurm_template() if template is None else template, name)
     values = own.values(overrides or {})
-    check_settings(values, SLURM)
-    given = dict(overrides or {})
+    check_values(values, SLURM)
+    updated = dict(overrides or {})
     if nodes is not None:
-        given = _on_nodes(nodes, given, values)
-    return own.render(given)
+        updated = _on_nodes(nodes, updated, values)
+    return own.render(updated)
 
 
-def _on_nodes(nodes: int, given: dict[str, object], values: Mapping[str, int]) -> dict[str, object]:
-    """The overrides, with as many workers as the nodes take, or as many to a node as needed."""
+def _on_nodes(
+    nodes: int, updated: dict[str, object], values: Mapping[str, int]
+) -> dict[str, object]:
+    """Returns the overrides, with workers or tasks per node derived from the number of nodes."""
     if nodes < 1:
         raise ValueError(
-            explain(f"nodes={nodes}.", expected="at least one node.", fix="ask for 1 or more.")
+            explain(
+                f"nodes={nodes} is not a number of nodes.",
+                expected="at least one node.",
+                fix="request 1 or more.",
+            )
         )
     workers, on_a_node = values["worker_replicas"], values["tasks_per_node"]
-    if "worker_replicas" not in given:
-        return {**given, "worker_replicas": nodes * on_a_node}
-    if "tasks_per_node" not in given:
+    if "worker_replicas" not in updated:
+        return {**updated, "worker_replicas": nodes * on_a_node}
+    if "tasks_per_node" not in updated:
         on_a_node = math.ceil(workers / nodes)
     if math.ceil(workers / on_a_node) != nodes:
         raise ValueError(
             explain(
-                f"{workers} workers, {on_a_node} on a node, need {math.ceil(workers / on_a_node)} "
-                f"nodes; {nodes} were asked for.",
-                expected="as many nodes as the workers need.",
-                fix="leave out the nodes, the workers, or the workers of a node.",
+                f"{workers} workers at {on_a_node} per node need {math.ceil(workers / on_a_node)} "
+                f"nodes, but {nodes} were requested.",
+                expected="exactly as many nodes as the workers need.",
+                fix="omit the number of nodes, of workers, or of tasks per node.",
             )
         )
-    return {**given, "tasks_per_node": on_a_node}
+    return {**updated, "tasks_per_node": on_a_node}
