@@ -26,8 +26,10 @@ def test_tables_json_and_picture(tmp_path) -> None:
     json_file, picture = tmp_path / "a" / "plan.json", tmp_path / "b" / "plan.png"
     result = _call(_LOOP, "--target", "4xH100", "--json", json_file, "--picture", picture)
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("loop.py on 4xH100: 32 parameters, batch 24, 6 a device")
-    for title in ("Memory of a device", "Sent between devices", "Predicted, not measured"):
+    assert result.stdout.startswith(
+        "loop.py on 4xH100: 32 parameters, global batch 24, 6 per device"
+    )
+    for title in ("Memory per device", "Communication per step", "Predicted step time"):
         assert title in result.stdout
     assert "replicas 4" in result.stderr  # the script's own
     told = json.loads(json_file.read_text())
@@ -38,7 +40,7 @@ def test_tables_json_and_picture(tmp_path) -> None:
 def test_another_global_batch() -> None:
     result = _call("--target", "2xH100", "--global-batch", 64, _LOOP)
     assert result.exit_code == 0, result.output
-    assert "batch 64, 32 a device" in result.stdout
+    assert "global batch 64, 32 per device" in result.stdout
     assert "another than the script's" in result.stdout
 
 
@@ -57,11 +59,14 @@ def test_state_that_the_script_does_not_share_out(options, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([_LOOP, "--target", "8xH101"], "is not known"),
+        ([_LOOP, "--target", "8xH101"], "is not a known machine"),
         ([_LOOP, "--target", "2xH100", "--never"], "before it trained"),
-        ([_LOOP, "--target", "2xH100", "--global-batch", "3"], "was asked for on 2 replicas"),
-        ([_LARGE, "--target", "2xH100", "--shard-state", "all", "--central"], "was asked for, and"),
-        (["nowhere.py", "--target", "2xH100"], "There is no script"),
+        (
+            [_LOOP, "--target", "2xH100", "--global-batch", "3"],
+            "of 3 cannot be split over 2 replicas",
+        ),
+        ([_LARGE, "--target", "2xH100", "--shard-state", "all", "--central"], "was requested, but"),
+        (["nowhere.py", "--target", "2xH100"], "Script 'nowhere.py' does not exist"),
     ],
 )
 def test_mistakes_end_with_exit_code_1(arguments, message) -> None:

@@ -1,4 +1,4 @@
-"""Which compiler is asked, and what is made of its refusals."""
+"""Selection of the compiler, and its fallbacks."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ def test_step_that_the_compiler_cannot_do(step, has_plugin, monkeypatch) -> None
     compiled = compile_step(step, _TARGET)
     assert not compiled.is_refused
     assert compiled.notes == (
-        "Compiled for CPU: the compiler for GPU cannot do it here (UNIMPLEMENTED: no library for "
-        "it).",
+        "Compiled for CPU: the compiler for GPU failed (UNIMPLEMENTED: no library for it).",
     )
 
 
@@ -67,7 +66,7 @@ def test_other_process_that_fails_is_told(step, monkeypatch) -> None:
 
     monkeypatch.setattr(compilers.jax, "local_devices", lambda backend: [])
     monkeypatch.setattr(compilers.subprocess, "run", run)
-    with pytest.raises(RuntimeError, match="The compiler for CPUs ended with exit code 3") as told:
+    with pytest.raises(RuntimeError, match="The CPU compiler exited with code 3") as told:
         compile_step(step, _TARGET)
     assert "last words" in str(told.value)
 

@@ -1,4 +1,4 @@
-"""Plans by the compiler for GPUs: need JAX's plugin for CUDA, and no GPU (`make test-gpu`)."""
+"""Plans with the GPU compiler: need JAX's CUDA plugin, but no GPU (`make test-gpu`)."""
 
 from __future__ import annotations
 

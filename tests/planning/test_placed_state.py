@@ -1,4 +1,4 @@
-"""Plans of state that is shared out, and of replicas of several devices, beside what really is."""
+"""Plans with sharded state and with replicas of several devices, compared with real programs."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_replicas_of_several_devices_have_their_part_of_the_batch(mirrored) -> N
     halves = 4 * ((_KERNELS + _HIDDEN) / 2 + _CLASSES)
     assert between == pytest.approx(halves, rel=0.05)
     assert 0 < plan.scaling[0].reduction_s < plan.scaling[1].reduction_s
-    assert any("shared evenly by the replica's devices" in note for note in plan.notes)
+    assert any("the devices of a replica split its products evenly" in note for note in plan.notes)
 
 
 def _by_size(plan: Plan) -> tuple[int, int]:
@@ -279,8 +279,8 @@ def test_of_what_is_in_pinned_memory_a_device_brings_its_part(count, target) -> 
     assert plan.memory.total_bytes < 2.5 * kernels
     text = io.StringIO()
     show(plan, Console(file=text, width=400))
-    assert "the host needs for variables" in text.getvalue()
-    assert "each device brings" in text.getvalue()
+    assert "host memory for variables" in text.getvalue()
+    assert "per device from pinned host memory" in text.getvalue()
 
 
 def test_a_table_on_the_host_gives_rows() -> None:

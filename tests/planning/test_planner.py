@@ -1,4 +1,4 @@
-"""Plans of small models and steps, compared with arithmetic and with programs that really run."""
+"""Plans of small models and steps, compared with arithmetic and with real programs."""
 
 from __future__ import annotations
 
@@ -189,9 +189,9 @@ def test_too_large_for_the_device() -> None:
     ("what", "batch", "error", "message"),
     [
         (_model, [1], TypeError, "a tuple: .x, y. for a model"),
-        (3, _BATCH, TypeError, "a compiled Keras model, a function that makes one"),
-        (lambda: 3, _BATCH, TypeError, "The function that plan was given returned a int"),
-        (lambda x, y: x, _BATCH, ValueError, "plan was given a step, and no strategy"),
+        (3, _BATCH, TypeError, "a compiled Keras model, a function that returns one"),
+        (lambda: 3, _BATCH, TypeError, "The function passed to plan returned a int"),
+        (lambda x, y: x, _BATCH, ValueError, "plan received a step without a strategy"),
         (lambda: keras.Sequential(), _BATCH, ValueError, "is not compiled with an optimizer"),
     ],
 )

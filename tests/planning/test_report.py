@@ -1,4 +1,4 @@
-"""A plan as tables and as a picture."""
+"""Tables and plots of a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 import stratagem as sg
 from stratagem import optional_libraries
 from stratagem.planning import Plan, Reduction, parse_target
-from stratagem.planning.picture import draw, figure_of
+from stratagem.planning.plot import draw, figure_of
 from stratagem.planning.report import (
     count_text,
     headline,
@@ -49,11 +49,11 @@ def _shown(plan: Plan) -> str:
 
 def test_tables_have_the_figures_of_the_plan(plan) -> None:
     text = _shown(plan)
-    assert f"{plan.title} on 2xH100: 65.8 k parameters, batch 8, 4 a device" in text
+    assert f"{plan.title} on 2xH100: 65.8 k parameters, global batch 8, 4 per device" in text
     assert size_text(plan.memory.total_bytes) in text
     assert "all-reduce" in text
-    assert "not known" in text
-    assert "0.5 of the peak rate is reached by matrix products" in text
+    assert "unknown" in text
+    assert "0.5 of peak FLOP/s in matrix products" in text
     assert "pip install jax-cuda12-pjrt" in text
 
 
@@ -78,9 +78,9 @@ def test_messages_are_told_apart_by_where_they_go(plan) -> None:
     ("temporary_bytes", "fields", "text"),
     [
         (0, {}, "Fits: "),
-        (70 * _GIB, {}, "Fits with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 only"),
+        (70 * _GIB, {}, "Fits only with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"),
         (90 * _GIB, {}, "Does not fit: 90.00 GiB"),
-        (0, {"is_refused": True}, "Does not fit: the compiler refuses it"),
+        (0, {"is_refused": True}, "Does not fit: the compiler rejects it"),
     ],
 )
 def test_verdict(plan, temporary_bytes, fields, text) -> None:
@@ -91,11 +91,11 @@ def test_verdict(plan, temporary_bytes, fields, text) -> None:
 
 def test_what_does_not_fit_is_told_what_sharing_would_hold(plan) -> None:
     """Adam's moments and the weights of 256 x 256 in halves; 4 * 256 + 16 bytes in copies."""
-    assert "Shared out" not in _shown(plan)
+    assert "Sharded over" not in _shown(plan)
     text = _shown(_with_temporaries(plan, 90 * _GIB))
     weights = 4 * 256 * 256
     copied = size_text(plan.memory.state_bytes)
-    assert f"a device holds {copied}" in text
+    assert f"Variables take {copied} per device" in text
     halves = [plan.memory.state_bytes - weights, plan.memory.state_bytes - 3 * weights // 2]
     assert list(plan.shared_state_bytes.values()) == halves
     told = " or ".join(
@@ -111,7 +111,7 @@ def test_headline_says_how_replicas_are_placed(plan) -> None:
     )
     one = headline(dataclasses.replace(plan, num_replicas=1))
     assert "1 replica of 2 devices: " in one
-    assert one.endswith("8 a replica")
+    assert one.endswith("8 per replica")
 
 
 def test_sizes_times_and_counts() -> None:
@@ -146,5 +146,5 @@ def test_picture_without_matplotlib(plan, monkeypatch, tmp_path) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
     monkeypatch.setattr(optional_libraries.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match="The picture of a plan needs matplotlib"):
+    with pytest.raises(ImportError, match="Plotting a plan needs matplotlib"):
         draw(plan, tmp_path / "plan.png")

@@ -128,5 +128,5 @@ def test_a_message_within_replicas_is_there_on_any_number_of_them() -> None:
 
 
 def test_assumptions_are_printed_with_their_figures() -> None:
-    assert Assumptions(compute_share=0.4).lines()[0].startswith("0.4 of the peak rate")
+    assert Assumptions(compute_share=0.4).lines()[0].startswith("0.4 of peak FLOP/s")
     assert len(Assumptions().lines()) == 5

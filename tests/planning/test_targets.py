@@ -1,4 +1,4 @@
-"""Names of machines, and the table of what accelerators can do."""
+"""Names of targets, and the table of accelerators."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ def test_machine_of_a_name(text, name, num_devices, num_groups) -> None:
     "text", ["8xH101", "v5e", "8", "x", "", "8xH100:2x2", "v7:2x2", "8 x H100"]
 )
 def test_unknown_machine_is_told_what_is_known(text) -> None:
-    with pytest.raises(ValueError, match=r"is not known|names a TPU without the shape") as raised:
+    with pytest.raises(
+        ValueError, match=r"is not a known machine|names a TPU without the shape"
+    ) as raised:
         parse_target(text)
     assert "v5e:4x4" in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["0xH100", "v5e:0x4", "0xv5e:2x2"])
 def test_machine_without_devices(text) -> None:
-    with pytest.raises(ValueError, match="names no device"):
+    with pytest.raises(ValueError, match="has no devices"):
         parse_target(text)
 
 
 def test_gpus_that_fill_no_hosts() -> None:
-    with pytest.raises(ValueError, match=r"names 12 GPUs in hosts of 8") as raised:
+    with pytest.raises(ValueError, match=r"12 GPUs do not fill hosts of 8") as raised:
         parse_target("12xH100")
-    assert "ask for 8 or 16" in str(raised.value)
+    assert "use 8 or 16" in str(raised.value)
 
 
 def test_target_that_is_no_text() -> None:

@@ -1,4 +1,4 @@
-"""Plans by the compiler for TPUs: need libtpu, and no TPU (`make test-tpu`)."""
+"""Plans with the TPU compiler: need libtpu, but no TPU (`make test-tpu`)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused_by_the_compiler() -> None:
     assert plan.is_refused
     assert not plan.fits
     assert plan.compiler == "cpu"
-    assert any("refuses the step because it does not fit" in note for note in plan.notes)
+    assert any("rejects the step because it does not fit" in note for note in plan.notes)
 
 
 def test_shared_state_is_compiled_for_tpus() -> None:

@@ -1,4 +1,4 @@
-"""What TensorBoard's own reader finds in a folder."""
+"""Reading event files with TensorBoard's own reader."""
 
 from __future__ import annotations
 

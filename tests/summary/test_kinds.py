@@ -1,4 +1,4 @@
-"""What is written on the host is what TensorBoard's reader finds."""
+"""Summaries written on the host match what TensorBoard's reader finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The default writer, step and condition are those of the innermost block, in each thread."""
+"""The default writer, step and condition of the innermost block, per thread."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_condition_of_the_innermost_block_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("condition", [1, "yes", None, np.ones(2, bool)])
 def test_condition_that_is_none_is_refused(condition) -> None:
     with (
-        pytest.raises(TypeError, match="Expected a bool, a traced boolean without axes"),
+        pytest.raises(TypeError, match="Expected a bool, a traced scalar boolean"),
         sg.summary.record_if(condition),
     ):
         pass

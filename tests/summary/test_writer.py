@@ -1,4 +1,4 @@
-"""Files are made, flushed and closed when they should be."""
+"""Creation, flushing and closing of event files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.summary.events import Read
 
 @pytest.fixture(autouse=True)
 def nothing_stays_the_default() -> Iterator[None]:
-    with settings.setting():
+    with settings.override():
         yield
 
 
@@ -93,7 +93,7 @@ def test_noop_writer_writes_nothing() -> None:
 
 
 def test_writer_stays_in_its_process(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="was to be sent to another process"):
+    with pytest.raises(TypeError, match="cannot be sent to another process"):
         pickle.dumps(sg.summary.create_file_writer(tmp_path))
 
 

@@ -59,7 +59,7 @@ def command(
             json_file.parent.mkdir(parents=True, exist_ok=True)
             json_file.write_text(json.dumps(plan.to_dict(), indent=2) + "\n")
         if picture is not None:
-            importlib.import_module("stratagem.planning.picture").draw(plan, picture)
+            importlib.import_module("stratagem.planning.plot").draw(plan, picture)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     console = importlib.import_module("rich.console").Console(highlight=False)

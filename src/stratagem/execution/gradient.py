@@ -23,8 +23,8 @@ from stratagem.execution.tracing.created_variables import initialize_created
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.execution.tracing.remote_state import Ids, Lookup
 from stratagem.messages import explain
-from stratagem.summary.callbacks import hand_on
 from stratagem.summary.collector import Collector
+from stratagem.summary.host_callbacks import forward_summaries
 from stratagem.tracebacks import filters_traceback
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
@@ -280,7 +280,7 @@ class _Differentiated:
         _keep_updates(written, updates, self._outer)
         if self._outer is not None:
             self._keep_builds(scopes[-1], updates[len(written) :], self._outer)
-        hand_on(summaries.summaries, of_summaries)
+        forward_summaries(summaries.summaries, of_summaries)
         by_id: dict[int, Any] = {
             id(v): grad for v, grad in zip(self._variables, grads, strict=True) if id(v) in read_ids
         }

@@ -1,11 +1,11 @@
-"""What a training step takes on a machine that is not here: `sg.plan` and `stratagem plan`."""
+"""Training-step planning (`sg.plan`): memory, step time and scaling on hardware you don't have."""
 
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
 from stratagem.planning.memory import CompilerMemory, MemoryPlan
 from stratagem.planning.planner import plan, plan_step, with_global_batch
-from stratagem.planning.reductions import Reduction, Schedule, share_behind
 from stratagem.planning.result import Plan
-from stratagem.planning.scripts import capture_script
+from stratagem.planning.schedule import Reduction, Schedule, share_behind
+from stratagem.planning.script_capture import capture_script
 from stratagem.planning.step_time import Assumptions, StepTime
 from stratagem.planning.targets import Target, parse_target
 

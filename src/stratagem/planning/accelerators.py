@@ -1,12 +1,12 @@
-"""What accelerators can do, as their makers state it: nothing here is measured.
+"""Specifications of accelerators as published by their vendors; nothing here is measured.
 
-Sources, named at each figure:
+Sources, cited at each figure:
 
-[XLA]   openxla/xla, xla/backends/gpu/target_config/specs: what drivers report of each GPU.
+[XLA]   openxla/xla, xla/backends/gpu/target_config/specs: device properties reported by drivers.
 [H100]  NVIDIA H100 data sheet, SXM5, without sparsity. [H200], [A100], [B200], [L4]: likewise.
 [DGX]   NVIDIA DGX A100, DGX H100 and DGX B200 data sheets: network adapters of a host.
 [TPU]   cloud.google.com/tpu/docs, the pages v4, v5e, v5p and v6e, "key chip specifications".
-[BOOK]  jax-ml.github.io/scaling-book, "How to think about TPUs": network bytes a chip.
+[BOOK]  jax-ml.github.io/scaling-book, "How to think about TPUs": network bytes per chip.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _GIB = 2**30
 _TERA = 1e12
 _GIGA = 1e9
 
-# Of a GPU's memory JAX takes three quarters for its pool (XLA_PYTHON_CLIENT_MEM_FRACTION); of a
-# TPU's XLA leaves all but about a fortieth to the program (15.75 of the 16 GiB of a v5e).
+# On GPUs, JAX's pool takes three quarters of the memory (XLA_PYTHON_CLIENT_MEM_FRACTION). On TPUs,
+# XLA leaves all but about one fortieth to the program (15.75 of 16 GiB on a v5e).
 _GPU_POOL_SHARE = 0.75
 _TPU_POOL_SHARE = 0.975
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """One device: its memory, its rates and its links, each in one direction.
+    """Specifications of one device; link and network rates are per direction.
 
     Args:
-        name: as a target has it.
+        name: name used in targets, such as "H100".
         platform: "gpu" or "tpu".
-        device_kind: as JAX calls it.
-        memory_bytes: of one device.
-        pool_share: of it that JAX gives to programs unless told otherwise.
-        flops_per_s: peak of matrix products, by the dtype of their operands. Products of float32
-            run as JAX has them by default: in TF32 on a GPU, in bfloat16 on a TPU.
-        memory_bytes_per_s: of the device's own memory.
-        link_bytes_per_s: of one device to those of its host (GPU) or slice (TPU).
-        network_bytes_per_s: of one device's share of the network between hosts or slices.
-        devices_per_host: how many a host has.
-        gpu_info: what XLA has to know of a GPU that it compiles for and does not see; empty for
+        device_kind: `jax.Device.device_kind`.
+        memory_bytes: memory of one device.
+        pool_share: fraction of the memory that JAX gives to programs by default.
+        flops_per_s: peak rate of matrix products by operand dtype. float32 runs as JAX runs it by
+            default: TF32 on GPUs, bfloat16 on TPUs.
+        memory_bytes_per_s: bandwidth of the device memory.
+        link_bytes_per_s: bandwidth to the devices of the same host (GPU) or slice (TPU).
+        network_bytes_per_s: one device's share of the network between hosts or slices.
+        devices_per_host: number of devices per host.
+        gpu_info: device properties that XLA needs to compile for a GPU without one; empty for
             TPUs.
     """
 
@@ -60,11 +60,11 @@ class Accelerator:
 
     @property
     def pool_bytes(self) -> int:
-        """What programs get of the memory unless JAX is told otherwise."""
+        """Memory that JAX gives to programs by default."""
         return int(self.memory_bytes * self.pool_share)
 
     def peak_flops_per_s(self, dtype: str) -> float:
-        """Returns the peak of matrix products of a dtype; of one that is not listed, float32's."""
+        """Returns the peak rate of matrix products of a dtype; unlisted dtypes use float32's."""
         return self.flops_per_s.get(dtype, self.flops_per_s["float32"])
 
 
@@ -80,7 +80,7 @@ def _gpu(
     network: float,
     info: Mapping[str, int | float],
 ) -> Accelerator:
-    """A GPU; rates of products in TFLOP/s, of memory and links in GB/s."""
+    """Returns a GPU; matrix rates are in TFLOP/s, memory and link rates in GB/s."""
     return Accelerator(
         name=name,
         platform="gpu",
@@ -111,7 +111,7 @@ def _tpu(
     network: float,
     devices_per_host: int,
 ) -> Accelerator:
-    """A TPU chip; rates of products in TFLOP/s, of memory and links in GB/s."""
+    """Returns a TPU chip; matrix rates are in TFLOP/s, memory and link rates in GB/s."""
     rate = bfloat16 * _TERA
     return Accelerator(
         name=name,
@@ -130,7 +130,7 @@ def _tpu(
 def _info(
     major: int, minor: int, cores: int, fpus: int, clock_ghz: float, l2_bytes: int, shared: int
 ) -> dict[str, int | float]:
-    """[XLA] of one GPU; `shared` is the shared memory of a multiprocessor in bytes."""
+    """Returns [XLA] properties of a GPU; `shared` is shared memory per multiprocessor, in bytes."""
     return {
         "major": major,
         "minor": minor,
@@ -151,7 +151,7 @@ _ALL = (
         tf32=494.7,  # [H100]
         memory=3352.3,  # [XLA]; [H100] says 3.35 TB/s
         link=450,  # [H100] NVLink: 900 GB/s for both directions
-        network=50,  # [DGX] H100: an adapter of 400 Gb/s a GPU
+        network=50,  # [DGX] H100: one 400 Gb/s adapter per GPU
         info=_info(9, 0, 132, 128, 1.98, 52_428_800, 233_472),
     ),
     _gpu(
@@ -173,7 +173,7 @@ _ALL = (
         tf32=156,  # [A100]
         memory=2039,  # [A100], 80 GB
         link=300,  # [A100] NVLink: 600 GB/s for both directions
-        network=25,  # [DGX] A100: an adapter of 200 Gb/s a GPU
+        network=25,  # [DGX] A100: one 200 Gb/s adapter per GPU
         info=_info(8, 0, 108, 64, 1.41, 41_943_040, 167_936),
     ),
     _gpu(
@@ -184,7 +184,7 @@ _ALL = (
         tf32=1125,  # [B200]
         memory=7672.3,  # [XLA]; [B200] says up to 8 TB/s
         link=900,  # [B200] NVLink: 1.8 TB/s for both directions
-        network=50,  # [DGX] B200: an adapter of 400 Gb/s a GPU
+        network=50,  # [DGX] B200: one 400 Gb/s adapter per GPU
         info=_info(10, 0, 148, 128, 1.965, 132_644_864, 233_472),
     ),
     _gpu(
@@ -204,7 +204,7 @@ _ALL = (
         32 * _GIB,  # [TPU]
         bfloat16=275,  # [TPU]
         memory=1200,  # [TPU]
-        link=300,  # [TPU] interconnect: 2400 Gb/s a chip
+        link=300,  # [TPU] interconnect: 2400 Gb/s per chip
         network=6.25,  # assumed as v5p
         devices_per_host=4,  # [TPU]
     ),
@@ -214,7 +214,7 @@ _ALL = (
         16 * _GIB,  # [TPU]
         bfloat16=197,  # [TPU]
         memory=819,  # [TPU]
-        link=200,  # [TPU] interconnect: 1600 Gb/s a chip
+        link=200,  # [TPU] interconnect: 1600 Gb/s per chip
         network=3.125,  # [TPU] two adapters of 100 Gb/s for the 8 chips of a host
         devices_per_host=8,  # [TPU]
     ),
@@ -224,7 +224,7 @@ _ALL = (
         95 * _GIB,  # [TPU]
         bfloat16=459,  # [TPU]
         memory=2765,  # [TPU]
-        link=600,  # [TPU] interconnect: 4800 Gb/s a chip
+        link=600,  # [TPU] interconnect: 4800 Gb/s per chip
         network=6.25,  # [BOOK]
         devices_per_host=4,  # [TPU]
     ),

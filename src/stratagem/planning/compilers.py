@@ -1,4 +1,4 @@
-"""Compiles a step for devices that are not here, by their own compiler or by that for CPUs."""
+"""Ahead-of-time compilation of a step for absent devices, by their own compiler or for CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stratagem.execution.programs.step_program import StepProgram
 from stratagem.messages import explain
 from stratagem.planning.memory import CompilerMemory
 from stratagem.planning.programs import device_bytes, step_programs
-from stratagem.planning.reductions import Schedule
+from stratagem.planning.schedule import Schedule
 from stratagem.planning.targets import Target
 from stratagem.topology import Topology
 
@@ -33,7 +33,7 @@ _PLUGINS = {
     "tpu": ("libtpu", "pip install libtpu"),
     "gpu": ("jax_plugins.xla_cuda12", "pip install jax-cuda12-pjrt"),
 }
-# What is the same for all GPUs of these kinds: limits of CUDA, and of one multiprocessor.
+# Constants shared by all listed GPUs: limits of CUDA, and of one multiprocessor.
 _GPU_CONFIG = """
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -64,14 +64,9 @@ device_description_str: "{device_kind}"
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """What a compiler says of one program of a step on one device.
+    """One compiled program of a step, with its memory and bytes accessed on one device.
 
-    Args:
-        name: what the program does.
-        memory: that it takes.
-        accessed_bytes: that it reads and writes.
-        text: the program.
-        is_of_replicas: whether their devices run it, and not the host.
+    `is_of_replicas` is False for a program that the host runs.
     """
 
     name: str
@@ -83,14 +78,10 @@ class CompiledProgram:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """What a compiler says of a step on one device.
+    """All compiled programs of a step, in execution order.
 
-    Args:
-        compiler: "tpu", "gpu" or "cpu".
-        programs: of the step, in the order in which they run.
-        notes: what whoever reads the plan has to know of this.
-        is_refused: whether the compiler for the devices refused it because it does not fit; the
-            rest is then of the one for CPUs.
+    `compiler` is "tpu", "gpu" or "cpu". `is_refused` is True if the compiler for the devices ran
+    out of memory; the programs are then those for CPU.
     """
 
     compiler: str
@@ -99,51 +90,51 @@ class CompiledStep:
     is_refused: bool = False
 
     @property
-    def of_replicas(self) -> list[CompiledProgram]:
-        """The programs that each device of the machine runs."""
+    def device_programs(self) -> list[CompiledProgram]:
+        """Programs that every device of the machine runs."""
         return [program for program in self.programs if program.is_of_replicas]
 
     @property
-    def of_host(self) -> list[CompiledProgram]:
-        """The programs that the host runs for the variables that it keeps."""
+    def host_programs(self) -> list[CompiledProgram]:
+        """Programs that the host runs for variables in host memory."""
         return [program for program in self.programs if not program.is_of_replicas]
 
     @property
     def from_host_bytes(self) -> int:
-        """What each device is given in a step because the host keeps variables."""
-        return sum(one.memory.passed_bytes for one in self.of_replicas) if self.of_host else 0
+        """Bytes that each device receives per step for variables in host memory."""
+        return (
+            sum(one.memory.passed_bytes for one in self.device_programs)
+            if self.host_programs
+            else 0
+        )
 
     @property
     def to_host_bytes(self) -> int:
-        """What the host gets in a step."""
-        return sum(one.memory.passed_bytes for one in self.of_host)
+        """Bytes that the host receives per step."""
+        return sum(one.memory.passed_bytes for one in self.host_programs)
 
     @property
     def brought_bytes(self) -> int:
-        """What each device brings over from pinned memory of the host in a step."""
-        return sum(program.memory.brought_bytes for program in self.of_replicas)
+        """Bytes that each device copies from pinned host memory per step."""
+        return sum(program.memory.brought_bytes for program in self.device_programs)
 
     @property
     def put_back_bytes(self) -> int:
-        """What each device puts back there."""
-        return sum(program.memory.put_back_bytes for program in self.of_replicas)
+        """Bytes that each device copies back to pinned host memory per step."""
+        return sum(program.memory.put_back_bytes for program in self.device_programs)
 
     @property
     def accessed_bytes(self) -> float:
-        """What all programs of a device read and write."""
-        return sum(program.accessed_bytes for program in self.of_replicas)
+        """Bytes that all programs of one device read and write."""
+        return sum(program.accessed_bytes for program in self.device_programs)
 
 
 def missing_compiler(platform: str) -> str | None:
-    """Returns how to install the compiler for a platform; None if it is there.
-
-    Args:
-        platform: "gpu" or "tpu".
-    """
+    """Returns the command that installs the compiler for "gpu" or "tpu", or None if installed."""
     module, install = _PLUGINS[platform]
     try:
         is_there = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # nor is the package that it would be in
+    except ModuleNotFoundError:  # the parent package is missing, too
         is_there = False
     return None if is_there else install
 
@@ -151,34 +142,26 @@ def missing_compiler(platform: str) -> str | None:
 def compile_step(step: CapturedStep, target: Target) -> CompiledStep:
     """Compiles a step for the devices of a target.
 
-    Args:
-        step: the training step, traced for as many replicas.
-        target: the devices.
-
-    Returns:
-        What the compiler says. Where that for the devices is not installed, or cannot compile the
-        step without them, that for CPUs is asked.
-
-    Raises:
-        RuntimeError: no compiler can compile it.
+    Falls back to the CPU compiler, with a note, if the devices' compiler is not installed or
+    cannot compile the step without them. Raises RuntimeError if no compiler can.
     """
     platform = target.accelerator.platform
     install = missing_compiler(platform)
     if install is not None:
         note = (
-            f"Compiled for CPU: the compiler for {platform.upper()} is not installed here "
-            f"({install}). Temporaries and bytes accessed are those of the CPU's program, which "
-            "fuses less; which sums run behind products is not known."
+            f"Compiled for CPU: the compiler for {platform.upper()} is not installed ({install}). "
+            "Temporaries and bytes accessed are those of the CPU program, which fuses less; "
+            "the overlap of communication is unknown."
         )
-        return _compile_for_cpus(step, target, note)
+        return _compile_for_cpu(step, target, note)
     try:
         return _compile_for(step, target)
     except jax.errors.JaxRuntimeError as error:
         if _OUT_OF_MEMORY in str(error):
-            return _too_large(step, target, str(error))
+            return _rejected_step(step, target, str(error))
         reason = str(error).strip().splitlines()[0][:200]
-    note = f"Compiled for CPU: the compiler for {platform.upper()} cannot do it here ({reason})."
-    return _compile_for_cpus(step, target, note)
+    note = f"Compiled for CPU: the compiler for {platform.upper()} failed ({reason})."
+    return _compile_for_cpu(step, target, note)
 
 
 def _compile_for(step: CapturedStep, target: Target) -> CompiledStep:
@@ -186,7 +169,7 @@ def _compile_for(step: CapturedStep, target: Target) -> CompiledStep:
 
 
 def _compile_on(step: CapturedStep, devices: tuple[Any, ...], compiler: str) -> CompiledStep:
-    with step_programs(step, _like(step.strategy.topology, devices)) as programs:
+    with step_programs(step, _grouped_like(step.strategy.topology, devices)) as programs:
         return CompiledStep(compiler, tuple(map(_compiled, programs)))
 
 
@@ -194,7 +177,7 @@ def _compiled(program: StepProgram) -> CompiledProgram:
     compiled = program.function.lower(*program.shapes).compile()
     costs: Any = compiled.cost_analysis() or {}
     text = compiled.as_text()
-    # The compiler for GPUs does not tell.
+    # The GPU compiler does not report it.
     accessed_bytes = costs.get("bytes accessed") or Schedule(text).accessed_bytes()
     memory = CompilerMemory.of(compiled.memory_analysis(), **_known_bytes(program))
     return CompiledProgram(
@@ -203,7 +186,7 @@ def _compiled(program: StepProgram) -> CompiledProgram:
 
 
 def _known_bytes(program: StepProgram) -> dict[str, int]:
-    """What is known of a program's arguments without its compiler."""
+    """Sizes of a program's arguments that are known without its compiler."""
     return {
         "lasting_bytes": sum(map(device_bytes, program.lasting)),
         "brought_bytes": sum(map(device_bytes, program.brought)),
@@ -211,8 +194,8 @@ def _known_bytes(program: StepProgram) -> dict[str, int]:
     }
 
 
-def _like(planned: Topology, devices: tuple[Any, ...]) -> Topology:
-    """The devices in groups like those that the step was traced for, where these have several."""
+def _grouped_like(planned: Topology, devices: tuple[Any, ...]) -> Topology:
+    """Groups the devices like the topology that the step was traced for."""
     if planned.groups is None:
         return Topology(devices)
     known: tuple[Any, ...] = planned.all_devices or ()
@@ -231,7 +214,7 @@ def _devices(target: Target) -> tuple[Any, ...]:
             shared_memory_per_block=int(kind.gpu_info["shared_memory_per_core"]) - 1024,
             device_kind=kind.device_kind,
         )
-        # One slice, whose hosts are joined by the network.
+        # One slice; the network connects its hosts.
         shape = f"1x{target.num_groups}x{target.devices_per_group}"
         description = topologies.get_topology_desc(
             kind.name, platform="cuda", topology=shape, target_config=config
@@ -239,8 +222,8 @@ def _devices(target: Target) -> tuple[Any, ...]:
         return tuple(description.devices)
     environment.set_defaults(
         {
-            "TPU_SKIP_MDS_QUERY": "1",  # nobody to ask which TPU this is
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # others may compile at the same time
+            "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # other processes may compile at the same time
         }
     )
     shape = "x".join(map(str, target.shape))
@@ -249,46 +232,46 @@ def _devices(target: Target) -> tuple[Any, ...]:
     return tuple(description.devices)
 
 
-def _too_large(step: CapturedStep, target: Target, said: str) -> CompiledStep:
-    lines = [line.strip() for line in said.splitlines() if line.strip().startswith("Used")]
-    reason = (lines or said.splitlines())[0][:200]
+def _rejected_step(step: CapturedStep, target: Target, message: str) -> CompiledStep:
+    lines = [line.strip() for line in message.splitlines() if line.strip().startswith("Used")]
+    reason = (lines or message.splitlines())[0][:200]
     note = (
-        f"The compiler for {target.accelerator.platform.upper()} refuses the step because it does "
-        f"not fit ({reason}). The sizes are those of the CPU's program."
+        f"The compiler for {target.accelerator.platform.upper()} rejects the step because it does "
+        f"not fit ({reason}). The sizes are those of the CPU program."
     )
-    return dataclasses.replace(_compile_for_cpus(step, target, note), is_refused=True)
+    return dataclasses.replace(_compile_for_cpu(step, target, note), is_refused=True)
 
 
-def _compile_for_cpus(step: CapturedStep, target: Target, note: str) -> CompiledStep:
-    here = jax.local_devices(backend="cpu")
-    if len(here) >= target.num_devices:
-        compiled = _compile_on(step, tuple(here[: target.num_devices]), "cpu")
+def _compile_for_cpu(step: CapturedStep, target: Target, note: str) -> CompiledStep:
+    cpu_devices = jax.local_devices(backend="cpu")
+    if len(cpu_devices) >= target.num_devices:
+        compiled = _compile_on(step, tuple(cpu_devices[: target.num_devices]), "cpu")
         return dataclasses.replace(compiled, notes=(note,))
     with tempfile.TemporaryDirectory(prefix="stratagem-plan-") as folder:
-        programs = _ask_another_process(step, Path(folder))
+        programs = _compile_in_subprocess(step, Path(folder))
     return CompiledStep("cpu", programs, (note,))
 
 
-def _ask_another_process(step: CapturedStep, folder: Path) -> tuple[CompiledProgram, ...]:
-    """This process has as many CPU devices as it had when JAX started, and too few."""
+def _compile_in_subprocess(step: CapturedStep, folder: Path) -> tuple[CompiledProgram, ...]:
+    """Compiles in a subprocess, since this one was started with too few CPU devices."""
     topology: Topology = step.strategy.topology
-    source, result = folder / "step", folder / "told.json"
-    with step_programs(step, topology, is_other=False) as programs:
-        of_replicas = [one for one in programs if one.is_of_replicas]
-        # What else serialises a program needs a library that nothing else here does.
+    source, result = folder / "step", folder / "report.json"
+    with step_programs(step, topology, is_retraced=False) as programs:
+        device_programs = [one for one in programs if one.is_of_replicas]
+        # The other way to serialize a program needs a library that nothing else cpu_devices does.
         exported = [
             dataclasses.replace(
                 jax.export.export(one.function, platforms=("cpu",))(*one.shapes), _get_vjp=None
             )
-            for one in of_replicas
+            for one in device_programs
         ]
-        of_host = [_compiled(one) for one in programs if not one.is_of_replicas]
-        donated = [one.num_donated for one in of_replicas]
-        known = [(one.name, _known_bytes(one)) for one in of_replicas]
+        host_programs = [_compiled(one) for one in programs if not one.is_of_replicas]
+        donated = [one.num_donated for one in device_programs]
+        known = [(one.name, _known_bytes(one)) for one in device_programs]
     axes = list(topology.mesh.shape.items())
     source.write_bytes(pickle.dumps((axes, list(zip(exported, donated, strict=True)))))
     script = Path(__file__).with_name("cpu_compiler.py")
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", script, source, result],
         capture_output=True,
         text=True,
@@ -296,23 +279,23 @@ def _ask_another_process(step: CapturedStep, folder: Path) -> tuple[CompiledProg
         timeout=_TIMEOUT_S,
         env=environment.snapshot() | {"JAX_PLATFORMS": "cpu"},
     )
-    if ended.returncode:
-        last = " ".join(ended.stderr.strip().splitlines()[-3:])
+    if completed.returncode:
+        last = " ".join(completed.stderr.strip().splitlines()[-3:])
         raise RuntimeError(
             explain(
-                f"The compiler for CPUs ended with exit code {ended.returncode}: {last[:500]}",
-                expected="a step that it can compile for so many devices.",
-                fix="see what it says; a smaller target may do.",
+                f"The CPU compiler exited with code {completed.returncode}: {last[:500]}",
+                expected="a step that it can compile for this number of devices.",
+                fix="check its message, or try a smaller target.",
             )
         )
     found = zip(known, json.loads(result.read_text()), strict=True)
     compiled = [
         CompiledProgram(
             name,
-            CompilerMemory(**told["memory"], **known_bytes).without_host(),
-            told["accessed_bytes"],
-            told["text"],
+            CompilerMemory(**report["memory"], **known_bytes).without_host(),
+            report["accessed_bytes"],
+            report["text"],
         )
-        for (name, known_bytes), told in found
+        for (name, known_bytes), report in found
     ]
-    return (*compiled, *of_host)
+    return (*compiled, *host_programs)

@@ -1,7 +1,7 @@
-"""Compiles exported programs for CPU devices in a process of its own; run as a script.
+"""Compilation of exported programs for CPU devices in a subprocess; run as a script.
 
-A process has as many CPU devices as it had when JAX started; one that plans for 64 replicas has
-two. Reads the programs of a step from a file, and writes what the compiler says of them to another.
+The number of CPU devices is fixed when JAX starts: a process that plans for 64 replicas may have
+two. This script reads the programs from one file, and writes their compiler analysis to another.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ import numpy as np
 
 
 def main(source: str, result: str) -> None:
-    """Compiles the programs.
+    """Compiles the programs in the file `source`, and writes the analysis to `result` as JSON.
 
-    Args:
-        source: file of the names and sizes of the mesh's axes, and for each program the
-            `jax.export.Exported` and how many of its arguments, from the first on, it takes over;
-            pickled.
-        result: file for what is found out, JSON.
+    `source` holds, pickled, the mesh axes as (name, size) pairs, and for each program its
+    `jax.export.Exported` and the number of leading arguments to donate.
     """
     axes, programs = pickle.loads(Path(source).read_bytes())
     names, sizes = zip(*axes, strict=True)
     jax.config.update("jax_num_cpu_devices", math.prod(sizes))
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names)
-    told = [_compiled(exported, donated, mesh) for exported, donated in programs]
-    Path(result).write_text(json.dumps(told))
+    reports = [_compiled(exported, donated, mesh) for exported, donated in programs]
+    Path(result).write_text(json.dumps(reports))
 
 
 def _compiled(exported: Any, donated: int, mesh: jax.sharding.Mesh) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What one device holds during a step: what is known of the variables, and the compilers' rest."""
+"""Memory of one device during a step: variables from their shapes, the rest from the compiler."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy as np
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.planning.accelerators import Accelerator
 from stratagem.planning.programs import held_bytes, is_held_by_host, variables_of
-from stratagem.variables import ShardedState, ShardedStore, VariableKind, home_of, store_of
+from stratagem.variables import ShardedStore, ShardedState, VariableKind, home_of, store_of
 
 __all__ = ["CompilerMemory", "MemoryPlan", "plan_memory", "shared_state_bytes"]
 
 
 @dataclasses.dataclass(frozen=True)
 class CompilerMemory:
-    """What a compiler says of the memory of one program on one device.
+    """Memory of one program on one device, as reported by the compiler.
 
     Args:
-        argument_bytes: of what it is called with.
-        output_bytes: of its results.
-        alias_bytes: of the results that take the place of arguments.
-        temp_bytes: of everything in between.
-        code_bytes: of the program itself, where that lies on the device.
-        lasting_bytes: of what it is called with and is there whether it runs or not.
-        brought_bytes: of what it brings over from the host's memory; no part of the others.
-        put_back_bytes: of what it puts back there; likewise.
+        argument_bytes: size of the arguments.
+        output_bytes: size of the results.
+        alias_bytes: size of the results that reuse argument buffers.
+        temp_bytes: size of temporaries.
+        code_bytes: size of the program itself, if stored on the device.
+        lasting_bytes: size of the arguments that exist between steps, too.
+        brought_bytes: bytes copied from pinned host memory; not included in the others.
+        put_back_bytes: bytes copied back to pinned host memory; not included in the others.
     """
 
     argument_bytes: int
@@ -46,13 +46,13 @@ class CompilerMemory:
     def of(
         cls, analysis: Any, lasting_bytes: int, brought_bytes: int = 0, put_back_bytes: int = 0
     ) -> CompilerMemory:
-        """Reads what `compiled.memory_analysis()` returns.
+        """Creates it from the result of `compiled.memory_analysis()`.
 
         Args:
-            analysis: what it returned.
-            lasting_bytes: of the program.
-            brought_bytes: of the program.
-            put_back_bytes: of the program.
+            analysis: the result.
+            lasting_bytes: size of the arguments that exist between steps.
+            brought_bytes: bytes that the program copies from pinned host memory.
+            put_back_bytes: bytes that the program copies back.
         """
         memory = cls(
             argument_bytes=analysis.argument_size_in_bytes,
@@ -67,10 +67,7 @@ class CompilerMemory:
         return memory if analysis.host_argument_size_in_bytes else memory.without_host()
 
     def without_host(self) -> CompilerMemory:
-        """Returns the memory of a device, of what a compiler says that counts the host's with it.
-
-        That for CPUs does.
-        """
+        """Returns the device memory of an analysis that includes host memory, as on CPU."""
         return dataclasses.replace(
             self,
             argument_bytes=self.argument_bytes - self.brought_bytes,
@@ -80,41 +77,40 @@ class CompilerMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that the program takes with its arguments and results."""
+        """Peak memory of the program, including arguments and results."""
         results = max(self.output_bytes - self.alias_bytes, 0)
         return self.argument_bytes + results + self.temp_bytes + self.code_bytes
 
     @property
     def passed_bytes(self) -> int:
-        """What it is called with and is not there already."""
+        """Size of the arguments that do not exist between steps."""
         return max(self.argument_bytes - self.lasting_bytes, 0)
 
     @property
     def passing_bytes(self) -> int:
-        """What of that comes and goes with the program."""
+        """Memory that is used only while the program runs."""
         return max(self.peak_bytes - self.code_bytes - self.lasting_bytes, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of one device in bytes.
+    """Memory of one device in bytes.
 
     Args:
         parameters_bytes: trainable variables.
-        optimizer_bytes: what optimizers keep.
-        other_state_bytes: all other variables: statistics, metrics, seeds; and constants.
+        optimizer_bytes: optimizer state.
+        other_state_bytes: all other variables (statistics, metrics, seeds), and constants.
         batch_bytes: this device's part of a batch.
-        next_batch_bytes: of the batch that is on its way while the step runs.
-        temporary_bytes: activations, gradients, variables that are gathered and workspace, by the
-            compiler's schedule; with results that take no argument's place, and padding of its
-            layouts. Of several programs those of the one that takes most.
-        gradients_bytes: of all gradients at once, which are part of the temporaries: a compiler may
-            use one before it computes the next.
+        next_batch_bytes: the batch in transfer while the step runs.
+        temporary_bytes: activations, gradients, gathered variables and workspace by the compiler's
+            schedule, with results that reuse no argument, and layout padding. The largest
+            program's, if there are several.
+        gradients_bytes: all gradients at once, for comparison: they are part of
+            `temporary_bytes`, and the compiler may consume one before computing the next.
         code_bytes: the programs.
-        host_bytes: what the host needs for the variables that it keeps, pinned or not; no part of
-            the device's.
-        pool_bytes: what programs get of the device's memory by default.
-        device_bytes: all of it.
+        host_bytes: host memory for variables stored there, pinned or not; not part of the device's.
+        pool_bytes: memory that JAX gives to programs by default.
+        device_bytes: memory of the device.
     """
 
     parameters_bytes: int
@@ -131,21 +127,21 @@ class MemoryPlan:
 
     @property
     def state_bytes(self) -> int:
-        """All variables, which are there between steps, too."""
+        """All variables, which are stored between steps, too."""
         return self.parameters_bytes + self.optimizer_bytes + self.other_state_bytes
 
     @property
     def total_bytes(self) -> int:
-        """All that is there at the peak of a step."""
+        """Total at the peak of a step."""
         return sum(size for _, size in self.parts())
 
     @property
     def fits(self) -> bool:
-        """Whether that is within what programs get by default."""
+        """True if the total is within the memory that JAX gives to programs by default."""
         return self.total_bytes <= self.pool_bytes
 
     def parts(self) -> list[tuple[str, int]]:
-        """What there is, by name; the sizes add up to the whole."""
+        """Returns (name, bytes) pairs that sum to the total."""
         return [
             ("parameters", self.parameters_bytes),
             ("optimizer", self.optimizer_bytes),
@@ -160,20 +156,12 @@ class MemoryPlan:
 def plan_memory(
     step: CapturedStep,
     compiled: Sequence[CompilerMemory],
-    of_host: Sequence[CompilerMemory],
+    host_programs: Sequence[CompilerMemory],
     accelerator: Accelerator,
 ) -> MemoryPlan:
-    """Says what one device holds.
+    """Computes the memory of one device from its compiled programs and those of the host.
 
-    Args:
-        step: the training step.
-        compiled: of its programs, compiled for the devices.
-        of_host: of those that the host runs.
-        accelerator: one of the devices.
-
-    Returns:
-        The plan. What the compiler counts beyond the arrays themselves, such as padding, is among
-        the temporaries.
+    Compiler overhead beyond the arrays, such as padding, counts as temporaries.
     """
     kept = {id(v) for optimizer in step.optimizers for v in optimizer.variables}
     topology = step.strategy.topology
@@ -190,13 +178,14 @@ def plan_memory(
         temporary_bytes=max(one.passing_bytes for one in compiled),
         gradients_bytes=sum(held_bytes(v, topology) for v in step.trace.written if v.trainable),
         code_bytes=sum(one.code_bytes for one in compiled),
-        host_bytes=_kept_on_host(step) + max((one.passing_bytes for one in of_host), default=0),
+        host_bytes=_host_state_bytes(step)
+        + max((one.passing_bytes for one in host_programs), default=0),
         pool_bytes=accelerator.pool_bytes,
         device_bytes=accelerator.memory_bytes,
     )
 
 
-def _kept_on_host(step: CapturedStep) -> int:
+def _host_state_bytes(step: CapturedStep) -> int:
     return sum(
         _host_copies(v, step) * math.prod(v.shape) * jax.numpy.dtype(v.dtype).itemsize
         for v in variables_of(step.trace)
@@ -205,38 +194,34 @@ def _kept_on_host(step: CapturedStep) -> int:
 
 
 def _host_copies(variable: Any, step: CapturedStep) -> int:
-    """How often the host has a variable: once, or what has no parts for each device."""
-    store, topology = store_of(variable), step.strategy.topology
-    if not isinstance(store, ShardedStore):
+    """Returns the number of copies in host memory: one, or one per device that has no shard."""
+    keeping, topology = store_of(variable), step.strategy.topology
+    if not isinstance(keeping, ShardedStore):
         return 1
-    is_offloaded = store.sharded_axis(tuple(variable.shape)) is not None
+    is_offloaded = keeping.sharded_axis(tuple(variable.shape)) is not None
     return topology.num_logical_devices * (1 if is_offloaded else topology.num_replicas)
 
 
 def shared_state_bytes(step: CapturedStep) -> dict[str, int]:
-    """Says what variables one device would hold if the replicas shared state out.
+    """Returns the bytes of variables per device under each `shard_state`.
 
-    Args:
-        step: a step whose variables are copied to all replicas.
-
-    Returns:
-        Bytes by `shard_state`; nothing where there is nobody to share with, or state is not copied.
+    Empty if there is one replica, or if variables are not replicated in the first place.
     """
     topology = step.strategy.topology
     if topology.num_replicas == 1 or topology.groups or step.strategy.placement.uses_stores:
         return {}
-    store = ShardedStore(topology)
+    keeping = ShardedStore(topology)
     found: dict[str, int] = {}
     for shard_state in ("optimizer", "all"):
-        policy = ShardedState(store, is_all=shard_state == "all")
+        policy = ShardedState(keeping, is_all=shard_state == "all")
         found[shard_state] = sum(
-            held_bytes(v, topology, policy.choose(v, v.slot_of) if _may_share(v) else None)
+            held_bytes(v, topology, policy.choose(v, v.slot_of) if _is_shardable(v) else None)
             for v in variables_of(step.trace)
         )
     return found
 
 
-def _may_share(variable: Any) -> bool:
+def _is_shardable(variable: Any) -> bool:
     home = home_of(variable)
     return home is not None and home.kind is not VariableKind.ON_READ
 

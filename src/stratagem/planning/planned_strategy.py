@@ -1,4 +1,4 @@
-"""Strategies of machines that are not here, made like one that is, or as it was asked for."""
+"""Strategies for absent machines, modeled on an existing strategy."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ __all__ = ["planned_strategy"]
 def planned_strategy(
     machine: Target, like: Strategy | None, shard_state: str | None = None
 ) -> Strategy:
-    """Returns a strategy whose replicas are on a machine that is not here.
+    """Returns a strategy like `like`, with its replicas on an absent machine.
 
-    Args:
-        machine: the machine.
-        like: a strategy with cross-device ops, devices a replica, a layout and a choice of what
-            state is shared out, which are taken over; None for copies on each device.
-        shard_state: what is shared out instead; None for what `like` does.
-
-    Raises:
-        ValueError: what cannot be on the machine, or is not planned.
+    Takes over cross-device ops, devices per replica, layouts and sharded state; `shard_state`
+    overrides the latter. None for `like` replicates everything. Raises ValueError for a strategy
+    that the machine or the planner does not support.
     """
     if like is None:
         with planning_for(machine.topology, shard_state):

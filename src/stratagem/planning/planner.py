@@ -1,4 +1,4 @@
-"""`sg.plan`: a model or a step, and a machine; and what both make of one another."""
+"""Entry points of the planner: `sg.plan` for models and steps, `plan_step` for captured steps."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import jax
 import numpy as np
 
 from stratagem.context import ReplicaBatch, get_strategy, has_strategy
-from stratagem.execution.programs.step_capture import CapturedStep, capture
 from stratagem.execution.tracing.arguments import Arguments, Leaf
+from stratagem.execution.programs.step_capture import CapturedStep, capture
 from stratagem.input.batches import place, take_batch
 from stratagem.keras.planned_models import as_planned, is_model, training_step
 from stratagem.messages import explain
 from stratagem.planning.compilers import CompiledStep, compile_step
+from stratagem.planning.flops import product_flops
 from stratagem.planning.memory import MemoryPlan, plan_memory, shared_state_bytes
 from stratagem.planning.planned_strategy import planned_strategy
-from stratagem.planning.reductions import Reduction, Schedule
 from stratagem.planning.result import Plan
+from stratagem.planning.schedule import Reduction, Schedule
 from stratagem.planning.step_time import Assumptions, compute_s, predict_scaling
 from stratagem.planning.targets import Target, parse_target
-from stratagem.planning.work import product_flops
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology
 from stratagem.topology.absent import placeholder, planning_for
@@ -43,32 +43,31 @@ def plan(
     shard_state: str | None = None,
     assumptions: Assumptions | None = None,
 ) -> Plan:
-    """Says what a training step takes on a machine that is not here. Call outside every scope.
+    """Estimates memory, step time and scaling of a training step on hardware you don't have.
 
-    Nothing runs: the step is traced for the machine's number of replicas and compiled by the
-    compiler for its devices where that is installed, else by the one for CPUs.
+    Nothing is executed: the step is traced for the target's number of replicas, and compiled by
+    the compiler for its devices if installed, else for CPU. Call outside every scope.
 
     Args:
-        model_or_step: a compiled Keras model; or a function without arguments that returns one,
-            called in the scope of a strategy of the machine, whose variables take no memory; or a
-            replica function, called with the parts of the batch as in `strategy.run(fn, batch)`.
-        batch: one global batch: a pytree of arrays, or of `jax.ShapeDtypeStruct`; for a model
-            `(x, y)` or `(x, y, sample_weight)`, for a step a tuple of its arguments.
+        model_or_step: a compiled Keras model; a function without arguments that returns one, called
+            in the scope of a strategy for the target, whose variables take no memory; or a replica
+            function, called as in `strategy.run(fn, batch)`.
+        batch: one global batch, a tuple of pytrees of arrays or `jax.ShapeDtypeStruct`: `(x, y)` or
+            `(x, y, sample_weight)` for a model, the arguments of a step otherwise.
         target: the machine, such as "8xH100", "64xH100", "v5e:4x4" or "2xv5e:4x4".
-        strategy: whose variables a step uses, and like which is planned: its cross-device ops, its
-            number of devices a replica, its layouts and what state it shares out; None for the
-            current strategy, or the model's.
-        shard_state: what the replicas' devices have a part of each, as of `MirroredStrategy`; None
-            for what the strategy says, without one for nothing.
-        assumptions: what the prediction of times takes for given.
+        strategy: strategy whose variables the step uses. The plan takes over its cross-device ops,
+            devices per replica, layouts and sharded state. None for the current strategy, or the
+            model's.
+        shard_state: sharded state, as in `MirroredStrategy`; None for the strategy's own choice.
+        assumptions: assumptions of the time prediction; None for the defaults.
 
     Returns:
         The plan.
 
     Raises:
-        TypeError: neither a model nor a function, or a batch that is no tuple.
-        ValueError: an unknown target or `shard_state`; a strategy that is not planned; a model that
-            is not compiled; a batch without arrays; a step that no strategy is known for.
+        TypeError: `model_or_step` is neither a model nor a function, or `batch` is not a tuple.
+        ValueError: an unknown target or `shard_state`, a strategy that cannot be planned, a model
+            that is not compiled, a batch without arrays, or a step without a strategy.
         RuntimeError: no compiler can compile the step.
 
     Example:
@@ -83,27 +82,27 @@ def plan(
         raise TypeError(
             explain(
                 f"batch={batch!r} is of type {type(batch).__name__}.",
-                expected="a tuple: (x, y) for a model, the arguments of a step.",
-                fix="write batch=(images, labels).",
+                expected="a tuple: (x, y) for a model, the arguments for a step.",
+                fix="pass batch=(images, labels).",
             )
         )
-    arrays = jax.tree.map(_array, batch)
+    arrays = jax.tree.map(_array_or_placeholder, batch)
     name = getattr(model_or_step, "name", None) or getattr(model_or_step, "__name__", "step")
-    like = strategy or _own_strategy(model_or_step)
+    like = strategy or _default_strategy(model_or_step)
     planned = planned_strategy(machine, like, shard_state)
-    with _step_of(model_or_step, arrays, machine, planned, like) as step:
+    with _captured_step(model_or_step, arrays, machine, planned, like) as step:
         return plan_step(step, machine, title=str(name), assumptions=assumptions)
 
 
-def _own_strategy(model_or_step: Any) -> Strategy | None:
-    """The strategy of a model, or for a step the current one."""
+def _default_strategy(model_or_step: Any) -> Strategy | None:
+    """Returns a model's strategy, or the current one for a step."""
     if is_model(model_or_step):
         own = model_or_step.distribute_strategy
         return None if own.topology.devices is None else own
     return get_strategy() if has_strategy() else None
 
 
-def _step_of(
+def _captured_step(
     model_or_step: Any, batch: Any, machine: Target, planned: Strategy, like: Strategy | None
 ) -> contextlib.AbstractContextManager[CapturedStep]:
     if is_model(model_or_step):
@@ -112,36 +111,36 @@ def _step_of(
         raise TypeError(
             explain(
                 f"plan received {model_or_step!r} of type {type(model_or_step).__name__}.",
-                expected="a compiled Keras model, a function that makes one, or a replica "
+                expected="a compiled Keras model, a function that returns one, or a replica "
                 "function.",
-                fix="pass one of these.",
+                fix="pass a model or a function.",
             )
         )
     if _needs_arguments(model_or_step):
-        return _step_of_function(model_or_step, batch, planned, like)
+        return _captured_function(model_or_step, batch, planned, like)
     with planning_for(machine.topology), planned.scope():
         model = model_or_step()
     if not is_model(model):
         raise TypeError(
             explain(
-                f"The function that plan was given returned a {type(model).__name__}.",
+                f"The function passed to plan returned a {type(model).__name__}.",
                 expected="a compiled Keras model.",
-                fix="return it, or let the function have parameters if it is a step.",
+                fix="return the model, or give the function parameters if it is a step.",
             )
         )
     return training_step(model, batch, planned)
 
 
 @contextlib.contextmanager
-def _step_of_function(
+def _captured_function(
     fn: Callable[..., Any], batch: Any, planned: Strategy, like: Strategy | None
 ) -> Generator[CapturedStep]:
     if like is None:
         raise ValueError(
             explain(
-                "plan was given a step, and no strategy.",
+                "plan received a step without a strategy.",
                 expected="the strategy whose variables the step uses.",
-                fix="pass strategy=, that in whose scope they were made.",
+                fix="pass strategy=, the strategy in whose scope the variables were created.",
             )
         )
     taken = take_batch(batch, planned.num_replicas_in_sync)
@@ -160,14 +159,14 @@ def plan_step(
     notes: tuple[str, ...] = (),
     assumptions: Assumptions | None = None,
 ) -> Plan:
-    """Compiles a step that was taken out of a program, and predicts.
+    """Compiles a captured step for a target, and predicts its memory and time.
 
     Args:
-        step: traced for as many replicas as the target has devices, or for one.
+        step: step traced for the target's number of replicas, or for one replica.
         target: the machine.
-        title: whose step it is.
-        notes: what else one has to know.
-        assumptions: what the prediction of times takes for given.
+        title: name of the model or script, for reports.
+        notes: notes to include in the plan.
+        assumptions: assumptions of the time prediction; None for the defaults.
 
     Returns:
         The plan.
@@ -176,11 +175,11 @@ def plan_step(
         RuntimeError: no compiler can compile the step.
     """
     topology: Topology = step.strategy.topology
-    target, more_notes = _used(step, target)
+    target, more_notes = _used_machine(step, target)
     _check_rules(step)
     assumed = assumptions or Assumptions()
     compiled = compile_step(step, target)
-    schedules = [Schedule(program.text) for program in compiled.of_replicas]
+    schedules = [Schedule(program.text) for program in compiled.device_programs]
     reductions = _reductions(schedules, compiled.compiler) if target.num_devices > 1 else []
     flops = _flops(step)
     products_s, memory_s = compute_s(flops, compiled.accessed_bytes, target, assumed)
@@ -215,18 +214,18 @@ def plan_step(
 
 
 def _computing_s(compiled: CompiledStep, products_s: float, memory_s: float) -> float:
-    # Of a program for CPUs the bytes are those of another, which fuses less.
+    # A CPU program fuses less, so its bytes say nothing about the accelerator.
     return products_s if compiled.compiler == "cpu" else max(products_s, memory_s)
 
 
 def _memory(step: CapturedStep, compiled: CompiledStep, target: Target) -> MemoryPlan:
-    of_replicas = [program.memory for program in compiled.of_replicas]
-    of_host = [program.memory for program in compiled.of_host]
-    return plan_memory(step, of_replicas, of_host, target.accelerator)
+    device_programs = [program.memory for program in compiled.device_programs]
+    host_programs = [program.memory for program in compiled.host_programs]
+    return plan_memory(step, device_programs, host_programs, target.accelerator)
 
 
 def _check_rules(step: CapturedStep) -> None:
-    """Raises where a rule for variables matches none, as the first step that runs would."""
+    """Raises if a placement rule matches no variable, as the first real step would."""
     if step.strategy.placement.uses_stores:
         step.strategy.placement.check()
     require_layouts_used(step.strategy.placement.layouts, step.trace.written)
@@ -234,75 +233,75 @@ def _check_rules(step: CapturedStep) -> None:
 
 def _reductions(schedules: Sequence[Schedule], compiler: str) -> list[Reduction]:
     reductions = [one for schedule in schedules for one in schedule.reductions()]
-    if compiler == "cpu":  # one thread runs it in order: that says nothing of others
+    if compiler == "cpu":  # it runs in order on one thread, without overlap
         return [dataclasses.replace(one, behind=()) for one in reductions]
     return reductions
 
 
 def _flops(step: CapturedStep) -> dict[str, float]:
-    """Of one device: the devices of a replica share its products."""
+    """Returns the FLOPs of one device; the devices of a replica split its products."""
     size = step.strategy.topology.num_logical_devices
     return {dtype: count / size for dtype, count in product_flops(step.trace.jaxpr).items()}
 
 
 def _shard_state(step: CapturedStep) -> str | None:
-    store = step.strategy.placement
-    if not isinstance(store, ShardedState):
+    keeping = step.strategy.placement
+    if not isinstance(keeping, ShardedState):
         return None
-    return "all" if store.is_all else "optimizer"
+    return "all" if keeping.is_all else "optimizer"
 
 
-def _used(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:
-    """The part of a machine that a step uses, and what one has to know of how it does."""
+def _used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:
+    """Returns the part of the machine that the step uses, with notes about it."""
     notes: list[str] = []
     num_used = len(step.strategy.topology.all_devices or ())
     if num_used != target.num_devices:
         target = target.of_size(num_used)
         devices = "device" if num_used == 1 else "devices"
-        notes.append(f"The strategy uses {num_used} {devices}: so does the plan.")
-    store = step.strategy.placement
-    if not (store is None or isinstance(store, ShardedState)) and target.num_hosts > 1:
+        notes.append(f"The plan is for {num_used} {devices}, as the strategy uses.")
+    keeping = step.strategy.placement
+    if not (keeping is None or isinstance(keeping, ShardedState)) and target.num_hosts > 1:
         notes.append(
-            "Variables are kept elsewhere than in copies by a process that has all devices. This "
-            f"plan has one with those of {target.num_hosts} hosts, which there is not."
+            "This strategy places variables from a single process that has all devices. The plan "
+            f"assumes one process for {target.num_hosts} hosts, which does not exist."
         )
     if step.strategy.topology.groups is not None:
         notes.append(
-            "Products of a device: those of its replica, shared evenly by the replica's devices. "
-            "What is not divided each of them computes whole."
+            "FLOPs per device assume that the devices of a replica split its products evenly. "
+            "Products that are not sharded run on every device in full."
         )
     return target, notes
 
 
 def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
-    """Returns a step as it would be with another global batch.
+    """Returns the same step with another global batch size.
 
     Args:
         step: the step.
-        global_batch: examples of all replicas together, a multiple of their number.
+        global_batch: number of examples over all replicas, a multiple of the number of replicas.
 
     Returns:
-        The step, traced anew.
+        The step, traced again.
 
     Raises:
-        ValueError: another number, or a step without a batch.
+        ValueError: `global_batch` is not such a multiple, or the step takes no batch.
     """
     replicas = step.strategy.num_replicas_in_sync
     old = step.arguments.batch.size
     if global_batch < 1 or global_batch % replicas:
         raise ValueError(
             explain(
-                f"A global batch of {global_batch} was asked for on {replicas} replicas.",
+                f"A global batch of {global_batch} cannot be split over {replicas} replicas.",
                 expected="a multiple of the number of replicas.",
-                fix=f"ask for {max(replicas, global_batch - global_batch % replicas)}.",
+                fix=f"use {max(replicas, global_batch - global_batch % replicas)}.",
             )
         )
     if old is None:
         raise ValueError(
             explain(
-                "Another global batch was asked for, and the step takes none.",
+                f"A global batch of {global_batch} was requested, but the step takes no batch.",
                 expected="a step with batched arguments.",
-                fix="leave the global batch out.",
+                fix="omit the global batch.",
             )
         )
     size = global_batch // replicas
@@ -339,7 +338,7 @@ def _needs_arguments(function: Callable[..., Any]) -> bool:
     )
 
 
-def _array(leaf: Any) -> Any:
+def _array_or_placeholder(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return placeholder(leaf.shape, leaf.dtype)
     return np.asarray(leaf)

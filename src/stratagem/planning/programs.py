@@ -1,4 +1,4 @@
-"""The programs that a step is made of on the devices it is compiled for."""
+"""Programs of a step on given devices, and the sizes of its variables there."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from stratagem.execution.programs.step_program import StepProgram
 from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import Topology
 from stratagem.variables import (
-    ShardedStore,
     Store,
+    ShardedStore,
     VariableKind,
     home_of,
     store_of,
@@ -35,84 +35,61 @@ __all__ = [
 
 @contextlib.contextmanager
 def step_programs(
-    step: CapturedStep, topology: Topology, *, is_other: bool = True
+    step: CapturedStep, topology: Topology, *, is_retraced: bool = True
 ) -> Generator[list[StepProgram]]:
-    """Gives all programs of one step for some devices; they are to be lowered before it ends.
+    """Yields the programs of a step in execution order; lower them inside the context.
 
-    Args:
-        step: the training step.
-        topology: the devices, as many as those that the step was traced for.
-        is_other: whether these are other devices, for which the step is traced anew.
-
-    Yields:
-        The programs, in the order in which they run.
+    `topology` has as many devices as the step was traced for. With `is_retraced`, the step is
+    traced again, since these are different devices.
     """
-    with _kept_on(variables_of(step.trace), topology):
-        # A trace names the kind of its devices.
-        trace = step.retrace(step.arguments, topology) if is_other else step.trace
+    with _moved_to(variables_of(step.trace), topology):
+        # A trace is specific to its kind of devices.
+        trace = step.retrace(step.arguments, topology) if is_retraced else step.trace
         yield program_of(trace, topology, "step").programs(step.arguments)
 
 
 @contextlib.contextmanager
-def _kept_on(variables: Iterable[Any], topology: Topology) -> Generator[None]:
-    """Lets variables that are kept in parts be so on other devices, for a while."""
+def _moved_to(variables: Iterable[Any], topology: Topology) -> Generator[None]:
+    """Temporarily moves sharded variables to another topology."""
     moved: list[tuple[Any, Any]] = []
     try:
         for variable in variables:
-            store = store_of(variable)
-            if isinstance(store, ShardedStore):
-                moved.append((variable, store))
-                variable.store = dataclasses.replace(store, topology=topology)
+            keeping = store_of(variable)
+            if isinstance(keeping, ShardedStore):
+                moved.append((variable, keeping))
+                variable.store = dataclasses.replace(keeping, topology=topology)
         yield
     finally:
-        for variable, store in moved:
-            variable.store = store
+        for variable, keeping in moved:
+            variable.store = keeping
 
 
 def variables_of(trace: Trace) -> list[Any]:
-    """Returns the variables that a step uses, each once.
-
-    Args:
-        trace: of the step.
-    """
+    """Returns the variables that a step uses, without duplicates."""
     tables = [lookup.table for lookup in trace.lookups]
     found = [*trace.written, *trace.read_only, *tables]
     return list({id(variable): variable for variable in found}.values())
 
 
 def device_bytes(shape: jax.ShapeDtypeStruct) -> int:
-    """Returns the size of the part of an array that one device has.
-
-    Args:
-        shape: of the whole array, with its sharding.
-    """
+    """Returns the bytes of one device's shard of an array."""
     part = shape.shape if shape.sharding is None else shape.sharding.shard_shape(shape.shape)
     return math.prod(part) * shape.dtype.itemsize
 
 
-def is_held_by_host(store: Store | None) -> bool:
-    """Tells whether a variable is no part of a device's memory between steps.
-
-    Args:
-        store: how it is kept; None for copies on the devices.
-    """
-    return store is not None and (store.is_pinned or not store.is_on_replicas)
+def is_held_by_host(keeping: Store | None) -> bool:
+    """Returns True if a variable takes no device memory between steps."""
+    return keeping is not None and (keeping.is_pinned or not keeping.is_on_replicas)
 
 
-def held_bytes(variable: Any, topology: Topology, store: Any = None) -> int:
-    """Returns what one device holds of a variable between steps.
-
-    Args:
-        variable: of any strategy or none.
-        topology: the devices of its replicas.
-        store: how it is kept; None for copies.
-    """
+def held_bytes(variable: Any, topology: Topology, keeping: Any = None) -> int:
+    """Returns the bytes that one device stores for a variable between steps."""
     shape = tuple(variable.shape)
     home = home_of(variable)
-    if is_held_by_host(store):
+    if is_held_by_host(keeping):
         return 0
-    if store is not None:
-        shape = store.sharding(shape).shard_shape(shape)
-    elif home is not None and home.kind is not VariableKind.ON_READ:  # of that one its component
+    if keeping is not None:
+        shape = keeping.sharding(shape).shard_shape(shape)
+    elif home is not None and home.kind is not VariableKind.ON_READ:  # one component per replica
         shape = stored_sharding(variable, topology).shard_shape(shape)
     return math.prod(shape) * jax.numpy.dtype(variable.dtype).itemsize

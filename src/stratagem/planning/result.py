@@ -1,4 +1,4 @@
-"""A plan as data: what a step takes on a machine that is not here."""
+"""The result of planning: `Plan`, as data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from stratagem.planning.memory import MemoryPlan
-from stratagem.planning.reductions import Reduction, share_behind
+from stratagem.planning.schedule import Reduction, share_behind
 from stratagem.planning.step_time import Assumptions, StepTime
 from stratagem.planning.targets import Target
 
@@ -15,33 +15,33 @@ __all__ = ["Plan"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a training step takes on each device of a target, and how long it is predicted to take.
+    """Estimated memory, communication and time of a training step on a target.
 
     Args:
         target: the machine.
-        title: whose step it is.
-        compiler: which compiler was asked: that for "tpu", "gpu" or "cpu".
-        is_refused: whether the compiler refused the step because it does not fit.
-        num_parameters: elements of all trainable variables.
-        global_batch: examples of all devices together.
-        num_replicas: that share the batch.
-        shard_state: what the replicas' devices have a part of each; None for nothing.
-        shared_state_bytes: where each has copies: what variables one would hold otherwise, by
-            `shard_state`.
-        from_host_bytes: what each device is given in a step, where the host keeps variables.
-        to_host_bytes: what the host gets then, to update them.
-        brought_bytes: what each device brings over from pinned memory of the host in a step.
-        put_back_bytes: what it puts back there.
-        memory: of one device.
-        reductions: what one step sends between devices, in the order of the program.
-        is_scheduled: whether that order is the one in which it runs.
-        flops: of the matrix products of one device, by dtype.
-        accessed_bytes: that one device reads and writes, as the compiler counts.
-        products_s: that these products take.
-        memory_s: that these bytes take.
-        scaling: predicted steps on 1 device up to all.
-        assumptions: what the prediction takes for given.
-        notes: what else one has to know.
+        title: name of the model, step or script.
+        compiler: compiler that was used: "tpu", "gpu" or "cpu".
+        is_refused: True if the compiler rejected the step because it does not fit.
+        num_parameters: number of elements of all trainable variables.
+        global_batch: number of examples over all devices.
+        num_replicas: number of replicas that split the batch.
+        shard_state: state sharded over the replicas; None for nothing.
+        shared_state_bytes: bytes of variables per device under each `shard_state`, if variables
+            are replicated.
+        from_host_bytes: bytes per step from the host to each device, if variables are stored there.
+        to_host_bytes: bytes per step to the host, which updates them.
+        brought_bytes: bytes per step that each device copies from pinned host memory.
+        put_back_bytes: bytes per step that each device copies back.
+        memory: memory of one device.
+        reductions: messages between devices in one step, in program order.
+        is_scheduled: True if program order is execution order.
+        flops: FLOPs of matrix products of one device, by operand dtype.
+        accessed_bytes: bytes that one device reads and writes, as counted by the compiler.
+        products_s: seconds that the matrix products take.
+        memory_s: seconds that the memory accesses take.
+        scaling: predicted steps on one replica up to all.
+        assumptions: assumptions of the time prediction.
+        notes: further remarks.
     """
 
     target: Target
@@ -70,36 +70,36 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether a step fits into what programs get of a device's memory by default."""
+        """True if a step fits in the memory that JAX gives to programs by default."""
         return self.memory.fits and not self.is_refused
 
     @property
     def step(self) -> StepTime:
-        """The predicted step on all devices."""
+        """Predicted step on all devices."""
         return self.scaling[-1]
 
     @property
     def devices_per_replica(self) -> int:
-        """How many devices compute a replica."""
+        """Number of devices per replica."""
         return self.target.num_devices // self.num_replicas
 
     @property
     def per_device_batch(self) -> int:
-        """Examples of one device, padding included; the devices of a replica have the same."""
+        """Number of examples per device, including padding; devices of one replica share them."""
         return -(-self.global_batch // self.num_replicas)
 
     @property
     def reduced_bytes(self) -> int:
-        """What one device gives to reductions in a step."""
+        """Bytes that one device contributes to messages per step."""
         return sum(one.num_bytes * one.times for one in self.reductions)
 
     @property
     def hidden_share(self) -> float:
-        """The share of these bytes that travels while the backward pass multiplies matrices."""
+        """Fraction of these bytes sent while the backward pass computes products."""
         return share_behind(self.reductions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything as numbers, strings, lists and dicts, as JSON takes them."""
+        """Returns the whole plan as numbers, strings, lists and dicts, ready for JSON."""
         kind = self.target.accelerator
         return {
             "target": self.target.name,

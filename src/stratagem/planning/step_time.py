@@ -1,12 +1,11 @@
-"""How long a step takes, as a formula of stated figures: nothing here is measured.
+"""Step-time prediction by formula; nothing here is measured.
 
-Computing takes the longer of its operations at the reached rate and its bytes at the reached rate
-of the memory (the roofline of Williams, Waterman and Patterson, 2009). An all-reduce in a ring of n
-sends 2 (n - 1) / n of its bytes over each link, a reduce-scatter and an all-gather half of that;
-over several hosts or slices it runs inside each, then between them on the part that each device
-has, by recursive halving and doubling, then inside again (Thakur, Rabenseifner and Gropp, 2005).
-Each hop of a ring, and each round between hosts, takes a latency; the rings of a TPU run along the
-axes of its slice.
+Compute takes the longer of its operations at the achieved rate and its bytes at the achieved memory
+bandwidth (the roofline of Williams, Waterman and Patterson, 2009). A ring all-reduce over n devices
+sends 2 (n - 1) / n of its bytes over each link, a reduce-scatter or all-gather half of that. Over
+several hosts or slices it runs inside each, then between them on each device's part, by recursive
+halving and doubling, then inside again (Thakur, Rabenseifner and Gropp, 2005). Each hop of a ring,
+and each round between hosts, adds a latency; the rings of a TPU run along the axes of its slice.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from stratagem.planning.reductions import Reduction
+from stratagem.planning.schedule import Reduction
 from stratagem.planning.targets import Target
 
 __all__ = [
@@ -27,9 +26,9 @@ __all__ = [
     "predict_step",
 ]
 
-# Of a training step's products two thirds are the backward pass, behind which sums can travel.
+# Two thirds of a training step's products are the backward pass, which can overlap communication.
 _BACKWARD_SHARE = 2 / 3
-# How much of the whole array each device sends, as a multiple of (n - 1) / n.
+# Fraction of the whole array that each device sends, as a multiple of (n - 1) / n.
 _SENT = {"all-reduce": 2.0, "reduce-scatter": 1.0, "all-gather": 1.0, "all-to-all": 1.0}
 
 
@@ -39,16 +38,24 @@ def _assumed(value: float, text: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """What a prediction takes for given beside the figures of the accelerator."""
+    """Assumptions of a prediction, in addition to the accelerator's specifications.
 
-    compute_share: float = _assumed(0.5, "of the peak rate is reached by matrix products")
-    memory_share: float = _assumed(0.8, "of the memory's rate is reached")
-    link_share: float = _assumed(0.8, "of the rate of links and network is reached")
-    link_latency_s: float = _assumed(2e-6, "seconds a hop inside a host or slice takes at least")
-    network_latency_s: float = _assumed(15e-6, "seconds a round between them takes at least")
+    Args:
+        compute_share: fraction of the peak rate that matrix products reach.
+        memory_share: fraction of the memory bandwidth that is reached.
+        link_share: fraction of the link and network bandwidth that is reached.
+        link_latency_s: minimum seconds per hop inside a host or slice.
+        network_latency_s: minimum seconds per round between hosts or slices.
+    """
+
+    compute_share: float = _assumed(0.5, "of peak FLOP/s in matrix products")
+    memory_share: float = _assumed(0.8, "of memory bandwidth")
+    link_share: float = _assumed(0.8, "of link and network bandwidth")
+    link_latency_s: float = _assumed(2e-6, "seconds per hop within a host or slice")
+    network_latency_s: float = _assumed(15e-6, "seconds per round between hosts or slices")
 
     def lines(self) -> list[str]:
-        """Returns a line for each, as a report prints them."""
+        """Returns one line per assumption, for a report."""
         return [
             f"{getattr(self, field.name):g} {field.metadata['text']}"
             for field in dataclasses.fields(self)
@@ -57,14 +64,14 @@ class Assumptions:
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """One step on so many devices, the batch of each as large on any number.
+    """Predicted time of one step; the batch per device does not depend on `num_devices`.
 
     Args:
-        num_devices: how many.
-        compute_s: computing.
-        reduction_s: what is sent between devices, if nothing ran meanwhile.
-        hidden_s: of that what travels behind computing, as the schedule has it.
-        most_hidden_s: of it what could, if every message began as soon as its array is there.
+        num_devices: number of devices.
+        compute_s: seconds of compute.
+        reduction_s: seconds of communication, without overlap.
+        hidden_s: seconds of communication overlapped with compute by the compiler's schedule.
+        most_hidden_s: seconds of communication that could overlap with compute at best.
     """
 
     num_devices: int
@@ -75,33 +82,26 @@ class StepTime:
 
     @property
     def step_s(self) -> float:
-        """The whole step."""
+        """Seconds of the whole step."""
         return self.compute_s + self.reduction_s - self.hidden_s
 
     @property
     def shortest_s(self) -> float:
-        """The step, if as much travels behind computing as can."""
+        """Seconds of the step in the best case, with full overlap."""
         return self.compute_s + self.reduction_s - self.most_hidden_s
 
     @property
     def efficiency(self) -> float:
-        """Time on one device over that on all."""
+        """Step time on one device divided by this step time."""
         return self.compute_s / self.step_s if self.step_s else 1.0
 
 
 def compute_s(
     flops: Mapping[str, float], accessed_bytes: float, target: Target, assumed: Assumptions
 ) -> tuple[float, float]:
-    """Returns how long the products of a step take, and how long its bytes.
+    """Returns the seconds of a step's products and of its memory accesses on one device.
 
-    Args:
-        flops: of its products, by dtype.
-        accessed_bytes: that it reads and writes.
-        target: the devices.
-        assumed: which share of the rates is reached.
-
-    Returns:
-        Both times of one device; the step takes the longer one.
+    The step takes the longer of the two.
     """
     kind = target.accelerator
     products_s = sum(
@@ -112,16 +112,7 @@ def compute_s(
 
 
 def message_s(reduction: Reduction, target: Target, assumed: Assumptions) -> float:
-    """Returns how long one message takes, each time it is sent.
-
-    Args:
-        reduction: the message; its groups say which devices exchange with one another.
-        target: the devices.
-        assumed: shares and latencies.
-
-    Returns:
-        Seconds; 0 on one device.
-    """
+    """Returns the seconds of one message, 0 on one device."""
     inside, between = _members(reduction, target)
     kind = target.accelerator
     if reduction.kind == "collective-permute":
@@ -140,16 +131,16 @@ def message_s(reduction: Reduction, target: Target, assumed: Assumptions) -> flo
 
 
 def _members(reduction: Reduction, target: Target) -> tuple[int, int]:
-    """How many devices of a host or slice exchange, and of how many hosts or slices."""
+    """Returns how many devices per host or slice take part, and how many hosts or slices."""
     if reduction.leaves_slice:
         return 1, target.num_groups
     if not reduction.groups:
         return target.devices_per_group, target.num_groups
     first = next((group for group in reduction.groups if 0 in group), reduction.groups[0])
-    # Of a smaller machine those that are there.
+    # Leave out devices that a smaller machine does not have.
     group = [device for device in first if device < target.num_devices] or [0]
-    places = {device // target.devices_per_group for device in group}
-    return max(len(group) // len(places), 1), len(places)
+    groups = {device // target.devices_per_group for device in group}
+    return max(len(group) // len(groups), 1), len(groups)
 
 
 def predict_step(
@@ -160,17 +151,8 @@ def predict_step(
 ) -> StepTime:
     """Predicts one step.
 
-    A message that runs behind products is hidden as long as there is computing left to hide it: the
-    backward pass is two thirds of it.
-
-    Args:
-        target: the devices.
-        reductions: what the step sends, with what runs behind each.
-        computing_s: of one device.
-        assumed: shares and latencies.
-
-    Returns:
-        The times.
+    Communication that overlaps products is hidden only while there is compute left to hide it:
+    the backward pass is two thirds of it.
     """
     if target.num_devices == 1:
         return StepTime(1, computing_s, 0.0, 0.0, 0.0)
@@ -193,18 +175,7 @@ def predict_scaling(
     assumed: Assumptions,
     devices_per_replica: int = 1,
 ) -> list[StepTime]:
-    """Predicts the step on 1 replica up to all, each with a batch of the same size.
-
-    Args:
-        target: the devices.
-        reductions: of the step on all of them.
-        computing_s: of one device.
-        assumed: shares and latencies.
-        devices_per_replica: of which any machine has a multiple.
-
-    Returns:
-        The times, by rising numbers of devices.
-    """
+    """Predicts the step for increasing numbers of devices, from one replica up to all."""
     return [
         predict_step(target.of_size(size), reductions, computing_s, assumed)
         for size in target.sizes()

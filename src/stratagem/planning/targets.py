@@ -1,4 +1,4 @@
-"""Machines to plan for, by name: "8xH100", "v5e:4x4", "2xv5e:4x4"."""
+"""Planning targets by name: "8xH100", "v5e:4x4", "2xv5e:4x4"."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NAMES = {name.lower(): name for name in ACCELERATORS}
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """So many devices of one kind.
+    """A number of devices of one kind.
 
     Args:
-        accelerator: the kind.
-        num_groups: hosts of GPUs, or slices of a TPU.
-        devices_per_group: that are joined by the fast links.
-        shape: of a slice; empty for GPUs.
+        accelerator: kind of the devices.
+        num_groups: number of GPU hosts, or of TPU slices.
+        devices_per_group: number of devices per host or slice, connected by fast links.
+        shape: shape of a slice; empty for GPUs.
     """
 
     accelerator: Accelerator
@@ -36,17 +36,17 @@ class Target:
 
     @property
     def num_devices(self) -> int:
-        """How many devices, and replicas."""
+        """Total number of devices."""
         return self.num_groups * self.devices_per_group
 
     @property
     def num_hosts(self) -> int:
-        """How many processes there would be, one on each host."""
+        """Number of hosts, and of processes, one per host."""
         return -(-self.num_devices // self.accelerator.devices_per_host)
 
     @property
     def name(self) -> str:
-        """As `parse_target` takes it."""
+        """The name, as accepted by `parse_target`."""
         if not self.shape:
             return f"{self.num_devices}x{self.accelerator.name}"
         slice_name = f"{self.accelerator.name}:{'x'.join(map(str, self.shape))}"
@@ -54,7 +54,7 @@ class Target:
 
     @property
     def num_hops(self) -> int:
-        """From one device of a host or slice to all others, one after the other in rings."""
+        """Number of hops from one device of a host or slice to all others, along rings."""
         if self.accelerator.platform == "gpu":
             return self.devices_per_group - 1
         shape = self.shape or (math.isqrt(self.devices_per_group - 1) + 1,) * 2
@@ -62,7 +62,7 @@ class Target:
 
     @property
     def topology(self) -> AbsentTopology:
-        """What a strategy has there."""
+        """Topology of abstract devices for a strategy."""
         kind, per_host = self.accelerator, self.accelerator.devices_per_host
         devices: Any = tuple(
             AbsentDevice(
@@ -77,20 +77,20 @@ class Target:
         return AbsentTopology(devices)
 
     def of_size(self, num_devices: int) -> Target:
-        """Returns a smaller or larger machine of the same kind, to see how a step scales.
+        """Returns a smaller or larger machine of the same kind, to study scaling.
 
         Args:
-            num_devices: within one group, or a multiple of one.
+            num_devices: at most one group, or a multiple of it.
 
         Returns:
-            The machine; what of a slice is only a part has no shape.
+            The machine; a part of a slice has no shape.
         """
         inside = min(num_devices, self.devices_per_group)
         shape = self.shape if inside == self.devices_per_group else ()
         return Target(self.accelerator, num_devices // inside, inside, shape)
 
     def sizes(self) -> list[int]:
-        """Numbers of devices from 1 to all: powers of two, and then full groups."""
+        """Returns numbers of devices from 1 to all: powers of two, then full groups."""
         inside = [1]
         while inside[-1] * 2 < self.devices_per_group:
             inside.append(inside[-1] * 2)
@@ -102,17 +102,17 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Returns the machine that a name stands for.
+    """Parses the name of a machine.
 
     Args:
-        text: a number of GPUs ("8xH100"), a slice of a TPU ("v5e:4x4") or several ("2xv5e:4x4").
+        text: a number of GPUs ("8xH100"), a TPU slice ("v5e:4x4") or several ("2xv5e:4x4").
 
     Returns:
         The machine.
 
     Raises:
-        TypeError: no text.
-        ValueError: an unknown accelerator, or GPUs that neither fit into one host nor fill several.
+        TypeError: `text` is not a string.
+        ValueError: an unknown accelerator, or GPUs that do not fill whole hosts.
 
     Example:
         >>> from stratagem.planning import parse_target
@@ -124,7 +124,7 @@ def parse_target(text: str) -> Target:
             explain(
                 f"target={text!r} is of type {type(text).__name__}.",
                 expected='a name such as "8xH100".',
-                fix="write the name of the machine as a string.",
+                fix="pass the name of the machine as a string.",
             )
         )
     if found := _SLICES.fullmatch(text.strip()):
@@ -137,8 +137,8 @@ def parse_target(text: str) -> Target:
         raise ValueError(
             explain(
                 f"target={text!r} names a TPU without the shape of its slice.",
-                expected=f'a shape, because it decides the links: "{kind.name}:4x4".',
-                fix="write the shape behind a colon, as the TPU's topology is written.",
+                expected=f'a shape, since the links depend on it: "{kind.name}:4x4".',
+                fix="append a colon and the TPU topology.",
             )
         )
     return _hosts(text, int(found[1] or 1), kind)
@@ -166,9 +166,9 @@ def _hosts(text: str, num_gpus: int, kind: Accelerator) -> Target:
     if num_gpus > per_host and num_gpus % per_host:
         raise ValueError(
             explain(
-                f"target={text!r} names {num_gpus} GPUs in hosts of {per_host}.",
-                expected=f"at most {per_host}, or full hosts.",
-                fix=f"ask for {num_gpus - num_gpus % per_host} or "
+                f"target={text!r}: {num_gpus} GPUs do not fill hosts of {per_host}.",
+                expected=f"at most {per_host} GPUs, or a multiple of {per_host}.",
+                fix=f"use {num_gpus - num_gpus % per_host} or "
                 f"{num_gpus + per_host - num_gpus % per_host}.",
             )
         )
@@ -179,9 +179,9 @@ def _hosts(text: str, num_gpus: int, kind: Accelerator) -> Target:
 def _empty(text: str) -> ValueError:
     return ValueError(
         explain(
-            f"target={text!r} names no device.",
+            f"target={text!r} has no devices.",
             expected="at least one.",
-            fix='write a number above 0, such as "8xH100".',
+            fix='use a number above 0, such as "8xH100".',
         )
     )
 
@@ -191,9 +191,9 @@ def _unknown(text: str) -> ValueError:
     tpus = ", ".join(name for name, kind in ACCELERATORS.items() if kind.platform == "tpu")
     return ValueError(
         explain(
-            f"target={text!r} is not known.",
-            expected=f'a number of GPUs such as "8xH100" ({gpus}), or a slice of a TPU such as '
-            f'"v5e:4x4", or several, "2xv5e:4x4" ({tpus}).',
-            fix="name one of these.",
+            f"target={text!r} is not a known machine.",
+            expected=f'a number of GPUs such as "8xH100" ({gpus}), a TPU slice such as "v5e:4x4", '
+            f'or several such as "2xv5e:4x4" ({tpus}).',
+            fix="use a listed accelerator.",
         )
     )

@@ -1,6 +1,6 @@
-"""Summaries for TensorBoard, written without TensorFlow: what tf.summary is.
+"""Summaries for TensorBoard, like `tf.summary` but without TensorFlow.
 
-They may be written on the host, in replica functions, in an `sg.function` and in Keras layers.
+Write them on the host, in replica functions, in an `sg.function`, and in Keras layers.
 """
 
 from stratagem.summary import experimental

@@ -1,8 +1,8 @@
-"""Summaries that a function calls while it is traced, or run op by op, as further results of it.
+"""Collection of the summaries that a traced function calls, as extra outputs of the function.
 
-What runs the function, a step's program for one, hands their values to the writer when it has run.
-So they need no callback from the device, each is written once however often its function is traced,
-and all processes have one program.
+The caller of the function, such as a step's program, passes their values to the writer after it
+runs. Collected summaries need no callback from the device, are written once however often the
+function is traced, and all processes compile the same program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stratagem.summary.settings import current_settings
 from stratagem.summary.summary import Summary, SummaryCall
 
 __all__ = [
-    "Collected",
+    "CollectedSummaries",
     "Collector",
     "current_collector",
     "infers_shapes",
@@ -36,40 +36,36 @@ _current = threading.local()
 
 
 @dataclasses.dataclass
-class _Slot:
+class _ShapeInference:
     infers_shapes: Callable[[], bool] = lambda: False
 
 
-_slot = _Slot()
+_shape_inference = _ShapeInference()
 
 
 def set_shape_inference(infers_shapes: Callable[[], bool]) -> None:
-    """Says how to tell whether code is only run to find out shapes.
-
-    Args:
-        infers_shapes: returns whether it is, in this thread.
-    """
-    _slot.infers_shapes = infers_shapes
+    """Sets the function that returns True while code only runs to infer shapes."""
+    _shape_inference.infers_shapes = infers_shapes
 
 
 def infers_shapes() -> bool:
-    """Tells whether the code that asks is only run to find out shapes: nothing is recorded then."""
-    return _slot.infers_shapes()
+    """Returns True if the calling code only runs to infer shapes; nothing is recorded then."""
+    return _shape_inference.infers_shapes()
 
 
 def current_collector() -> Collector | None:
-    """Returns the innermost collector of this thread; None outside of every step."""
+    """Returns the innermost collector of this thread, or None."""
     return getattr(_current, "collector", None)
 
 
 def is_tracing() -> bool:
-    """Tells whether a function is being traced or differentiated in this thread."""
+    """Returns True while this thread traces or differentiates a function."""
     return get_opaque_trace_state(convention="nnx") != _untraced()
 
 
 @functools.cache
 def _untraced() -> Any:
-    """The state of a thread that traces nothing, such as a new one."""
+    """Returns the trace state of a thread that traces nothing, taken from a new thread."""
     states: list[Any] = []
     thread = threading.Thread(
         target=lambda: states.append(get_opaque_trace_state(convention="nnx"))
@@ -80,35 +76,29 @@ def _untraced() -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Collected:
-    """The summaries of a function that was traced.
+class CollectedSummaries:
+    """Summaries of a traced function.
 
-    Args:
-        summaries: whose values are results of it.
-        structure: pytree structure of these values.
-        staged: those that are written by callbacks.
-        are_dear: whether any takes more than to hand a value over, were it not recorded either.
+    The values of `summaries` are outputs of the function, with pytree `structure`; host callbacks
+    write the `staged` ones. `are_expensive` is True if any costs time even when it is not recorded.
     """
 
     summaries: Sequence[Summary]
     structure: Any
     staged: Sequence[Summary] = ()
-    are_dear: bool = False
+    are_expensive: bool = False
 
     @property
     def every(self) -> list[Summary]:
-        """All of them."""
+        """All summaries."""
         return [*self.summaries, *self.staged]
 
 
 class Collector:
-    """Keeps the summaries that are called in a `with` block.
+    """Collects the summaries called within a `with` block, one item per call.
 
-    Args:
-        records: whether anything is recorded; traced where that is known when the step is called.
-            None for that of the collector around this one.
-
-    `summaries` and `values` have an item a call.
+    `records` says whether anything is recorded; it may be traced. None inherits it from the
+    enclosing collector.
     """
 
     def __init__(self, records: Any = None) -> None:
@@ -118,7 +108,7 @@ class Collector:
         self.settings = current_settings()
         self.summaries: list[Summary] = []
         self._staged: list[Summary] = []
-        self._are_dear = False
+        self._are_expensive = False
         self.values: list[Mapping[str, Any]] = []
 
     def __enter__(self) -> Collector:
@@ -135,54 +125,40 @@ class Collector:
 
     @property
     def records(self) -> Any:
-        """Whether anything is recorded."""
+        """Whether anything is recorded; may be traced."""
         return self._records
 
     @property
     def is_at_its_own_level(self) -> bool:
-        """Whether this is not inside a `lax.cond` or the like, within the function."""
+        """True unless called inside a nested trace, such as a `lax.cond` in the function."""
         return self._trace == get_opaque_trace_state(convention="nnx")
 
     def note_staged(self, summary: Summary) -> None:
-        """Notes a summary that a callback writes.
-
-        Args:
-            summary: the summary.
-        """
+        """Adds a summary that a host callback writes."""
         if self._outer is not None:
             self._outer.note_staged(summary)
         self._staged.append(summary)
 
-    def results(self) -> tuple[list[Any], Collected | None]:
-        """Returns the values of the summaries, flat, and what they are; None for none."""
+    def results(self) -> tuple[list[Any], CollectedSummaries | None]:
+        """Returns the flat values and the summaries, or ([], None) if there are none."""
         if not self.summaries and not self._staged:
             return [], None
         values, structure = jax.tree.flatten(self.values)
-        return values, Collected(self.summaries, structure, self._staged, self._are_dear)
+        return values, CollectedSummaries(
+            self.summaries, structure, self._staged, self._are_expensive
+        )
 
     def clear(self) -> None:
-        """Forgets what it kept: the function is called once more."""
+        """Forgets everything; the function is called again."""
         self.summaries, self.values = [], []
 
     def extend(self, summaries: Sequence[Summary], values: Sequence[Mapping[str, Any]]) -> None:
-        """Takes over what another collector kept.
-
-        Args:
-            summaries: of it.
-            values: of each.
-        """
+        """Adds summaries and values from another collector."""
         self.summaries.extend(summaries)
         self.values.extend(values)
 
     def add(self, call: SummaryCall) -> Any:
-        """Keeps a summary.
-
-        Args:
-            call: what was called.
-
-        Returns:
-            Whether it is recorded, as far as the step knows; a traced boolean where it is one.
-        """
+        """Adds a summary, and returns whether it is recorded; may be a traced boolean."""
         resolved = resolve(call, self.settings)
         if resolved is None:
             return False
@@ -194,26 +170,20 @@ class Collector:
             data = jax.lax.stop_gradient(jnp.asarray(call.data))
             values["data"] = data if call.reduce is None else _where(flag, call.reduce, data)
         if call.reduce is not None:
-            self._note_dear()
+            self._note_expensive()
         self.extend([summary], [values])
         return flag
 
-    def _note_dear(self) -> None:
+    def _note_expensive(self) -> None:
         if self._outer is not None:
-            self._outer._note_dear()
-        self._are_dear = True
+            self._outer._note_expensive()
+        self._are_expensive = True
 
 
 def resolve(call: SummaryCall, outer: Any) -> tuple[Summary, dict[str, Any]] | None:
-    """Finds out what is known of a summary where it is called.
+    """Returns a summary with its traced step and condition, or None if it can never be recorded.
 
-    Args:
-        call: what was called.
-        outer: the settings outside of the step: they are asked again when it is called.
-
-    Returns:
-        The summary, and its traced step and condition where it has them; None for one that is not
-        recorded whatever the call.
+    `outer` are the settings outside of the step; they are read again when the step is called.
     """
     settings = current_settings()
     values: dict[str, Any] = {}
@@ -246,7 +216,7 @@ def resolve(call: SummaryCall, outer: Any) -> tuple[Summary, dict[str, Any]] | N
 
 
 def _where(flag: Any, reduce: Callable[[Any], Any], data: Any) -> Any:
-    """Computes something if it is recorded, else zeros of its shape."""
+    """Returns `reduce(data)` if recorded, else zeros of the same shape."""
     if not isinstance(flag, Tracer):
         return reduce(data)
     shape = jax.eval_shape(reduce, data)

@@ -1,4 +1,4 @@
-"""Summaries as TensorBoard's plugins read them: buckets, pixels and protocol messages."""
+"""Encoding of summaries for TensorBoard's plugins: histogram buckets, pixels, and protos."""
 
 from __future__ import annotations
 
@@ -23,41 +23,25 @@ def tensor_value(
     *,
     metadata: Any = None,
 ) -> Any:
-    """Returns a summary that holds an array.
+    """Returns a `Summary.Value` that holds a host array.
 
-    Args:
-        tag: its name.
-        array: on the host.
-        plugin: of TensorBoard, that shows it; None where `metadata` tells.
-        description: of it.
-        metadata: a `SummaryMetadata`, the bytes of one, or None.
-
-    Returns:
-        A `Summary.Value`.
+    `plugin` names the TensorBoard plugin that shows it; otherwise pass `metadata`, a
+    `SummaryMetadata` or its serialized bytes.
     """
     messages = tensorboard("compat.proto.summary_pb2")
     if plugin is not None:
-        of_plugin = tensorboard(f"plugins.{plugin}.metadata")
-        metadata = of_plugin.create_summary_metadata(None, description)
+        plugin_metadata = tensorboard(f"plugins.{plugin}.metadata")
+        metadata = plugin_metadata.create_summary_metadata(None, description)
     elif isinstance(metadata, bytes):
         metadata = messages.SummaryMetadata.FromString(metadata)
-    elif metadata is not None:  # TensorFlow has a type of its own for it
+    elif metadata is not None:  # a proto of another type, such as TensorFlow's
         metadata = messages.SummaryMetadata.FromString(metadata.SerializeToString())
     tensor = tensorboard("util.tensor_util").make_tensor_proto(array)
     return messages.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 
 
 def image_value(tag: str, images: Any, description: str | None) -> Any:
-    """Returns a summary that holds images.
-
-    Args:
-        tag: its name.
-        images: uint8 array of shape (k, height, width, channels).
-        description: of it.
-
-    Returns:
-        A `Summary.Value`.
-    """
+    """Returns a `Summary.Value` that holds uint8 images of shape (k, height, width, channels)."""
     pillow = load("PIL.Image", needed_by="sg.summary.image", install="stratagem[tensorboard]")
     _, height, width, num_channels = images.shape
     strings = [str(width).encode(), str(height).encode()]
@@ -73,11 +57,9 @@ def image_value(tag: str, images: Any, description: str | None) -> Any:
 
 
 def pixels(images: Any, xp: Any) -> Any:
-    """Returns images as uint8, as tf.image.convert_image_dtype does with saturation.
+    """Converts images to uint8, like tf.image.convert_image_dtype with saturation.
 
-    Args:
-        images: array of numbers.
-        xp: `numpy` or `jax.numpy`, which computes it.
+    `xp` is `numpy` or `jax.numpy`.
     """
     dtype = images.dtype
     if dtype == np.uint8:
@@ -94,18 +76,11 @@ def pixels(images: Any, xp: Any) -> Any:
 
 
 def histogram_buckets(data: Any, num_buckets: int, xp: Any) -> Any:
-    """Counts the finite elements of an array in buckets of equal width.
+    """Counts the finite elements of a float array in buckets of equal width.
 
-    Elements that are all the same are counted in the last bucket, without width; without any all is
-    zero.
-
-    Args:
-        data: array of floats.
-        num_buckets: how many.
-        xp: `numpy` or `jax.numpy`, which computes it.
-
-    Returns:
-        Array of shape (num_buckets, 3): left edge, right edge, count.
+    Identical elements are counted in the last bucket, which then has zero width; without finite
+    elements everything is zero. `xp` is `numpy` or `jax.numpy`. Returns an array of shape
+    (num_buckets, 3): left edge, right edge, count.
     """
     data = data.reshape(-1)
     dtype = data.dtype
@@ -120,9 +95,9 @@ def histogram_buckets(data: Any, num_buckets: int, xp: Any) -> Any:
     width = (largest - least) / num_buckets
     is_flat = width == 0
     safe = xp.where(is_finite, data - least, 0.0) / xp.where(is_flat, 1.0, width)
-    place = xp.clip(xp.floor(safe).astype(np.int32), 0, num_buckets - 1)
-    place = xp.where(is_flat, num_buckets - 1, place)
-    place = xp.where(is_finite, place, num_buckets)  # beyond the last
+    bucket = xp.clip(xp.floor(safe).astype(np.int32), 0, num_buckets - 1)
+    bucket = xp.where(is_flat, num_buckets - 1, bucket)
+    bucket = xp.where(is_finite, bucket, num_buckets)  # past the last bucket
     length = {"minlength" if xp is np else "length": num_buckets + 1}
-    counts = xp.bincount(place, **length)[:num_buckets]
+    counts = xp.bincount(bucket, **length)[:num_buckets]
     return xp.stack([edges[:-1], edges[1:], counts.astype(dtype)], axis=1)

@@ -1,4 +1,4 @@
-"""The file that TensorBoard reads, written by the package `tensorboard`."""
+"""TensorBoard event files, encoded by the package `tensorboard`."""
 
 from __future__ import annotations
 
@@ -17,25 +17,14 @@ _numbers = itertools.count()
 
 
 def tensorboard(module: str) -> Any:
-    """Returns a module of the package `tensorboard`.
-
-    Args:
-        module: its name within the package.
-
-    Raises:
-        ImportError: the package is not installed.
-    """
+    """Returns a module of the package `tensorboard`; raises ImportError if it is not installed."""
     return load(f"tensorboard.{module}", needed_by="sg.summary", install="stratagem[tensorboard]")
 
 
 class EventFile:
-    """A new file of events in a folder.
+    """A new event file in a folder, which is created if missing.
 
-    Args:
-        logdir: the folder; made if it is missing.
-        max_queue: how many events may wait before they are given to the operating system.
-        flush_millis: for how many milliseconds they may.
-        suffix: end of the file's name.
+    At most `max_queue` events are buffered, for at most `flush_millis` milliseconds.
     """
 
     # TensorBoard's own EventFileWriter would load TensorFlow where that is installed.
@@ -52,7 +41,7 @@ class EventFile:
             f"{os.getpid()}.{next(_numbers)}{suffix}"
         )
         path = os.path.join(logdir, name)
-        # Which writes each event by itself, as object stores want it.
+        # GFile writes each event separately, as object stores require.
         is_remote = "://" in logdir
         self._records = records.RecordWriter(
             files.GFile(path, "wb") if is_remote else open(path, "wb")  # noqa: SIM115
@@ -61,13 +50,7 @@ class EventFile:
         self.flush()
 
     def add(self, value: Any, step: int, wall_time_s: float) -> None:
-        """Writes one summary.
-
-        Args:
-            value: a `Summary.Value`.
-            step: which it belongs to.
-            wall_time_s: when, in seconds since 1970.
-        """
+        """Writes one `Summary.Value`; `wall_time_s` is in seconds since the epoch."""
         event = self._event(wall_time=wall_time_s, step=step)
         event.summary.value.append(value)
         with self._lock:
@@ -81,7 +64,7 @@ class EventFile:
         self._num_waiting += 1
 
     def flush(self) -> None:
-        """Gives what was written to the operating system."""
+        """Flushes buffered events to the operating system."""
         with self._lock:
             self._records.flush()
             self._num_waiting, self._flushed_at = 0, time.monotonic()

@@ -1,4 +1,4 @@
-"""The default step under TensorFlow's names."""
+"""`sg.summary.experimental`: the default step, under TensorFlow's names."""
 
 from stratagem.summary.settings import get_step, set_step
 

@@ -1,4 +1,4 @@
-"""The kinds of summaries: scalars, histograms, images, texts, and tensors with metadata."""
+"""`sg.summary.scalar`, `histogram`, `image`, `text` and `write`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.messages import explain
-from stratagem.summary.callbacks import stage
 from stratagem.summary.collector import current_collector, infers_shapes, is_tracing
 from stratagem.summary.encoding import (
     histogram_buckets,
@@ -19,7 +18,8 @@ from stratagem.summary.encoding import (
     pixels,
     tensor_value,
 )
-from stratagem.summary.pending import begin_recording, write_values
+from stratagem.summary.host_callbacks import stage
+from stratagem.summary.recording import begin_recording, write_values
 from stratagem.summary.settings import checked_step, current_settings
 from stratagem.summary.summary import Summary, SummaryCall
 
@@ -29,22 +29,22 @@ _DEFAULT_BUCKETS = 30
 
 
 def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
-    """Writes a number. Call anywhere, in a replica function and in a layer too.
+    """Writes a scalar summary. Call anywhere, including replica functions and layers.
 
-    In replica context replica 0 writes, with several processes the chief.
+    In replica context replica 0 writes; with several processes the chief writes.
 
     Args:
         name: its tag in TensorBoard.
-        data: a real number, or an array or variable without axes.
-        step: an integer, traced or not; None for the default one.
-        description: of it, in Markdown.
+        data: a real number, or a scalar array or variable.
+        step: an integer, traced or not; None for the default step.
+        description: description in Markdown.
 
     Returns:
-        Whether it was written; in a compiled step a traced boolean, whether it is asked for.
+        Whether it was written; a traced boolean in a compiled step with a traced condition.
 
     Raises:
-        ValueError: an array with axes, or no step is known while there is a writer.
-        TypeError: no number.
+        ValueError: `data` is not a scalar, or there is a writer but no step.
+        TypeError: `data` is not a real number.
 
     Example:
         >>> sg.summary.scalar("loss", 0.5, step=1)  # there is no default writer
@@ -57,8 +57,8 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
         raise ValueError(
             explain(
                 f"Summary {name!r} received data of shape {tuple(array.shape)}.",
-                expected="one number.",
-                fix="reduce it, or write a histogram.",
+                expected="a scalar.",
+                fix="reduce it to a scalar, or write a histogram.",
             )
         )
 
@@ -75,24 +75,25 @@ def histogram(
     buckets: int | None = None,
     description: str | None = None,
 ) -> Any:
-    """Writes how the elements of an array are distributed. Call anywhere, as `scalar`.
+    """Writes a histogram of the elements of an array. Call anywhere, as `scalar`.
 
-    Elements that are not finite are left out. In a compiled step counts are computed on the device,
-    in float32, and only where they are recorded.
+    Elements that are not finite are ignored. In a compiled step counts are computed on the device,
+    in float32, and only if they are recorded.
 
     Args:
         name: its tag in TensorBoard.
-        data: an array or variable of numbers, of any shape.
-        step: as of `scalar`.
-        buckets: how many of equal width, from the least to the largest element; None for 30.
-        description: of it, in Markdown.
+        data: real array or variable of any shape.
+        step: as for `scalar`.
+        buckets: number of buckets of equal width from the smallest to the largest element; None for
+            30.
+        description: description in Markdown.
 
     Returns:
-        As of `scalar`.
+        As for `scalar`.
 
     Raises:
-        ValueError: fewer than one bucket, or no step is known while there is a writer.
-        TypeError: no numbers.
+        ValueError: fewer than one bucket, or there is a writer but no step.
+        TypeError: `data` is not real.
 
     Example:
         >>> sg.summary.histogram("weights", [1.0, 2.0, 2.5], step=1)
@@ -105,8 +106,8 @@ def histogram(
         raise ValueError(
             explain(
                 f"Summary {name!r} received buckets={buckets}.",
-                expected="1 or more.",
-                fix="leave it out for 30.",
+                expected="1 or more buckets.",
+                fix="omit buckets for the default of 30.",
             )
         )
 
@@ -132,19 +133,18 @@ def image(
     Args:
         name: its tag in TensorBoard.
         data: array of shape (k, height, width, channels): floats from 0 to 1, or uint8 from 0 to
-            255; what is beyond is clipped. Wider integers are scaled down by their range. Channels
-            are 1 (grey), 2 (grey and alpha), 3 (RGB) or 4 (RGBA).
-        step: as of `scalar`.
-        max_outputs: how many are written at most, from the first on.
-        description: of it, in Markdown.
+            255; values outside are clipped. Wider integers are scaled down by their range. Channels
+            are 1 (gray), 2 (gray and alpha), 3 (RGB) or 4 (RGBA).
+        step: as for `scalar`.
+        max_outputs: maximum number of images written, from the first.
+        description: description in Markdown.
 
     Returns:
-        As of `scalar`.
+        As for `scalar`.
 
     Raises:
-        ValueError: another shape, a negative `max_outputs`, or no step is known while there is a
-            writer.
-        TypeError: no numbers.
+        ValueError: another shape, a negative `max_outputs`, or there is a writer but no step.
+        TypeError: `data` is not real.
 
     Example:
         >>> sg.summary.image("digit", np.zeros((1, 8, 8, 1)), step=1)
@@ -158,15 +158,15 @@ def image(
             explain(
                 f"Summary {name!r} received images of shape {tuple(array.shape)}.",
                 expected="(k, height, width, channels) with 1 to 4 channels.",
-                fix="add axes, as in data[None, :, :, None] for one grey image.",
+                fix="add axes, as in data[None, :, :, None] for one gray image.",
             )
         )
     if max_outputs < 0:
         raise ValueError(
             explain(
                 f"Summary {name!r} received max_outputs={max_outputs}.",
-                expected="0 or more.",
-                fix="leave it out for 3.",
+                expected="0 or more images.",
+                fix="omit max_outputs for the default of 3.",
             )
         )
 
@@ -187,16 +187,16 @@ def text(name: str, data: Any, step: Any = None, description: str | None = None)
 
     Args:
         name: its tag in TensorBoard.
-        data: a string in Markdown, or nested lists of them, which make a table.
-        step: as of `scalar`.
-        description: of it, in Markdown.
+        data: a string in Markdown, or nested lists of strings, shown as a table.
+        step: as for `scalar`.
+        description: description in Markdown.
 
     Returns:
-        As of `scalar`.
+        As for `scalar`.
 
     Raises:
-        TypeError: no strings.
-        ValueError: no step is known while there is a writer.
+        TypeError: `data` contains something else than strings.
+        ValueError: there is a writer but no step.
 
     Example:
         >>> sg.summary.text("remark", "learning rate halved", step=1)
@@ -208,10 +208,10 @@ def text(name: str, data: Any, step: Any = None, description: str | None = None)
     if strings.dtype.kind not in "US":
         raise TypeError(
             explain(
-                f"Summary {name!r} received text of type {type(data).__name__}, with elements of "
+                f"Summary {name!r} received text of type {type(data).__name__} with dtype "
                 f"{strings.dtype}.",
                 expected="a string, or nested lists of strings.",
-                fix="make it a string with str(...); traced values have none.",
+                fix="convert it with str(...), outside of traced code.",
             )
         )
     encoded = np.char.encode(strings, "utf-8") if strings.dtype.kind == "U" else strings
@@ -224,19 +224,19 @@ def text(name: str, data: Any, step: Any = None, description: str | None = None)
 
 
 def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None) -> Any:
-    """Writes an array for any of TensorBoard's plugins. Call anywhere, as `scalar`.
+    """Writes an array for any TensorBoard plugin. Call anywhere, as `scalar`.
 
     Args:
-        tag: its name in TensorBoard.
-        tensor: array of numbers; on the host strings, too.
-        step: as of `scalar`.
-        metadata: a `SummaryMetadata`, or the bytes of one, that names the plugin.
+        tag: its tag in TensorBoard.
+        tensor: numeric array; on the host also strings.
+        step: as for `scalar`.
+        metadata: a `SummaryMetadata`, or its serialized bytes, that names the plugin.
 
     Returns:
-        As of `scalar`.
+        As for `scalar`.
 
     Raises:
-        ValueError: no step is known while there is a writer.
+        ValueError: there is a writer but no step.
 
     Example:
         >>> sg.summary.write("table", np.eye(2), step=1)
@@ -271,18 +271,16 @@ def _real(data: Any, name: str) -> Any:
             explain(
                 f"Summary {name!r} received data of type {type(data).__name__} and dtype {dtype}.",
                 expected="real numbers.",
-                fix="convert it; sg.summary.text writes strings.",
+                fix="convert the data, or use sg.summary.text for strings.",
             )
         )
     return array
 
 
 def _record(call: SummaryCall, encode_on_host: Callable[[Any], Any] | None = None) -> Any:
-    """Writes a summary here, or has it written by the step that is being traced.
+    """Writes a summary now, or adds it to the step that is being traced.
 
-    Args:
-        call: what was called.
-        encode_on_host: makes a `Summary.Value` of the data itself; None where `encode` does.
+    `encode_on_host` makes a `Summary.Value` from the data before `reduce`; None uses `call.encode`.
     """
     step = checked_step(call.step)
     if infers_shapes():

@@ -1,7 +1,7 @@
-"""The default writer, the default step and the condition under which summaries are written.
+"""The default writer, default step and recording condition of summaries.
 
-What is set here counts for this thread, and for the replicas of steps that it runs. A compiled step
-sees what is set when it is called, not when it was traced.
+Settings apply to this thread, and to the replicas of the steps that it runs. A compiled step reads
+them when it is called, not when it is traced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from stratagem.messages import explain
 __all__ = [
     "Setting",
     "Settings",
-    "change",
     "checked_step",
     "current_settings",
     "get_step",
@@ -30,29 +29,28 @@ __all__ = [
     "host_step",
     "latest_settings",
     "note_callbacks",
+    "override",
     "record_if",
     "set_step",
-    "setting",
     "should_record_summaries",
     "trace_key",
+    "update",
 ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setting:
-    """One thing that was set; another call that sets an equal one makes another."""
+    """One value that was set; setting an equal value again creates a different object."""
 
     value: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """All that is set at a time.
+    """All settings at one time.
 
-    Args:
-        writer: the default writer; None for none.
-        step: an integer, a variable that holds one, or None.
-        condition: a boolean, a traced one, or a function that returns one.
+    `step` is an integer, an integer variable or None. `condition` is a boolean, a traced boolean,
+    or a function that returns one.
     """
 
     writer: Setting = Setting()
@@ -60,69 +58,61 @@ class Settings:
     condition: Setting = Setting(value=True)
 
 
-_NOTHING_SET = Settings()
+_DEFAULTS = Settings()
 _current: contextvars.ContextVar[Settings | None] = contextvars.ContextVar(
     "stratagem_summary_settings", default=None
 )
 
 
 @dataclasses.dataclass
-class _Shared:
-    """What functions see that the runtime calls, in threads of its own."""
+class _ProcessSettings:
+    """Settings for host callbacks, which the runtime calls in other threads."""
 
     settings: Settings = dataclasses.field(default_factory=Settings)
     has_callbacks: bool = False
 
 
-_shared = _Shared()
+_shared = _ProcessSettings()
 
 
 def current_settings() -> Settings:
-    """Returns what is set in this thread."""
-    return _current.get() or _NOTHING_SET
+    """Returns the settings of this thread."""
+    return _current.get() or _DEFAULTS
 
 
 def latest_settings() -> Settings:
-    """Returns what was set last in this process."""
+    """Returns the settings that were set last in this process."""
     return _shared.settings
 
 
 def note_callbacks() -> None:
-    """Notes that compiled programs call this process back, and have to be waited for."""
+    """Records that compiled programs call back into this process, and must be waited for."""
     _shared.has_callbacks = True
 
 
 def has_callbacks() -> bool:
-    """Tells whether there are such programs."""
+    """Returns True if there are such programs."""
     return _shared.has_callbacks
 
 
 def _set(settings: Settings) -> None:
     if _shared.has_callbacks:
-        jax.effects_barrier()  # what was called before this sees what was set before
+        jax.effects_barrier()  # earlier calls must see the earlier settings
     _current.set(settings)
     _shared.settings = settings
 
 
-def change(**changes: Any) -> None:
-    """Sets something until it is set again.
-
-    Args:
-        **changes: values by the names of `Settings`.
-    """
+def update(**changes: Any) -> None:
+    """Changes settings, by field name of `Settings`."""
     wrapped = {name: Setting(value) for name, value in changes.items()}
     _set(dataclasses.replace(current_settings(), **wrapped))
 
 
 @contextlib.contextmanager
-def setting(**changes: Any) -> Generator[None]:
-    """Sets something for the length of a `with` block.
-
-    Args:
-        **changes: values by the names of `Settings`.
-    """
+def override(**changes: Any) -> Generator[None]:
+    """Changes settings within a `with` block, by field name of `Settings`."""
     before = current_settings()
-    change(**changes)
+    update(**changes)
     try:
         yield
     finally:
@@ -130,57 +120,49 @@ def setting(**changes: Any) -> Generator[None]:
 
 
 def host_condition(settings: Settings) -> bool:
-    """Tells whether the condition holds, outside of every trace.
-
-    Args:
-        settings: that have it.
-    """
+    """Returns the condition; call it outside of every trace."""
     value = settings.condition.value
     return bool(value() if callable(value) else value)
 
 
 def host_step(settings: Settings) -> int | None:
-    """Returns the default step, outside of every trace.
-
-    Args:
-        settings: that have it.
-    """
+    """Returns the default step; call it outside of every trace."""
     step = settings.step.value
     return None if step is None else int(np.asarray(getattr(step, "value", step)))
 
 
-class _Same:
+class _Identity:
     """Compares an object by identity."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
+        return isinstance(other, _Identity) and self._value is other._value
 
     def __hash__(self) -> int:
         return id(self._value)
 
 
 def trace_key() -> Any:
-    """Returns what of the settings a trace that writes summaries holds for good; hashable.
+    """Returns a hashable key of the settings that are baked into a trace.
 
-    A function by which they are recorded is told by its code: a loop that writes `record_if(lambda:
-    ...)` makes another function in every turn.
+    A condition function counts by its code: a loop that calls `record_if(lambda: ...)` creates a
+    new function in every iteration.
     """
     settings = current_settings()
     step, condition = settings.step.value, settings.condition.value
     is_variable = hasattr(step, "value")
     code = getattr(condition, "__code__", condition) if callable(condition) else None
-    return _Same(step if is_variable else None), _Same(code)
+    return _Identity(step if is_variable else None), _Identity(code)
 
 
 def set_step(step: Any) -> None:
     """Sets the default step of summaries in this thread. Call anywhere.
 
     Args:
-        step: an integer, an integer variable (its value counts at each summary, also in each of
-            many steps of one call), or None for none.
+        step: an integer, an integer variable (read at each summary, also within a call of several
+            steps), or None for no default.
 
     Raises:
         TypeError: anything else.
@@ -193,7 +175,7 @@ def set_step(step: Any) -> None:
 
     Source: TF 2.21 summary_ops_v2.py, set_step.
     """
-    change(step=checked_step(step))
+    update(step=checked_step(step))
 
 
 def get_step() -> Any:
@@ -208,14 +190,7 @@ def get_step() -> Any:
 
 
 def checked_step(step: Any) -> Any:
-    """Returns a step as it is.
-
-    Args:
-        step: an integer, an integer array without axes, a variable that holds one, or None.
-
-    Raises:
-        TypeError: anything else.
-    """
+    """Returns the step if it is a scalar integer, an integer variable or None; raises TypeError."""
     if step is None:
         return None
     value = getattr(step, "value", step)
@@ -228,7 +203,7 @@ def checked_step(step: Any) -> Any:
             explain(
                 f"step={step!r} is of type {type(step).__name__}.",
                 expected="an integer, or an integer variable such as optimizer.iterations.",
-                fix="count steps in an int.",
+                fix="pass the step as an int.",
             )
         )
     return step
@@ -236,15 +211,15 @@ def checked_step(step: Any) -> Any:
 
 @contextlib.contextmanager
 def record_if(condition: Any) -> Generator[None]:
-    """Writes summaries only where a condition holds, within a `with` block. Call anywhere.
+    """Records summaries only if a condition holds, within a `with` block. Call anywhere.
 
-    The innermost block counts. In a replica function the condition may be computed there: a
-    summary that it forbids is not even computed.
+    The innermost block counts. In a replica function the condition may be computed there; a summary
+    that is not recorded is not computed either.
 
     Args:
-        condition: a bool, a traced boolean without axes, or a function without arguments that
-            returns one; it is asked again for each step. A function that reads variables is part
-            of the compiled step.
+        condition: a bool, a traced scalar boolean, or a function without arguments that returns
+            one, called for each step. A function that reads variables becomes part of the compiled
+            step.
 
     Raises:
         TypeError: anything else.
@@ -263,19 +238,19 @@ def record_if(condition: Any) -> Generator[None]:
         raise TypeError(
             explain(
                 f"condition={condition!r} is of type {type(condition).__name__}.",
-                expected="a bool, a traced boolean without axes, or a function that returns one.",
-                fix="compare, as in record_if(step % 100 == 0).",
+                expected="a bool, a traced scalar boolean, or a function that returns one.",
+                fix="pass a comparison, such as record_if(step % 100 == 0).",
             )
         )
-    with setting(condition=condition):
+    with override(condition=condition):
         yield
 
 
 def should_record_summaries() -> Any:
-    """Tells whether a summary written here would be recorded. Call anywhere.
+    """Returns whether a summary written here would be recorded. Call anywhere.
 
     Returns:
-        False without a default writer. In a compiled step a traced boolean where the condition is.
+        A bool, False without a default writer; a traced boolean if the condition is traced.
 
     Example:
         >>> sg.summary.should_record_summaries()

@@ -1,4 +1,4 @@
-"""One call of `sg.summary.scalar` and its like, and what a step's program knows of it."""
+"""`SummaryCall`, one call of `sg.summary.scalar` etc., and `Summary`, its form in a traced step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ __all__ = ["Summary", "SummaryCall"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SummaryCall:
-    """What a caller says.
+    """One call of a summary function.
 
-    Args:
-        tag: name of the summary in TensorBoard.
-        encode: makes a `Summary.Value` of what `reduce` returns.
-        data: array, or None where `encode` has it.
-        step: an integer, traced or not; None for the default one.
-        reduce: what is computed of the data where it is recorded; None for nothing.
+    `encode` makes a `Summary.Value` from the result of `reduce`, which runs only if the summary is
+    recorded. `data` is None if `encode` needs none. `step` is an integer, traced or not, or None
+    for the default step.
     """
 
     tag: str
@@ -30,15 +27,10 @@ class SummaryCall:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Summary:
-    """What is known of a summary when its step is traced.
+    """A summary of a traced step.
 
-    Args:
-        tag: its name in TensorBoard.
-        encode: makes a `Summary.Value` from its data.
-        writer: that was made the default within the step; None for the default one of the call.
-        step: a number known when the step is traced; None for another one.
-        has_traced_step: whether the step is among the values.
-        has_condition: whether a condition is among the values, and not asked on the host.
+    `writer` is the default writer set within the step, or None for that of the call. `step` is None
+    unless it is known when the step is traced. A traced step or condition is among the values.
     """
 
     tag: str
@@ -50,15 +42,13 @@ class Summary:
 
     @property
     def needs_step(self) -> bool:
-        """Whether the default step of the call counts."""
+        """True if the summary uses the default step of the call."""
         return self.step is None and not self.has_traced_step
 
     def writer_of(self, default: Any, *, is_anywhere: bool = False) -> Any:
-        """Returns the writer; None where nothing is written.
+        """Returns the writer, or None if nothing is written.
 
-        Args:
-            default: the default one of the call.
-            is_anywhere: whether a writer that writes in another process counts.
+        With `is_anywhere`, a writer that is active only in another process counts, too.
         """
         writer = self.writer or default
         if writer is None or not (writer.has_folder if is_anywhere else writer.is_active):

@@ -1,4 +1,4 @@
-"""SummaryWriter: where summaries go."""
+"""`SummaryWriter`, and the functions that create one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stratagem.group import current_group
 from stratagem.messages import explain
 from stratagem.summary import settings
 from stratagem.summary.event_file import EventFile, tensorboard
-from stratagem.summary.pending import write_pending
+from stratagem.summary.recording import write_pending
 
 __all__ = ["SummaryWriter", "create_file_writer", "create_noop_writer"]
 
@@ -26,13 +26,13 @@ _open: weakref.WeakSet[SummaryWriter] = weakref.WeakSet()
 
 
 class SummaryWriter:
-    """Writes summaries to a folder, on the chief only. Made by `sg.summary.create_file_writer`.
+    """Writes summaries to a folder, on the chief only. Created by `sg.summary.create_file_writer`.
 
     Args:
         logdir: the folder; None writes nothing.
-        max_queue: how many summaries may wait in memory.
-        flush_millis: for how many milliseconds they may.
-        filename_suffix: end of the file's name.
+        max_queue: maximum number of summaries buffered in memory.
+        flush_millis: maximum time that they are buffered, in milliseconds.
+        filename_suffix: suffix of the file name.
 
     Source: TF 2.21 summary_ops_v2.py, SummaryWriter.
     """
@@ -52,21 +52,21 @@ class SummaryWriter:
 
     @property
     def has_folder(self) -> bool:
-        """Whether the chief writes; else nobody does."""
+        """True if the chief writes; False if no process does."""
         return self._logdir is not None
 
     @property
     def is_active(self) -> bool:
-        """Whether this process writes."""
+        """True if this process writes."""
         group = current_group()
         return self.has_folder and (group is None or group.process_id == 0)
 
     @contextlib.contextmanager
     def as_default(self, step: Any = None) -> Generator[SummaryWriter]:
-        """Makes this the default writer for the length of a `with` block. Call anywhere.
+        """Makes this the default writer within a `with` block. Call anywhere.
 
         Args:
-            step: the default step within the block; None leaves it as it is. See
+            step: default step within the block; None leaves it unchanged. See
                 `sg.summary.experimental.set_step`.
 
         Raises:
@@ -79,23 +79,23 @@ class SummaryWriter:
 
         Source: TF 2.21 summary_ops_v2.py, SummaryWriter.as_default.
         """
-        with settings.setting(**self._changes(step)):
+        with settings.override(**self._changes(step)):
             yield self
-            write_pending(waits=False)  # steps under way are not waited for
+            write_pending(waits=False)  # without waiting for steps in flight
             self._flush_file()
 
     def set_as_default(self, step: Any = None) -> None:
-        """Makes this the default writer of this thread until another one is. Call anywhere.
+        """Makes this the default writer of this thread until another one is set. Call anywhere.
 
         Args:
-            step: as of `as_default`.
+            step: as for `as_default`.
 
         Raises:
             RuntimeError: the writer is closed.
 
         Source: TF 2.21 summary_ops_v2.py, SummaryWriter.set_as_default.
         """
-        settings.change(**self._changes(step))
+        settings.update(**self._changes(step))
 
     def _changes(self, step: Any) -> dict[str, Any]:
         self._require_open()
@@ -103,7 +103,7 @@ class SummaryWriter:
         return {"writer": self} if step is None else {"writer": self, "step": checked}
 
     def init(self) -> None:
-        """Makes the file now, and not with the first summary.
+        """Creates the file now instead of with the first summary.
 
         Raises:
             RuntimeError: the writer is closed.
@@ -113,25 +113,25 @@ class SummaryWriter:
             self._file = EventFile(self._logdir, *self._options)
 
     def add(self, value: Any, step: int, wall_time_s: float | None = None) -> None:
-        """Writes a summary; for code of this library.
+        """Writes a summary; for use by this library.
 
         Args:
             value: a `Summary.Value`.
-            step: which it belongs to.
-            wall_time_s: when, in seconds since 1970; None for now.
+            step: its step.
+            wall_time_s: seconds since the epoch; None for now.
         """
         self.init()
         if self._file is not None:
             self._file.add(value, step, time.time() if wall_time_s is None else wall_time_s)
 
     def flush_pending(self) -> None:
-        """Waits for all summaries of steps that were called, and writes them to their files."""
+        """Waits for the summaries of all steps called so far, and writes them to their files."""
         if settings.has_callbacks():
             jax.effects_barrier()
         write_pending(waits=True)
 
     def flush(self) -> None:
-        """Waits for the summaries of all steps that were called, and gives them to the system.
+        """Waits for the summaries of all steps called so far, and flushes them to the file system.
 
         Source: TF 2.21 summary_ops_v2.py, SummaryWriter.flush.
         """
@@ -160,18 +160,18 @@ class SummaryWriter:
             raise RuntimeError(
                 explain(
                     f"The SummaryWriter of {self._logdir!r} was used after it was closed.",
-                    expected="a writer that is open.",
-                    fix="close it after the last summary, or make another one.",
+                    expected="an open writer.",
+                    fix="close it after the last summary, or create another one.",
                 )
             )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             explain(
-                f"The SummaryWriter of {self._logdir!r} was to be sent to another process.",
-                expected="a writer to stay in the process that made it.",
-                fix="return values from what runs there and write them here, or make a writer of "
-                "its own there.",
+                f"The SummaryWriter of {self._logdir!r} cannot be sent to another process.",
+                expected="a writer used only in the process that created it.",
+                fix="return the values and write them here, or create a writer in the other "
+                "process.",
             )
         )
 
@@ -182,22 +182,22 @@ class SummaryWriter:
 def create_file_writer(
     logdir: Any, max_queue: int = 10, flush_millis: int | None = None, filename_suffix: str = ""
 ) -> SummaryWriter:
-    """Makes a writer of summaries for TensorBoard. Call anywhere; needs `stratagem[tensorboard]`.
+    """Creates a writer of TensorBoard summaries. Call anywhere; needs `stratagem[tensorboard]`.
 
-    With several processes all make it, and only the chief writes.
+    With several processes, call it in all of them; only the chief writes.
 
     Args:
-        logdir: the folder; its file is made with the first summary.
-        max_queue: how many summaries may wait in memory before they are written to the file.
-        flush_millis: after how many milliseconds a summary takes all before it to the file; None
-            for two minutes.
-        filename_suffix: end of the file's name.
+        logdir: the folder; its file is created with the first summary.
+        max_queue: maximum number of summaries buffered in memory.
+        flush_millis: maximum time that a summary is buffered, in milliseconds; None for two
+            minutes.
+        filename_suffix: suffix of the file name.
 
     Returns:
         The writer.
 
     Raises:
-        ValueError: a negative number, or no folder.
+        ValueError: an empty `logdir`, or a negative number.
         ImportError: the package `tensorboard` is not installed.
 
     Example::
@@ -213,7 +213,7 @@ def create_file_writer(
             explain(
                 f"create_file_writer received logdir={logdir!r}.",
                 expected="a folder.",
-                fix="name one, or use sg.summary.create_noop_writer().",
+                fix="pass a folder, or use sg.summary.create_noop_writer().",
             )
         )
     flush_millis = _DEFAULT_FLUSH_MILLIS if flush_millis is None else flush_millis
@@ -222,18 +222,18 @@ def create_file_writer(
             raise ValueError(
                 explain(
                     f"create_file_writer received {name}={value!r}.",
-                    expected="an integer of 0 or more.",
-                    fix="leave it out for the default.",
+                    expected="an integer, 0 or more.",
+                    fix=f"omit {name} for the default.",
                 )
             )
     writer = SummaryWriter(os.fspath(logdir), max_queue, flush_millis, filename_suffix)
     if writer.is_active:
-        tensorboard("compat.proto.event_pb2")  # told here, and not at the first summary
+        tensorboard("compat.proto.event_pb2")  # fail here if missing, not at the first summary
     return writer
 
 
 def create_noop_writer() -> SummaryWriter:
-    """Makes a writer that writes nothing, for code that wants one. Call anywhere.
+    """Creates a writer that discards summaries. Call anywhere.
 
     Returns:
         The writer.

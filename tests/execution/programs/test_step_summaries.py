@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.summary.pending import write_pending
+from stratagem.summary.recording import write_pending
 from tests.summary.events import Read
 
 _TABLE = {"table": "central"}

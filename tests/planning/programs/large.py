@@ -1,4 +1,4 @@
-"""A model with something to share out, under the strategy that its option names."""
+"""A model with state to shard, under the strategy that its option names."""
 
 import sys
 

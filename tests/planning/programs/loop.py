@@ -1,4 +1,4 @@
-"""A loop of its own that evaluates before it trains, and says how far it came."""
+"""A custom training loop that evaluates before it trains, and prints its progress."""
 
 import sys
 

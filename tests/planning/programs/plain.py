@@ -1,4 +1,4 @@
-"""A model of no strategy, as a script has it that knows nothing of them."""
+"""A script that uses no strategy."""
 
 import keras
 import numpy as np

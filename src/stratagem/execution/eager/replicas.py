@@ -34,8 +34,8 @@ from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.returned_values import as_values, rebuilt
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.summary.callbacks import hand_on
 from stratagem.summary.collector import Collector
+from stratagem.summary.host_callbacks import forward_summaries
 from stratagem.topology import Topology
 from stratagem.values import Mirrored, PerReplica, regroup, select_replica
 from stratagem.values.regrouping import is_array
@@ -89,7 +89,7 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
     session.state.keep(session.scopes)
     session.state.send(session.scopes[0])
     if session.summaries is not None:
-        hand_on(session.summaries.summaries, session.summaries.values)
+        forward_summaries(session.summaries.summaries, session.summaries.values)
     values = [as_values(rebuilt(result)) for result in results]  # what servers have changed since
     return rebuilt(regroup(values, strategy.topology))
 

@@ -26,8 +26,8 @@ from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.program_fingerprint import agree_on_program, name_of
 from stratagem.execution.tracing.returned_values import as_values
 from stratagem.messages import explain
-from stratagem.summary.collector import Collected, Collector
-from stratagem.summary.pending import begin_recording
+from stratagem.summary.collector import CollectedSummaries, Collector
+from stratagem.summary.recording import begin_recording
 from stratagem.topology.lockstep import run_together
 from stratagem.values import PerReplica
 from stratagem.values.regrouping import is_array
@@ -185,7 +185,7 @@ class _Attempt:
         self._builds = builds
         self.trace = FunctionTrace({})
         self.results = _Results()
-        self.summaries: Collected | None = None
+        self.summaries: CollectedSummaries | None = None
 
     def carry_out(self) -> Any:
         """Returns the jaxpr; None if variables were created that have no values yet."""

@@ -9,9 +9,9 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.execution.tracing.trace import Trace
-from stratagem.summary.callbacks import hand_on
 from stratagem.summary.collector import current_collector, is_tracing
-from stratagem.summary.pending import Recording, begin_recording
+from stratagem.summary.host_callbacks import forward_summaries
+from stratagem.summary.recording import Recording, begin_recording
 from stratagem.topology import Topology
 from stratagem.values import PerReplica
 
@@ -47,7 +47,7 @@ class StepSummaries:
             return False
         self._recording = begin_recording(self._summaries.every)
         # Processes that do not decide alike still have one program.
-        is_plain = self._summaries.are_dear and not self._topology.spans_processes
+        is_plain = self._summaries.are_expensive and not self._topology.spans_processes
         return self._recording is None and is_plain
 
     def begin(self, constants: list[Any]) -> list[Any]:
@@ -79,7 +79,7 @@ class StepSummaries:
         others = results[:first] + results[end:]
         outputs: list[Any] = results[first:end]
         if (outputs and isinstance(outputs[0], Tracer)) or is_tracing():
-            hand_on(self._summaries.summaries, self._of_first(outputs))
+            forward_summaries(self._summaries.summaries, self._of_first(outputs))
         elif self._recording is not None:
             if self._topology.num_replicas > 1:
                 outputs = [PerReplica(stacked=output) for output in outputs]

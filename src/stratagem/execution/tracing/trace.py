@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from stratagem.execution.tracing.remote_state import Lookup
-from stratagem.summary.collector import Collected
+from stratagem.summary.collector import CollectedSummaries
 from stratagem.variables import VariableKind, home_of
 
 __all__ = ["Trace"]
@@ -51,7 +51,7 @@ class Trace:
     lookups: list[Lookup] = dataclasses.field(default_factory=list[Lookup])
     sent: list[Any] = dataclasses.field(default_factory=list[Any])
     added_to: frozenset[int] = frozenset()
-    summaries: Collected | None = None
+    summaries: CollectedSummaries | None = None
     records: int | None = None
 
     @property

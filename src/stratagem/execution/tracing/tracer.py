@@ -26,14 +26,7 @@ from stratagem.execution.tracing.errors import (
     foreign_variable,
     parted,
 )
-from stratagem.execution.tracing.functionalize import ReplicaScope
-from stratagem.execution.tracing.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
-from stratagem.execution.tracing.lost_changes import call_with_copies
-from stratagem.execution.tracing.program_fingerprint import name_of
-from stratagem.execution.tracing.remote_state import Lookup, chained_tables, gets_rows
-from stratagem.execution.tracing.returned_values import Results, as_values
-from stratagem.execution.tracing.trace import Trace
-from stratagem.summary.collector import Collected, Collector
+from stratagem.summary.collector import CollectedSummaries, Collector
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
 
@@ -84,7 +77,7 @@ class _Recorder:
         self.preparations: list[Callable[[], None]] = []
         self.num_writes: Mapping[int, int] = {}
         self.early: list[Any] = []
-        self.summaries: Collected | None = None
+        self.summaries: CollectedSummaries | None = None
 
     def is_stacked(self, variable: Any) -> bool:
         home = home_of(variable)

@@ -1,4 +1,4 @@
-"""Operations of matrix products, beside those counted by hand and by the compiler."""
+"""FLOPs of matrix products, compared with hand counts and with the compiler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from stratagem.planning.work import product_flops
+from stratagem.planning.flops import product_flops
 
 
 def _flops(function, *shapes) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Takes the training step out of a script: the script runs until there, and no further."""
+"""Capture of the first training step of a script, which then stops."""
 
 from __future__ import annotations
 
@@ -24,27 +24,26 @@ def capture_script(
     target: Target,
     shard_state: str | None = None,
 ) -> CapturedStep:
-    """Runs a script until its first training step, as if it ran on a machine that is not here.
+    """Runs a script up to its first training step, as if on an absent machine.
 
-    Its strategies have the machine's replicas, and its variables take no memory. Reading data,
-    building the model and its callbacks run as always; at the first step of `fit`,
-    `train_on_batch`, `strategy.run` or `run_steps` that changes a trainable variable the script
-    ends, and its `finally` clauses run. What it prints goes to standard error.
+    Its strategies have the target's replicas, and its variables take no memory. Data loading and
+    model building run as usual. The first step of `fit`, `train_on_batch`, `strategy.run` or
+    `run_steps` that changes a trainable variable ends the script; its `finally` clauses run. Its
+    output goes to standard error.
 
     Args:
-        script: a Python file.
-        arguments: of the script.
+        script: path of a Python file.
+        arguments: command-line arguments of the script.
         target: the machine.
-        shard_state: what the script's strategy shares out among its replicas, as of
-            `MirroredStrategy`, whatever it says itself; None for what it says.
+        shard_state: overrides the script's sharded state, as in `MirroredStrategy`; None keeps it.
 
     Returns:
         The step, with its first batch.
 
     Raises:
-        FileNotFoundError: no such file.
+        FileNotFoundError: the file does not exist.
         RuntimeError: the script ended before it trained, by itself or by `sys.exit`.
-        ValueError: an unknown `shard_state`, or a strategy that can share out nothing.
+        ValueError: an unknown `shard_state`, or a strategy that cannot shard state.
 
     Other errors are those of the script.
     """
@@ -52,9 +51,9 @@ def capture_script(
     if not path.is_file():
         raise FileNotFoundError(
             explain(
-                f"There is no script {str(path)!r}.",
+                f"Script {str(path)!r} does not exist.",
                 expected="a Python file.",
-                fix="write the path from the present folder on.",
+                fix="give a path relative to the current directory.",
             )
         )
     how = "ended"
@@ -62,31 +61,31 @@ def capture_script(
         try:
             step = capture(lambda: runpy.run_path(str(path), run_name="__main__"))
             if step is not None:
-                _check_shared(step, shard_state)
+                _check_shard_state(step, shard_state)
                 return step
         except SystemExit as end:
             how = f"exited with {end.code!r}"
     raise RuntimeError(
         explain(
             f"{path} {how} before it trained.",
-            expected="a step of fit, of train_on_batch or of strategy.run that changes a trainable "
-            "variable, compiled and not run eagerly.",
-            fix="give the script the arguments with which it trains, behind its name.",
+            expected="a compiled step of fit, train_on_batch or strategy.run that changes a "
+            "trainable variable.",
+            fix="append the arguments with which the script trains.",
         )
     )
 
 
-def _check_shared(step: CapturedStep, shard_state: str | None) -> None:
+def _check_shard_state(step: CapturedStep, shard_state: str | None) -> None:
     strategy = step.strategy
     is_shared = isinstance(strategy.placement, ShardedState) or strategy.num_replicas_in_sync == 1
     if shard_state is not None and not is_shared:
         raise ValueError(
             explain(
-                f"shard_state={shard_state!r} was asked for, and the script trains under a "
+                f"shard_state={shard_state!r} was requested, but the script trains under "
                 f"{type(strategy).__name__}.",
-                expected="a script of MirroredStrategy, MultiWorkerMirroredStrategy, TPUStrategy "
-                "or no strategy.",
-                fix="leave shard_state out.",
+                expected="a script that uses MirroredStrategy, MultiWorkerMirroredStrategy, "
+                "TPUStrategy or no strategy.",
+                fix="omit shard_state.",
             )
         )
 

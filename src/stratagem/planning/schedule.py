@@ -1,8 +1,8 @@
-"""Reads from a compiled program what it sends between devices, and what runs behind it.
+"""Communication in a compiled program, and the compute that overlaps it.
 
-XLA prints a scheduled program in the order in which it runs. A message in flight is a pair of
-instructions, a start and a done; on TPU both are fusions, and so is the one between them that moves
-data and computes at once ("async collective fusion").
+XLA prints a scheduled program in execution order. A message in flight is a pair of instructions, a
+start and a done. On TPU both are fusions, as is the instruction between them that moves data and
+computes at once ("async collective fusion").
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 __all__ = ["Instruction", "Reduction", "Schedule", "share_behind"]
 
-# Of an operation that JAX's transposition of a derivative made.
+# Marks operations of the backward pass: JAX transposes the derivative.
 _BACKWARD = "transpose(jvp("
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\(")
@@ -27,23 +27,23 @@ _LISTED_GROUPS = re.compile(r"replica_groups=\{(\{[\d,{} ]*\})\}")
 _COUNTED_GROUPS = re.compile(
     r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"  # as XLA writes an iota
 )
-# By the axes of a mesh along which the members of a group lie; of an axis it may be a part.
+# Groups along axes of a mesh, or along a part of an axis.
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _AXIS_SIZE = re.compile(r"'([^']+)'=(\d+)")
 _AXIS_PART = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 _PRODUCTS = ("dot", "convolution")
-# Products that the compiler for GPUs hands to a library.
+# Products that the GPU compiler delegates to a library.
 _LIBRARIES = ('custom_call_target="__cudnn$conv', 'custom_call_target="__cublas$')
-# What a TPU sends to other slices goes by way of its host.
+# TPUs send data to other slices through their hosts.
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-# What moves nothing by itself: names for what is there, and ends of what was counted as it began.
+# Instructions that move no data by themselves.
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota")
 _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a program: what it is called, the type of its result, what it does."""
+    """One instruction of an HLO program."""
 
     name: str
     type: str
@@ -52,7 +52,7 @@ class Instruction:
 
     @property
     def array_bytes(self) -> list[int]:
-        """Sizes of the arrays of its result."""
+        """Sizes of the arrays in its result."""
         return [
             math.prod(int(size) for size in shape.split(",") if size) * _num_bits(dtype) // 8
             for dtype, shape in _ARRAY.findall(self.type)
@@ -66,16 +66,16 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """One message between devices, and the products of the backward pass that run meanwhile.
+    """One message between devices, and the products of the backward pass that overlap it.
 
     Args:
-        name: of the instruction.
-        num_bytes: of the whole array on one device: what is summed, scattered or gathered.
-        behind: products of the backward pass that run while it travels.
+        name: name of the instruction.
+        num_bytes: size of the whole array on one device: the one summed, scattered or gathered.
+        behind: names of the products of the backward pass that overlap it.
         kind: "all-reduce", "reduce-scatter", "all-gather", "all-to-all" or "collective-permute".
-        groups: the devices that exchange with one another; empty for all of them.
-        times: how often it is sent in a step.
-        leaves_slice: whether it goes from each device to those of its place in the other slices.
+        groups: groups of devices that exchange data; empty for all devices together.
+        times: number of times it is sent per step.
+        leaves_slice: True if each device sends it to its counterparts in the other slices.
     """
 
     name: str
@@ -88,12 +88,12 @@ class Reduction:
 
 
 class Schedule:
-    """A compiled program, as `compiled.as_text()` gives it.
+    """A compiled program, as returned by `compiled.as_text()`.
 
     Args:
         text: the program.
 
-    `is_scheduled` tells whether its order is that in which it runs.
+    `is_scheduled` is True if its order is the execution order.
     """
 
     def __init__(self, text: str) -> None:
@@ -109,20 +109,24 @@ class Schedule:
                 current.append(Instruction(found[1], found[2], found[3], line))
 
     def reductions(self) -> list[Reduction]:
-        """Returns all messages in the order in which they begin; those in a loop after its own."""
+        """Returns all messages in the order in which they start.
+
+        Returns:
+            The messages; those inside a loop follow the loop's own.
+        """
         return list(self._reductions(self._entry, 1))
 
     def _reductions(self, body: Sequence[Instruction], times: int) -> Iterable[Reduction]:
         for index, instruction in enumerate(body):
             collective = self._collective(instruction)
             if collective is not None:
-                behind = self._behind(body, index)
+                behind = self._overlapped_products(body, index)
                 yield _reduction(instruction.name, collective, behind, times)
             for inner, trips in self._bodies(instruction):
                 yield from self._reductions(inner, times * trips)
 
     def _bodies(self, instruction: Instruction) -> list[tuple[list[Instruction], int]]:
-        """What a loop, a call or a branch runs, and how often, as far as that is known."""
+        """Returns what a loop, call or branch runs, with the trip count where known."""
         if instruction.operation not in ("while", "call", "conditional"):
             return []
         trips = _TRIPS.search(instruction.line)
@@ -131,9 +135,10 @@ class Schedule:
         return [(self._computations.get(name, []), times) for name in names]
 
     def accessed_bytes(self) -> int:
-        """Returns what the program reads and writes, if every operation takes all it is given.
+        """Returns the bytes read and written if every operation reads its operands in full.
 
-        What a fusion reads of an array in part counts whole, so that this is rather too much.
+        Returns:
+            An upper estimate: a fusion that reads a part of an array counts all of it.
         """
         return self._accessed(self._entry)
 
@@ -151,19 +156,21 @@ class Schedule:
         return total
 
     def _collective(self, instruction: Instruction) -> Instruction | None:
-        """The collective that an instruction is or starts; None for any other."""
+        """Returns the collective that an instruction is or starts, or None."""
         if instruction.operation.removesuffix("-start") in _KINDS:
             return instruction
         if instruction.operation == "send" and _BETWEEN_SLICES.search(instruction.line):
             return instruction
         is_start = instruction.operation == "async-start"
         if is_start or instruction.name.startswith("async-collective-start"):
-            inner = [one for one in self._inside(instruction) if one.operation in _KINDS]
+            inner = [
+                one for one in self._called_instructions(instruction) if one.operation in _KINDS
+            ]
             return inner[0] if inner else None
         return None
 
-    def _behind(self, body: Sequence[Instruction], index: int) -> tuple[str, ...]:
-        """Products of the backward pass between a start and its done."""
+    def _overlapped_products(self, body: Sequence[Instruction], index: int) -> tuple[str, ...]:
+        """Returns the products of the backward pass between a start and its done."""
         start = body[index]
         if start.operation in _KINDS:
             return ()
@@ -175,26 +182,29 @@ class Schedule:
                     return tuple(between)
             between += [
                 product.name
-                for product in (instruction, *self._inside(instruction))
+                for product in (instruction, *self._called_instructions(instruction))
                 if _is_product(product) and _BACKWARD in product.line
             ]
-        return ()  # nothing ends it here: what runs meanwhile is not known
+        return ()  # no done instruction here: the overlap is unknown
 
-    def _inside(self, instruction: Instruction) -> list[Instruction]:
-        """What an instruction computes in the computations that it calls, at any depth."""
+    def _called_instructions(self, instruction: Instruction) -> list[Instruction]:
+        """Returns the instructions of the computations that an instruction calls, at any depth."""
         inner = [
             one
             for name in _CALLED.findall(instruction.line)
             for one in self._computations.get(name, [])
         ]
-        return inner + [deeper for one in inner for deeper in self._inside(one)]
+        return inner + [deeper for one in inner for deeper in self._called_instructions(one)]
 
 
 def share_behind(reductions: Sequence[Reduction]) -> float:
-    """Returns the share of the bytes that travel while the backward pass multiplies matrices.
+    """Returns the fraction of bytes sent while the backward pass computes products.
 
     Args:
-        reductions: of a program; 0 for none.
+        reductions: messages of a program.
+
+    Returns:
+        A fraction from 0 to 1; 0 if there are no messages.
     """
     whole = sum(one.num_bytes * one.times for one in reductions)
     hidden = sum(one.num_bytes * one.times for one in reductions if one.behind)
@@ -220,7 +230,7 @@ def _reduction(
     groups = _groups(collective.line)
     sizes = collective.array_bytes
     if collective.operation in ("all-gather-start", "reduce-scatter-start"):
-        # Their types hold what goes in, too.
+        # Their result types include the operands.
         sizes = sizes[len(sizes) // 2 :]
     num_bytes = sum(sizes)
     if kind == "collective-permute" and collective.operation.endswith("-start"):

@@ -1,7 +1,7 @@
-"""How many operations the matrix products of a step take, counted in its jaxpr.
+"""FLOPs of the matrix products in a jaxpr.
 
-A compiler's own count leaves out what it hands to libraries (products and convolutions on GPUs) and
-counts the body of a loop once. Elementwise operations are not counted: memory bounds them.
+The compiler's own count leaves out products that it delegates to libraries (on GPUs), and counts
+the body of a loop once. Elementwise operations are not counted: they are memory-bound.
 """
 
 from __future__ import annotations
@@ -15,18 +15,12 @@ __all__ = ["product_flops"]
 
 
 def product_flops(jaxpr: ClosedJaxpr | Jaxpr) -> dict[str, float]:
-    """Counts the multiplications and additions of matrix products and convolutions.
+    """Counts the FLOPs of matrix products and convolutions, by operand dtype.
 
-    Of a branch the dearest counts; a loop whose length is not known counts once.
-
-    Args:
-        jaxpr: the program.
-
-    Returns:
-        Their number by the dtype of the operands.
+    The most expensive branch of a conditional counts; a loop of unknown length counts once.
 
     Example:
-        >>> from stratagem.planning.work import product_flops
+        >>> from stratagem.planning.flops import product_flops
         >>> x = jax.numpy.ones((2, 3))
         >>> product_flops(jax.make_jaxpr(lambda x: x @ x.T)(x))
         {'float32': 24.0}
@@ -47,7 +41,7 @@ def _count(jaxpr: Any) -> dict[str, float]:
             _add(total, max(branches, key=lambda counted: sum(counted.values())))
         else:
             times = eqn.params["length"] if name == "scan" else 1
-            for inner in _inner(eqn.params):
+            for inner in _sub_jaxprs(eqn.params):
                 _add(total, _count(inner), times)
     return total
 
@@ -69,45 +63,45 @@ def _dot_flops(eqn: Any) -> float:
 
 
 def _conv_flops(eqn: Any) -> float:
-    """Two for each tap that meets an element of the input, and not a hole or the padding.
+    """Counts two FLOPs per tap that meets an element of the input, not a hole or the padding.
 
-    The gradient of a convolution with strides is one over an input with holes between its elements,
-    which libraries do not multiply.
+    The gradient of a strided convolution is a convolution over an input with holes, which
+    libraries do not multiply.
     """
     numbers = eqn.params["dimension_numbers"]
     left, right = (var.aval.shape for var in eqn.invars[:2])
     out = eqn.outvars[0].aval.shape
     kernel_axes = numbers.rhs_spec[2:]
     taps = 1.0
-    for place, kernel_axis in enumerate(kernel_axes):
-        taps *= _meetings(
-            size=left[numbers.lhs_spec[2:][place]],
+    for index, kernel_axis in enumerate(kernel_axes):
+        taps *= _num_valid_taps(
+            size=left[numbers.lhs_spec[2:][index]],
             kernel=right[kernel_axis],
-            out=out[numbers.out_spec[2:][place]],
-            stride=eqn.params["window_strides"][place],
-            low=eqn.params["padding"][place][0],
-            input_step=eqn.params["lhs_dilation"][place],
-            kernel_step=eqn.params["rhs_dilation"][place],
+            out=out[numbers.out_spec[2:][index]],
+            stride=eqn.params["window_strides"][index],
+            low=eqn.params["padding"][index][0],
+            input_step=eqn.params["lhs_dilation"][index],
+            kernel_step=eqn.params["rhs_dilation"][index],
         )
     batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
     depth = right[numbers.rhs_spec[1]]
     return 2.0 * taps * batch * features * depth
 
 
-def _meetings(
+def _num_valid_taps(
     *, size: int, kernel: int, out: int, stride: int, low: int, input_step: int, kernel_step: int
 ) -> int:
-    """Pairs of a place in the output and one in the kernel that meet an element of the input."""
+    """Counts pairs of output and kernel positions that meet an element of the input."""
     count = 0
     for tap in range(kernel):
-        for place in range(out):
-            at = place * stride + tap * kernel_step - low
+        for index in range(out):
+            at = index * stride + tap * kernel_step - low
             count += 0 <= at <= (size - 1) * input_step and at % input_step == 0
     return count
 
 
-def _inner(params: dict[str, Any]) -> list[Any]:
-    """The jaxprs among the parameters of an equation."""
+def _sub_jaxprs(params: dict[str, Any]) -> list[Any]:
+    """Returns the jaxprs in the parameters of an equation."""
     found: list[Any] = []
     for name, value in params.items():
         if name in ("fwd_jaxpr_thunk", "bwd", "jvp_jaxpr_fun"):

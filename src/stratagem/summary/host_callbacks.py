@@ -1,8 +1,8 @@
-"""Summaries called in functions that no step of ours knows of, such as the body of a `lax.scan`.
+"""Host callbacks for summaries in nested traces, such as the body of a `lax.scan`.
 
-There the compiled program calls this process back. The default writer, step and condition are those
-at that time: whoever changes them waits for the programs that were started. Such a program takes
-longer to start than one without callbacks, whether it records or not.
+The compiled program calls back into this process, with the default writer, step and condition of
+that time: changing them waits for running programs. A program with callbacks takes longer to start,
+whether it records or not.
 """
 
 from __future__ import annotations
@@ -18,21 +18,17 @@ from jax.core import Tracer
 
 from stratagem.context import get_replica_context
 from stratagem.summary.collector import current_collector, is_tracing, resolve
-from stratagem.summary.pending import begin_recording, write_values
+from stratagem.summary.recording import begin_recording, write_values
 from stratagem.summary.settings import current_settings, latest_settings, note_callbacks
 from stratagem.summary.summary import Summary, SummaryCall
 
-__all__ = ["hand_on", "stage"]
+__all__ = ["forward_summaries", "stage"]
 
 
 def stage(call: SummaryCall) -> Any:
-    """Has a summary written by the program that is being traced.
+    """Adds a callback for a summary to the program being traced.
 
-    Args:
-        call: what was called.
-
-    Returns:
-        Whether it is recorded, as far as the program knows.
+    Returns whether it is recorded, as far as the program can see.
     """
     collector = current_collector()
     outer = current_settings() if collector is None else collector.settings
@@ -52,13 +48,8 @@ def stage(call: SummaryCall) -> Any:
     return _call_back(summary, values, flag, call.reduce)
 
 
-def hand_on(summaries: Sequence[Summary], values: Sequence[Mapping[str, Any]]) -> None:
-    """Gives what a function has collected to what is around the function.
-
-    Args:
-        summaries: that were called in it.
-        values: of each, as results of it.
-    """
+def forward_summaries(summaries: Sequence[Summary], values: Sequence[Mapping[str, Any]]) -> None:
+    """Passes a function's summaries and their values to the enclosing collector, or writes them."""
     collector = current_collector()
     if collector is not None and collector.is_at_its_own_level:
         collector.extend(summaries, values)
@@ -76,7 +67,7 @@ def _call_back(
     flag: Any = True,
     reduce: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Has a summary of a program written when its values are there; returns whether it is."""
+    """Adds a callback that writes a summary if `flag` is true, and returns `flag`."""
     note_callbacks()
     collector = current_collector()
     if collector is not None:
@@ -85,7 +76,7 @@ def _call_back(
     def write(values: dict[str, Any]) -> None:
         if reduce is not None:
             values = {**values, "data": reduce(values["data"])}
-        jax.debug.callback(functools.partial(_written, summary), values)
+        jax.debug.callback(functools.partial(_write_from_host, summary), values)
 
     if flag is True:
         write({**values})
@@ -94,7 +85,7 @@ def _call_back(
     return flag
 
 
-def _written(summary: Summary, values: dict[str, Any]) -> None:
+def _write_from_host(summary: Summary, values: dict[str, Any]) -> None:
     recording = begin_recording([summary], latest_settings())
     if recording is not None:
         write_values(summary, {name: np.asarray(one) for name, one in values.items()}, recording)

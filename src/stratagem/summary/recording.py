@@ -1,6 +1,6 @@
-"""Summaries of steps that were called: written when their values are there.
+"""Deferred writing of summaries: a step's summaries are written when their values are ready.
 
-A step is never waited for, unless too many are under way or somebody flushes.
+Steps are not waited for, unless too many are in flight or a writer is flushed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stratagem.values import PerReplica
 
 __all__ = ["Recording", "begin_recording", "write_pending", "write_values"]
 
-# How many steps may be under way with summaries that were not written.
+# Maximum number of steps in flight with unwritten summaries.
 _MAX_PENDING = 32
 
 Values = Mapping[str, Any]
@@ -34,13 +34,11 @@ Values = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What was set on the host when a step was called.
+    """Host settings at the time of a step's call.
 
-    Args:
-        writer: the default writer; None for none.
-        step: the default one; None where no summary needs it.
-        holds: whether the condition did; of no account for summaries with one of their own.
-        wall_time_s: when, in seconds since 1970.
+    `writer` is the default writer or None; `step` the default step, or None if no summary needs it;
+    `holds` the condition, ignored by summaries with their own; `wall_time_s` the seconds since the
+    epoch.
     """
 
     writer: Any
@@ -51,12 +49,10 @@ class Recording:
     def keep(
         self, summaries: Sequence[Summary], values: Sequence[Values], num_steps: int | None
     ) -> None:
-        """Has the summaries of one call written.
+        """Enqueues the summaries of one call.
 
-        Args:
-            summaries: in the order of their calls.
-            values: of each; arrays, or `PerReplica` of which replica 0 counts.
-            num_steps: how many steps the call had, on the first axis; None for one without axis.
+        Values are arrays, or `PerReplica` of which replica 0 counts; their first axis has size
+        `num_steps`, or there is no such axis if it is None.
         """
         if any(one.writer_of(self.writer) is not None for one in summaries):
             with _lock:
@@ -73,17 +69,10 @@ _pending: collections.deque[tuple[Recording, Sequence[Summary], Sequence[Values]
 def begin_recording(
     summaries: Sequence[Summary], settings: Settings | None = None
 ) -> Recording | None:
-    """Decides on the host whether a step that is about to be called records anything.
+    """Decides on the host whether a step about to be called records any summary.
 
-    Args:
-        summaries: that the step has.
-        settings: what is set; None for what is in this thread.
-
-    Returns:
-        What is set; None if nothing is recorded.
-
-    Raises:
-        ValueError: no step is known of a summary that would be written.
+    Returns the settings, or None if nothing will be recorded. Raises ValueError if a summary that
+    would be written has no step. `settings` default to this thread's.
     """
     settings = settings or current_settings()
     writer = settings.writer.value
@@ -96,16 +85,12 @@ def begin_recording(
     if stepless := [one for one in written if one.needs_step]:
         step = host_step(settings)
         if step is None:
-            raise no_step(stepless[0].tag)
+            raise missing_step_error(stepless[0].tag)
     return Recording(writer, step, holds, time.time())
 
 
-def no_step(tag: str) -> ValueError:
-    """Returns the error for a summary without a step.
-
-    Args:
-        tag: its name.
-    """
+def missing_step_error(tag: str) -> ValueError:
+    """Returns the error for a summary without a step."""
     return ValueError(
         explain(
             f"Summary {tag!r} has no step.",
@@ -117,19 +102,17 @@ def no_step(tag: str) -> ValueError:
 
 
 def write_pending(*, waits: bool) -> None:
-    """Writes the summaries whose values are there, in the order of the calls.
-
-    Args:
-        waits: whether to wait for all.
-    """
+    """Writes summaries whose values are ready, in call order; with `waits`, all of them."""
     with _lock:
         while _pending and (waits or len(_pending) > _MAX_PENDING or _is_ready(_pending[0][2])):
             recording, summaries, values, num_steps = _pending.popleft()
-            local = [{name: _of_first(array) for name, array in one.items()} for one in values]
-            for place in range(num_steps or 1):
+            local = [
+                {name: _replica_0_value(array) for name, array in one.items()} for one in values
+            ]
+            for index in range(num_steps or 1):
                 for summary, arrays in zip(summaries, local, strict=True):
                     if num_steps is not None:
-                        arrays = {name: array[place] for name, array in arrays.items()}
+                        arrays = {name: array[index] for name, array in arrays.items()}
                     write_values(summary, arrays, recording)
 
 
@@ -139,7 +122,7 @@ def _is_ready(values: Sequence[Values]) -> bool:
     return all(one.is_ready() for one in stacked if hasattr(one, "is_ready"))
 
 
-def _of_first(array: Any) -> np.ndarray[Any, Any]:
+def _replica_0_value(array: Any) -> np.ndarray[Any, Any]:
     array = array.components[0] if isinstance(array, PerReplica) else array
     if hasattr(array, "addressable_data"):
         array = array.addressable_data(0)
@@ -147,22 +130,13 @@ def _of_first(array: Any) -> np.ndarray[Any, Any]:
 
 
 def write_values(summary: Summary, arrays: Values, recording: Recording) -> bool:
-    """Writes one summary, if it is recorded.
-
-    Args:
-        summary: the summary.
-        arrays: its values on the host.
-        recording: what was set.
-
-    Returns:
-        Whether it was written.
-    """
+    """Writes one summary with its host values if it is recorded, and returns whether it was."""
     writer = summary.writer_of(recording.writer)
     is_recorded = arrays["is_recorded"] if summary.has_condition else recording.holds
     if writer is None or not is_recorded:
         return False
     step = arrays.get("step", recording.step if summary.step is None else summary.step)
     if step is None:
-        raise no_step(summary.tag)
+        raise missing_step_error(summary.tag)
     writer.add(summary.encode(arrays.get("data")), int(step), recording.wall_time_s)
     return True

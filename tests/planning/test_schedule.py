@@ -1,4 +1,4 @@
-"""What is read from a schedule, on ones written by hand."""
+"""Messages and overlap read from hand-written schedules."""
 
 from __future__ import annotations
 

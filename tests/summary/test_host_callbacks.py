@@ -1,4 +1,4 @@
-"""Summaries in the bodies of loops and branches, and in functions under jax.jit, are written."""
+"""Summaries in loops and branches, and in functions under jax.jit, are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as a picture: what fills a device, and how a step scales."""
+"""Plot of a plan with matplotlib: memory of a device, and step time by number of devices."""
 
 from __future__ import annotations
 
@@ -22,20 +22,16 @@ _COLORS = {
 }
 _WIDTH_IN = 10
 _HEIGHT_IN = 5.2
-# Smaller parts of the whole would only lengthen the legend.
+# Smaller parts would only lengthen the legend.
 _LEAST_NAMED_SHARE = 0.01
 
 
 def draw(plan: Plan, path: str | Path) -> None:
-    """Writes a picture.
-
-    Args:
-        plan: the plan.
-        path: of the picture; its ending names the format.
+    """Writes the plot to a file; the extension selects the format.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: matplotlib knows no such format.
+        ValueError: matplotlib does not support the format.
         OSError: the file cannot be written.
     """
     path = Path(path)
@@ -45,19 +41,9 @@ def draw(plan: Plan, path: str | Path) -> None:
 
 
 def figure_of(plan: Plan) -> Any:
-    """Draws the memory of a device against its limits, and below it steps by number of devices.
-
-    Args:
-        plan: the plan.
-
-    Returns:
-        A figure of matplotlib.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Returns a matplotlib figure: device memory against its limits, and step times below it."""
     figure_module = load(
-        "matplotlib.figure", needed_by="The picture of a plan", install="'stratagem[plots]'"
+        "matplotlib.figure", needed_by="Plotting a plan", install="'stratagem[plots]'"
     )
     figure = figure_module.Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
     memory, steps = figure.subplots(2, 1, height_ratios=(1, 1.7))
@@ -89,7 +75,7 @@ def _draw_memory(axes: Any, plan: Plan) -> None:
     axes.set_xlim(0, 1.1 * whole)
     axes.set_ylim(-0.45, 0.75)
     axes.set_yticks([])
-    axes.set_xlabel("memory of a device at the peak of a step, GiB")
+    axes.set_xlabel("device memory at the peak of a step, GiB")
     axes.spines[["top", "right", "left"]].set_visible(False)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(ncols=3, fontsize=9, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0))
@@ -97,33 +83,33 @@ def _draw_memory(axes: Any, plan: Plan) -> None:
 
 def _draw_steps(axes: Any, plan: Plan) -> None:
     times = plan.scaling
-    places = range(len(times))
+    indices = range(len(times))
     unit_s, unit = (1.0, "s") if plan.step.step_s >= 1 else (1e-3, "ms")
     compute = [time.compute_s / unit_s for time in times]
     exposed = [(time.reduction_s - time.hidden_s) / unit_s for time in times]
-    axes.bar(places, compute, width=0.6, color="#3a9a5b", label="computing")
+    axes.bar(indices, compute, width=0.6, color="#3a9a5b", label="compute")
     axes.bar(
-        places, exposed, bottom=compute, width=0.6, color="#c8372d", label="sending, not hidden"
+        indices, exposed, bottom=compute, width=0.6, color="#c8372d", label="exposed communication"
     )
     highest = max(time.step_s for time in times) / unit_s
     axes.plot(
-        places,
+        indices,
         [time.shortest_s / unit_s for time in times],
         "_",
         color="black",
         markersize=26,
         markeredgewidth=1.5,
-        label="at best: all that can be is hidden",
+        label="best case: full overlap",
     )
-    for place, time in enumerate(times):
+    for index, time in enumerate(times):
         text = f"{time_text(time.step_s)}\n{time.efficiency:.0%}"
         axes.text(
-            place, time.step_s / unit_s + 0.03 * highest, text, ha="center", va="bottom", fontsize=9
+            index, time.step_s / unit_s + 0.03 * highest, text, ha="center", va="bottom", fontsize=9
         )
-    axes.set_xticks(places, [str(time.num_devices) for time in times])
+    axes.set_xticks(indices, [str(time.num_devices) for time in times])
     axes.set_ylim(0, 1.45 * highest)
-    axes.set_xlabel("devices, each with the same batch; percent: efficiency")
-    axes.set_ylabel(f"predicted step, {unit}")
+    axes.set_xlabel("devices, with the same batch per device; percent: efficiency")
+    axes.set_ylabel(f"predicted step time, {unit}")
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
