@@ -1,4 +1,4 @@
-"""Functions on three replicas: one program over a mesh axis, parts in and parts out."""
+"""Running functions on three replicas: one program over a mesh axis, parts in and parts out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which algorithm for which size, from times."""
+"""Selection of an algorithm by size, from times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica can ask of the others: the only replica there is, and a replica of a mesh."""
+"""Communicators: a single replica, and a replica of a mesh."""
 
 from __future__ import annotations
 

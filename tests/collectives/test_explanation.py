@@ -1,4 +1,4 @@
-"""What `sg.collectives.explain` prints."""
+"""Output of `sg.collectives.explain`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_named_algorithm_and_its_packs(capsys) -> None:
         "gradients: in 2 packs",
     ]
     unpacked = sg.MirroredStrategy(FOUR, cross_device_ops=sg.HierarchicalCopyAllReduce(0))
-    assert "each by itself" in lines(capsys, unpacked)[2]
+    assert "not packed" in lines(capsys, unpacked)[2]
 
 
 def test_function_of_the_user(capsys) -> None:
     ops = sg.ReductionToOneDevice(accumulation_fn=sum)
     told = lines(capsys, sg.MirroredStrategy(FOUR, cross_device_ops=ops))
-    assert told[1:] == ["algorithm: a function of yours, given the values of all replicas"]
+    assert told[1:] == ["algorithm: custom function of the values of all replicas"]
 
 
 def test_measured_times_and_the_rule_made_of_them(capsys) -> None:
@@ -39,14 +39,14 @@ def test_measured_times_and_the_rule_made_of_them(capsys) -> None:
         Algorithm.COMPILER: {2**12: 0.002, 2**22: 0.01},
         Algorithm.RING: {2**12: 0.0005, 2**22: 0.02},
     }
-    measured = MeasuredChoice(choose(times_s), times_s, "kept by process 0")
+    measured = MeasuredChoice(choose(times_s), times_s, "cached by process 0")
     options = sg.CommunicationOptions(reduction_dtype="bfloat16")
     topology = Topology(find_devices(FOUR[:1]))
     told = lines(capsys, Strategy(topology, AutomaticOps(options, measured)))
     assert told[0] == "1 replica on 1 process, cpu"
-    assert told[1] == "algorithm: ring up to 406.4 KiB, compiler beyond"
-    assert told[3].startswith("gradients of float32 travel as bfloat16")
-    assert told[4] == "Milliseconds of a sum of float32, kept by process 0:"
+    assert told[1] == "algorithm: ring up to 406.4 KiB, compiler above"
+    assert told[3].startswith("float32 gradients: sent as bfloat16")
+    assert told[4] == "Milliseconds per float32 sum, cached by process 0:"
     assert told[5].split() == ["4", "KiB", "4", "MiB"]
     assert [line.split() for line in told[6:]] == [
         ["compiler", "2.000", "10.000"],

@@ -1,4 +1,4 @@
-"""Times of collectives: what is measured, what is kept, and what cannot be used."""
+"""Measurement of collectives, and the cache of times."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_times_are_kept_and_found_again(group, tmp_path) -> None:
     assert first.source == "measured at the start of this run"
     assert group.forgotten == 1
     again = measured_choice(topology, tmp_path / "not yet there")
-    assert again.source == "kept by process 0"
+    assert again.source == "cached by process 0"
     assert (again.choice, again.times_s) == (first.choice, first.times_s)
     assert group.forgotten == 1
     np.testing.assert_allclose(first.times_s[Algorithm.RING][4096], 1 + 4096 / 2**30)
@@ -98,7 +98,7 @@ def test_what_cannot_be_used_is_measured_again(group, tmp_path, text) -> None:
     [file] = tmp_path.iterdir()
     file.write_text(text)
     assert measured_choice(topology, tmp_path).source == "measured at the start of this run"
-    assert measured_choice(topology, tmp_path).source == "kept by process 0"
+    assert measured_choice(topology, tmp_path).source == "cached by process 0"
 
 
 def test_folder_that_cannot_be_written_is_no_error(group, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Which arrays travel together."""
+"""Packing of arrays into messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over the replicas of several slices: in stages, of which one crosses the slow network."""
+"""Sums over replicas of several slices: only one stage crosses the slow network."""
 
 from __future__ import annotations
 

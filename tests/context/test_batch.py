@@ -1,4 +1,4 @@
-"""The rows of a step: how many are true, on one replica and on all, and which."""
+"""ReplicaBatch: true rows of one replica and of all, and their mask."""
 
 from __future__ import annotations
 

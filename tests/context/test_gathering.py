@@ -1,4 +1,4 @@
-"""`sg.all_gather`, in replicas and elsewhere."""
+"""`sg.all_gather`, inside and outside of replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ReplicaContext, with a stand-in for the other replicas."""
+"""ReplicaContext, with a fake communicator."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_method_in_cross_replica_context_is_refused_with_what_works_there(
 def test_method_of_a_context_that_is_over_is_refused(context, method) -> None:
     call, _ = CALLS[method]
     words = (
-        rf"{method} was called outside its replica function(?s:.)*ask sg.get_replica_context\(\)"
+        rf"{method} was called outside its replica function(?s:.)*use sg.get_replica_context\(\)"
     )
     with pytest.raises(RuntimeError, match=words):
         call(context)
@@ -239,7 +239,7 @@ def test_parts_of_one_shape_can_be_combined() -> None:
 
 @pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2,), (2, 1)], [(), (1,)]], ids=repr)
 def test_parts_of_several_shapes_are_refused(shapes) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"reduce received parts of the shapes .*\("):
+    with pytest.raises(InvalidArgumentError, match=r"reduce received parts with shapes .*\("):
         check_equal_shapes(shapes, "reduce")
 
 

@@ -1,4 +1,4 @@
-"""The stack of contexts, with stand-ins for strategies: only their identity counts here."""
+"""The stack of contexts, with fake strategies: only their identity matters here."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_scope_that_is_not_the_innermost_cannot_be_left() -> None:
         A.scope(),
         stack.push(FrameKind.UPDATE, B),
         pytest.raises(
-            RuntimeError, match="scope of strategy_a was left while strategy_b is the innermost"
+            RuntimeError, match="scope of strategy_a was closed while strategy_b is the innermost"
         ),
     ):
         stack.pop_scope(A)
@@ -152,7 +152,7 @@ def test_scope_that_is_not_the_innermost_cannot_be_left() -> None:
 
 def test_scope_that_another_thread_opened_cannot_be_left() -> None:
     with A.scope():
-        with pytest.raises(RuntimeError, match="was left while none is the innermost"):
+        with pytest.raises(RuntimeError, match="was closed while none is the innermost"):
             in_another_thread(lambda: stack.pop_scope(A))
         assert get_strategy() is A
 

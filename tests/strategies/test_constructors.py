@@ -52,7 +52,7 @@ def test_one_name_alone_is_one_device() -> None:
 @pytest.mark.parametrize(
     ("devices", "error", "words"),
     [
-        ([], ValueError, r"devices=\[\] names no device"),
+        ([], ValueError, r"devices=\[\] is empty"),
         (["cpu:0", "cpu:0"], ValueError, "more than once"),
         (["cpu:0", 0], ValueError, "more than once"),
         (["cpu:99"], ValueError, r"(?s)device cpu:99 does not exist.*jax_num_cpu_devices"),

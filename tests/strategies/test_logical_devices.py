@@ -61,9 +61,9 @@ def test_number_of_replicas_is_that_of_groups() -> None:
 @pytest.mark.parametrize(
     ("devices", "error", "match"),
     [
-        ([["cpu:0", "cpu:1"], ["cpu:2"]], ValueError, "groups of devices have 2, 1 devices"),
+        ([["cpu:0", "cpu:1"], ["cpu:2"]], ValueError, "device groups have 2, 1 devices"),
         ([["cpu:0", "cpu:1"], ["cpu:2", "cpu:0"]], ValueError, "more than once"),
-        ([["cpu:0"], "cpu:1"], TypeError, "has groups and, beside them"),
+        ([["cpu:0"], "cpu:1"], TypeError, "mixes groups with the single device"),
     ],
 )
 def test_wrong_groups_are_refused(devices, error, match) -> None:

@@ -1,4 +1,4 @@
-"""Devices that are not here: what strategies and arrays are there."""
+"""Abstract devices: strategies and arrays on them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_strategies_have_the_devices_that_are_planned_for() -> None:
     ],
 )
 def test_parameter_servers_are_not_planned(make) -> None:
-    with planning_for(_EIGHT), pytest.raises(ValueError, match="while a step is planned"):
+    with planning_for(_EIGHT), pytest.raises(ValueError, match="cannot be planned"):
         make()
 
 
@@ -108,7 +108,7 @@ def test_groups_of_devices_become_as_many_as_there_is_room_for(make, num_replica
 
 @pytest.mark.parametrize("groups", [[[0, 1, 2], [3, 4, 5]], [list(range(9))]])
 def test_groups_that_a_host_has_no_room_for(groups) -> None:
-    with planning_for(_EIGHT), pytest.raises(ValueError, match="are planned for hosts of 8"):
+    with planning_for(_EIGHT), pytest.raises(ValueError, match="do not fit on hosts of 8"):
         sg.MirroredStrategy(groups)
 
 

@@ -1,4 +1,4 @@
-"""Which devices compute which replica. Values are those of TensorFlow 2.21."""
+"""Assignment of TPU devices to replicas. Expected values come from TensorFlow 2.21."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_cores_are_named() -> None:
     assert assignment.tpu_device(3, 1, job="w") == "/job:w/task:1/device:TPU:1"
     assert assignment.host_device(3) == "/task:1/device:CPU:0"
     assert assignment.tpu_ordinal(3, 1) == 1
-    with pytest.raises(ValueError, match="No replica has its core 0 in task 2"):
+    with pytest.raises(ValueError, match="No replica has core 0 on task 2"):
         assignment.lookup_replicas(2, 0)
 
 
@@ -124,15 +124,15 @@ def test_where_chips_are_missing_devices_are_taken_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_replicas": 17}, "num_replicas=17 do not fit"),
-        ({"num_replicas": 0}, "num_replicas=0 do not fit"),
-        ({"computation_shape": [1, 1]}, "computation_shape=[1, 1] was given"),
-        ({"computation_shape": [1, 1, 1, 0]}, "computation_shape=[1, 1, 1, 0] was given"),
-        ({"computation_stride": [0, 1, 1, 1]}, "computation_stride=[0, 1, 1, 1] was given"),
-        ({"computation_shape": [4, 4, 1, 2]}, "takes [4, 4, 1, 2]"),
+        ({"num_replicas": 17}, "num_replicas=17 does not fit"),
+        ({"num_replicas": 0}, "num_replicas=0 does not fit"),
+        ({"computation_shape": [1, 1]}, "computation_shape=[1, 1] is not valid"),
+        ({"computation_shape": [1, 1, 1, 0]}, "computation_shape=[1, 1, 1, 0] is not valid"),
+        ({"computation_stride": [0, 1, 1, 1]}, "computation_stride=[0, 1, 1, 1] is not valid"),
+        ({"computation_shape": [4, 4, 1, 2]}, "covers [4, 4, 1, 2]"),
         (
             {"num_replicas": 5, "device_order_mode": DeviceOrderMode.RING},
-            "device_order_mode=RING was asked for",
+            "as device_order_mode=RING requires",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Devices by name, by index and as they are; virtual CPU devices; what is refused."""
+"""Devices by name, by index and as objects; virtual CPU devices; rejected specs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_local_devices_are_all_cpus_where_there_is_no_accelerator() -> None:
 
 
 def test_no_device_is_refused() -> None:
-    with pytest.raises(ValueError, match="names no device"):
+    with pytest.raises(ValueError, match=r"devices=\[\] is empty"):
         find_devices([])
 
 
@@ -48,7 +48,7 @@ def test_no_device_is_refused() -> None:
     "specs", [["cpu:1", "cpu:1"], ["cpu:1", "/device:CPU:1"], ["cpu:0", "cpu:1", 1]]
 )
 def test_repeated_device_is_refused_and_named(specs) -> None:
-    with pytest.raises(ValueError, match=r"cpu:1 more than once(?s:.)*remove the repetition"):
+    with pytest.raises(ValueError, match=r"cpu:1 more than once(?s:.)*remove the duplicates"):
         find_devices(specs)
 
 
@@ -85,13 +85,13 @@ def test_spec_of_another_type_is_refused(spec, kind) -> None:
     "name", ["/job:worker/device:CPU:0", "/job:localhost/task:1/cpu:0", "/replica:1/cpu:0"]
 )
 def test_name_of_a_device_of_another_task_is_refused(name) -> None:
-    with pytest.raises(ValueError, match=f"{name} of another process"):
+    with pytest.raises(ValueError, match=f"{name}, which belongs to another process"):
         find_devices([name])
 
 
 def test_device_of_another_process_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    with pytest.raises(ValueError, match=r"names .*cpu:0.* of another process"):
+    with pytest.raises(ValueError, match=r"contains .*cpu:0.* belongs to another process"):
         find_devices([jax.devices()[0]])
 
 

@@ -1,4 +1,4 @@
-"""With which code a process ends whose group breaks while all are about to end."""
+"""Exit code of a process whose group breaks while all are about to exit."""
 
 from __future__ import annotations
 

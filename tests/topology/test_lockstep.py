@@ -1,4 +1,4 @@
-"""What a program says while it waits for the others."""
+"""Status that a program reports while it waits for other processes."""
 
 from __future__ import annotations
 

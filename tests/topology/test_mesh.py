@@ -1,4 +1,4 @@
-"""A topology: its mesh, its shardings, and arrays put on it."""
+"""Topology: mesh, shardings, and transfer of arrays."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_stack_joins_known_components_while_something_else_is_traced(three, is_d
 
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_stack_of_another_number_of_components_is_refused(three, count) -> None:
-    with pytest.raises(ValueError, match=f"{count} values were given for 3 replicas"):
+    with pytest.raises(ValueError, match=f"Received {count} values for 3 replicas"):
         three.stack([np.float32(0.0)] * count)
 
 
@@ -111,7 +111,7 @@ def test_devices_that_are_no_tuple_are_refused() -> None:
 
 
 def test_empty_devices_are_refused() -> None:
-    with pytest.raises(ValueError, match="leaves no device to compute on"):
+    with pytest.raises(ValueError, match=r"devices=\(\) is empty"):
         Topology(())
 
 

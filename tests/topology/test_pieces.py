@@ -1,4 +1,4 @@
-"""Arrays in pieces on the devices of a replica: put, read by replica, and read on the host."""
+"""Sharded copies: transfer, and reading by replica and on the host."""
 
 from __future__ import annotations
 

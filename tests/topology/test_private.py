@@ -1,4 +1,4 @@
-"""What is changed of libraries while a backend starts, and changed back."""
+"""Patches of libraries while a backend starts, and their removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The topology of a TPU. Values are those of TensorFlow 2.21's tpu/topology.py."""
+"""TPU topology. Expected values come from TensorFlow 2.21's tpu/topology.py."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_bytes_become_the_topology_again(topology) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "mesh_shape=None is no shape of a mesh"),
-        ({"mesh_shape": [2, 2, 1]}, "mesh_shape=[2, 2, 1] is no shape"),
-        ({"mesh_shape": [2, 0, 1, 1]}, "mesh_shape=[2, 0, 1, 1] is no shape"),
+        ({}, "mesh_shape=None is not a valid mesh shape"),
+        ({"mesh_shape": [2, 2, 1]}, "mesh_shape=[2, 2, 1] is not a valid"),
+        ({"mesh_shape": [2, 0, 1, 1]}, "mesh_shape=[2, 0, 1, 1] is not a valid"),
         ({"mesh_shape": _SHAPE}, "device_coordinates has shape (0,)"),
         (
             {"mesh_shape": _SHAPE, "device_coordinates": [[[0, 0, 0]]]},
@@ -78,11 +78,11 @@ def test_bytes_become_the_topology_again(topology) -> None:
         ),
         (
             {"mesh_shape": _SHAPE, "device_coordinates": [[[2, 0, 0, 0]]]},
-            "device_coordinates has places outside of the mesh",
+            "device_coordinates has coordinates outside the mesh",
         ),
-        ({"serialized": _SERIALIZED[:-3]}, "is no TopologyProto: it ends within a field"),
-        ({"serialized": b"\xff"}, "The serialized topology, 1 bytes, is no TopologyProto"),
-        ({"serialized": b"\x0d\x00"}, "is no TopologyProto: field 1 is of kind 5"),
+        ({"serialized": _SERIALIZED[:-3]}, "is not a TopologyProto: it ends within a field"),
+        ({"serialized": b"\xff"}, "The serialized topology, 1 bytes, is not a TopologyProto"),
+        ({"serialized": b"\x0d\x00"}, "is not a TopologyProto: field 1 has wire type 5"),
         ({"serialized": _SERIALIZED[:10]}, "The serialized topology has 0 coordinates"),
     ],
 )

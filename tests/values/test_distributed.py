@@ -1,4 +1,4 @@
-"""PerReplica and Mirrored: their parts, their pytrees, and what a PerReplica is refused as."""
+"""PerReplica and Mirrored: components, pytrees, and rejected uses of PerReplica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows by index: what they stand for, and what does not fit together."""
+"""IndexedSlices: dense form, combined rows, and mismatched parts."""
 
 from __future__ import annotations
 

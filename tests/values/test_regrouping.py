@@ -164,7 +164,7 @@ def test_different_structures_are_refused_with_the_place(two, first, second, pla
 
 
 def test_another_number_of_replicas_than_the_topology_has_is_refused(three) -> None:
-    with pytest.raises(ValueError, match="2 values were given for 3 replicas"):
+    with pytest.raises(ValueError, match="Received 2 values for 3 replicas"):
         regroup([np.ones(2), np.ones(2)], three)
 
 
@@ -180,7 +180,7 @@ def test_select_replica_leaves_padding_out(two) -> None:
 
 @pytest.mark.parametrize("replica_id", [-1, 2, 5])
 def test_replica_that_does_not_exist_is_refused(two, replica_id) -> None:
-    with pytest.raises(IndexError, match=rf"{replica_id} names no replica(?s:.)*replica_id < 2"):
+    with pytest.raises(IndexError, match=rf"{replica_id} is out of range(?s:.)*replica_id < 2"):
         select_replica(replica_id, [regroup([1, 2], two)])
 
 

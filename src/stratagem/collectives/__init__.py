@@ -1,4 +1,4 @@
-"""How values of several replicas are combined."""
+"""Collectives over replicas: all-reduce algorithms, gradient packing, and host-side exchange."""
 
 from stratagem.collectives import host
 from stratagem.collectives.all_reduce import (

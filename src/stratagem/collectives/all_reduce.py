@@ -1,4 +1,4 @@
-"""How values of replicas are combined in a step: by which algorithm, in which messages."""
+"""`AllReduce`: sums and means over replicas, with a choice of algorithm and packing."""
 
 from __future__ import annotations
 
@@ -33,54 +33,32 @@ __all__ = [
 
 
 class AllReduce(abc.ABC):
-    """Combines arrays over replicas: inside a compiled step, or one array a replica at hand.
+    """Combines arrays over replicas, in a compiled step or from one array per replica.
 
-    Inside a step it runs in `jax.shard_map` with `check_vma=False`, where the transpose of a sum
+    In a step it runs inside `jax.shard_map` with `check_vma=False`, where the transpose of a sum
     over replicas is again a sum over replicas: the gradient that `tf.distribute` defines.
-
-    Args:
-        axis: the replicas.
     """
 
     axis: ReplicaAxis
 
     @abc.abstractmethod
     def one(self, op: ReduceOp, value: Any) -> jax.Array:
-        """Combines a value over replicas, on each of them.
+        """Combines a local array over replicas, with the result on each of them.
 
-        Args:
-            op: SUM or MEAN.
-            value: local array, of one shape on all replicas.
-
-        Returns:
-            Array of the same shape; the dtype is kept by SUM, and MEAN of integers is a float.
+        SUM keeps the dtype; MEAN of integers is a float.
 
         Source: JAX, jax.lax.psum; TF 2.21 distribute_lib.py, ReplicaContext.all_reduce.
         """
 
     @abc.abstractmethod
     def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
-        """Combines many values over replicas, as gradients are.
-
-        Args:
-            op: SUM or MEAN.
-            values: local arrays, each of one shape on all replicas.
-
-        Returns:
-            What `one` returns for each, within the rounding that was asked for.
-        """
+        """Combines many arrays, such as gradients; equals `one` up to the rounding requested."""
 
     @abc.abstractmethod
     def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
-        """Combines one value a replica, outside a compiled step.
+        """Combines one array per replica, outside a compiled step.
 
-        Args:
-            op: SUM or MEAN.
-            parts: arrays of one shape and dtype, in replica order.
-            are_gradients: whether `many` would combine them.
-
-        Returns:
-            What each replica would get.
+        With `are_gradients`, it rounds as `many` does.
         """
 
 
@@ -99,19 +77,15 @@ _SUMS: Mapping[Algorithm, _Sum] = {
 }
 
 
-# Made of messages between neighbours, such a sum does not look as if it were the same on every
-# replica. As a function of its own in the trace it is known by its name, its gradient too.
+# The replication analysis cannot see that such a sum, made of messages between neighbors, is the
+# same on every replica. As a named function in the trace it is recognized, and so is its gradient.
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def _stratagem_sum_over_replicas(add: _Sum, array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     return add(array, axis)
 
 
 def noted_as_sum(value: Any) -> jax.Array:
-    """Returns a value, which the trace tells to be the sum over the only replica.
-
-    Args:
-        value: array.
-    """
+    """Returns a value marked in the trace as the sum over the only replica."""
     return _stratagem_sum_over_replicas(_sole_sum, jnp.asarray(value), _SOLE)
 
 
@@ -119,30 +93,19 @@ _SOLE = ReplicaAxis(REPLICA_AXIS, 1)
 
 
 def _sole_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
-    return jax.lax.optimization_barrier(array)  # JAX leaves out a function that does nothing
+    return jax.lax.optimization_barrier(array)  # JAX removes a function that does nothing
 
 
 def is_sum_over_replicas(eqn: Any) -> bool:
-    """Tells whether an operation of a trace is one of the sums here, or its gradient.
-
-    Args:
-        eqn: the operation, a `jax.extend.core.JaxprEqn`.
-
-    Returns:
-        True for the sums that are written out in the program, by whichever algorithm.
-    """
+    """Returns True if a jaxpr equation is one of the sums written out here, or its gradient."""
     return eqn.params.get("name") == "_stratagem_sum_over_replicas"
 
 
 @dataclasses.dataclass(frozen=True)
 class ChosenAllReduce(AllReduce):
-    """Combines arrays by an algorithm that their size chooses.
+    """Combines arrays by an algorithm chosen by their size.
 
-    Args:
-        axis: the replicas.
-        choice: of the algorithm.
-        packing: which of many arrays travel as one.
-        in_bfloat16: whether gradients of float32 travel in bfloat16.
+    With `in_bfloat16`, float32 gradients are sent as bfloat16.
     """
 
     axis: ReplicaAxis
@@ -151,12 +114,12 @@ class ChosenAllReduce(AllReduce):
     in_bfloat16: bool = False
 
     def one(self, op: ReduceOp, value: Any) -> jax.Array:
-        """Combines a value."""
+        """Combines one array."""
         array = jnp.asarray(value)
         return self._combine(op, array, _SUMS[self.choice.algorithm(array.nbytes)])
 
     def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
-        """Combines many values, several of a dtype as one array."""
+        """Combines many arrays, packing several of a dtype into one."""
         arrays = [jnp.asarray(value) for value in values]
         packs = self.packing.packs(
             [array.nbytes for array in arrays], [array.dtype for array in arrays]
@@ -206,23 +169,21 @@ class ChosenAllReduce(AllReduce):
 
 @dataclasses.dataclass(frozen=True)
 class GatheredAllReduce(AllReduce):
-    """Combines arrays by a function that sees those of all replicas.
+    """Combines arrays by a function of the arrays of all replicas.
 
-    Args:
-        axis: the replicas.
-        combine: given the op and a list with the arrays of all replicas for each value, returns a
-            result for each value.
+    `combine` receives the op, and a list of the arrays of all replicas for each value; it returns a
+    result for each value.
     """
 
     axis: ReplicaAxis
     combine: Callable[[ReduceOp, list[list[jax.Array]]], Sequence[Any]]
 
     def one(self, op: ReduceOp, value: Any) -> jax.Array:
-        """Combines a value."""
+        """Combines one array."""
         return self.many(op, [value])[0]
 
     def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
-        """Combines many values in one call of the function."""
+        """Combines many arrays in one call of the function."""
         gathered = [jax.lax.all_gather(array, self.axis.name) for array in _arrays(values)]
         stacks = [[array[replica] for replica in range(self.axis.size)] for array in gathered]
         return [jnp.asarray(result) for result in self.combine(op, stacks)]
@@ -233,13 +194,7 @@ class GatheredAllReduce(AllReduce):
 
 
 def mean_of(total: jax.Array, op: ReduceOp, count: int) -> jax.Array:
-    """Returns what an op makes of a sum.
-
-    Args:
-        total: the sum.
-        op: SUM or MEAN.
-        count: of what was added.
-    """
+    """Returns the sum itself, or divided by `count` for MEAN."""
     return total if op is ReduceOp.SUM else jnp.true_divide(total, count)
 
 

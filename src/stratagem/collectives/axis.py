@@ -1,4 +1,4 @@
-"""The replicas of a step, as its collectives see them."""
+"""`ReplicaAxis`: the mesh axis that collectives reduce over, and groups of nearby replicas."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["ReplicaAxis"]
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaAxis:
-    """A mesh axis.
+    """The mesh axis of the replicas.
 
     Args:
-        name: of the axis.
+        name: name of the axis.
         size: number of replicas.
-        groups: replicas that are near each other, in groups of one size; () where there are none.
-        adds_wide: whether bfloat16 is added as float32, which XLA:CPU does by itself, but ends the
-            process over it where a replica has several devices (JAX 0.10 to 0.12).
+        groups: groups of nearby replicas, all of one size; () if there are none.
+        adds_wide: True to add bfloat16 in float32. XLA:CPU does so by itself, but crashes if
+            replicas have several devices (JAX 0.10 to 0.12).
     """
 
     name: str
@@ -30,12 +30,10 @@ class ReplicaAxis:
 
     @staticmethod
     def of(topology: Topology) -> ReplicaAxis:
-        """Returns the axis of the replicas of a strategy.
+        """Returns the replica axis of a topology.
 
-        Args:
-            topology: its devices. Those of one slice form a group; where all belong to one, those
-                of one process; and where all belong to one of these, too, the first half and the
-                second, as on a machine with two sockets.
+        Replicas of one slice form a group; with a single slice, those of one process; with a single
+        process, its first and second half, as on a machine with two sockets.
         """
         size = topology.num_replicas
         devices = topology.devices or ()

@@ -1,9 +1,9 @@
-"""A sum over replicas whose messages are bfloat16, half as long as those of float32.
+"""All-reduce of float32 arrays with bfloat16 messages, which are half as long.
 
-Each replica adds one piece of the array in float32, so that a value is rounded twice whatever the
-number of replicas is: on its way to the sum, and the sum on its way back. A rounding to the eight
-significant bits of bfloat16 changes a number by at most 2**-8 of it; of a sum of values x the error
-is thus at most 2**-8 (sum |x| + |sum x|), a little less than one percent of sum |x|.
+Each replica adds one shard of the array in float32, so a value is rounded twice whatever the number
+of replicas: before the sum, and after it. Rounding to the eight significant bits of bfloat16
+changes a number by at most 2**-8 of it, so the error of a sum of values x is at most 2**-8 (sum |x|
++ |sum x|), less than one percent of sum |x|.
 
 Source: Rabenseifner, Optimization of collective reduction operations, 2004, for the two stages.
 """
@@ -24,14 +24,9 @@ __all__ = ["bfloat16_sum", "rounded_sum"]
 
 
 def bfloat16_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
-    """Returns the sum of an array over replicas, on each of them. Call in a compiled step.
+    """Returns the sum of a local float32 array over replicas, bitwise equal on all of them.
 
-    Args:
-        array: local float32 array of this replica, of one shape on all.
-        axis: the replicas.
-
-    Returns:
-        Array of the same shape and dtype, the same bits on all replicas.
+    Call in a compiled step.
     """
     return _differentiable_sum(array, axis)
 
@@ -53,20 +48,16 @@ def _backward(axis: ReplicaAxis, _: None, incoming: jax.Array) -> tuple[jax.Arra
     return (bfloat16_sum(incoming, axis),)
 
 
-# What is cast to an integer has no derivative of its own; the sum's is the sum of what comes in.
+# A cast to integers has no derivative; the gradient of the sum is the sum of incoming gradients.
 _differentiable_sum.defvjp(_forward, _backward)
 
 
 def rounded_sum(parts: Sequence[jax.Array]) -> jax.Array:
-    """Returns the same sum of one array a replica, outside a compiled step.
-
-    Args:
-        parts: float32 arrays of one shape, in replica order.
-    """
+    """Returns the same sum outside a compiled step, from one float32 array per replica."""
     return _unpack(_pack(jnp.sum(_unpack(_pack(jnp.stack(parts))), axis=0)))
 
 
-# XLA:CPU turns messages of bfloat16 into messages of float32; those of integers it leaves alone.
+# XLA:CPU widens bfloat16 messages to float32, but leaves integers alone.
 def _pack(array: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(array.astype(jnp.bfloat16), jnp.uint16)
 

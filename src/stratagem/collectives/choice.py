@@ -1,4 +1,4 @@
-"""Which algorithm sums an array over replicas: by its size, from measured times."""
+"""Selection of an all-reduce algorithm by array size, from measured times."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from itertools import pairwise
 
 __all__ = ["Algorithm", "BY_COMPILER", "Choice", "choose"]
 
-# A gain within this is within what a measurement varies by.
+# Smaller gains are within the measurement noise.
 _LEAST_GAIN = 0.05
 
 
 class Algorithm(enum.StrEnum):
-    """How an array is summed over replicas.
+    """All-reduce algorithm.
 
-    COMPILER: what the compiler makes of it: NCCL on GPUs, Gloo between processes on CPU. RING,
+    COMPILER: chosen by the compiler: NCCL on GPUs, Gloo between processes on CPU. RING,
     HIERARCHICAL, TO_ONE_DEVICE: written out in the program, see the modules of these names.
     """
 
@@ -29,10 +29,10 @@ class Algorithm(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A rule that names an algorithm for each size.
+    """A rule that selects an algorithm by size.
 
     Args:
-        default: for arrays beyond all limits.
+        default: algorithm for arrays above all limits.
         limits: pairs of a size in bytes and the algorithm for arrays up to it, in ascending order.
     """
 
@@ -43,7 +43,7 @@ class Choice:
         """Returns the algorithm for an array.
 
         Args:
-            size_bytes: of the array on one replica.
+            size_bytes: size of the array on one replica.
 
         Example:
             >>> from stratagem.collectives.choice import Algorithm, Choice
@@ -60,20 +60,12 @@ BY_COMPILER = Choice()
 
 
 def choose(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
-    """Makes a rule from measured times.
+    """Derives a rule from measured times, by algorithm and array size in bytes.
 
-    The compiler's own algorithm stands unless another is faster by more than measurements vary.
-    Between two measured sizes the limit is where the times of the two would cross, if each were a
-    power of the size there. Nothing but a measurement makes an
-    array come to one device, where it takes as much memory as all replicas' together: beyond the
-    largest size another algorithm is taken.
-
-    Args:
-        times_s: of each algorithm, by the size of the array in bytes; the same sizes for all, the
-            compiler's among them.
-
-    Returns:
-        The rule.
+    The compiler's algorithm is used unless another is faster by more than the measurement noise.
+    Between two measured sizes the limit is where their times would cross, assuming each is a power
+    of the size. TO_ONE_DEVICE takes as much memory as all replicas together, so it is never used
+    above the largest measured size.
     """
     sizes = sorted(times_s[Algorithm.COMPILER])
     best = [
@@ -105,9 +97,9 @@ def _best(times_s: Mapping[Algorithm, float]) -> Algorithm:
 def _crossing(
     ends: tuple[int, int], below_s: Mapping[int, float], above_s: Mapping[int, float]
 ) -> int:
-    """The size at which one that is best at the lower end falls behind the best at the upper."""
+    """Returns the size at which the algorithm that is best at the lower end loses its lead."""
     lower, upper = ends
-    # The compiler's own may stand at an end where it is not the fastest.
+    # The compiler's algorithm may be selected at an end where it is not the fastest.
     lead = max(math.log(above_s[lower] / below_s[lower]), 0.0)
     lag = max(math.log(below_s[upper] / above_s[upper]), 0.0)
     share = lead / (lead + lag) if lead + lag else 0.5

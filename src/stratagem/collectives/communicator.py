@@ -1,4 +1,4 @@
-"""What a replica can ask of the others: one interface for compiled, eager and single execution."""
+"""`Communicator`: collectives of one replica, in compiled, eager and single-replica execution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Communicator", "MeshCommunicator", "SoleCommunicator"]
 
 
 class Communicator(abc.ABC):
-    """Combines one array over the replicas of a step, seen from inside one replica."""
+    """Combines arrays over the replicas of a step, as seen from one replica."""
 
     @property
     @abc.abstractmethod
@@ -30,18 +30,18 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def all_reduce(self, op: ReduceOp, value: Any) -> Any:
-        """Returns the sum or mean of `value` over replicas; every replica must call it."""
+        """Returns the sum or mean over replicas; every replica must call it."""
 
     def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
-        """Returns the sum or mean of each value over replicas, in as few messages as is fast."""
+        """Returns the sum or mean of each value over replicas, packed into few messages."""
         return [self.all_reduce(op, value) for value in values]
 
     @abc.abstractmethod
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
-        """Returns the concatenation of `value` along `axis`; every replica must call it."""
+        """Returns the concatenation along `axis` over replicas; every replica must call it."""
 
     def all_reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
-        """Returns the rows of all replicas, in replica order; rows of equal index stay apart."""
+        """Returns the rows of all replicas, in replica order; rows of equal index stay separate."""
         slices.check()
         values = self.all_gather(slices.values, 0, None)
         if op is ReduceOp.MEAN:
@@ -54,11 +54,10 @@ class Communicator(abc.ABC):
 
 
 class SoleCommunicator(Communicator):
-    """The communicator of the only replica there is: nothing to combine.
+    """The communicator of a single replica: nothing to combine.
 
-    Args:
-        is_noted: whether the trace tells where values would be combined: what follows there is
-            computed elsewhere.
+    With `is_noted`, the trace marks where values would be combined, so that the rest can be
+    computed elsewhere.
     """
 
     def __init__(self, *, is_noted: bool = False) -> None:
@@ -86,17 +85,13 @@ class SoleCommunicator(Communicator):
         return self._note(value)
 
     def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls `fn` with the plain values."""
+        """Calls `fn` with plain values."""
         result = fn(strategy, *args, **kwargs)
         return jax.tree.map(_without_mirrored, result, is_leaf=_is_distributed)
 
 
 class MeshCommunicator(Communicator):
-    """The communicator of a compiled step: collectives over a mesh axis.
-
-    Args:
-        all_reduce: how they combine values over it.
-    """
+    """The communicator of a compiled step: collectives over a mesh axis."""
 
     def __init__(self, all_reduce: AllReduce) -> None:
         self._all_reduce = all_reduce
@@ -108,11 +103,11 @@ class MeshCommunicator(Communicator):
         return self._all_reduce.axis.size
 
     def all_reduce(self, op: ReduceOp, value: Any) -> Any:
-        """Combines over the mesh axis."""
+        """Combines a value over the mesh axis."""
         return self._all_reduce.one(op, value)
 
     def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
-        """Combines over the mesh axis, in as many messages as the packing makes of them."""
+        """Combines values over the mesh axis, packed into few messages."""
         return self._all_reduce.many(op, values)
 
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
@@ -131,7 +126,7 @@ class MeshCommunicator(Communicator):
         if leaf.objects is not None:
             raise ValueError(
                 explain(
-                    f"The function given to merge_call returned {leaf}, of Python objects.",
+                    f"The function passed to merge_call returned {leaf}, with Python objects.",
                     expected="arrays of one shape and dtype: replicas run one compiled program.",
                     fix="return arrays, or debug with sg.config.run_eagerly(True).",
                 )

@@ -1,4 +1,4 @@
-"""Concatenation over replicas inside a compiled step, over a named mesh axis."""
+"""All-gather over a mesh axis inside a compiled step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ __all__ = ["all_gather"]
 
 
 def all_gather(value: Any, axis: int, axis_name: str, lengths: tuple[int, ...] | None) -> jax.Array:
-    """Concatenates a value over a mesh axis, on every replica.
+    """Concatenates a local array along `axis` over a mesh axis, in replica order.
 
-    Args:
-        value: local array, of one shape on all replicas.
-        axis: the array axis to concatenate along, not negative.
-        axis_name: the mesh axis.
-        lengths: true sizes along `axis`, one a replica, where the rest is padding; None for none.
-
-    Returns:
-        Array whose size along `axis` is the sum of the true sizes, in replica order.
+    `lengths` are the true sizes along `axis`, one per replica, if the arrays are padded.
 
     Source: JAX, jax.lax.all_gather; TF 2.21 distribute_lib.py, ReplicaContext.all_gather.
     """

@@ -1,4 +1,4 @@
-"""What was chosen for a strategy and why, in words and figures."""
+"""`sg.collectives.explain`: prints the algorithms chosen for a strategy, and the measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["explain"]
 
 
 def explain(strategy: Any) -> None:
-    """Prints how a strategy combines values over its replicas, and what that was chosen from.
+    """Prints how a strategy combines values over its replicas, and the measurements behind it.
 
     Args:
         strategy: a strategy.
@@ -29,8 +29,8 @@ def explain(strategy: Any) -> None:
         >>> sg.collectives.explain(sg.MirroredStrategy(["cpu:0", "cpu:1"]))
         2 replicas on 1 process, cpu
         algorithm: compiler
-        gradients: those up to 64 KiB travel together
-        Nothing was measured: inside one process, and on accelerators, the compiler tunes itself.
+        gradients: packed together up to 64 KiB each
+        Not measured: within one process, and on accelerators, the compiler tunes itself.
     """
     ops, topology = strategy.cross_device_ops, strategy.topology
     print("\n".join(_lines(ops.all_reduce(topology), topology, getattr(ops, "measured", None))))
@@ -43,18 +43,17 @@ def _lines(all_reduce: AllReduce, topology: Topology, measured: MeasuredChoice |
         f"{topology.platform}"
     ]
     if not isinstance(all_reduce, ChosenAllReduce):
-        return [*lines, "algorithm: a function of yours, given the values of all replicas"]
+        return [*lines, "algorithm: custom function of the values of all replicas"]
     lines.append(f"algorithm: {_rule(all_reduce.choice)}")
     lines.append(f"gradients: {_packs(all_reduce.packing)}")
     if all_reduce.in_bfloat16:
-        lines.append("gradients of float32 travel as bfloat16, by an algorithm of its own")
+        lines.append("float32 gradients: sent as bfloat16, by a separate algorithm")
     if measured is None:
         lines.append(
-            "Nothing was measured: inside one process, and on accelerators, the compiler tunes "
-            "itself."
+            "Not measured: within one process, and on accelerators, the compiler tunes itself."
         )
         return lines
-    lines.append(f"Milliseconds of a sum of float32, {measured.source}:")
+    lines.append(f"Milliseconds per float32 sum, {measured.source}:")
     sizes = sorted(next(iter(measured.times_s.values())))
     lines.append(f"{'':14}" + "".join(f"{_size(size):>10}" for size in sizes))
     for algorithm, times_s in measured.times_s.items():
@@ -65,14 +64,14 @@ def _lines(all_reduce: AllReduce, topology: Topology, measured: MeasuredChoice |
 
 def _rule(choice: Choice) -> str:
     parts = [f"{algorithm.value} up to {_size(limit)}" for limit, algorithm in choice.limits]
-    return ", ".join([*parts, choice.default.value + (" beyond" if parts else "")])
+    return ", ".join([*parts, choice.default.value + (" above" if parts else "")])
 
 
 def _packs(packing: Packing) -> str:
     if packing == NO_PACKING:
-        return "each by itself, as far as the compiler does not combine them"
+        return "not packed, but the compiler may combine them"
     if packing == WITHIN_PROCESS:
-        return f"those up to {_size(WITHIN_PROCESS.max_array_bytes)} travel together"
+        return f"packed together up to {_size(WITHIN_PROCESS.max_array_bytes)} each"
     if isinstance(packing, NumberedPacks):
         return f"in {_count(packing.num_packs, 'pack')}"
     assert isinstance(packing, SizedPacks)

@@ -1,6 +1,6 @@
-"""A sum over replicas in three stages: inside groups, between groups, and back.
+"""Hierarchical all-reduce: within groups, between groups, and within groups again.
 
-Only 1 / (size of a group) of the array goes between groups, where the way is slow.
+Only 1 / (group size) of the array is sent between groups, where links are slow.
 """
 
 from __future__ import annotations
@@ -15,14 +15,9 @@ __all__ = ["hierarchical_sum"]
 
 
 def hierarchical_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
-    """Returns the sum of an array over replicas, on each of them. Call in a compiled step.
+    """Returns the sum of a local array over replicas. Call in a compiled step.
 
-    Args:
-        array: local array of this replica, of one shape and dtype on all.
-        axis: the replicas; without groups there is one stage only.
-
-    Returns:
-        Array of the same shape and dtype.
+    Without groups it is a plain `psum`.
 
     Source: TF 2.21 cross_device_ops.py, HierarchicalCopyAllReduce.
     """

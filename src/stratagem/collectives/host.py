@@ -1,7 +1,7 @@
-"""Small values between the processes of a cluster, by way of their hosts.
+"""Host-side collectives: small Python values exchanged between the processes of a cluster.
 
-All processes call these at the same place; each call carries its name and its number, so that
-processes that have come apart hear of it. In a process by itself they return at once.
+All processes must make the same calls in the same order; each call carries its name and number, so
+divergence is detected. With a single process they return at once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ def all_gather_object(
     Args:
         value: None, a bool, a number, a string, bytes, a NumPy array, or a list, tuple or dict with
             string keys of these.
-        name: of the place, the same on all processes.
-        timeout_s: how long to wait for the others; None for `STRATAGEM_BARRIER_TIMEOUT_S`.
+        name: name of the call, the same on all processes.
+        timeout_s: seconds to wait for the others; None for `STRATAGEM_BARRIER_TIMEOUT_S`.
 
     Returns:
-        One value a process, in their order.
+        One value per process, in process order.
 
     Raises:
-        DeadlineExceededError: a process did not come; the message names it.
-        UnavailableError: one was lost. RuntimeError: one is at another call.
+        DeadlineExceededError: a process did not arrive; the message names it.
+        UnavailableError: a process was lost.
+        RuntimeError: a process made another call.
         TypeError: a value of another type.
 
     Example:
@@ -53,15 +54,16 @@ def broadcast_object(
     """Returns the value of process 0. Call on every process.
 
     Args:
-        value: as for `all_gather_object`; only that of process 0 matters.
-        name: of the place, the same on all processes.
-        timeout_s: how long to wait for the others; None for `STRATAGEM_BARRIER_TIMEOUT_S`.
+        value: as for `all_gather_object`; ignored except on process 0.
+        name: name of the call, the same on all processes.
+        timeout_s: seconds to wait for the others; None for `STRATAGEM_BARRIER_TIMEOUT_S`.
 
     Returns:
         The value of process 0.
 
     Raises:
-        DeadlineExceededError: and what else `all_gather_object` raises.
+        DeadlineExceededError: a process did not arrive. Other errors are as for
+            `all_gather_object`.
 
     Source: PyTorch, torch.distributed.broadcast_object_list.
     """
@@ -73,14 +75,15 @@ def broadcast_object(
 
 
 def barrier(name: str = "barrier", *, timeout_s: float | None = None) -> None:
-    """Returns when all processes have come here. Call on every process.
+    """Waits until all processes have arrived. Call on every process.
 
     Args:
-        name: of the place, the same on all processes.
-        timeout_s: how long to wait for the others; None for `STRATAGEM_BARRIER_TIMEOUT_S`.
+        name: name of the call, the same on all processes.
+        timeout_s: seconds to wait for the others; None for `STRATAGEM_BARRIER_TIMEOUT_S`.
 
     Raises:
-        DeadlineExceededError: and what else `all_gather_object` raises.
+        DeadlineExceededError: a process did not arrive. Other errors are as for
+            `all_gather_object`.
 
     Source: PyTorch, torch.distributed.barrier.
     """

@@ -1,7 +1,7 @@
-"""How long each algorithm takes: measured once for a set of machines, and kept for later runs.
+"""Measurement of all-reduce algorithms, once per set of machines, cached for later runs.
 
-Between processes on CPU every algorithm has a price of its own, which differs by machine and
-network. On accelerators, and inside one process, the compiler's own stands: it tunes itself there.
+Between processes on CPU the cost of each algorithm depends on machine and network. On accelerators,
+and within one process, the compiler's algorithm is used, since it tunes itself.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from stratagem.topology.lockstep import compiling, run_together, wait_until_read
 __all__ = ["MeasuredChoice", "SIZES_BYTES", "measured_choice", "times_of"]
 
 SIZES_BYTES = tuple(2**power for power in (12, 15, 18, 21, 24))
-# A size has as many rounds as fit into this, on the slowest process: a run that starts waits for
-# all of them, and large arrays vary less.
+# Time per size on the slowest process, which limits the rounds: startup waits for all of them, and
+# large arrays vary less.
 _SIZE_S, _MIN_ROUNDS, _MAX_ROUNDS = 0.8, 3, 15
-# A round sums about this much, but not more often than that: long enough to be told from noise.
+# Bytes per round, within limits of the number of sums: long enough to stand out from noise.
 _ROUND_BYTES = 2**22
 _MIN_SUMS, _MAX_SUMS = 2, 20
-# From here on a sum takes longer for a copy of the array than for a message.
+# Above this size, copying the array takes longer than sending it.
 _COPIED_BYTES = 2**18
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredChoice:
-    """A choice and what it was made from.
+    """A choice and the measurements it is based on.
 
     Args:
         choice: the rule.
-        times_s: of each algorithm, by the size of the array in bytes.
-        source: where the times come from, as part of a sentence.
+        times_s: seconds by algorithm and array size in bytes.
+        source: origin of the times, as part of a sentence.
     """
 
     choice: Choice
@@ -57,15 +57,16 @@ class MeasuredChoice:
 
 
 def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | None:
-    """Returns the choice for a cluster; all processes call it and get the same.
+    """Returns the choice for a cluster; all processes must call it, and get the same.
+
+    Process 0 caches the times, so that every run on the same machines computes in the same order.
 
     Args:
-        topology: the devices of all processes.
-        cache_folder: process 0 keeps the times there, and has them from there when it was here
-            before: so that every run on the same machines computes in the same order.
+        topology: devices of all processes.
+        cache_folder: cache folder on process 0.
 
     Returns:
-        The choice; None where nothing is measured.
+        The choice, or None if nothing is measured.
     """
     group = current_group()
     if group is None or not topology.spans_processes or topology.platform != "cpu":
@@ -75,10 +76,10 @@ def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | 
     is_first = group.process_id == 0
     [kept, *_] = group.exchange("measured times", _read(file) if is_first else None)
     if kept is not None:
-        return MeasuredChoice(choose(_parsed(kept)), _parsed(kept), "kept by process 0")
+        return MeasuredChoice(choose(_parsed(kept)), _parsed(kept), "cached by process 0")
     own = times_of(topology, SIZES_BYTES)
     told = group.exchange("times of this process", _as_json(own))
-    group.return_to_step(0)  # those of the user's program are counted from 1
+    group.return_to_step(0)  # the user's program counts its steps from 1
     slowest = {
         algorithm: {
             size: max(_parsed(theirs)[algorithm][size] for theirs in told) for size in SIZES_BYTES
@@ -93,16 +94,10 @@ def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | 
 def times_of(
     topology: Topology, sizes_bytes: tuple[int, ...], *, num_rounds: int | None = None
 ) -> dict[Algorithm, dict[int, float]]:
-    """Measures all algorithms. Call on every process.
+    """Measures all algorithms; call it on every process.
 
-    Args:
-        topology: the devices.
-        sizes_bytes: of the arrays of a replica.
-        num_rounds: of which the median is taken; None for as many as a size needs.
-
-    Returns:
-        Seconds of one sum over replicas, by algorithm and size; without the hierarchical one where
-        replicas form no groups.
+    Returns seconds per sum by algorithm and array size. `num_rounds` is the number of samples for
+    the median; None for as many as a size needs.
     """
     axis = ReplicaAxis.of(topology)
     algorithms = [
@@ -114,7 +109,7 @@ def times_of(
     for size in sizes_bytes:
         sums = [_Sums(topology, axis, algorithm, size) for algorithm in algorithms]
         count = num_rounds or _num_rounds(size, sum(one.first_round_s for one in sums))
-        # In turns, so that what else the machine does is no algorithm's alone.
+        # Interleaved, so that other load on the machine affects all algorithms.
         rounds = [[one.time_s() for one in sums] for _ in range(count)]
         for algorithm, own_rounds in zip(algorithms, zip(*rounds, strict=True), strict=True):
             times_s[algorithm][size] = statistics.median(own_rounds)
@@ -122,7 +117,7 @@ def times_of(
 
 
 def _num_rounds(size_bytes: int, round_s: float) -> int:
-    """How many rounds a size gets, the same on all processes."""
+    """Returns the number of rounds for a size, the same on all processes."""
     group = current_group()
     if group is not None:
         round_s = max(group.exchange(f"a round of {size_bytes} bytes", round_s))
@@ -130,10 +125,7 @@ def _num_rounds(size_bytes: int, round_s: float) -> int:
 
 
 class _Sums:
-    """A compiled program that sums an array several times by one algorithm.
-
-    `first_round_s` is what a round of it took the first time, in seconds.
-    """
+    """A compiled program that sums an array several times with one algorithm."""
 
     def __init__(
         self, topology: Topology, axis: ReplicaAxis, algorithm: Algorithm, size_bytes: int
@@ -149,7 +141,7 @@ class _Sums:
                 part[0],
                 None,
                 length=self._num_sums,
-                # Else the result is copied to where the next sum reads it.
+                # Otherwise the result is copied to the input of the next sum.
                 unroll=2 if size_bytes >= _COPIED_BYTES else 1,
             )
             return total[None]
@@ -160,7 +152,7 @@ class _Sums:
         )
         zeros = np.zeros((topology.num_local_replicas, size_bytes // 4), np.float32)
         self._array = topology.put_stacked(zeros)
-        # Donated: fresh pages for every result cost as much as a sum of a large array.
+        # Donated, since allocating each result costs as much as a sum of a large array.
         self._program: Callable[..., jax.Array] = jax.jit(mapped, donate_argnums=0)
         if topology.spans_processes:
             with compiling(self._name):
@@ -168,7 +160,7 @@ class _Sums:
         self.first_round_s = self.time_s() * self._num_sums
 
     def time_s(self) -> float:
-        """Returns seconds of one sum."""
+        """Measures the seconds of one sum."""
         started_s = time.perf_counter()
         self._run()
         return (time.perf_counter() - started_s) / self._num_sums
@@ -215,7 +207,7 @@ def _parsed(times_s: Mapping[str, Mapping[str, float]]) -> dict[Algorithm, dict[
 
 
 def _read(file: Path) -> Any:
-    """What is kept; None where nothing is, or nothing that can be used."""
+    """Returns the cached times, or None if missing or invalid."""
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
         times_s = _parsed(kept)
@@ -228,7 +220,7 @@ def _read(file: Path) -> Any:
 
 
 def _write(file: Path, times_s: Any) -> None:
-    """Keeps times where that is possible: a folder that cannot be written costs seconds only."""
+    """Caches times if possible; an unwritable folder only costs seconds."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(f".{platform.node()}.tmp")

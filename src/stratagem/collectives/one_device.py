@@ -1,7 +1,7 @@
-"""A sum over replicas as one device would make it: all arrays come to one place and are added.
+"""All-reduce to one device: all arrays are gathered in one place and added.
 
-In one program for all replicas each of them is that place: each gathers and adds alike, and nothing
-has to be sent back. It takes one message a pair of replicas, and n times the memory.
+In one program for all replicas each of them is that place: all gather and add alike, so nothing is
+sent back. It takes one message per pair of replicas, and n times the memory.
 """
 
 from __future__ import annotations
@@ -22,16 +22,9 @@ def one_device_sum(
     axis: ReplicaAxis,
     accumulate: Callable[[Sequence[Any]], Any] | None = None,
 ) -> jax.Array:
-    """Returns the sum of an array over replicas, on each of them. Call in a compiled step.
+    """Returns the sum of a local array over replicas. Call in a compiled step.
 
-    Args:
-        array: local array of this replica, of one shape and dtype on all.
-        axis: the replicas.
-        accumulate: given the arrays of all replicas in their order, returns what to take for their
-            sum; None adds them one after the other.
-
-    Returns:
-        What `accumulate` returns; else an array of the same shape and dtype.
+    `accumulate` replaces the sum by a function of the arrays of all replicas, in replica order.
 
     Source: TF 2.21 cross_device_ops.py, ReductionToOneDevice.
     """

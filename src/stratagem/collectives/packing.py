@@ -1,4 +1,4 @@
-"""Which arrays travel together, where each message has a price of its own."""
+"""Packing of gradients into fewer, larger messages."""
 
 from __future__ import annotations
 
@@ -11,28 +11,25 @@ __all__ = ["NO_PACKING", "NumberedPacks", "Packing", "SizedPacks", "WITHIN_PROCE
 
 
 class Packing(abc.ABC):
-    """A rule for joining arrays."""
+    """A rule for packing arrays into messages."""
 
     @abc.abstractmethod
     def packs(self, sizes_bytes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
-        """Returns which arrays travel together.
+        """Returns the indices of the arrays in each message, each index once.
 
         Args:
-            sizes_bytes: of the arrays.
-            kinds: only arrays of one kind, such as a dtype, can be joined.
-
-        Returns:
-            The places of the arrays, a list for each message, each place once.
+            sizes_bytes: sizes of the arrays.
+            kinds: only arrays of the same kind, such as a dtype, can be packed together.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class SizedPacks(Packing):
-    """Joins arrays up to a size.
+    """Packs arrays up to a size.
 
     Args:
-        max_array_bytes: larger arrays travel alone, because copying them costs more than a message.
-        pack_bytes: arrays are joined up to this size.
+        max_array_bytes: larger arrays are sent alone, since copying them costs more than a message.
+        pack_bytes: maximum size of a pack.
 
     Example:
         >>> from stratagem.collectives.packing import SizedPacks
@@ -44,7 +41,7 @@ class SizedPacks(Packing):
     pack_bytes: int
 
     def packs(self, sizes_bytes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
-        """Returns which arrays travel together."""
+        """Returns the indices of the arrays in each message."""
         alone: list[list[int]] = []
         packs: list[list[int]] = []
         open_packs: dict[Hashable, tuple[list[int], int]] = {}
@@ -63,10 +60,10 @@ class SizedPacks(Packing):
 
 @dataclasses.dataclass(frozen=True)
 class NumberedPacks(Packing):
-    """Joins arrays to a number of packs of about one size, in their order.
+    """Packs arrays, in order, into a number of packs of similar size.
 
     Args:
-        num_packs: of each kind of arrays, at most; at least 1.
+        num_packs: maximum number of packs of each kind of arrays, at least 1.
 
     Example:
         >>> from stratagem.collectives.packing import NumberedPacks
@@ -77,21 +74,21 @@ class NumberedPacks(Packing):
     num_packs: int
 
     def packs(self, sizes_bytes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
-        """Returns which arrays travel together."""
+        """Returns the indices of the arrays in each message."""
         packs: dict[tuple[Hashable, int], list[int]] = {}
         for kind in dict.fromkeys(kinds):
             places = [place for place, other in enumerate(kinds) if other == kind]
             ends = list(itertools.accumulate(sizes_bytes[place] for place in places))
             for place, end in zip(places, ends, strict=True):
                 middle = end - sizes_bytes[place] / 2
-                # An empty array at the end has its middle at the very end.
+                # The middle of an empty last array is at the very end.
                 number = min(int(middle * self.num_packs / max(ends[-1], 1)), self.num_packs - 1)
                 packs.setdefault((kind, number), []).append(place)
         return list(packs.values())
 
 
 NO_PACKING = SizedPacks(max_array_bytes=-1, pack_bytes=0)
-# Measured on two CPU devices of one process: copying larger arrays costs more than the messages.
+# Measured on two CPU devices of one process: copying larger arrays costs more than their messages.
 WITHIN_PROCESS = SizedPacks(max_array_bytes=2**16, pack_bytes=2**62)
 # Two processes, MLP of 235,000 parameters: 181 steps/s unpacked, 213 with packs of 256 KiB, 93 with
 # 1 MiB and 62 with 4 MiB, because XLA:CPU copies large gradients slowly.
@@ -99,15 +96,10 @@ _BYTES_BETWEEN_PROCESSES = 2**18
 
 
 def packing_for(platform: str, *, spans_processes: bool, bytes_per_pack: int) -> Packing:
-    """Chooses how gradients travel.
+    """Returns the packing of gradients for a platform.
 
-    Args:
-        platform: of the devices, as JAX calls it.
-        spans_processes: whether they belong to several processes.
-        bytes_per_pack: of `CommunicationOptions`; 0 chooses.
-
-    Returns:
-        The rule: on accelerators none, because there the compiler combines.
+    None on accelerators, where the compiler combines messages. `bytes_per_pack` of 0 means the
+    default.
     """
     if platform != "cpu":
         return NO_PACKING

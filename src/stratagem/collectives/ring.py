@@ -1,7 +1,7 @@
-"""A sum over replicas as a ring: each sends to its neighbour only, and each piece goes round twice.
+"""Ring all-reduce: each replica sends only to its neighbor, and each shard goes around twice.
 
-Every replica sends 2 (n - 1) / n of the array, which is the least that is possible, in 2 (n - 1)
-messages one after the other.
+Every replica sends 2 (n - 1) / n of the array, the least possible, in 2 (n - 1) consecutive
+messages.
 
 Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations,
 2009.
@@ -18,15 +18,7 @@ __all__ = ["ring_sum"]
 
 
 def ring_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
-    """Returns the sum of an array over replicas, on each of them. Call in a compiled step.
-
-    Args:
-        array: local array of this replica, of one shape and dtype on all.
-        axis: the replicas.
-
-    Returns:
-        Array of the same shape and dtype.
-    """
+    """Returns the sum of a local array over replicas. Call in a compiled step."""
     count = axis.size
     pieces = pieces_of(array, count)
     own = jax.lax.axis_index(axis.name)
@@ -35,11 +27,11 @@ def ring_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     def piece(number: jax.Array) -> jax.Array:
         return jax.lax.dynamic_index_in_dim(pieces, number % count, keepdims=False)
 
-    # A piece starts at the replica of its number and collects what is added on its way round.
+    # A shard starts at the replica of its number, and accumulates on its way around.
     passing = piece(own)
     for hop in range(1, count):
         passing = jax.lax.ppermute(passing, axis.name, onward) + piece(own - hop)
-    # Piece own + 1 is whole here; it goes round once more so that all have it.
+    # Shard own + 1 is complete here; it goes around once more to reach all replicas.
     whole = jnp.zeros_like(pieces)
     whole = jax.lax.dynamic_update_index_in_dim(whole, passing, (own + 1) % count, 0)
     for hop in range(1, count):
@@ -49,15 +41,7 @@ def ring_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
 
 
 def pieces_of(array: jax.Array, count: int) -> jax.Array:
-    """Returns an array as pieces of one size, with zeros at the end where it does not divide.
-
-    Args:
-        array: of any shape.
-        count: of the pieces.
-
-    Returns:
-        Array of shape (count, elements of a piece).
-    """
+    """Splits an array into `count` equal shards, zero-padded: shape (count, elements per shard)."""
     flat = array.ravel()
     missing = -flat.size % count
     return (jnp.pad(flat, (0, missing)) if missing else flat).reshape(count, -1)

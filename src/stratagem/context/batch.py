@@ -1,4 +1,4 @@
-"""How many true examples a replica holds in this step."""
+"""`ReplicaBatch`: the number of true and padded rows of a step's batch on each replica."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ __all__ = ["ReplicaBatch"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplicaBatch:
-    """The rows of a step's batch, as one replica sees them.
+    """Rows of a step's batch, as one replica sees them.
 
-    The true sizes are known when a step is compiled: a step with other sizes is another program.
-
-    Args:
-        size: rows that this replica holds, padding included; None if the step has no batch.
-        lengths: true rows of each replica in replica order; None if every row is true.
+    True sizes are static: a step with other sizes is another program. `size` is the number of rows
+    of this replica including padding, or None without a batch; `lengths` are the true rows of each
+    replica, or None without padding.
     """
 
     size: int | None = None
@@ -26,18 +24,11 @@ class ReplicaBatch:
 
     @property
     def is_padded(self) -> bool:
-        """Whether some replica holds rows that only pad."""
+        """True if some replica has padding."""
         return self.lengths is not None
 
     def num_examples(self, replica_id: Any) -> Any:
-        """Returns the true rows of a replica.
-
-        Args:
-            replica_id: int, or traced scalar.
-
-        Returns:
-            An int where it is known, else a traced int32 scalar.
-        """
+        """Returns the true rows of a replica: an int if known, otherwise a traced int32 scalar."""
         if self.lengths is None:
             return self.size
         if isinstance(replica_id, int):
@@ -45,27 +36,13 @@ class ReplicaBatch:
         return jnp.asarray(self.lengths, jnp.int32)[replica_id]
 
     def global_num_examples(self, num_replicas: int) -> int | None:
-        """Returns the true rows of all replicas together.
-
-        Args:
-            num_replicas: number of replicas.
-
-        Returns:
-            Their number; None if the step has no batch.
-        """
+        """Returns the true rows of all replicas together, or None without a batch."""
         if self.lengths is not None:
             return sum(self.lengths)
         return None if self.size is None else self.size * num_replicas
 
     def mask(self, replica_id: Any) -> Any:
-        """Returns which rows are true.
-
-        Args:
-            replica_id: int, or traced scalar.
-
-        Returns:
-            Boolean array of shape (size,); None if the step has no batch.
-        """
+        """Returns a boolean array of shape (size,), True for true rows; None without a batch."""
         if self.size is None:
             return None
         return jnp.arange(self.size) < self.num_examples(replica_id)

@@ -1,4 +1,4 @@
-"""The device that a `keras.device` block names for the variables that are made in it."""
+"""The device named by the innermost `keras.device` block, for variables created in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["explicit_device", "naming_device"]
 
 
 class _Named(threading.local):
-    """What the innermost block of this thread names."""
+    """The device named by the innermost block of this thread."""
 
     device: str | None = None
 
@@ -19,17 +19,13 @@ _named = _Named()
 
 
 def explicit_device() -> str | None:
-    """Returns the device that the innermost block names; None outside of every block."""
+    """Returns the device named by the innermost block, or None."""
     return _named.device
 
 
 @contextlib.contextmanager
 def naming_device(device: str) -> Generator[None]:
-    """Names a device in a `with` block.
-
-    Args:
-        device: its name, such as "cpu:0".
-    """
+    """Names a device, such as "cpu:0", within a `with` block."""
     _named.device, outer = device, _named.device
     try:
         yield

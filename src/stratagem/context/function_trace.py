@@ -1,7 +1,7 @@
-"""What an `sg.function` reads and assigns while it is traced.
+"""Variables that an `sg.function` reads and assigns while it is traced.
 
-Variables keep their arrays themselves; while a function is traced in this thread they ask here
-first, so that their arrays become inputs and outputs of its program.
+Variables normally hold their arrays themselves; during a trace in this thread they consult it
+first, so that their arrays become inputs and outputs of the program.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ __all__ = [
 
 @dataclasses.dataclass
 class KnownBuilds:
-    """Builds found by all traces of a function.
+    """Layer builds found by all traces of a function.
 
-    Args:
-        found: in traces that have created variables.
-        keep: to be called after the last trace.
+    `keep` are callbacks for after the last trace.
     """
 
     found: list[Any] = dataclasses.field(default_factory=list[Any])
@@ -35,12 +33,7 @@ class KnownBuilds:
 
 
 class FunctionTrace:
-    """The variables of one trace.
-
-    Args:
-        values: the traced value of each variable that is an input, by its identity.
-        builds: what is known of builds in the function.
-    """
+    """The variables of one trace; `values` are the traced inputs, by variable identity."""
 
     def __init__(self, values: dict[int, Any], builds: KnownBuilds | None = None) -> None:
         self.builds = KnownBuilds() if builds is None else builds
@@ -52,23 +45,14 @@ class FunctionTrace:
         self.strategies: list[Any] = []
 
     def note_strategy(self, strategy: Any) -> None:
-        """Notes that a strategy runs a replica function in the function.
-
-        Args:
-            strategy: the strategy.
-        """
+        """Records that a strategy runs a replica function in the function."""
         if strategy not in self.strategies:
             self.strategies.append(strategy)
 
     def load(self, variable: Any, stored: Any) -> Any:
-        """Returns the value that a variable has at this point of the function.
+        """Returns a variable's value at this point of the function, or None if it has none yet.
 
-        Args:
-            variable: the variable.
-            stored: what it holds; taken where it is no input, which makes the trace void.
-
-        Returns:
-            The value; None for a variable that has none yet.
+        If the variable is not an input, `stored` is returned and the trace must be repeated.
         """
         key = id(variable)
         if key not in self._values:
@@ -79,12 +63,7 @@ class FunctionTrace:
         return self._values[key]
 
     def store(self, variable: Any, value: Any) -> None:
-        """Notes an assignment.
-
-        Args:
-            variable: the variable.
-            value: its new value.
-        """
+        """Records an assignment."""
         key = id(variable)
         if key not in self._inputs:
             self.missed[key] = variable
@@ -92,24 +71,14 @@ class FunctionTrace:
         self.written[key] = variable
 
     def value_of(self, variable: Any) -> Any:
-        """Returns the value that an assigned variable has at the end of the function.
-
-        Args:
-            variable: one of `written`.
-
-        Returns:
-            The value.
-        """
+        """Returns an assigned variable's value at the end of the function."""
         return self._values[id(variable)]
 
 
 class NeedsInitialization(BaseException):
-    """Ends a trace in which variables were created, so that they get values outside of it.
+    """Aborts a trace that created variables, so that they are initialized outside of it.
 
-    No Exception: code of the user must not catch it.
-
-    Args:
-        builds: what the trace has found out about builds.
+    Not an Exception, so that user code does not catch it. `builds` are the layer builds found.
     """
 
     def __init__(self, builds: Sequence[Any] = ()) -> None:
@@ -125,17 +94,13 @@ _current = _Current()
 
 
 def current_function_trace() -> FunctionTrace | None:
-    """Returns the trace of the `sg.function` that this thread is tracing; else None."""
+    """Returns the trace of the `sg.function` being traced by this thread, or None."""
     return _current.trace
 
 
 @contextlib.contextmanager
 def tracing_function(trace: FunctionTrace) -> Generator[None]:
-    """Makes a trace current for the length of a `with` block.
-
-    Args:
-        trace: the trace.
-    """
+    """Makes a trace current within a `with` block."""
     outer, _current.trace = _current.trace, trace
     try:
         yield

@@ -1,4 +1,4 @@
-"""Rows of all replicas, for code that also runs outside of a strategy."""
+"""`sg.all_gather`, which also works outside of a strategy."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def all_gather(value: Any, axis: int = 0) -> Any:
     """Concatenates a value over replicas, on every replica. Call in replica context.
 
     Short for `sg.get_replica_context().all_gather(value, axis)`. Outside of every scope there is
-    one replica, and the value comes back. Can be differentiated: losses over pairs of examples use
-    it to see the examples of all replicas.
+    one replica, and the value is returned as it is. It is differentiable: losses over pairs of
+    examples use it to see the examples of all replicas.
 
     Args:
         value: pytree of local arrays, shape (..., n_i, ...), n_i of replica i at `axis`.
-        axis: -rank <= axis < rank; the other sizes must be equal on all replicas.
+        axis: int, -rank <= axis < rank; the other sizes must be equal on all replicas.
 
     Returns:
-        The same pytree; size sum(n_i) at `axis`, in replica order, without rows that only pad;
-        dtype unchanged.
+        The same pytree; size sum(n_i) at `axis`, in replica order, without padding rows; dtype
+        unchanged.
 
     Raises:
         RuntimeError: in cross-replica context; use `strategy.gather`.
@@ -45,7 +45,7 @@ def all_gather(value: Any, axis: int = 0) -> Any:
         raise RuntimeError(
             explain(
                 "sg.all_gather was called in cross-replica context.",
-                expected="replica context: inside the function given to `strategy.run`.",
+                expected="replica context, inside the function passed to `strategy.run`.",
                 fix="use strategy.gather(value, axis=0) here.",
             )
         )

@@ -1,4 +1,4 @@
-"""What code in a replica function can ask and do."""
+"""`ReplicaContext`: collectives, replica ID and batch size inside a replica function."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["ReplicaContext", "get_replica_context"]
 
 
 class ReplicaContext:
-    """One replica of a step, seen from inside the function given to `Strategy.run`.
+    """One replica of a step, as seen inside the function passed to `Strategy.run`.
 
     Args:
-        strategy: the strategy that runs the step.
+        strategy: strategy that runs the step.
         replica_id: int in eager mode, traced int32 scalar in a compiled step.
-        communicator: how this replica reaches the others.
-        batch: the rows of this step.
+        communicator: collectives of this replica; None for a single replica.
+        batch: rows of this step; None for no batch.
 
     Source: TF 2.21 distribute_lib.py, ReplicaContext.
     """
@@ -50,7 +50,7 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        """Id of this replica, 0 ... n-1; a traced scalar in a compiled step, an int in eager."""
+        """ID of this replica, from 0: a traced scalar in a compiled step, an int in eager mode."""
         return self._replica_id
 
     @property
@@ -60,32 +60,32 @@ class ReplicaContext:
 
     @property
     def communicator(self) -> Communicator:
-        """How this replica reaches the others; for code of this library."""
+        """Collectives of this replica; for use by this library."""
         return self._communicator
 
     @property
     def batch(self) -> ReplicaBatch:
-        """The rows of this step; for code of this library."""
+        """Rows of this step; for use by this library."""
         return self._batch
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        """The devices of the strategy (TensorFlow 1.x)."""
+        """Devices of the strategy (TensorFlow 1.x)."""
         return self._strategy.extended.worker_devices
 
     @property
     def num_examples(self) -> Any:
-        """True examples of this replica's batch; without a batch, None."""
+        """Number of true examples in this replica's batch, or None without a batch."""
         return self._batch.num_examples(self._replica_id)
 
     @property
     def example_mask(self) -> Any:
-        """Which rows of this replica's batch are true examples: booleans; without a batch, None."""
+        """Boolean array, True for true examples of this replica's batch; None without a batch."""
         return self._batch.mask(self._replica_id)
 
     @property
     def global_num_examples(self) -> int | None:
-        """True examples of this step over all replicas; without a batch, None."""
+        """Number of true examples in this step over all replicas, or None without a batch."""
         return self._batch.global_num_examples(self.num_replicas_in_sync)
 
     def __repr__(self) -> str:
@@ -94,19 +94,21 @@ class ReplicaContext:
     def merge_call(
         self, merge_fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Leaves replica context for one call for all replicas together. Call in replica context.
+        """Calls a function once for all replicas, in cross-replica context.
+
+        Call in replica context.
 
         Args:
-            merge_fn: called once as `merge_fn(strategy, *args, **kwargs)`, with `PerReplica` for
-                each array.
+            merge_fn: called as `merge_fn(strategy, *args, **kwargs)`, with a `PerReplica` for each
+                array.
             args: arguments, pytrees of local arrays.
             kwargs: keyword arguments, likewise.
 
         Returns:
-            What `merge_fn` returns; of a `PerReplica` this replica's part.
+            The result of `merge_fn`; this replica's component of each `PerReplica`.
 
         Raises:
-            TypeError: `merge_fn` cannot be called.
+            TypeError: `merge_fn` is not callable.
             RuntimeError: in cross-replica context.
 
         Example:
@@ -134,24 +136,24 @@ class ReplicaContext:
         return self._communicator.merge(self._strategy, merged, args, kwargs or {})
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
-        """Combines a value over replicas, on every replica. Call in replica context.
+        """Reduces a value over replicas, on every replica. Call in replica context.
 
-        Can be differentiated: the gradient of SUM is the SUM over replicas of the incoming
-        gradients, that of MEAN their MEAN.
+        Differentiable: the gradient of SUM is the sum of the incoming gradients over replicas, the
+        gradient of MEAN their mean.
 
         Args:
             reduce_op: "sum" or "mean".
-            value: pytree of local arrays; each of one shape and dtype on all replicas. Of
-                `IndexedSlices` only the rows travel, and replicas may have different ones.
-            options: accepted for the sake of moved code; the compiler combines on one machine.
+            value: pytree of local arrays, each of one shape and dtype on all replicas. For
+                `IndexedSlices` only the rows are sent, and replicas may have different ones.
+            options: accepted for compatibility and ignored.
 
         Returns:
-            The same pytree, reduced; SUM keeps the dtype, MEAN of integers is a float. Rows of
-            equal index are added up.
+            The same pytree, reduced; SUM keeps the dtype, MEAN of integers is a float. Rows with
+            equal indices are summed.
 
         Raises:
             ValueError: unknown op.
-            InvalidArgumentError: shapes that differ between replicas (known in eager mode).
+            InvalidArgumentError: shapes that differ between replicas (detected in eager mode).
             RuntimeError: in cross-replica context; use `strategy.reduce`.
 
         Example:
@@ -176,13 +178,13 @@ class ReplicaContext:
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Concatenates a value over replicas, on every replica. Call in replica context.
 
-        Rows that only pad a short batch are left out. Can be differentiated: each replica receives
-        the sum over replicas of the gradient slices that belong to its own part.
+        Padding rows of a short batch are left out. Differentiable: each replica receives the sum
+        over replicas of the gradient slices of its own part.
 
         Args:
             value: pytree of local arrays, shape (..., n_i, ...), n_i of replica i at `axis`.
-            axis: -rank <= axis < rank; the other sizes must be equal on all replicas.
-            options: accepted for the sake of moved code.
+            axis: int, -rank <= axis < rank; the other sizes must be equal on all replicas.
+            options: accepted for compatibility and ignored.
 
         Returns:
             The same pytree; size sum(n_i) at `axis`, in replica order; dtype unchanged.
@@ -221,72 +223,46 @@ class ReplicaContext:
         if current is self or is_default:
             return
         where = "in cross-replica context" if current is None else "outside its replica function"
-        fix = f"use {instead}" if current is None else "ask sg.get_replica_context()"
+        fix = f"use {instead}" if current is None else "use sg.get_replica_context()"
         raise RuntimeError(
             explain(
                 f"ReplicaContext.{method} was called {where}.",
-                expected="replica context: inside the function given to `strategy.run`.",
+                expected="replica context, inside the function passed to `strategy.run`.",
                 fix=f"{fix} here.",
             )
         )
 
 
 def check_not_slices(value: Any, method: str) -> None:
-    """Raises for rows by index, which have no axis to join them along.
-
-    Args:
-        value: one leaf.
-        method: the method that was called, for the message.
-
-    Raises:
-        NotImplementedError: `IndexedSlices`.
-    """
+    """Raises NotImplementedError for `IndexedSlices`, which have no axis to concatenate."""
     if isinstance(value, IndexedSlices):
         raise NotImplementedError(
             explain(
                 f"{method} received IndexedSlices.",
                 expected="arrays.",
-                fix="reduce the slices over replicas (axis=None), or make them whole with "
-                "to_dense().",
+                fix="reduce the slices over replicas (axis=None), or convert them with to_dense().",
             )
         )
 
 
 def is_key(value: Any) -> bool:
-    """Tells whether a value is an array of JAX's random keys."""
+    """Returns True for an array of JAX random keys."""
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def not_a_number(method: str) -> TypeError:
-    """Returns the error for random keys in a sum or a mean.
-
-    Args:
-        method: the method that was called.
-    """
+    """Returns the error for random keys in a sum or mean."""
     return TypeError(
         explain(
-            f"{method} received random keys that it cannot add up.",
-            expected="numbers. strategy.reduce takes the MEAN of keys that all replicas have.",
+            f"{method} received random keys, which cannot be added.",
+            expected="numbers; strategy.reduce accepts the MEAN of keys that are equal everywhere.",
             fix="take one replica's key with strategy.local_results, or all with strategy.gather.",
         )
     )
 
 
 def check_axis(axis: Any, ndim: int, method: str) -> int:
-    """Returns an array axis counted from the front.
-
-    Args:
-        axis: -ndim <= axis < ndim.
-        ndim: rank of the array.
-        method: the method that was called, for the message.
-
-    Returns:
-        0 <= axis < ndim.
-
-    Raises:
-        TypeError: not an int.
-        ValueError: rank 0, or out of range.
-    """
+    """Returns an array axis counted from the front; raises for an invalid one."""
     if not isinstance(axis, int) or isinstance(axis, bool):
         raise TypeError(
             explain(
@@ -299,7 +275,7 @@ def check_axis(axis: Any, ndim: int, method: str) -> int:
         raise ValueError(
             explain(
                 f"{method} received a scalar and axis={axis}.",
-                expected="an array of rank 1 or more: a scalar has no axis.",
+                expected="an array of rank 1 or more.",
                 fix="add an axis to the value (value[None]), or reduce with axis=None.",
             )
         )
@@ -315,30 +291,22 @@ def check_axis(axis: Any, ndim: int, method: str) -> int:
 
 
 def check_equal_shapes(shapes: list[tuple[int, ...]], method: str) -> None:
-    """Raises where the parts of replicas cannot be combined.
-
-    Args:
-        shapes: one a replica.
-        method: the method that was called, for the message.
-
-    Raises:
-        InvalidArgumentError: the shapes differ.
-    """
+    """Raises InvalidArgumentError if the parts of the replicas differ in shape."""
     if len(set(shapes)) > 1:
         raise InvalidArgumentError(
             explain(
-                f"{method} received parts of the shapes {shapes}.",
-                expected="one shape on all replicas.",
-                fix="reduce over axis 0 as well (axis=0), which takes parts of unequal length.",
+                f"{method} received parts with shapes {shapes}.",
+                expected="the same shape on all replicas.",
+                fix="reduce over axis 0, too (axis=0), which accepts parts of unequal length.",
             )
         )
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Returns the context of this replica. Call anywhere.
+    """Returns the context of the current replica. Call anywhere.
 
     Returns:
-        The context in a replica function; that of the default strategy, replica 0 of 1, outside
+        The context in a replica function; the default strategy's context, replica 0 of 1, outside
         every scope; None in cross-replica context.
 
     Example:

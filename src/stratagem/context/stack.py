@@ -1,4 +1,4 @@
-"""The stack of contexts of a thread, and the strategy that is there when the stack is empty.
+"""The stack of contexts of a thread, and the current strategy if the stack is empty.
 
 ====================================  ============  ==================  ====================
 innermost frame                       has_strategy  in_cross_replica    get_replica_context
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class FrameKind(enum.Enum):
-    """What opened a context."""
+    """The kind of a context."""
 
     SCOPE = "scope"
     REPLICA = "replica"
@@ -56,11 +56,8 @@ class FrameKind(enum.Enum):
 class Frame:
     """One context on the stack.
 
-    Args:
-        kind: what opened it.
-        strategy: the strategy that is current in it.
-        replica: the ReplicaContext of a REPLICA frame, and of the frames that it left by MERGE or
-            UPDATE; None where no replica is being traced.
+    `replica` is the ReplicaContext of a REPLICA frame, and of MERGE and UPDATE frames opened from
+    it; otherwise None.
     """
 
     kind: FrameKind
@@ -75,7 +72,7 @@ class _Stack(threading.local):
 
 @dataclasses.dataclass
 class _Slots:
-    """The strategies that are current where the stack is empty."""
+    """Strategies that are current if the stack is empty."""
 
     make_default: Callable[[], Any] | None = None
     default: Any = None
@@ -87,11 +84,7 @@ _slots = _Slots()
 
 
 def set_default(make_default: Callable[[], Any]) -> None:
-    """Says how the default strategy is made, when it is first asked for.
-
-    Args:
-        make_default: called at most once, without arguments.
-    """
+    """Sets the function that creates the default strategy, called at most once."""
     _slots.make_default = make_default
 
 
@@ -103,7 +96,7 @@ def _default_strategy() -> Any:
 
 
 def current_frame() -> Frame | None:
-    """Returns the innermost frame of this thread; None where there is none."""
+    """Returns the innermost frame of this thread, or None."""
     if _stack.frames:
         return _stack.frames[-1]
     if _slots.process is not None:
@@ -112,7 +105,7 @@ def current_frame() -> Frame | None:
 
 
 def depth() -> int:
-    """Returns how many contexts are open in this thread."""
+    """Returns the number of open contexts in this thread."""
     return len(_stack.frames)
 
 
@@ -120,7 +113,7 @@ def get_strategy() -> Any:
     """Returns the current strategy. Call anywhere.
 
     Returns:
-        The innermost strategy, else the one default object; never None.
+        The innermost strategy, or the default one; never None.
 
     Example:
         >>> sg.get_strategy()
@@ -133,7 +126,7 @@ def get_strategy() -> Any:
 
 
 def has_strategy() -> bool:
-    """Tells whether a strategy other than the default is current. Call anywhere.
+    """Returns True if a strategy other than the default is current. Call anywhere.
 
     Returns:
         False outside every scope, and in code that the default strategy runs.
@@ -145,7 +138,7 @@ def has_strategy() -> bool:
 
 
 def in_cross_replica_context() -> bool:
-    """Tells whether this is code for all replicas together. Call anywhere.
+    """Returns True in code that runs once for all replicas. Call anywhere.
 
     Returns:
         True in a scope, in `merge_call` and in `extended.update`; False in a replica function and
@@ -158,10 +151,10 @@ def in_cross_replica_context() -> bool:
 
 
 def in_update_context() -> bool:
-    """Tells whether this is code that `extended.update` runs. Call anywhere.
+    """Returns True in code that `extended.update` runs. Call anywhere.
 
     Returns:
-        True where an assignment goes straight to the variable, without aggregation.
+        True if assignments change the variable directly, without aggregation.
 
     Source: TF 2.21 distribute_lib.py, get_update_replica_id.
     """
@@ -171,13 +164,7 @@ def in_update_context() -> bool:
 
 @contextlib.contextmanager
 def push(kind: FrameKind, strategy: Any, replica: Any = None) -> Generator[None]:
-    """Opens a context for the length of a `with` block.
-
-    Args:
-        kind: what opens it.
-        strategy: the strategy that is current in it.
-        replica: the ReplicaContext that it belongs to, if any.
-    """
+    """Opens a context within a `with` block."""
     _stack.frames.append(Frame(kind, strategy, replica))
     try:
         yield
@@ -186,21 +173,14 @@ def push(kind: FrameKind, strategy: Any, replica: Any = None) -> Generator[None]
 
 
 def push_scope(strategy: Any) -> None:
-    """Opens `strategy.scope()`.
-
-    Args:
-        strategy: the strategy to make current.
-
-    Raises:
-        RuntimeError: in replica context, or in another strategy's scope.
-    """
+    """Opens `strategy.scope()`; raises RuntimeError where it cannot be opened."""
     frame = current_frame()
     if frame is not None and frame.kind is FrameKind.REPLICA:
         raise RuntimeError(
             explain(
                 f"{strategy}.scope() was opened in replica context.",
-                expected="cross-replica context: a scope is opened around `run`, not inside it.",
-                fix="open the scope outside the replica function, which has the strategy already.",
+                expected="cross-replica context: scopes go around `run`, not inside it.",
+                fix="remove the scope; the replica function already runs under the strategy.",
             )
         )
     require_no_other(strategy, "scope")
@@ -208,21 +188,14 @@ def push_scope(strategy: Any) -> None:
 
 
 def pop_scope(strategy: Any) -> None:
-    """Closes `strategy.scope()`.
-
-    Args:
-        strategy: the strategy whose scope ends.
-
-    Raises:
-        RuntimeError: another context was opened later and is still open.
-    """
+    """Closes `strategy.scope()`; raises RuntimeError if it is not the innermost context."""
     top = _stack.frames[-1] if _stack.frames else None
     if top is None or top.kind is not FrameKind.SCOPE or top.strategy is not strategy:
         raise RuntimeError(
             explain(
-                f"The scope of {strategy} was left while {top.strategy if top else 'none'} is the "
-                "innermost one.",
-                expected="scopes to be left in the opposite order of entering.",
+                f"The scope of {strategy} was closed while {top.strategy if top else 'none'} is "
+                "the innermost one.",
+                expected="scopes closed in the opposite order of opening.",
                 fix="use `with strategy.scope():`, which keeps the order.",
             )
         )
@@ -230,15 +203,7 @@ def pop_scope(strategy: Any) -> None:
 
 
 def require_no_other(strategy: Any, method: str) -> None:
-    """Raises when another strategy is current.
-
-    Args:
-        strategy: the strategy that is being used.
-        method: the method that was called, for the message.
-
-    Raises:
-        RuntimeError: inside the scope of another strategy.
-    """
+    """Raises RuntimeError in the scope of another strategy; `method` is for the message."""
     frame = current_frame()
     if frame is None or frame.strategy is strategy:
         return
@@ -253,22 +218,16 @@ def require_no_other(strategy: Any, method: str) -> None:
 
 
 def require_cross_replica(strategy: Any, method: str, *, instead: str) -> None:
-    """Raises unless a method for all replicas together may be called here.
+    """Raises RuntimeError unless a cross-replica method may be called here.
 
-    Args:
-        strategy: the strategy that it was called on.
-        method: its name, for the message.
-        instead: what works in replica context.
-
-    Raises:
-        RuntimeError: in replica context, or in another strategy's scope.
+    `instead` is the fix for replica context.
     """
     frame = current_frame()
     if frame is not None and frame.kind is FrameKind.REPLICA:
         raise RuntimeError(
             explain(
                 f"strategy.{method} was called in replica context.",
-                expected="cross-replica context: outside the function given to `run`.",
+                expected="cross-replica context, outside the function passed to `run`.",
                 fix=instead,
             )
         )
@@ -279,7 +238,7 @@ def set_strategy(strategy: Any) -> None:
     """Makes a strategy current for the rest of the process, without `with`. For notebooks.
 
     Args:
-        strategy: the strategy, or None to go back to the default.
+        strategy: the strategy, or None for the default.
 
     Raises:
         RuntimeError: inside a scope.

@@ -1,4 +1,4 @@
-"""Which devices form a replica, and how they are laid out."""
+"""Devices of replicas: finding them, grouping them, and the mesh that they form."""
 
 from stratagem.topology.absent import planned_topology
 from stratagem.topology.devices import find_devices, local_devices

@@ -1,8 +1,8 @@
-"""Devices that are not here: what a strategy has on a machine that it is planned for.
+"""Abstract devices: stand-ins for the devices of a machine that a step is planned for.
 
-Nothing computes on them and nothing is kept there. An array that would lie on them is a NumPy array
-of its shape in which all elements are one: it takes no memory, however large it is. Small arrays
-keep their values, because programs look at them: learning rates, counters, seeds.
+Nothing is computed or stored on them. A large array is represented by a NumPy array of the same
+shape that takes no memory, because all elements share one. Small arrays keep their values, since
+programs read them: learning rates, counters, seeds.
 """
 
 from __future__ import annotations
@@ -37,20 +37,15 @@ __all__ = [
     "refuse_to_plan",
 ]
 
-# An array up to this size is kept as it is.
+# Arrays up to this size keep their values.
 _KEPT_BYTES = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
 class AbsentDevice:
-    """Stands for a device that is not here, with what programs ask of a `jax.Device`.
+    """Stand-in for a `jax.Device`, with the attributes that programs read.
 
-    Args:
-        id: its number among all.
-        platform: "gpu" or "tpu".
-        device_kind: as JAX calls it.
-        process_index: of the process that would have it.
-        slice_index: of the slice, or the host of GPUs, that it belongs to.
+    `slice_index` is the TPU slice, or the GPU host, that it belongs to.
     """
 
     id: int
@@ -64,42 +59,42 @@ class AbsentDevice:
 
 
 class AbsentTopology(Topology):
-    """Devices that are not here, as one process sees them that plans for all."""
+    """A topology of abstract devices, seen by one process that plans for all."""
 
     @property
     def is_absent(self) -> bool:
-        """Always."""
+        """True."""
         return True
 
     @cached_property
     def local_replica_ids(self) -> tuple[int, ...]:
-        """All of them."""
+        """All replicas."""
         return tuple(range(self.num_replicas))
 
     @cached_property
     def spans_processes(self) -> bool:
-        """Never: nobody else takes part in a plan."""
+        """False: a plan is made by one process."""
         return False
 
     @cached_property
     def mesh(self) -> Any:
-        """A mesh without devices, which is enough to trace and to lower a program."""
+        """An abstract mesh, which is enough to trace and lower a program."""
         sizes = (self.num_replicas, *prime_factors(self.num_logical_devices))
         names = (REPLICA_AXIS, *self.logical_axes)
-        # As `jax.sharding.Mesh` has them; newer JAX chooses others.
+        # The axis types of `jax.sharding.Mesh`; newer JAX defaults to others.
         axis_types = (AxisType.Auto,) * len(names)
         return AbstractMesh(sizes, names, axis_types=axis_types)
 
     def replicate(self, value: Any) -> Any:
-        """Returns what stands for a copy of a value on every device."""
+        """Returns the abstract form of a replicated value."""
         return _kept(value)
 
     def put_stacked(self, array: Any, *, axis: int = 0) -> Any:
-        """Returns what stands for an array with a replica axis."""
+        """Returns the abstract form of an array with a replica axis."""
         return _kept(array)
 
     def stack(self, values: list[Any]) -> Any:
-        """Returns what stands for one array a replica, joined."""
+        """Returns the abstract form of stacked replica values."""
         if any(isinstance(value, Tracer) for value in values):
             return jax.numpy.stack([jax.numpy.asarray(value) for value in values])
         if is_too_large_to_keep(values[0].shape, values[0].dtype):
@@ -108,18 +103,13 @@ class AbsentTopology(Topology):
 
 
 def placeholder(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
-    """Returns an array of zeros that takes no memory.
-
-    Args:
-        shape: its shape.
-        dtype: its dtype, which becomes the one that JAX would make of it.
-    """
+    """Returns an array of zeros that takes no memory, with JAX's canonical dtype."""
     zero = np.zeros((), jax.dtypes.canonicalize_dtype(dtype))
     return np.broadcast_to(zero, tuple(shape))
 
 
 def is_too_large_to_keep(shape: Sequence[int], dtype: Any) -> bool:
-    """Tells whether the values of an array are not kept on absent devices."""
+    """Returns True if abstract devices do not keep the values of such an array."""
     return math.prod(shape) * jax.dtypes.canonicalize_dtype(dtype).itemsize > _KEPT_BYTES
 
 
@@ -134,7 +124,7 @@ def _kept(value: Any) -> Any:
 
 
 class _Planned:
-    """The devices that strategies are planned for, in all threads: None where nothing is."""
+    """Planned devices and sharded state for all threads; None if nothing is planned."""
 
     topology: AbsentTopology | None = None
     shard_state: str | None = None
@@ -145,12 +135,9 @@ _planned = _Planned()
 
 @contextlib.contextmanager
 def planning_for(topology: AbsentTopology, shard_state: str | None = None) -> Generator[None]:
-    """Lets every strategy that is made from now on have these devices in place of local ones.
+    """Gives strategies created within the block these devices instead of local ones.
 
-    Args:
-        topology: the devices.
-        shard_state: what strategies that could share state out do share out; None for what each
-            was asked for.
+    `shard_state` overrides that of strategies that can shard state; None keeps theirs.
     """
     before = (_planned.topology, _planned.shard_state)
     _planned.topology, _planned.shard_state = topology, shard_state
@@ -161,15 +148,14 @@ def planning_for(topology: AbsentTopology, shard_state: str | None = None) -> Ge
 
 
 def planned_shard_state() -> str | None:
-    """Returns what strategies are to share out while they are planned; None for as they are."""
+    """Returns the `shard_state` that planning imposes, or None."""
     return _planned.shard_state
 
 
 def planned_devices(num_named: int | None = None) -> tuple[Any, ...] | None:
-    """Returns the devices to take in place of local ones; None where nothing is planned.
+    """Returns the devices to use instead of local ones, or None if nothing is planned.
 
-    Args:
-        num_named: how many a program has named: one stays one, several become all.
+    If the program named one device it gets one, otherwise all.
     """
     if _planned.topology is None:
         return None
@@ -179,15 +165,10 @@ def planned_devices(num_named: int | None = None) -> tuple[Any, ...] | None:
 
 
 def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | None:
-    """Returns groups of devices to take in place of local ones; None where nothing is planned.
+    """Returns device groups to use instead of local ones, or None if nothing is planned.
 
-    Args:
-        num_named: how many groups a program has named: one stays one, several become as many as
-            there are devices for.
-        size: how many devices a group has.
-
-    Raises:
-        ValueError: the devices of a host cannot be divided so.
+    If the program named one group it gets one, otherwise as many of this size as there are devices
+    for. Raises ValueError if groups of this size do not fill a host.
     """
     if _planned.topology is None:
         return None
@@ -197,9 +178,9 @@ def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | N
     if size > per_host or (num_named > 1 and per_host % size):
         raise ValueError(
             explain(
-                f"Replicas of {size} devices are planned for hosts of {per_host} devices.",
-                expected="groups of one size that fill a host: a replica does not leave it.",
-                fix="name groups of another size, or plan for another machine.",
+                f"Replicas of {size} devices do not fit on hosts of {per_host} devices.",
+                expected="groups that fill a host evenly: a replica cannot span hosts.",
+                fix="use groups of another size, or plan for another machine.",
             )
         )
     if num_named == 1:
@@ -208,30 +189,19 @@ def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | N
 
 
 def refuse_to_plan(what: str) -> None:
-    """Raises while a step is planned.
-
-    Args:
-        what: cannot be.
-
-    Raises:
-        ValueError: one is.
-    """
+    """Raises ValueError for an object that cannot be planned, if a step is being planned."""
     if _planned.topology is not None:
         raise ValueError(
             explain(
-                f"{what} was made while a step is planned.",
-                expected="variables on the replicas' devices, as copies or in parts.",
-                fix="make the model under MirroredStrategy to plan it.",
+                f"{what} cannot be planned.",
+                expected="variables that are replicated or sharded over the replicas' devices.",
+                fix="create the model under MirroredStrategy to plan it.",
             )
         )
 
 
 def planned_topology(topology: Topology) -> Topology:
-    """Returns the topology that a strategy has: an absent one while it is planned for others.
-
-    Args:
-        topology: that it would have.
-    """
+    """Returns the topology as it is, or with abstract devices if a step is being planned."""
     if _planned.topology is None or topology.devices is None:
         return topology
     return AbsentTopology(topology.devices, topology.groups)

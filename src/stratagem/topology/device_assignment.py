@@ -1,4 +1,4 @@
-"""Which devices of a TPU compute one replica."""
+"""Assignment of TPU devices to replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Integers = npt.NDArray[np.int32]
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """In which order devices are taken: as a ring, as a mesh, or as a ring where that is possible.
+    """Order of devices: as a ring, as a mesh, or as a ring where possible.
 
     Source: TF 2.21 device_assignment.py, DeviceOrderMode.
     """
@@ -31,14 +31,15 @@ class DeviceOrderMode(enum.IntEnum):
 
 
 class DeviceAssignment:
-    """Says which places of a TPU's mesh the cores of each replica have.
+    """Assigns positions in a TPU's mesh to the cores of each replica.
 
     Args:
-        topology: of the TPU.
-        core_assignment: array of shape (replicas, cores of a replica, 4): a place for each core.
+        topology: topology of the TPU.
+        core_assignment: int array of shape (replicas, cores per replica, 4), the coordinates x, y,
+            z and core of each core.
 
     Raises:
-        ValueError: a topology of another type, or an assignment of another form.
+        ValueError: a topology of another type, or an assignment of another shape.
 
     Example:
         >>> topology = sg.tpu.experimental.Topology(
@@ -58,7 +59,7 @@ class DeviceAssignment:
             raise ValueError(
                 explain(
                     f"core_assignment has shape {assignment.shape}.",
-                    expected="shape (replicas, cores of a replica, 4).",
+                    expected="shape (replicas, cores per replica, 4).",
                     fix="call DeviceAssignment.build(topology, ...).",
                 )
             )
@@ -71,30 +72,30 @@ class DeviceAssignment:
 
     @property
     def topology(self) -> TPUTopology:
-        """The topology of the TPU."""
+        """Topology of the TPU."""
         return self._topology
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas."""
+        """Number of replicas."""
         return self._core_assignment.shape[0]
 
     @property
     def num_cores_per_replica(self) -> int:
-        """How many devices compute one replica."""
+        """Number of devices per replica."""
         return self._core_assignment.shape[1]
 
     @property
     def core_assignment(self) -> Integers:
-        """A place for each core, of shape (replicas, cores of a replica, 4)."""
+        """Coordinates of each core, of shape (replicas, cores per replica, 4)."""
         return self._core_assignment
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
-        """Returns the place of a core.
+        """Returns the coordinates of a core.
 
         Args:
-            replica: number of the replica.
-            logical_core: number of the core in it.
+            replica: index of the replica.
+            logical_core: index of the core in the replica.
 
         Returns:
             x, y, z and core.
@@ -102,58 +103,58 @@ class DeviceAssignment:
         return tuple(self._core_assignment[replica, logical_core].tolist())
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
-        """Returns which replicas have a core on the devices of a task.
+        """Returns the replicas that have a given core on the devices of a task.
 
         Args:
-            task_id: number of the task.
-            logical_core: which core of theirs.
+            task_id: index of the task.
+            logical_core: index of the core in the replica.
 
         Returns:
-            Their numbers in ascending order.
+            Replica indices in ascending order.
 
         Raises:
-            ValueError: none has.
+            ValueError: no replica has that core there.
         """
         replicas = self._replicas.get((task_id, logical_core))
         if replicas is None:
             raise ValueError(
                 explain(
-                    f"No replica has its core {logical_core} in task {task_id}.",
+                    f"No replica has core {logical_core} on task {task_id}.",
                     expected=f"a task below {self._topology.num_tasks} and a core below "
                     f"{self.num_cores_per_replica}.",
-                    fix="ask for a core that `core_assignment` has there.",
+                    fix="pass a task and core from `core_assignment`.",
                 )
             )
         return replicas
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """Returns the number of a core's device among those of its task.
+        """Returns the index of a core's device among those of its task.
 
         Args:
-            replica: number of the replica.
-            logical_core: number of the core in it.
+            replica: index of the replica.
+            logical_core: index of the core in the replica.
         """
         place = self.coordinates(replica, logical_core)
         return self._topology.tpu_device_ordinal_at_coordinates(place)
 
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """Returns the name of the host of a core's device.
+        """Returns the device name of the host of a core.
 
         Args:
-            replica: number of the replica.
-            logical_core: number of the core in it.
-            job: the task type, which the name begins with.
+            replica: index of the replica.
+            logical_core: index of the core in the replica.
+            job: task type to prefix the name with, or None.
         """
         place = self.coordinates(replica, logical_core)
         return self._topology.cpu_device_name_at_coordinates(place, job)
 
     def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """Returns the name of a core's device.
+        """Returns the device name of a core.
 
         Args:
-            replica: number of the replica.
-            logical_core: number of the core in it.
-            job: the task type, which the name begins with.
+            replica: index of the replica.
+            logical_core: index of the core in the replica.
+            job: task type to prefix the name with, or None.
         """
         place = self.coordinates(replica, logical_core)
         return self._topology.tpu_device_name_at_coordinates(place, job)
@@ -167,21 +168,21 @@ class DeviceAssignment:
         num_replicas: int = 1,
         device_order_mode: DeviceOrderMode = DeviceOrderMode.AUTO,
     ) -> DeviceAssignment:
-        """Lays replicas out over a TPU, the cores of each of them near one another.
+        """Arranges replicas on a TPU, keeping the cores of each close together.
 
         Args:
-            topology: of the TPU; or its `serialized()`.
-            computation_shape: of the block of cores of a replica, 4 numbers; None for one core.
-            computation_stride: how far apart its cores are, 4 numbers; None for side by side.
-            num_replicas: how many.
-            device_order_mode: as a ring, as a mesh, or as a ring where that is possible: where
-                all of the TPU is taken, without strides.
+            topology: topology of the TPU, or its `serialized()`.
+            computation_shape: shape of a replica's block of cores, 4 ints; None for one core.
+            computation_stride: distance between its cores, 4 ints; None for adjacent cores.
+            num_replicas: number of replicas.
+            device_order_mode: as a ring, as a mesh, or as a ring where possible: if the replicas
+                use the whole TPU, without strides.
 
         Returns:
             The assignment.
 
         Raises:
-            ValueError: arguments of another form, or what does not fit on the TPU.
+            ValueError: invalid arguments, or replicas that do not fit on the TPU.
 
         Source: TF 2.21 device_assignment.py, device_assignment.
         """
@@ -193,10 +194,10 @@ class DeviceAssignment:
         if not 0 < num_replicas <= np.prod(counts):
             raise ValueError(
                 explain(
-                    f"num_replicas={num_replicas} do not fit on the TPU.",
-                    expected=f"1 to {np.prod(counts)} of shape {shape.tolist()} and stride "
-                    f"{stride.tolist()}, on a mesh of {topology.mesh_shape.tolist()}.",
-                    fix="choose fewer or smaller replicas.",
+                    f"num_replicas={num_replicas} does not fit on the TPU.",
+                    expected=f"1 to {np.prod(counts)} replicas of shape {shape.tolist()} and "
+                    f"stride {stride.tolist()} on a mesh of {topology.mesh_shape.tolist()}.",
+                    fix="use fewer or smaller replicas.",
                 )
             )
         if topology.missing_devices.size:
@@ -206,10 +207,10 @@ class DeviceAssignment:
         if device_order_mode == DeviceOrderMode.RING and not can_be_ring:
             raise ValueError(
                 explain(
-                    "device_order_mode=RING was asked for.",
-                    expected="replicas that take all of the TPU, without strides, and all cores of "
-                    "a chip.",
-                    fix="leave device_order_mode out.",
+                    "These replicas cannot form a ring, as device_order_mode=RING requires.",
+                    expected="replicas that use the whole TPU without strides, and all cores of a "
+                    "chip.",
+                    fix="omit device_order_mode.",
                 )
             )
         if can_be_ring and device_order_mode != DeviceOrderMode.MESH:
@@ -233,8 +234,8 @@ def _four(values: Any, name: str) -> Integers:
     if numbers.shape != (4,) or (numbers < 1).any():
         raise ValueError(
             explain(
-                f"{name}={values!r} was given.",
-                expected="4 positive numbers: along x, y and z, and of cores of a chip.",
+                f"{name}={values!r} is not valid.",
+                expected="4 positive ints: chips along x, y and z, and cores per chip.",
                 fix="pass [1, 1, 1, 2], for example.",
             )
         )
@@ -242,25 +243,25 @@ def _four(values: Any, name: str) -> Integers:
 
 
 def _counts(topology: TPUTopology, shape: Integers, stride: Integers) -> Integers:
-    """How many replicas fit along each axis: the gaps of one hold others."""
+    """Returns how many replicas fit along each axis; gaps of one hold others."""
     footprint = shape * stride
     if (footprint > topology.mesh_shape).any():
         raise ValueError(
             explain(
-                f"A replica of shape {shape.tolist()} and stride {stride.tolist()} takes "
-                f"{footprint.tolist()}.",
-                expected=f"no more than the mesh has: {topology.mesh_shape.tolist()}.",
-                fix="choose a smaller computation_shape or computation_stride.",
+                f"A replica of shape {shape.tolist()} and stride {stride.tolist()} covers "
+                f"{footprint.tolist()}, more than the mesh.",
+                expected=f"at most {topology.mesh_shape.tolist()}.",
+                fix="use a smaller computation_shape or computation_stride.",
             )
         )
     return topology.mesh_shape // footprint * stride
 
 
 def _shape_of(num_replicas: int, counts: Integers) -> list[int]:
-    """A box of at least so many replicas, as near to a cube as there is room.
+    """Returns a box of at least `num_replicas` positions, as close to a cube as possible.
 
-    The shortest axes are filled first; of equal ones cores, then x, y and z, so that neighbours
-    share a chip or a host where they can.
+    The shortest axes are filled first; among equal ones cores, then x, y and z, so that neighbors
+    share a chip or a host where possible.
     """
     box = [0] * 4
     remaining, num_axes = num_replicas, 4
@@ -272,7 +273,7 @@ def _shape_of(num_replicas: int, counts: Integers) -> list[int]:
 
 
 def _as_rings(shape: Integers, counts: Integers) -> list[list[list[int]]]:
-    """Replicas round a ring, and the chips of each of them round a ring."""
+    """Arranges replicas in a ring, and the chips of each replica in a ring."""
     block, num_cores = shape[:3], int(shape[3])
     inner = [np.array(place) for place in ring_of(block.tolist())]
     return [
@@ -288,7 +289,7 @@ def _as_rings(shape: Integers, counts: Integers) -> list[list[list[int]]]:
 def _as_mesh(
     shape: Integers, stride: Integers, box: list[int], num_replicas: int
 ) -> list[list[list[int]]]:
-    """Replicas row by row, the cores of a chip first; those in the gaps of others beside these."""
+    """Arranges replicas row by row, the cores of a chip first; interleaved ones are neighbors."""
     sizes = [range(int(count)) for count in (box[2], box[1], box[0], box[3])]
     blocks = [range(0, int(n * step), int(step)) for n, step in zip(shape, stride, strict=True)]
     cores = np.array(list(itertools.product(*blocks)))
@@ -303,16 +304,16 @@ def _as_mesh(
 def _in_order_of_tasks(
     topology: TPUTopology, shape: Integers, stride: Integers, num_replicas: int
 ) -> Integers:
-    """Devices one after the other: where chips are missing there may be no mesh."""
+    """Assigns devices in task order, since missing chips may leave no mesh."""
     flat = topology.device_coordinates.reshape(-1, 4)
     num_cores = int(np.prod(shape))
     if np.prod(stride) != 1 or num_replicas * num_cores > len(flat):
         raise ValueError(
             explain(
-                f"{num_replicas} replicas of {num_cores} cores with stride {stride.tolist()} were "
-                f"asked for on a TPU with {len(topology.missing_devices)} missing devices.",
+                f"{num_replicas} replicas of {num_cores} cores with stride {stride.tolist()} do "
+                f"not fit on a TPU with {len(topology.missing_devices)} missing devices.",
                 expected=f"no strides, and at most its {len(flat)} devices.",
-                fix="choose fewer or smaller replicas.",
+                fix="use fewer or smaller replicas.",
             )
         )
     return flat[: num_replicas * num_cores].reshape(num_replicas, num_cores, 4)

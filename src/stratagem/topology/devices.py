@@ -1,4 +1,4 @@
-"""Devices by name, by index or as they are, and virtual CPU devices where there is one CPU."""
+"""Lookup of devices by name or index, and creation of virtual CPU devices."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "
 
 
 def local_devices() -> tuple[jax.Device, ...]:
-    """Returns every local accelerator or, where there is none, every local CPU device.
-
-    Returns:
-        Devices of this process, in JAX's order.
-    """
+    """Returns all local accelerators or, without any, all local CPU devices, in JAX's order."""
     environment.require_what_was_read()
     if (planned := planned_devices()) is not None:
         return planned
@@ -38,47 +34,38 @@ def local_devices() -> tuple[jax.Device, ...]:
 
 
 def _size_thread_pool() -> None:
-    """Sizes XLA:CPU's pool for the virtual devices that will be; too late once JAX has started."""
+    """Sizes XLA:CPU's pool for the virtual devices to come; has no effect once JAX has started."""
     num_devices = _num_cpu_devices()
     if num_devices > 1:
         environment.size_cpu_thread_pool(num_devices)
 
 
 def _num_cpu_devices() -> int:
-    """How many CPU devices the program or its environment has asked JAX for."""
+    """Returns the number of CPU devices requested by the program or its environment."""
     settings: Any = jax.config
     asked = int(settings.jax_num_cpu_devices)
     return asked if asked > 0 else environment.num_forced_cpu_devices()
 
 
 def find_devices(specs: Sequence[DeviceLike]) -> tuple[jax.Device, ...]:
-    """Returns the devices that names, indices or `jax.Device` objects stand for.
+    """Returns the devices for names, indices or `jax.Device` objects, in the given order.
 
     Names are TensorFlow's and JAX's: `"GPU:0"`, `"/cpu:1"`, `"/device:TPU:3"`; an index counts
-    `local_devices()`. CPU devices that do not exist yet are made, if JAX has not started.
-
-    Args:
-        specs: the devices, each of one of these kinds.
-
-    Returns:
-        As many devices, in the order given.
-
-    Raises:
-        ValueError: empty, duplicate, unknown or remote device.
-        TypeError: a spec of another type.
+    `local_devices()`. Missing virtual CPU devices are created if JAX has not started. Raises
+    ValueError for empty, duplicate, unknown or remote devices, TypeError for other types.
 
     Example:
         >>> find_devices(["cpu:0", "cpu:1"])
         (CpuDevice(id=0), CpuDevice(id=1))
 
-    Source: TF 2.21 mirrored_strategy.py, _infer_num_gpus_per_worker and device canonicalisation.
+    Source: TF 2.21 mirrored_strategy.py, _infer_num_gpus_per_worker and device canonicalization.
     """
     if not specs:
         raise ValueError(
             explain(
-                "devices=[] names no device.",
-                expected="at least one device, or None for every local one.",
-                fix='leave the argument out, or pass for example ["cpu:0", "cpu:1"].',
+                "devices=[] is empty.",
+                expected="at least one device, or None for all local ones.",
+                fix='omit the argument, or pass for example ["cpu:0", "cpu:1"].',
             )
         )
     parsed = [_parse(spec) for spec in specs]
@@ -96,17 +83,10 @@ def find_devices(specs: Sequence[DeviceLike]) -> tuple[jax.Device, ...]:
 def find_groups(
     specs: Sequence[Sequence[DeviceLike]],
 ) -> tuple[tuple[jax.Device, ...], ...]:
-    """Returns the devices that groups of names, indices or `jax.Device` objects stand for.
+    """Returns the devices of each replica, given as a list of devices per replica.
 
-    Args:
-        specs: a list of devices for each replica.
-
-    Returns:
-        The devices of each replica.
-
-    Raises:
-        ValueError: no device; an unknown, repeated or remote one; groups of unequal size.
-        TypeError: groups beside single devices.
+    Raises as `find_devices`, and ValueError for groups of unequal size, TypeError if groups and
+    single devices are mixed.
 
     Example:
         >>> find_groups([["cpu:0", "cpu:1"]])
@@ -116,9 +96,9 @@ def find_groups(
         if not isinstance(spec, list | tuple):
             raise TypeError(
                 explain(
-                    f"devices={list(specs)!r} has groups and, beside them, {spec!r}.",
-                    expected="devices, one a replica, or a list of devices for each replica.",
-                    fix='write devices=[["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]].',
+                    f"devices={list(specs)!r} mixes groups with the single device {spec!r}.",
+                    expected="one device per replica, or a list of devices per replica.",
+                    fix='pass devices=[["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]].',
                 )
             )
     named = [device for group in specs for device in group]
@@ -142,19 +122,19 @@ def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
             explain(
                 f"device {spec!r} is of type {type(spec).__name__}.",
                 expected='a name such as "gpu:0", an index, or a jax.Device.',
-                fix="pass one of these; jax.devices() lists what there is.",
+                fix="pass a name, an index or a device; jax.devices() lists them.",
             )
         )
     match = _NAME.fullmatch(spec)
     platform = _PLATFORMS.get(match["platform"].lower()) if match else None
     if match is None or platform is None:
-        # Listing what there is would start JAX, and then a corrected list of names could no more
-        # have its virtual CPU devices made.
+        # Listing the devices would start JAX, after which a corrected call could not create virtual
+        # CPU devices any more.
         raise ValueError(
             explain(
                 f"{spec!r} is not a device name.",
                 expected='a platform (cpu, gpu, tpu) and an index, such as "gpu:0" or "/cpu:1".',
-                fix="correct the name; the command `stratagem devices` lists what there is.",
+                fix="correct the name; the command `stratagem devices` lists the devices.",
             )
         )
     is_local = match["job"] in (None, "localhost") and not int(match["replica"] or 0)
@@ -185,11 +165,11 @@ def _look_up(place: tuple[str, int] | int | jax.Device) -> jax.Device:
 def _fix_for_missing(platform: str, index: int) -> str:
     if platform == "cpu" and _platform_devices("cpu"):
         return (
-            "JAX has started, so no virtual CPU device can be added; make the strategy before the "
-            f'first JAX computation, or call jax.config.update("jax_num_cpu_devices", {index + 1}) '
-            "at the top of the program."
+            "create the strategy before the first JAX computation (JAX has started and cannot add "
+            "virtual CPU devices any more), or call "
+            f'jax.config.update("jax_num_cpu_devices", {index + 1}) at the top of the program.'
         )
-    return "name a device that exists, or leave `devices` out to use all local ones."
+    return "use a device that exists, or omit `devices` to use all local ones."
 
 
 def _platform_devices(platform: str) -> tuple[jax.Device, ...]:
@@ -216,11 +196,11 @@ def _names(devices: Sequence[jax.Device]) -> str:
 
 
 def _make_virtual_cpu_devices(num_devices: int) -> None:
-    """Asks JAX for CPU devices; does nothing when its backends have started already."""
+    """Requests CPU devices from JAX; does nothing if its backends have started."""
     if num_devices > _num_cpu_devices():
         try:
             jax.config.update("jax_num_cpu_devices", num_devices)
-        except RuntimeError:  # JAX has started: the look-up that follows says what to do
+        except RuntimeError:  # JAX has started: the lookup that follows explains what to do
             return
     _size_thread_pool()
 
@@ -230,9 +210,9 @@ def _check_distinct(devices: Sequence[jax.Device]) -> None:
     if repeated:
         raise ValueError(
             explain(
-                f"devices names {', '.join(repeated)} more than once.",
+                f"devices contains {', '.join(repeated)} more than once.",
                 expected="each device at most once: a device holds one replica.",
-                fix="remove the repetition.",
+                fix="remove the duplicates.",
             )
         )
 
@@ -247,7 +227,7 @@ def _check_local(devices: Sequence[jax.Device]) -> None:
 def _remote(names: Sequence[str]) -> ValueError:
     return ValueError(
         explain(
-            f"devices names {', '.join(names)} of another process.",
+            f"devices contains {', '.join(names)}, which belongs to another process.",
             expected="devices of this process.",
             fix="choose from jax.local_devices().",
         )

@@ -15,21 +15,17 @@ __all__ = ["check_groups", "neighbours", "prime_factors"]
 def check_groups(
     groups: Sequence[Sequence[jax.Device]],
 ) -> tuple[tuple[jax.Device, ...], ...]:
-    """Returns groups of devices as tuples.
+    """Returns device groups as tuples, one per replica.
 
-    Args:
-        groups: the devices of each replica.
-
-    Raises:
-        ValueError: no group, an empty one, groups of unequal size, a repeated device, or one group
-            with devices of several processes.
+    Raises ValueError for missing or empty groups, groups of unequal size, a repeated device, or a
+    group that spans processes.
     """
     sizes = [len(group) for group in groups]
     if not sizes or not all(sizes) or len(set(sizes)) > 1:
         raise ValueError(
             explain(
-                f"The groups of devices have {', '.join(map(str, sizes)) or 'no'} devices.",
-                expected="as many devices for each replica, at least one.",
+                f"The device groups have {', '.join(map(str, sizes)) or 'no'} devices.",
+                expected="the same number of devices for each replica, at least one.",
                 fix="give each replica the same number of devices.",
             )
         )
@@ -38,18 +34,18 @@ def check_groups(
     if repeated:
         raise ValueError(
             explain(
-                f"The groups of devices name {', '.join(repeated)} more than once.",
+                f"The device groups contain {', '.join(repeated)} more than once.",
                 expected="each device at most once: a device belongs to one replica.",
-                fix="remove the repetition.",
+                fix="remove the duplicates.",
             )
         )
     for group in groups:
         if len({device.process_index for device in group}) > 1:
             raise ValueError(
                 explain(
-                    f"The group {', '.join(map(str, group))} has devices of several processes.",
-                    expected="groups within a process, which holds a part of the data for each.",
-                    fix="choose groups that divide the devices of one process.",
+                    f"The group {', '.join(map(str, group))} spans several processes.",
+                    expected="groups within one process.",
+                    fix="use groups that divide the devices of one process.",
                 )
             )
     return tuple(tuple(group) for group in groups)
@@ -58,25 +54,17 @@ def check_groups(
 def neighbours(
     devices: Sequence[jax.Device], devices_per_replica: int
 ) -> tuple[tuple[jax.Device, ...], ...]:
-    """Divides devices into groups of neighbours, each within a process.
+    """Divides devices into groups of adjacent ones, each within a process.
 
-    Args:
-        devices: those of each process one after the other.
-        devices_per_replica: size of a group.
-
-    Returns:
-        The groups, in the order of the devices.
-
-    Raises:
-        ValueError: the devices of a process cannot be divided so.
-        TypeError: a number of another type.
+    `devices` are ordered by process. Raises ValueError if the devices of a process cannot be
+    divided evenly.
     """
     if not isinstance(devices_per_replica, int) or isinstance(devices_per_replica, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             explain(
                 f"devices_per_replica={devices_per_replica!r} is of type "
                 f"{type(devices_per_replica).__name__}.",
-                expected="an int, 1 for a replica on each device.",
+                expected="an int, 1 for one replica per device.",
                 fix="pass for example devices_per_replica=2.",
             )
         )
@@ -84,10 +72,10 @@ def neighbours(
     if devices_per_replica < 1 or any(n % devices_per_replica for n in counts.values()):
         raise ValueError(
             explain(
-                f"devices_per_replica={devices_per_replica} with "
-                f"{min(counts.values())} devices in each process.",
-                expected="a number that divides them, at least 1.",
-                fix="choose one, or make other devices visible (CUDA_VISIBLE_DEVICES).",
+                f"devices_per_replica={devices_per_replica} does not divide the "
+                f"{min(counts.values())} devices of each process.",
+                expected="a divisor of that number, at least 1.",
+                fix="use a divisor, or change the visible devices (CUDA_VISIBLE_DEVICES).",
             )
         )
     starts = range(0, len(devices), devices_per_replica)
@@ -95,10 +83,7 @@ def neighbours(
 
 
 def prime_factors(number: int) -> tuple[int, ...]:
-    """Returns the prime factors of a number in ascending order.
-
-    Args:
-        number: at least 1.
+    """Returns the prime factors of a positive number in ascending order.
 
     Example:
         >>> prime_factors(12)

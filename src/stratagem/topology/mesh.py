@@ -1,7 +1,7 @@
-"""The devices of a strategy as a mesh with a replica axis, and axes for the devices of a replica.
+"""`Topology`: the devices of a strategy as a mesh with a replica axis.
 
-Where they belong to several processes, each of these holds the parts of its own replicas, and an
-array of all is made of what each process puts on its own devices.
+The devices of one replica form further axes. If the devices belong to several processes, each
+process puts data on its own devices, and the shards together form one array.
 """
 
 from __future__ import annotations
@@ -26,36 +26,19 @@ REPLICA_AXIS = "replica"
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The devices that replicas compute on, one device a replica or a group of them.
+    """The devices that replicas compute on: one device, or a group of devices, per replica.
 
     Args:
-        devices: in replica order, of a group the first; None for whatever JAX's default device is.
-        groups: all devices of each replica; None for one device a replica. See `of_groups`.
-        first_replica_id: replicas of workers before this one, where workers are not in lockstep.
-
-    Raises:
-        TypeError: `devices` is no tuple.
-        ValueError: an empty one.
+        devices: in replica order, the first of each group; None for JAX's default device.
+        groups: all devices of each replica; None for one device each. See `of_groups`.
     """
 
     devices: tuple[jax.Device, ...] | None
     groups: tuple[tuple[jax.Device, ...], ...] | None = None
-    first_replica_id: int = 0
 
     @classmethod
     def of_groups(cls, groups: Sequence[Sequence[jax.Device]]) -> Topology:
-        """Returns the topology of replicas that have several devices each.
-
-        Args:
-            groups: the devices of each replica, in replica order.
-
-        Returns:
-            A topology; with groups of one device, that of these devices.
-
-        Raises:
-            ValueError: no group, an empty one, groups of unequal size, a repeated device, or one
-                group with devices of several processes.
-        """
+        """Returns the topology of replicas with several devices each; raises as `check_groups`."""
         checked = check_groups(groups)
         devices = tuple(group[0] for group in checked)
         return cls(devices, checked) if len(checked[0]) > 1 else cls(devices)
@@ -72,8 +55,8 @@ class Topology:
         if self.devices == ():
             raise ValueError(
                 explain(
-                    "devices=() leaves no device to compute on.",
-                    expected="at least one, or None for JAX's default device.",
+                    "devices=() is empty.",
+                    expected="at least one device, or None for JAX's default device.",
                     fix="pass what find_devices returns.",
                 )
             )
@@ -90,7 +73,7 @@ class Topology:
 
     @functools.cached_property
     def local_replica_ids(self) -> tuple[int, ...]:
-        """The replicas whose devices belong to this process."""
+        """Replicas on devices of this process."""
         if self.devices is None:
             return (0,)
         if not self.spans_processes:
@@ -100,78 +83,71 @@ class Topology:
 
     @property
     def num_local_replicas(self) -> int:
-        """Number of replicas of this process."""
+        """Number of replicas on this process."""
         return len(self.local_replica_ids)
 
     @functools.cached_property
     def local_devices(self) -> tuple[jax.Device, ...] | None:
-        """The devices of this process, in replica order; None for JAX's default device."""
+        """Devices of this process, in replica order; None for JAX's default device."""
         if self.devices is None:
             return None
         return tuple(self.devices[index] for index in self.local_replica_ids)
 
     @property
     def num_logical_devices(self) -> int:
-        """Number of devices of each replica, at least 1."""
+        """Number of devices per replica, at least 1."""
         return len(self.groups[0]) if self.groups else 1
 
     @functools.cached_property
     def logical_axes(self) -> tuple[str, ...]:
-        """Names of the mesh axes that the devices of a replica form: one for each prime factor.
+        """Names of the mesh axes formed by the devices of a replica, one per prime factor.
 
-        So they can be divided in every way that whole numbers allow.
+        So arrays can be sharded over any divisor of the devices.
         """
         count = len(prime_factors(self.num_logical_devices))
         return ("logical",) if count == 1 else tuple(f"logical_{i}" for i in range(count))
 
     @functools.cached_property
     def all_devices(self) -> tuple[jax.Device, ...] | None:
-        """The devices of all replicas, all of each group; None for JAX's default device."""
+        """Devices of all replicas and groups; None for JAX's default device."""
         return self.devices if self.groups is None else sum(self.groups, ())
 
     def devices_of(self, replica_id: int) -> tuple[jax.Device, ...]:
-        """Returns the devices of one replica.
-
-        Args:
-            replica_id: the replica.
-
-        Returns:
-            Its devices; () for JAX's default device.
-        """
+        """Returns the devices of a replica; () for JAX's default device."""
         if self.devices is None:
             return ()
         return self.groups[replica_id] if self.groups else (self.devices[replica_id],)
 
     @functools.cached_property
     def spans_processes(self) -> bool:
-        """Whether the devices belong to more than one process."""
+        """True if the devices belong to several processes."""
         return len({device.process_index for device in self.devices or ()}) > 1
 
     @property
     def is_absent(self) -> bool:
-        """Whether the devices are not here and only planned for."""
+        """True if the devices are abstract, for planning only."""
         return False
 
     @property
     def platform(self) -> str:
-        """What JAX calls the kind of the devices: "cpu", "gpu", "tpu"."""
+        """Platform of the devices: "cpu", "gpu" or "tpu"."""
         return str((self.devices or jax.local_devices()[:1])[0].platform)
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        """Mesh with the axis `"replica"`, and behind it those of `logical_axes`."""
+        """Mesh with the axis `"replica"`, followed by `logical_axes`."""
         devices = np.array(self.all_devices or jax.local_devices()[:1])
         shape = (-1, *prime_factors(self.num_logical_devices))
         return Mesh(devices.reshape(shape), (REPLICA_AXIS, *self.logical_axes))
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:
-        """Sharding that puts a whole copy on every device."""
+        """Sharding with a full copy on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @functools.cached_property
     def stacked(self) -> NamedSharding:
-        """Sharding of an array whose axis 0 is the replica axis."""
+        """Sharding of an array with replicas on axis 0."""
         return NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
 
     @functools.cached_property
@@ -180,13 +156,10 @@ class Topology:
         return NamedSharding(self.mesh, PartitionSpec(None, REPLICA_AXIS))
 
     def replicate(self, value: Any) -> jax.Array:
-        """Puts a copy of a value on every device; each process on its own.
+        """Copies a value to every device; each process to its own.
 
-        Args:
-            value: array, or anything that NumPy turns into one; the same on all processes.
-
-        Returns:
-            One array; with the default topology, on JAX's default device.
+        `value` must be the same on all processes. With the default topology, the result is on JAX's
+        default device.
         """
         if self.devices is None:
             return jax.numpy.asarray(value)
@@ -201,14 +174,10 @@ class Topology:
         return jax.make_array_from_single_device_arrays(parts[0].shape, self.replicated, parts)
 
     def put_stacked(self, array: Any, *, axis: int = 0) -> jax.Array:
-        """Puts an array with a replica axis on the devices, in one transfer where that is possible.
+        """Puts an array with a replica axis on the devices, in one transfer where possible.
 
-        Args:
-            array: whose size along the replica axis is the number of replicas of this process.
-            axis: which one that is: 0, or 1 behind an axis of steps.
-
-        Returns:
-            The array of all replicas, sharded over that axis.
+        The array has one row per replica of this process along `axis`: 0, or 1 after an axis of
+        steps. Returns the array of all replicas, sharded over that axis.
         """
         sharding = self.stacked_steps if axis else self.stacked
         if not self.spans_processes or isinstance(array, Tracer):
@@ -223,30 +192,23 @@ class Topology:
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
     def stack(self, values: list[Any]) -> jax.Array:
-        """Joins one array a replica to one array with the replica axis first.
+        """Stacks one array per local replica into one array with a leading replica axis.
 
-        Args:
-            values: arrays of one shape and dtype, in replica order; one a device of this process.
-
-        Returns:
-            Array of shape (num_replicas, ...), component i on the devices of replica i; with the
-            default topology, of any number of components, on JAX's default device.
-
-        Raises:
-            ValueError: not as many values as devices.
+        Returns an array of shape (num_replicas, ...), row i on the devices of replica i. The
+        default topology accepts any number of rows, and keeps them on JAX's default device.
         """
         if self.devices is not None and len(values) != self.num_local_replicas:
             raise ValueError(
                 explain(
-                    f"{len(values)} values were given for {self.num_local_replicas} replicas.",
-                    expected="one value a replica of this process.",
-                    fix="pass as many values as the topology has devices.",
+                    f"Received {len(values)} values for {self.num_local_replicas} replicas.",
+                    expected="one value per replica of this process.",
+                    fix="pass one value per local replica.",
                 )
             )
         if any(isinstance(value, Tracer) for value in values):
             return jax.numpy.stack([jax.numpy.asarray(value) for value in values])
         with jax.ensure_compile_time_eval():  # also in merge_call, while a step is traced
-            if self.devices is None:  # by way of the host: they may lie on different devices
+            if self.devices is None:  # via the host, since they may be on different devices
                 return jax.numpy.stack([jax.numpy.asarray(v) for v in jax.device_get(values)])
             parts = [
                 jax.device_put(_with_replica_axis(value), device)
@@ -258,7 +220,7 @@ class Topology:
 
 
 def _with_replica_axis(value: Any) -> Any:
-    """Adds an axis of size 1, on the host where the value is within its reach.
+    """Adds a leading axis of size 1, on the host if possible.
 
     On a device it would be one more program for every shape and device.
     """

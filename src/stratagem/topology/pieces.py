@@ -1,4 +1,4 @@
-"""Arrays whose copies are divided over the devices of a replica: put there in pieces, and read."""
+"""Transfer and reading of arrays that are sharded over the devices of a replica."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ __all__ = ["copy_of_replica", "on_host", "on_host_if", "own_copy", "put_in_piece
 
 
 def put_in_pieces(value: Any, sharding: Sharding) -> jax.Array:
-    """Puts an array on devices, on none of them more than its own piece.
+    """Puts an array on devices by shards, so that no device ever holds more than its own shard.
 
-    Args:
-        value: array, or anything that NumPy turns into one; the same on all processes.
-        sharding: which piece goes where.
-
-    Returns:
-        One array of all pieces.
+    `value` must be the same on all processes.
     """
     if isinstance(value, Tracer):
         return jax.lax.with_sharding_constraint(value, sharding)
@@ -37,12 +32,9 @@ def put_in_pieces(value: Any, sharding: Sharding) -> jax.Array:
 
 
 def copy_of_replica(array: jax.Array, topology: Topology, replica_id: int) -> jax.Array:
-    """Returns the copy of one replica, whole, on its first device.
+    """Returns the whole value of a local replica, on its first device.
 
-    Args:
-        array: a copy or a component for each replica, or pieces of copies.
-        topology: the devices of the replicas.
-        replica_id: one of this process.
+    `array` is replicated, has one component per replica, or is sharded within replicas.
     """
     devices = topology.devices_of(replica_id)
     if array.is_fully_replicated or len(devices) < 2 or _is_whole(array, devices):
@@ -53,12 +45,7 @@ def copy_of_replica(array: jax.Array, topology: Topology, replica_id: int) -> ja
 
 
 def own_copy(array: Any, topology: Topology) -> Any:
-    """Returns a copy that this process has, on one device; of pieces, what they make together.
-
-    Args:
-        array: of all replicas, or of one device; a traced one is whole as it is.
-        topology: the devices of the replicas.
-    """
+    """Returns a local copy on one device, assembled from shards if necessary."""
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return jax.numpy.asarray(array)
     if array.is_fully_replicated:
@@ -67,11 +54,7 @@ def own_copy(array: Any, topology: Topology) -> Any:
 
 
 def on_host(array: Any) -> np.ndarray[Any, Any]:
-    """Returns what the pieces that this process has make together, without joining them elsewhere.
-
-    Args:
-        array: a copy for each replica, pieces of copies, or what else NumPy turns into an array.
-    """
+    """Returns the value of the local shards, assembled on the host."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return _joined(array, array.sharding.addressable_devices)
     return np.asarray(array)
@@ -79,14 +62,10 @@ def on_host(array: Any) -> np.ndarray[Any, Any]:
 
 @contextlib.contextmanager
 def on_host_if(is_large: bool) -> Generator[None]:
-    """Makes arrays on the host, from where they go to devices in pieces.
-
-    Args:
-        is_large: False lets them be made where JAX makes arrays.
-    """
+    """Creates arrays on the host within the block if `is_large`, to be sent in shards."""
     try:
         host = jax.local_devices(backend="cpu")[0] if is_large else None
-    except RuntimeError:  # JAX was told to leave the CPU out
+    except RuntimeError:  # JAX is configured without the CPU platform
         host = None
     if host is None:
         yield
@@ -96,13 +75,13 @@ def on_host_if(is_large: bool) -> Generator[None]:
 
 
 def _is_whole(array: jax.Array, devices: tuple[jax.Device, ...]) -> bool:
-    """Whether each device of a replica has all that the others have."""
+    """Returns True if every device of a replica has the whole value."""
     indices = {str(s.index) for s in array.addressable_shards if s.device in devices}
     return len(indices) == 1
 
 
 def _joined(array: jax.Array, devices: Any) -> np.ndarray[Any, Any]:
-    """What the pieces on some devices make together."""
+    """Assembles the shards on some devices."""
     if array.is_fully_replicated:
         return np.asarray(array.addressable_data(0))
     whole = np.empty(array.shape, array.dtype)

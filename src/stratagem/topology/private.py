@@ -1,23 +1,22 @@
-"""The private names that are used here, and why.
+"""Private names of JAX and Python used here, with the reason for each.
 
-`jaxlib._jax.make_gloo_tcp_collectives`: JAX lets Gloo look up the name of the host to find the
-address that other processes are to connect to. Where that name stands for 127.0.1.1, as Debian
-writes it into /etc/hosts, or for another network than the one that processes meet in, no other host
-can. The function takes an address; JAX has no setting for it (0.10 to 0.12). Without the name, Gloo
-looks up the host's name as before. The thread that Gloo starts there is put under SCHED_BATCH. It
-wakes when a message comes, takes the core from the thread that computes, finds that one holding the
-lock of the connection, and asks again without a pause until its time slice ends, 4 ms later. Under
-SCHED_BATCH a thread that wakes takes no core from another. Median of 200 sums of 64 KiB between
-two processes on a core each: 4.0 ms, and 0.30 ms so.
+`jaxlib._jax.make_gloo_tcp_collectives`: by default Gloo resolves the host name to find the address
+that other processes connect to. If it resolves to 127.0.1.1, as Debian puts into /etc/hosts, or to
+a network other than the one the processes share, no other host can connect. The function takes an
+address; JAX has no setting for it (0.10 to 0.12). Without the name, Gloo resolves the host name as
+before. The thread that Gloo starts there runs under SCHED_BATCH. It wakes for each message,
+preempts the thread that computes, finds the connection's lock held by that thread, and spins until
+its time slice ends 4 ms later. Under SCHED_BATCH a waking thread preempts no other. Median of 200
+sums of 64 KiB between two processes on one core each: 4.0 ms, and 0.30 ms with SCHED_BATCH.
 
 `jax._src.compiler._cache_write`, `jax._src.compilation_cache.put_executable_and_time`: JAX writes
-its cache of compiled programs from process 0 alone, so that thousands of hosts do not write to one
-bucket at a time. But the programs of a process are its own, and no other finds them there (0.10 to
-0.12). On one machine each process may write.
+its compilation cache from process 0 alone, so that thousands of hosts do not write to one bucket at
+once. But each process has its own programs, and would find none of them there (0.10 to 0.12). On
+one machine each process may write.
 
-`sys._current_frames`: which code a thread is in; Python documents it, for use by specialists.
+`sys._current_frames`: shows the code that a thread is in; documented by Python, for specialists.
 
-`os._exit`: ends the process at once. Python documents it too.
+`os._exit`: exits the process immediately; documented by Python, too.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ _WRITER, _PUT = "_cache_write", "put_executable_and_time"
 
 @contextlib.contextmanager
 def gloo_at(address: str) -> Generator[None]:
-    """Lets Gloo listen at an address while JAX's CPU backend starts.
+    """Makes Gloo listen at an address while JAX's CPU backend starts.
 
-    Args:
-        address: of this host, by which the other processes reach it.
+    `address` is the one by which other processes reach this host.
     """
     try:
         library: Any = importlib.import_module("jaxlib._jax")
@@ -63,7 +61,7 @@ def gloo_at(address: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def _starting_patient_threads() -> Generator[None]:
-    """Threads that are started meanwhile take no core from another when they wake: Linux only."""
+    """Threads started within the block preempt no other thread when they wake (Linux only)."""
     if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield
         return
@@ -75,7 +73,7 @@ def _starting_patient_threads() -> Generator[None]:
 
 
 def cache_programs() -> None:
-    """Lets a process other than process 0 write what it compiles into JAX's cache on disk."""
+    """Lets a process other than process 0 write to JAX's compilation cache on disk."""
     try:
         compiler: Any = importlib.import_module("jax._src.compiler")
         put: Any = getattr(importlib.import_module("jax._src.compilation_cache"), _PUT)
@@ -94,23 +92,19 @@ def cache_programs() -> None:
         original(cache_key, compile_time_s, module_name, backend, executable, *host_callbacks)
         # A program that calls back into Python holds addresses of this process.
         if not any(host_callbacks):
-            with contextlib.suppress(Exception):  # without the cache everything works, later
+            with contextlib.suppress(Exception):  # without the cache everything still works
                 put(cache_key, module_name, executable, backend, int(compile_time_s))
 
     setattr(compiler, _WRITER, write)
 
 
 def file_of_main_thread() -> str:
-    """Returns the file of the code that the main thread is in; empty where it has ended."""
+    """Returns the file of the code that the main thread is in, or "" if it has ended."""
     frames: Any = vars(sys)["_current_frames"]()
     frame = frames.get(threading.main_thread().ident)
     return "" if frame is None else str(frame.f_code.co_filename)
 
 
 def end_at_once(exit_code: int) -> NoReturn:
-    """Ends the process, whatever its threads do; nothing is written out or cleaned up.
-
-    Args:
-        exit_code: what the process that started this one sees.
-    """
+    """Exits the process immediately, without flushing or cleaning up."""
     os._exit(exit_code)

@@ -1,4 +1,4 @@
-"""Starting JAX in several processes that train together, and ending it with them.
+"""Startup of JAX in several processes that train together.
 
 Source: JAX, multi-process programming (jax.distributed.initialize).
 """
@@ -20,32 +20,27 @@ from stratagem.topology.private import cache_programs, gloo_at
 
 __all__ = ["has_started", "start_processes"]
 
-# JAX's own limits do not name anybody and end the process: the group is faster.
+# JAX's own time limits end the process without naming the lost one; the group detects it first.
 _NEVER_S = 10_000_000
 
 
 def start_processes(
     identity: Identity, limits: GroupLimits, local_device_ids: list[int] | None
 ) -> tuple[jax.Device, ...]:
-    """Joins the group and starts JAX for all its processes; once in the life of a process.
+    """Joins the group and starts JAX on all its processes; call it once per process.
 
-    Args:
-        identity: which of the processes this is.
-        limits: how long to wait.
-        local_device_ids: of the accelerators of this host those of this process; None for all.
-
-    Returns:
-        The devices of all processes, those of each one after the other.
+    `local_device_ids` selects this process's accelerators on its host; None for all. Returns the
+    devices of all processes, ordered by process.
 
     Raises:
-        RuntimeError: JAX has started already, or this process belongs to another group.
-        DeadlineExceededError: not all processes came.
-        ValueError: the processes do not fit together.
+        RuntimeError: JAX has already started, or this process belongs to another group.
+        DeadlineExceededError: some processes did not join.
+        ValueError: the processes have different numbers of devices.
     """
     group = current_group()
     if group is None:
         _require_fresh_jax()
-        current_events()  # one that waits in vain for the others has started too
+        current_events()  # record the start even if the other processes never join
         group = Group(identity, limits)
         set_current_group(group)
         _start_jax(group, local_device_ids)
@@ -53,10 +48,9 @@ def start_processes(
     elif group.identity != identity:
         raise RuntimeError(
             explain(
-                f"This process is {group.identity.label} of a group of "
-                f"{group.num_processes}, and was to become {identity.label} of "
-                f"{identity.num_processes}.",
-                expected="one cluster in the life of a process.",
+                f"This process is {group.identity.label} of {group.num_processes} processes, and "
+                f"cannot become {identity.label} of {identity.num_processes}.",
+                expected="the same cluster for the lifetime of a process.",
                 fix="give all strategies the same cluster.",
             )
         )
@@ -70,21 +64,17 @@ def _require_fresh_jax() -> None:
         return
     raise RuntimeError(
         explain(
-            "JAX has started before the strategy of several processes was made.",
-            expected="the strategy before the first array and the first look at the devices: the "
-            "processes have to find each other first.",
-            fix="make the strategy at the top of the program, and leave out "
+            "JAX started before the multi-process strategy was created.",
+            expected="the strategy before the first array and the first device query, since the "
+            "processes must connect first.",
+            fix="create the strategy at the top of the program, without "
             "jax.distributed.initialize, which it calls.",
         )
     )
 
 
 def has_started() -> bool:
-    """Returns whether JAX's backends have started.
-
-    Returns:
-        True if it refuses to change the number of CPU devices, as it does from then on.
-    """
+    """Returns True if JAX's backends have started, which fixes the number of CPU devices."""
     settings: Any = jax.config
     count = settings.jax_num_cpu_devices
     try:
@@ -97,9 +87,9 @@ def has_started() -> bool:
 
 def _start_jax(group: Group, local_device_ids: list[int] | None) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Else SIGTERM would not end this process any more.
+    # Otherwise SIGTERM would no longer end this process.
     jax.config.update("jax_enable_preemption_service", False)
-    # Else JAX would end this process when another one is lost, before anybody can say which.
+    # Otherwise JAX would end this process when another is lost, before the loss is reported.
     jax.config.update("jax_enable_recoverability", True)
     if group.process_id and environment.lookup("STRATAGEM_PROGRAM_DIR"):
         cache_programs()
@@ -126,7 +116,7 @@ def _check_even(devices: list[jax.Device], labels: tuple[str, ...]) -> None:
         raise ValueError(
             explain(
                 f"The processes have different numbers of devices: {found}.",
-                expected="as many on each, so that batches can be split evenly.",
+                expected="the same number on each, so that batches can be split evenly.",
                 fix="make the same number visible to each process (CUDA_VISIBLE_DEVICES).",
             )
         )

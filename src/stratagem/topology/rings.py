@@ -1,4 +1,4 @@
-"""A way round a box of chips on which each stands beside the next."""
+"""Ring order of the chips in a box, with adjacent chips next to each other."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ Place = tuple[int, int, int]
 
 
 def ring_of(sizes: Sequence[int]) -> list[Place]:
-    """Returns every place of a box, in an order in which neighbours are one step apart.
+    """Returns every position of a box, in an order in which neighbors are one step apart.
 
-    The last is beside the first too, where at least two sides are longer than 1 and all such sides
-    are even. With an odd side there may be no such way, and the places come row by row.
-
-    Args:
-        sizes: of the box, along x, y and z.
-
-    Returns:
-        Places (x, y, z), from (0, 0, 0) on.
+    The last is adjacent to the first, too, if at least two sides are longer than 1 and all such
+    sides are even. With an odd side there may be no such ring; the order is then row by row.
 
     Example:
         >>> from stratagem.topology.rings import ring_of
@@ -40,7 +34,7 @@ def ring_of(sizes: Sequence[int]) -> list[Place]:
             _placed({first: one, second: other})
             for one, other in [(0, 0), *_open_ring(sizes[first], sizes[second])]
         ]
-    # Layer by layer round all but the corner, and back through the corners.
+    # Layer by layer over all but the corner, and back through the corners.
     ring: list[Place] = [(0, 0, 0)]
     for z in range(sizes[2]):
         layer = [(x, y, z) for x, y in _open_ring(sizes[0], sizes[1])]
@@ -49,9 +43,9 @@ def ring_of(sizes: Sequence[int]) -> list[Place]:
 
 
 def _open_ring(width: int, height: int) -> list[tuple[int, int]]:
-    """A way round a rectangle of even sides, without its first corner.
+    """Returns a ring over a rectangle of even sides, without its first corner.
 
-    It goes right and left over all columns but the first, and comes back through that one.
+    It zigzags over all columns but the first, and comes back through that one.
     """
     ring: list[tuple[int, int]] = []
     for row in range(height):

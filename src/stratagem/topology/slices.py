@@ -1,4 +1,4 @@
-"""Slices of TPUs: chips that are wired to one another, where others are reached over a network."""
+"""TPU slices: chips within one are directly connected, other slices are reached over a network."""
 
 from __future__ import annotations
 
@@ -11,18 +11,10 @@ __all__ = ["num_slices", "slice_of"]
 
 
 def slice_of(device: Any) -> int:
-    """Returns the number of the slice that a device belongs to; 0 for a device of no slice.
-
-    Args:
-        device: a `jax.Device`.
-    """
+    """Returns the slice index of a `jax.Device`, or 0 if it has none."""
     return int(getattr(device, "slice_index", None) or 0)
 
 
 def num_slices(devices: Sequence[jax.Device] | None) -> int:
-    """Returns how many slices devices belong to.
-
-    Args:
-        devices: of a topology; None for one device.
-    """
+    """Returns the number of slices of the devices, at least 1."""
     return len({slice_of(device) for device in devices or ()}) or 1

@@ -1,6 +1,7 @@
-"""A TPU's topology as bytes: TensorFlow's `TopologyProto`, in the wire format of protobuf.
+"""Serialization of a TPU topology as TensorFlow's `TopologyProto`.
 
-Of that format only what this message has is known: numbers, alone and in packed lists.
+Supports only the parts of the protobuf wire format that this message uses: integers, single and in
+packed lists.
 
 Source: TensorFlow, core/protobuf/tpu/topology.proto; protobuf.dev, Encoding.
 """
@@ -23,13 +24,10 @@ _NUMBER, _BYTES = 0, 2  # kinds of fields
 
 @dataclasses.dataclass(frozen=True)
 class TopologyMessage:
-    """The fields of the message.
+    """Fields of a `TopologyProto`.
 
-    Args:
-        mesh_shape: chips along x, y and z, and cores a chip.
-        num_tasks: hosts.
-        num_devices: devices of a host.
-        flat_coordinates: the places of all devices, one after the other.
+    `mesh_shape` are chips along x, y and z, and cores per chip; `num_devices` is per task;
+    `flat_coordinates` are the coordinates of all devices, concatenated.
     """
 
     mesh_shape: list[int]
@@ -38,24 +36,20 @@ class TopologyMessage:
     flat_coordinates: list[int]
 
     def coordinates(self) -> npt.NDArray[np.int32]:
-        """Returns the places as an array of shape (tasks, devices, axes).
-
-        Raises:
-            ValueError: there are not as many numbers.
-        """
+        """Returns the coordinates as an array of shape (tasks, devices, axes)."""
         shape = (self.num_tasks, self.num_devices, len(self.mesh_shape))
         if len(self.flat_coordinates) != np.prod(shape):
             raise ValueError(
                 explain(
                     f"The serialized topology has {len(self.flat_coordinates)} coordinates.",
-                    expected=f"as many as an array of shape {shape} has.",
+                    expected=f"{np.prod(shape)}, for an array of shape {shape}.",
                     fix="pass what Topology.serialized() returned.",
                 )
             )
         return np.array(self.flat_coordinates, np.int32).reshape(shape)
 
     def to_bytes(self) -> bytes:
-        """Returns the message's bytes."""
+        """Returns the serialized message."""
         return (
             _packed(_MESH_SHAPE, self.mesh_shape)
             + _single(_NUM_TASKS, self.num_tasks)
@@ -65,14 +59,7 @@ class TopologyMessage:
 
     @staticmethod
     def parse(data: bytes) -> TopologyMessage:
-        """Reads a message.
-
-        Args:
-            data: its bytes.
-
-        Raises:
-            ValueError: they are no such message.
-        """
+        """Parses a serialized message; raises ValueError if it is malformed."""
         found: dict[int, list[int]] = {}
         try:
             for field, values in _fields(data):
@@ -88,7 +75,7 @@ class TopologyMessage:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+    """Encodes seven bits per byte, lowest first; the eighth bit marks that more follow."""
     parts = bytearray()
     while number > 0x7F:
         parts.append(number & 0x7F | 0x80)
@@ -106,7 +93,7 @@ def _packed(field: int, numbers: list[int]) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, list[int]]]:
-    """The fields of a message with their numbers; those of other kinds of content are an error."""
+    """Yields the fields with their numbers; raises ValueError for other wire types."""
     place = 0
     while place < len(data):
         tag, place = _read_varint(data, place)
@@ -122,14 +109,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, list[int]]]:
             if field in (_MESH_SHAPE, _COORDINATES):
                 yield field, list(_varints(content))
         else:
-            raise _unreadable(data, f"field {field} is of kind {kind}")
+            raise _unreadable(data, f"field {field} has wire type {kind}")
 
 
 def _unreadable(data: bytes, why: str) -> ValueError:
     return ValueError(
         explain(
-            f"The serialized topology, {len(data)} bytes, is no TopologyProto: {why}.",
-            expected="the bytes of one.",
+            f"The serialized topology, {len(data)} bytes, is not a TopologyProto: {why}.",
+            expected="a serialized TopologyProto.",
             fix="pass what Topology.serialized() returned.",
         )
     )

@@ -1,7 +1,7 @@
-"""Where the devices of JAX are in a TPU's mesh, and in which order they become replicas.
+"""Coordinates of JAX devices in a TPU's mesh, and the order in which they become replicas.
 
-Devices of other platforms stand for the chips of a TPU: those of a process in two columns, as on a
-host of a TPU v5e, and the processes one below the other.
+Devices of other platforms stand in for TPU chips: those of a process in two columns, as on a TPU
+v5e host, and the processes one below the other.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ Place = tuple[int, int, int, int]
 
 
 def tpu_topology_of(devices: Sequence[jax.Device]) -> TPUTopology:
-    """Returns where devices are.
+    """Returns the TPU topology of the devices of all processes.
 
-    Slices, which have coordinates of their own each, stand one behind the other along z.
-
-    Args:
-        devices: of all processes, the same number of each.
+    Slices, each with its own coordinates, are placed one after the other along z.
     """
     places = _places(devices)
     shape = np.max(np.array(list(places.values())), axis=0) + 1
@@ -39,17 +36,11 @@ def tpu_topology_of(devices: Sequence[jax.Device]) -> TPUTopology:
 
 
 def in_ring_order(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
-    """Orders the devices of each process so that each stands beside the next, where that can be.
+    """Orders the devices of each process so that neighbors are adjacent, where possible.
 
-    A process keeps its place among the others, because its replicas have to follow one another.
-    `jax.experimental.mesh_utils.create_device_mesh` makes such rings for some TPUs of one host, and
+    The order of processes stays, since the replicas of one must be contiguous.
+    `jax.experimental.mesh_utils.create_device_mesh` makes such rings for some single-host TPUs, and
     rows for the others.
-
-    Args:
-        devices: of all processes.
-
-    Returns:
-        The same devices.
     """
     ordered: list[jax.Device] = []
     for own in _by_process(devices):
@@ -68,12 +59,7 @@ def assigned_devices(
 ) -> list[tuple[jax.Device, ...]]:
     """Returns the devices of each replica.
 
-    Args:
-        assignment: of places to replicas.
-        devices: those of all processes.
-
-    Raises:
-        ValueError: the assignment was made for another TPU, or gives a place to two cores.
+    Raises ValueError if the assignment is for another TPU, or uses a position twice.
     """
     at: dict[tuple[int, ...], jax.Device] = {
         place: device for device, place in _places(devices).items()
@@ -86,11 +72,11 @@ def assigned_devices(
     if not all(place in at for place in taken) or len(set(taken)) < len(taken):
         raise ValueError(
             explain(
-                f"The device assignment has the places {taken[:4]} and so on, of a TPU of shape "
-                f"{assignment.topology.mesh_shape.tolist()}.",
-                expected=f"places of this TPU, whose shape is "
+                f"The device assignment has the coordinates {taken[:4]} and so on, of a TPU of "
+                f"shape {assignment.topology.mesh_shape.tolist()}.",
+                expected=f"coordinates of this TPU, whose shape is "
                 f"{tpu_topology_of(devices).mesh_shape.tolist()}, each at most once.",
-                fix="build it from what sg.tpu.experimental.initialize_tpu_system returned.",
+                fix="build it from the result of sg.tpu.experimental.initialize_tpu_system.",
             )
         )
     return [tuple(at[place] for place in group) for group in places]
@@ -104,7 +90,7 @@ def _by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
 
 
 def _places(devices: Sequence[jax.Device]) -> dict[Any, Place]:
-    """x, y, z and core of each device."""
+    """Returns x, y, z and core of each device."""
     if not all(hasattr(device, "coords") for device in devices):
         columns = 2 if max(map(len, _by_process(devices))) % 2 == 0 else 1
         return {

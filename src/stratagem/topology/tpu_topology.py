@@ -1,4 +1,4 @@
-"""Where the chips of a TPU are: which coordinates the devices of each host have."""
+"""`TPUTopology`: the shape of a TPU's mesh, and the coordinates of each host's devices."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Coordinates = npt.NDArray[np.int32]
 
 
 class TPUTopology:
-    """Describes the devices of a TPU: the shape of the mesh, and where in it each device is.
+    """The devices of a TPU: the shape of its mesh, and the coordinates of each device.
 
     Args:
-        serialized: what `serialized` of another topology returned; then the others are not used.
-        mesh_shape: 4 positive numbers: of chips along x, y and z, and of cores a chip.
-        device_coordinates: array of shape (tasks, devices of a task, 4): the place of each device
-            in the mesh.
+        serialized: result of another topology's `serialized()`; the other arguments are then
+            ignored.
+        mesh_shape: 4 positive ints: chips along x, y and z, and cores per chip.
+        device_coordinates: int array of shape (tasks, devices per task, 4): x, y, z and core of
+            each device.
 
     Raises:
-        ValueError: arguments of another form.
+        ValueError: an argument of another shape, or coordinates outside the mesh.
 
     Example:
         >>> topology = sg.tpu.experimental.Topology(
@@ -50,8 +51,8 @@ class TPUTopology:
         if self._mesh_shape.shape != (4,) or (self._mesh_shape < 1).any():
             raise ValueError(
                 explain(
-                    f"mesh_shape={mesh_shape!r} is no shape of a mesh.",
-                    expected="4 positive numbers: chips along x, y and z, and cores a chip.",
+                    f"mesh_shape={mesh_shape!r} is not a valid mesh shape.",
+                    expected="4 positive ints: chips along x, y and z, and cores per chip.",
                     fix="pass [4, 4, 1, 1], for example.",
                 )
             )
@@ -61,22 +62,22 @@ class TPUTopology:
             raise ValueError(
                 explain(
                     f"device_coordinates has shape {shape}.",
-                    expected="shape (tasks, devices of a task, 4).",
-                    fix="give the coordinates x, y, z and core of each device.",
+                    expected="shape (tasks, devices per task, 4).",
+                    fix="pass the coordinates x, y, z and core of each device.",
                 )
             )
         if ((self._device_coordinates < 0) | (self._device_coordinates >= self._mesh_shape)).any():
             raise ValueError(
                 explain(
-                    "device_coordinates has places outside of the mesh.",
-                    expected=f"places from 0 to below {self._mesh_shape.tolist()}.",
-                    fix="correct them, or mesh_shape.",
+                    "device_coordinates has coordinates outside the mesh.",
+                    expected=f"coordinates from 0 to below {self._mesh_shape.tolist()}.",
+                    fix="correct device_coordinates or mesh_shape.",
                 )
             )
         self._tasks, self._ordinals = self._inverted()
 
     def _inverted(self) -> tuple[Coordinates, Coordinates]:
-        """For each place the task and the number of its device there; -1 where there is none."""
+        """Returns the task and device index at each position, -1 where there is no device."""
         tasks = np.full(self._mesh_shape, -1, np.int32)
         ordinals = np.full(self._mesh_shape, -1, np.int32)
         for task, devices in enumerate(self._device_coordinates):
@@ -87,36 +88,36 @@ class TPUTopology:
 
     @property
     def mesh_shape(self) -> Coordinates:
-        """Chips along x, y and z, and cores a chip."""
+        """Chips along x, y and z, and cores per chip."""
         return self._mesh_shape
 
     @property
     def mesh_rank(self) -> int:
-        """The number of dimensions of the mesh: 4."""
+        """Number of dimensions of the mesh: 4."""
         return len(self._mesh_shape)
 
     @property
     def device_coordinates(self) -> Coordinates:
-        """The place of each device, of shape (tasks, devices of a task, 4)."""
+        """Coordinates of each device, of shape (tasks, devices per task, 4)."""
         return self._device_coordinates
 
     @property
     def missing_devices(self) -> npt.NDArray[np.int64]:
-        """The places of the mesh that have no device, a row each."""
+        """Coordinates without a device, of shape (missing, 4)."""
         return np.argwhere(self._tasks < 0)
 
     @property
     def num_tasks(self) -> int:
-        """The number of hosts: of processes of JAX."""
+        """Number of hosts, which is the number of JAX processes."""
         return self._device_coordinates.shape[0]
 
     @property
     def num_tpus_per_task(self) -> int:
-        """The number of devices of a host."""
+        """Number of devices per host."""
         return self._device_coordinates.shape[1]
 
     def task_ordinal_at_coordinates(self, device_coordinates: Any) -> int:
-        """Returns the number of the task whose device is at a place; -1 where there is none.
+        """Returns the index of the task whose device is at the coordinates, or -1.
 
         Args:
             device_coordinates: x, y, z and core.
@@ -124,7 +125,7 @@ class TPUTopology:
         return int(self._tasks[tuple(device_coordinates)])
 
     def tpu_device_ordinal_at_coordinates(self, device_coordinates: Any) -> int:
-        """Returns the number of the device at a place among those of its task; -1 without one.
+        """Returns the index, within its task, of the device at the coordinates, or -1.
 
         Args:
             device_coordinates: x, y, z and core.
@@ -134,22 +135,22 @@ class TPUTopology:
     def cpu_device_name_at_coordinates(
         self, device_coordinates: Any, job: str | None = None
     ) -> str:
-        """Returns the name of the host of the device at a place.
+        """Returns the device name of the host of the device at the coordinates.
 
         Args:
             device_coordinates: x, y, z and core.
-            job: the task type, which the name begins with.
+            job: task type to prefix the name with, or None.
         """
         return f"{self._task_name(device_coordinates, job)}/device:CPU:0"
 
     def tpu_device_name_at_coordinates(
         self, device_coordinates: Any, job: str | None = None
     ) -> str:
-        """Returns the name of the device at a place.
+        """Returns the name of the device at the coordinates.
 
         Args:
             device_coordinates: x, y, z and core.
-            job: the task type, which the name begins with.
+            job: task type to prefix the name with, or None.
         """
         ordinal = self.tpu_device_ordinal_at_coordinates(device_coordinates)
         return f"{self._task_name(device_coordinates, job)}/device:TPU:{ordinal}"
@@ -159,7 +160,7 @@ class TPUTopology:
         return task if job is None else f"/job:{job}{task}"
 
     def serialized(self) -> bytes:
-        """Returns the topology as a message that TensorFlow reads too (`TopologyProto`)."""
+        """Returns the topology as a serialized `TopologyProto`, which TensorFlow reads, too."""
         message = TopologyMessage(
             mesh_shape=self._mesh_shape.tolist(),
             num_tasks=self.num_tasks,

@@ -1,4 +1,4 @@
-"""Values that differ between replicas, and values that are the same on all of them."""
+"""Distributed values: `PerReplica`, `Mirrored`, `IndexedSlices`, and regrouping of structures."""
 
 from stratagem.values.distributed import DistributedValues, Mirrored, PerReplica
 from stratagem.values.indexed_slices import IndexedSlices, is_indexed_slices

@@ -1,4 +1,4 @@
-"""PerReplica and Mirrored: small frozen pytrees."""
+"""`PerReplica` and `Mirrored`: frozen pytrees of distributed values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DistributedValues", "Mirrored", "PerReplica"]
 
 
 class DistributedValues:
-    """Marks what stands for one value a replica.
+    """Base class of values with one component per replica.
 
     Source: TF 2.21 distribute.py (types), DistributedValues.
     """
@@ -27,18 +27,18 @@ class DistributedValues:
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class PerReplica(DistributedValues):
-    """One value a replica.
+    """One value per replica.
 
-    Comes from `Strategy.run` and `distribute_values_from_function`. It has three forms, of which a
-    value has exactly one: `stacked` outside a step, `local` inside `merge_call` of a compiled step,
-    `objects` for what is no array or whose shapes differ beyond the leading size.
+    Returned by `Strategy.run` and `distribute_values_from_function`. A value has exactly one of
+    three forms: `stacked` outside a step, `local` in `merge_call` of a compiled step, or `objects`
+    for Python objects, and for arrays whose shapes differ beyond the leading size.
 
     Args:
-        stacked: array of shape (num_replicas, ...), the replica axis first, sharded over it; a
-            process of several holds the parts of its own replicas.
-        lengths: true leading sizes, one a replica, where the components are padded; else None.
-        objects: the components of this process as they are, in replica order.
-        local: this replica's traced value inside a compiled step.
+        stacked: array of shape (num_replicas, ...), sharded over the leading replica axis; with
+            several processes, each holds the shards of its own replicas.
+        lengths: true leading sizes, one per replica, if the components are padded; otherwise None.
+        objects: the components of this process, in replica order.
+        local: this replica's traced value in a compiled step.
 
     Source: TF 2.21 values.py, PerReplica.
     """
@@ -49,24 +49,24 @@ class PerReplica(DistributedValues):
     local: Any = None
 
     def tree_flatten(self) -> tuple[tuple[Any, Any, Any], Any]:
-        """Tells JAX the arrays of this value; `lengths` is static."""
+        """Returns the arrays for JAX; `lengths` is static."""
         return (self.stacked, self.objects, self.local), self.lengths
 
     @classmethod
     def tree_unflatten(cls, lengths: Any, children: Any) -> PerReplica:
-        """Makes a value from what `tree_flatten` returned."""
+        """Rebuilds a value from the result of `tree_flatten`."""
         stacked, objects, local = children
         return cls(stacked=stacked, lengths=lengths, objects=objects, local=local)
 
     @property
     def components(self) -> tuple[Any, ...]:
-        """The components of all replicas of this process, true rows only, in replica order."""
+        """Components of all replicas of this process, without padding, in replica order."""
         if self.objects is not None:
             return self.objects
         if self.stacked is None:
             raise ValueError(
                 explain(
-                    "This PerReplica belongs to a compiled step, where only one replica's part is.",
+                    "This PerReplica belongs to a compiled step, which sees one component only.",
                     expected="a value outside the step.",
                     fix="use strategy.reduce or all_gather inside merge_call.",
                 )
@@ -74,10 +74,10 @@ class PerReplica(DistributedValues):
         return self.parts(0)
 
     def parts(self, axis: int) -> tuple[Any, ...]:
-        """Returns the components of this process, cut to their true rows.
+        """Returns the components of this process without padding, in replica order.
 
         Args:
-            axis: of a component, where its rows are: 1 where steps are on axis 0.
+            axis: axis of a component that holds its rows; 1 if axis 0 holds steps.
 
         Returns:
             The components, in replica order.
@@ -93,13 +93,13 @@ class PerReplica(DistributedValues):
         if self.local is not None:
             return f"PerReplica(local={self.local!r})"
         if self.objects is None and not isinstance(self.stacked, jax.Array | np.ndarray):
-            return f"PerReplica(stacked={self.stacked!r})"  # JAX fills pytrees with anything
+            return f"PerReplica(stacked={self.stacked!r})"  # JAX puts any objects into pytrees
         return "PerReplica[" + " | ".join(str(part) for part in self.components) + "]"
 
     def _refuse(self, use: str) -> NoReturn:
         raise ValueError(
             explain(
-                f"A PerReplica was used as {use}, but it holds one value a replica.",
+                f"A PerReplica was used as {use}, but it holds one value per replica.",
                 expected="a plain value.",
                 fix="use strategy.local_results, strategy.reduce or strategy.gather first, or pass "
                 "it to strategy.run, whose function sees one component.",
@@ -133,17 +133,16 @@ class PerReplica(DistributedValues):
 
 
 def _parts(stacked: Any) -> tuple[int, tuple[Any, ...]]:
-    """Splits the replica axis, without moving data where the array is sharded over it.
+    """Splits the replica axis, without moving data if the array is sharded over it.
 
-    Returns:
-        The first replica of this process, and the parts of all of its replicas.
+    Returns the first replica of this process, and the parts of all its replicas.
     """
     if isinstance(stacked, jax.Array) and not isinstance(stacked, Tracer):
         if stacked.is_fully_replicated and not stacked.is_fully_addressable:
-            # It has no elements, and XLA gives such an array whole to every device.
+            # XLA replicates an array without elements to every device.
             own = _replicas_of_process(stacked)
             return own[0], tuple(stacked.addressable_data(0)[0] for _ in own)
-        first: dict[int, Any] = {}  # of the devices of a replica, each of which has a copy
+        first: dict[int, Any] = {}  # one shard per replica, though each of its devices has a copy
         for shard in stacked.addressable_shards:
             first.setdefault(shard.index[0].start or 0, shard)
         starts = sorted(first)
@@ -170,10 +169,10 @@ def _replicas_of_process(stacked: jax.Array) -> list[int]:
 class Mirrored(DistributedValues):
     """The same value on every replica.
 
-    Comes from `extended.reduce_to` and is taken by `extended.update`. Works as an array anywhere.
+    Returned by `extended.reduce_to`, accepted by `extended.update`. Works as an array anywhere.
 
     Args:
-        value: the value, as of one copy.
+        value: the value of one copy.
 
     Source: TF 2.21 values.py, Mirrored.
     """
@@ -181,12 +180,12 @@ class Mirrored(DistributedValues):
     value: Any
 
     def tree_flatten(self) -> tuple[tuple[Any], None]:
-        """Tells JAX the array of this value."""
+        """Returns the array for JAX."""
         return (self.value,), None
 
     @classmethod
     def tree_unflatten(cls, _: None, children: tuple[Any]) -> Mirrored:
-        """Makes a value from what `tree_flatten` returned."""
+        """Rebuilds a value from the result of `tree_flatten`."""
         return cls(children[0])
 
     def __jax_array__(self) -> jax.Array:
@@ -196,7 +195,7 @@ class Mirrored(DistributedValues):
         return np.array(self.value, dtype=dtype, copy=copy)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "value":  # while it is being made or copied
+        if name.startswith("__") or name == "value":  # during construction or copying
             raise AttributeError(name)
         return getattr(jax.numpy.asarray(self.value), name)
 
@@ -205,7 +204,7 @@ class Mirrored(DistributedValues):
 
 
 def _delegate(name: str) -> None:
-    """Gives `Mirrored` an operator of arrays; Python looks these up on the class."""
+    """Adds an operator of arrays to `Mirrored`; Python looks operators up on the class."""
 
     def operator(self: Mirrored, *others: Any) -> Any:
         plain = [other.value if isinstance(other, Mirrored) else other for other in others]

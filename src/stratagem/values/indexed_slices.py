@@ -1,4 +1,4 @@
-"""Some rows of an array, by index: what the gradient of an embedding is."""
+"""`IndexedSlices`: rows of an array by index, such as the gradient of an embedding."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["IndexedSlices", "is_indexed_slices"]
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class IndexedSlices:
-    """Rows of an array that is zero elsewhere; rows of equal index count as their sum.
+    """Rows of an array that is zero elsewhere; rows with equal indices are summed.
 
     Args:
-        values: the rows, shape (k, ...), any numeric dtype.
-        indices: where they belong on axis 0 of the whole array, integers of shape (k,). An index
-            past the end stands for no row.
-        dense_shape: shape of the whole array, (n, ...); None if nobody needs it.
+        values: the rows, of shape (k, ...) and any numeric dtype.
+        indices: int array of shape (k,), positions on axis 0 of the dense array. Indices past the
+            end are ignored.
+        dense_shape: shape of the dense array, (n, ...), or None if not needed.
 
     Example:
         >>> rows = sg.IndexedSlices(jax.numpy.ones((2, 2)), jax.numpy.array([0, 0]), (2, 2))
@@ -40,30 +40,30 @@ class IndexedSlices:
     dense_shape: tuple[int, ...] | None = None
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], Any]:
-        """Tells JAX the arrays of this value; `dense_shape` is static."""
+        """Returns the arrays for JAX; `dense_shape` is static."""
         return (self.values, self.indices), self.dense_shape
 
     @classmethod
     def tree_unflatten(cls, dense_shape: Any, children: Any) -> IndexedSlices:
-        """Makes a value from what `tree_flatten` returned."""
+        """Rebuilds a value from the result of `tree_flatten`."""
         values, indices = children
         return cls(values, indices, dense_shape)
 
     def to_dense(self) -> jax.Array:
-        """Returns the whole array.
+        """Returns the dense array.
 
         Returns:
             Array of shape `dense_shape`, in the dtype of the rows.
 
         Raises:
-            ValueError: `dense_shape` is unknown, or `values` and `indices` do not fit.
-            TypeError: `indices` are no integers.
+            ValueError: `dense_shape` is None, or `values` and `indices` do not match.
+            TypeError: `indices` are not integers.
         """
         self.check()
         if self.dense_shape is None:
             raise ValueError(
                 explain(
-                    "IndexedSlices without dense_shape were to become a whole array.",
+                    "IndexedSlices without dense_shape cannot be converted to a dense array.",
                     expected="the shape of the array that the rows belong to.",
                     fix="pass dense_shape=variable.shape.",
                 )
@@ -73,20 +73,19 @@ class IndexedSlices:
         return whole.at[jnp.asarray(self.indices)].add(values, mode="drop")
 
     def combined(self) -> IndexedSlices:
-        """Adds up the rows of equal index.
+        """Sums the rows with equal indices.
 
         Returns:
-            Slices in the order of their indices, each index once. In a compiled program, whose
-            shapes cannot depend on values, as many rows as before: those left over are zeros with
-            an index past every end.
+            Slices sorted by index, each index once. In a compiled program, whose shapes are static,
+            as many rows as before: unused ones are zero, with an index past every end.
 
         Raises:
-            ValueError: `values` and `indices` do not fit.
-            TypeError: `indices` are no integers.
+            ValueError: `values` and `indices` do not match.
+            TypeError: `indices` are not integers.
         """
         self.check()
         indices = jnp.asarray(self.indices)
-        if self.dense_shape is not None:  # -1 and the last row are one
+        if self.dense_shape is not None:  # -1 is the last row
             indices = jnp.where(indices < 0, indices + self.dense_shape[0], indices)
         nowhere = int(jnp.iinfo(indices.dtype).max)
         size = indices.shape[0] if isinstance(indices, Tracer) else None
@@ -97,15 +96,15 @@ class IndexedSlices:
         return IndexedSlices(sums, unique, self.dense_shape)
 
     def check(self) -> None:
-        """Raises where the parts do not fit together."""
+        """Raises if the parts do not match; see `to_dense`."""
         shape, indices_shape = jnp.shape(self.values), jnp.shape(self.indices)
         if len(indices_shape) != 1 or shape[:1] != indices_shape:
             raise ValueError(
                 explain(
                     f"IndexedSlices have values of shape {shape} and indices of shape "
                     f"{indices_shape}.",
-                    expected="one index a row: shapes (k, ...) and (k,).",
-                    fix="flatten the indices, and the values to (k, ...) with them.",
+                    expected="one index per row: shapes (k, ...) and (k,).",
+                    fix="flatten the indices to (k,), and reshape the values to (k, ...).",
                 )
             )
         if self.dense_shape is not None and shape[1:] != tuple(self.dense_shape[1:]):
@@ -123,8 +122,8 @@ class IndexedSlices:
                 explain(
                     f"IndexedSlices have indices of dtype {dtype}.",
                     expected="integers.",
-                    fix="a jax.tree.map reaches the indices as well as the values: change the "
-                    "values with dataclasses.replace(slices, values=...).",
+                    fix="use dataclasses.replace(slices, values=...) to change the values: "
+                    "jax.tree.map applies to the indices, too.",
                 )
             )
 
@@ -133,5 +132,5 @@ class IndexedSlices:
 
 
 def is_indexed_slices(value: Any) -> bool:
-    """Tells whether a value is `IndexedSlices` (for use as `is_leaf`)."""
+    """Returns True for `IndexedSlices`; for use as `is_leaf`."""
     return isinstance(value, IndexedSlices)

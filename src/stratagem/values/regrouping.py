@@ -1,4 +1,4 @@
-"""From one structure a replica to one structure of PerReplica, and back."""
+"""`regroup` and `select_replica`: conversion between one structure per replica and PerReplica."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["is_array", "is_per_replica", "regroup", "select_replica"]
 
 
 def is_per_replica(value: Any) -> bool:
-    """Tells whether a value is a `PerReplica` (for use as `is_leaf`)."""
+    """Returns True for a `PerReplica`; for use as `is_leaf`."""
     return isinstance(value, PerReplica)
 
 
 def is_array(value: Any) -> bool:
-    """Tells whether a value is an array or a NumPy scalar, of numbers: what JAX can hold."""
+    """Returns True for a JAX array, or a NumPy array or scalar of a dtype that JAX supports."""
     if isinstance(value, jax.Array):
         return True
     return isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSUMm"
@@ -34,14 +34,14 @@ def select_replica(replica_id: int, value: Any) -> Any:
     """Returns the part of a structure that one replica sees.
 
     Args:
-        replica_id: 0 <= replica_id < number of components.
+        replica_id: int, 0 <= replica_id < number of components.
         value: pytree with `PerReplica` leaves; other leaves are the same for all replicas.
 
     Returns:
         The same pytree with plain leaves.
 
     Raises:
-        IndexError: no such replica.
+        IndexError: `replica_id` is out of range.
 
     Source: TF 2.21 distribute_utils.py, select_replica.
     """
@@ -55,7 +55,7 @@ def select_replica(replica_id: int, value: Any) -> Any:
         if not 0 <= replica_id < len(components):
             raise IndexError(
                 explain(
-                    f"replica_id={replica_id} names no replica.",
+                    f"replica_id={replica_id} is out of range.",
                     expected=f"0 <= replica_id < {len(components)}.",
                     fix="pass the id of an existing replica.",
                 )
@@ -70,22 +70,23 @@ def _is_distributed(value: Any) -> bool:
 
 
 def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
-    """Returns one structure of `PerReplica` from one structure a replica.
+    """Combines one structure per replica into one structure of `PerReplica`.
 
-    A Python object that is equal on all replicas comes back as it is; with one replica, everything
-    does.
+    A Python object that is equal on all replicas is returned as it is, and so is everything if
+    there is one replica.
 
     Args:
-        values: one pytree a replica of this process, in replica order, all of one structure.
-        topology: the devices that the components belong on; None joins them on JAX's default
-            device, from where `Strategy.run` moves them.
+        values: one pytree per replica of this process, in replica order, all of the same structure.
+        topology: devices of the components; None stacks them on JAX's default device, from where
+            `Strategy.run` moves them.
 
     Returns:
-        That structure; arrays are stacked along a new leading replica axis. Components that differ
-        in their leading size are padded by repeating their last row, with the true sizes beside.
+        The same structure; arrays are stacked along a new leading replica axis. Components that
+        differ in their leading size are padded by repeating the last row, and keep their true
+        sizes.
 
     Raises:
-        ValueError: the structures differ, and the message names where; or no values at all.
+        ValueError: no values, or structures that differ; the message names the first difference.
 
     Example:
         >>> sg.regroup([{"a": 1.0}, {"a": 2.0}])
@@ -97,8 +98,8 @@ def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
         raise ValueError(
             explain(
                 "regroup received no values.",
-                expected="one structure a replica.",
-                fix="pass a list with as many structures as there are replicas.",
+                expected="one structure per replica.",
+                fix="pass a list with one structure per replica.",
             )
         )
     spans = topology is not None and topology.spans_processes
@@ -153,12 +154,10 @@ def _first_difference(expected: list[Any], received: list[Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """What the parts of one leaf are like, on all replicas.
+    """Properties of one leaf on all replicas.
 
-    Args:
-        is_one: whether all are one Python object, or equal ones.
-        shapes: of the parts, in replica order; None if some are neither arrays nor numbers.
-        dtypes: of the parts.
+    `is_one` is True if all parts are equal Python objects. `shapes` are in replica order, or None
+    if some parts are neither arrays nor numbers.
     """
 
     is_one: bool
@@ -177,7 +176,7 @@ class _Kind:
 
     @property
     def lengths(self) -> tuple[int, ...] | None:
-        """The leading sizes, where these are all that differs; None where nothing does."""
+        """Leading sizes if they differ, otherwise None."""
         assert self.shapes is not None
         if len(set(self.shapes)) == 1:
             return None
@@ -185,7 +184,7 @@ class _Kind:
 
     @property
     def can_join(self) -> bool:
-        """Whether the parts differ in their leading size at most."""
+        """True if the parts differ at most in their leading size."""
         if self.shapes is None or len(set(self.dtypes)) > 1:
             return False
         if len(set(self.shapes)) == 1:
@@ -197,9 +196,9 @@ class _Kind:
 def _kinds_everywhere(
     paths: list[str], columns: list[list[Any]], error: ValueError | None
 ) -> list[_Kind]:
-    """Tells what the leaves are like on the replicas of all processes, which have to agree.
+    """Returns the properties of the leaves on all processes, which must agree.
 
-    An error of one process is raised by all: the others would wait for it.
+    An error on one process is raised on all, since the others would wait for it.
     """
     group = current_group()
     assert group is not None
@@ -219,7 +218,7 @@ def _kinds_everywhere(
         if theirs is not None:
             raise ValueError(
                 explain(
-                    f"A replica of {label} has the structure of no other one there: {theirs}",
+                    f"The replicas of {label} have different structures: {theirs}",
                     expected="the same structure on every replica.",
                     fix="return the same keys and lengths on every replica.",
                 )
@@ -251,7 +250,7 @@ def _unshared(one: list[str], other: list[str]) -> list[str]:
 
 
 def _plain(leaf: Any) -> Any:
-    """What other processes can compare; of other objects they are taken to have the same."""
+    """Returns a value that other processes can compare; other objects are assumed to be equal."""
     return leaf if isinstance(leaf, bool | int | float | str) else None
 
 
@@ -265,13 +264,13 @@ def _regroup_leaf(column: list[Any], kind: _Kind, topology: Topology) -> Any:
 
 def _all_equal(column: list[Any]) -> bool:
     first = column[0]
-    if isinstance(first, np.ndarray):  # of texts, dates or objects
+    if isinstance(first, np.ndarray):  # strings, dates or objects
         return all(np.array_equal(first, leaf) for leaf in column)
     return all(type(leaf) is type(first) and bool(leaf == first) for leaf in column)
 
 
 def _stack(column: list[Any], kind: _Kind, topology: Topology) -> PerReplica:
-    """Joins arrays that differ in their leading size at most."""
+    """Stacks arrays that differ at most in their leading size."""
     arrays = [_canonical(leaf) for leaf in column]
     lengths = kind.lengths
     if lengths is None:
@@ -281,7 +280,7 @@ def _stack(column: list[Any], kind: _Kind, topology: Topology) -> PerReplica:
 
 
 def _canonical(leaf: Any) -> Any:
-    """Gives NumPy values the dtype that JAX would give them (float64 becomes float32)."""
+    """Converts NumPy values to JAX's canonical dtype (float64 becomes float32)."""
     if isinstance(leaf, jax.Array):
         return leaf
     array = np.asarray(leaf)
@@ -289,7 +288,7 @@ def _canonical(leaf: Any) -> Any:
 
 
 def _pad_rows(leaf: Any, num_rows: int, column: list[Any]) -> Any:
-    """Repeats a true row, so that arithmetic on the padding cannot overflow."""
+    """Pads by repeating a true row, so that arithmetic on the padding cannot overflow."""
     missing = num_rows - leaf.shape[0]
     if not missing:
         return leaf
