@@ -67,7 +67,7 @@ def compute_s(step: StepProgram, cluster: GpuCluster) -> tuple[float, float]:
 
 
 def messages_bytes(reductions: Sequence[Reduction], combined_bytes: float) -> list[int]:
-    """Returns the sizes of the all-reduces that are left when neighbours are combined.
+    """Returns the sizes of the all-reduces that are left when adjacent_groups are combined.
 
     Args:
         reductions: in the program's order.

@@ -8,7 +8,7 @@ from typing import Any
 import stratagem as sg  # isort: skip - before jax, because it readies the collectives
 
 from benchmarks.workers.protocol import serve_questions
-from stratagem.collectives.measuring import times_of
+from stratagem.collectives.measurement import times_of
 
 __all__ = ["prepare"]
 

@@ -67,6 +67,9 @@ ALLOWED_ROOMS = {
     "orbax": {"storage"},
 }
 LOADS_JAX = {"jax", "jaxlib", "keras", "optax", "flax", "orbax", "grain"}
+# They may import our own package inside a function, so that `import stratagem` and `--help` stay
+# fast; "" is the package's own `__init__`.
+LAZY_ROOMS = ("", "cli", "compat")
 # Where private names are listed, each with the reason why it is used.
 PRIVATE_ROOMS = ("stratagem.keras.private", "stratagem.topology.private")
 # Packages that an installation may lack: those of pyproject.toml's extras, and what users bring.
@@ -123,6 +126,8 @@ def upward_or_sideways(module: Module) -> list[str]:
         room = our_room(imported)
         if room is None or room == own_room or imported.for_types_only:
             continue
+        if room == "" and imported.in_function and module.room in LAZY_ROOMS:
+            continue  # the lazy root
         if is_lazy_in_launch(module, imported):
             continue
         where = f"{module.at(imported.line)}: {own_room} imports {imported.full_name}"
@@ -149,6 +154,7 @@ def jax_below_the_line(module: Module) -> list[str]:
             f"{module.at(imported.line)}: the root loads {imported.full_name}, which loads JAX"
             for imported in module.imports
             if not imported.for_types_only
+            and not imported.in_function
             and DEPTH.get(our_room(imported) or "", BOTTOM) <= NO_JAX_BELOW
         ]
     return violations
@@ -189,11 +195,12 @@ def private_foreign_names(module: Module) -> list[str]:
 
 
 def imports_inside_functions(module: Module) -> list[str]:
+    allowed = OPTIONAL | {"stratagem"} if module.room in LAZY_ROOMS else OPTIONAL
     return [
         f"{module.at(imported.line)}: {imported.full_name} is imported inside a function"
         for imported in module.imports
         if imported.in_function
-        and imported.module.split(".")[0] not in OPTIONAL
+        and imported.module.split(".")[0] not in allowed
         and not is_lazy_in_launch(module, imported)
     ]
 
@@ -266,6 +273,14 @@ BAD = [
         "stratagem.launch.prefork.server_program",
         "from stratagem.topology.processes import has_started",
     ),
+    (imports_inside_functions, "stratagem.cli.x", "def f():\n    import json"),
+    (
+        imports_inside_functions,
+        "stratagem.values.x",
+        "def f():\n    from stratagem import topology",
+    ),
+    (upward_or_sideways, "stratagem.cli", "import stratagem"),
+    (upward_or_sideways, "stratagem.values.x", "def f():\n    import stratagem"),
     (relative_imports, "stratagem.values.x", "from . import regrouping"),
 ]
 
@@ -296,6 +311,13 @@ def test_rule_finds_a_violation(rule, name, text) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_rule_accepts_a_module_that_keeps_it(rule) -> None:
     assert rule(from_text(GOOD, "stratagem.values.x")) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("name", ["stratagem", "stratagem.cli.x", "stratagem.compat.x"])
+def test_lazy_rooms_may_import_the_package_inside_a_function(rule, name) -> None:
+    text = "def f():\n    import stratagem\n    from stratagem import planning\n"
+    assert rule(from_text(text, name)) == []
 
 
 def test_package_has_no_import_cycle() -> None:

@@ -12,7 +12,7 @@ import pytest
 from stratagem.collectives import Communicator
 from stratagem.context import ReplicaBatch, ReplicaContext, get_strategy, stack
 from stratagem.context.replica import check_axis, check_equal_shapes
-from stratagem.context.stack import Frame, FrameKind
+from stratagem.context.stack import ContextFrame, FrameKind
 from stratagem.errors import InvalidArgumentError
 from stratagem.options import ReduceOp
 
@@ -141,7 +141,7 @@ def test_merge_call_leaves_replica_context_for_the_call(context) -> None:
         assert context.merge_call(merge, args=(1,), kwargs={"second": 2}) == 3
         frames.append(stack.current_frame())
     kinds = [FrameKind.MERGE, FrameKind.REPLICA]
-    assert frames == [Frame(kind, STRATEGY, context) for kind in kinds]
+    assert frames == [ContextFrame(kind, STRATEGY, context) for kind in kinds]
 
 
 @pytest.mark.parametrize("merge_fn", [None, 3, "name"])

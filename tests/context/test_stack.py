@@ -18,7 +18,7 @@ from stratagem.context import (
     set_strategy,
     stack,
 )
-from stratagem.context.stack import Frame, FrameKind
+from stratagem.context.stack import ContextFrame, FrameKind
 from tests.fresh_process import run_fresh
 
 
@@ -73,7 +73,7 @@ def test_empty_stack_has_the_default_strategy_and_its_replica_context() -> None:
 def test_frame_decides_the_context(kind) -> None:
     replica = object()
     with stack.push(kind, A, replica):
-        assert stack.current_frame() == Frame(kind, A, replica)
+        assert stack.current_frame() == ContextFrame(kind, A, replica)
         assert get_strategy() is A
         assert has_strategy()
         assert in_cross_replica_context() == (kind is not FrameKind.REPLICA)
@@ -108,7 +108,7 @@ def test_frame_of_the_default_strategy_is_no_strategy_of_the_users() -> None:
 def test_scope_opened_while_a_replica_waits_in_merge_call_knows_the_replica() -> None:
     replica = object()
     with stack.push(FrameKind.MERGE, A, replica), A.scope():
-        assert stack.current_frame() == Frame(FrameKind.SCOPE, A, replica)
+        assert stack.current_frame() == ContextFrame(FrameKind.SCOPE, A, replica)
 
 
 def test_scope_of_another_strategy_inside_is_refused_and_both_are_named() -> None:

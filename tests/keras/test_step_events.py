@@ -18,7 +18,7 @@ import stratagem as sg
 from stratagem.goodput import current, read_run
 from stratagem.goodput.events import StepEvent
 from stratagem.keras import step_events
-from stratagem.topology.lockstep import last_flight, wait_for_flight
+from stratagem.topology.lockstep import last_program, wait_for_program
 from tests.parity.comparison import Scope, mirrored
 
 ROWS = 22
@@ -160,11 +160,11 @@ def test_step_lasts_until_the_devices_are_done(
     done: list[bool] = []
 
     def waited(flight: Any) -> None:
-        wait_for_flight(flight)
-        done.append(all(leaf.is_ready() for leaf in jax.tree.leaves(last_flight().token)))
-        assert jax.tree.leaves(last_flight().token)
+        wait_for_program(flight)
+        done.append(all(leaf.is_ready() for leaf in jax.tree.leaves(last_program().token)))
+        assert jax.tree.leaves(last_program().token)
 
-    monkeypatch.setattr(step_events, "wait_for_flight", waited)
+    monkeypatch.setattr(step_events, "wait_for_program", waited)
     _fit(model, callbacks=[Looks()] if looks else [])
     assert len(done) == 6
     assert done[0]  # the first one of a `fit` is told when it is done

@@ -17,7 +17,7 @@ from stratagem.planning import Plan, parse_target
 from stratagem.planning.programs import device_bytes, step_programs
 from stratagem.planning.report import show
 from stratagem.topology import Topology
-from stratagem.topology.absent import planning_for
+from stratagem.topology.abstract_devices import planning_for
 
 _WIDTH, _HIDDEN, _CLASSES = 64, 512, 8
 _BATCH = (np.ones((32, _WIDTH), "float32"), np.zeros(32, "int32"))
@@ -167,7 +167,7 @@ def test_replicas_of_several_devices_have_their_part_of_the_batch(mirrored) -> N
 
 
 def _by_size(plan: Plan) -> tuple[int, int]:
-    """Bytes that are sent within replicas of neighbours, and between these."""
+    """Bytes that are sent within replicas of adjacent_groups, and between these."""
     inside = between = 0
     for one in plan.reductions:
         if one.groups and one.groups[0] == (0, 1):

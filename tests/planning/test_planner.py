@@ -114,7 +114,7 @@ def test_model_of_no_strategy_on_one_device() -> None:
     assert plan.memory.optimizer_bytes == 8  # a counter and the learning rate
     assert plan.reductions == ()
     assert [time.step_s for time in plan.scaling] == [plan.products_s]
-    assert not model.distribute_strategy.topology.is_absent
+    assert not model.distribute_strategy.topology.is_abstract
     assert isinstance(model.weights[0].value, jax.Array)
 
 

@@ -19,7 +19,7 @@ from stratagem.keras.planned_models import training_step
 from stratagem.planning.programs import step_programs
 from stratagem.planning.targets import parse_target
 from stratagem.topology import Topology
-from stratagem.topology.absent import planning_for
+from stratagem.topology.abstract_devices import planning_for
 from tests.programs.absent_chips import QUICKLY, chips_of
 from tests.programs.schedule import Schedule
 

@@ -17,7 +17,7 @@ from stratagem.communication import CommunicationImplementation, CommunicationOp
 from stratagem.keras import lower_training_step
 from stratagem.strategies import CompileOnlyStrategy
 from stratagem.strategies.automatic import AutomaticOps
-from stratagem.topology.tpu_places import in_ring_order, tpu_topology_of
+from stratagem.topology.tpu_coordinates import in_ring_order, tpu_topology_of
 from tests.programs import models
 from tests.programs.absent_chips import QUICKLY, chips_of
 

@@ -286,7 +286,7 @@ def test_devices_without_pinned_memory_are_told() -> None:
         def addressable_memories(self) -> list[Any]:
             return [SimpleNamespace(kind="device"), SimpleNamespace(kind="unpinned_host")]
 
-    topology: Any = SimpleNamespace(is_absent=False, local_devices=(Device(),))
+    topology: Any = SimpleNamespace(is_abstract=False, local_devices=(Device(),))
     message = r"old:0 has no 'pinned_host' memory; its memories are \['device', 'unpinned"
     with pytest.raises(ValueError, match=message):
         pinned_host_store(topology)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.topology.devices import find_groups
-from stratagem.topology.groups import check_groups, neighbours, prime_factors
+from stratagem.topology.groups import adjacent_groups, check_groups, prime_factors
 from stratagem.values import PerReplica
 
 
@@ -80,18 +80,18 @@ def test_group_does_not_cross_processes() -> None:
 
 def test_neighbours_of_each_process_form_groups() -> None:
     devices = [OfProcess(index // 4, index) for index in range(8)]
-    groups = neighbours(devices, 2)
+    groups = adjacent_groups(devices, 2)
     assert [[d.number for d in group] for group in groups] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     with pytest.raises(
         ValueError, match="devices_per_replica=3 does not divide the 4 devices of each process"
     ):
-        neighbours(devices, 3)
+        adjacent_groups(devices, 3)
     with pytest.raises(ValueError, match="devices_per_replica=8 does not divide the 4"):
-        neighbours(devices, 8)
+        adjacent_groups(devices, 8)
     with pytest.raises(ValueError, match="devices_per_replica=0"):
-        neighbours(devices, 0)
+        adjacent_groups(devices, 0)
     with pytest.raises(TypeError, match="devices_per_replica='2' is of type str"):
-        neighbours(devices, "2")
+        adjacent_groups(devices, "2")
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 8, 12, 97, 256])

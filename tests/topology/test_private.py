@@ -10,7 +10,7 @@ import jaxlib._jax as library
 import pytest
 from jax._src import compilation_cache, compiler
 
-from stratagem.topology.private import cache_programs, gloo_at
+from stratagem.topology.private import enable_compilation_cache, gloo_bound_to
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has scheduling policies")
@@ -24,7 +24,7 @@ def test_gloo_gets_an_address_and_its_thread_takes_no_core_from_others(monkeypat
         thread.join()
 
     monkeypatch.setattr(library, "make_gloo_tcp_collectives", make)
-    with gloo_at("192.0.2.7"):
+    with gloo_bound_to("192.0.2.7"):
         library.make_gloo_tcp_collectives("client")
     assert made == [(("client",), {"hostname": "192.0.2.7"}, os.SCHED_BATCH)]
     assert library.make_gloo_tcp_collectives is make
@@ -33,7 +33,7 @@ def test_gloo_gets_an_address_and_its_thread_takes_no_core_from_others(monkeypat
 
 def test_backends_start_as_before_where_jax_has_no_such_function(monkeypatch) -> None:
     monkeypatch.delattr(library, "make_gloo_tcp_collectives")
-    with gloo_at("192.0.2.7"):
+    with gloo_bound_to("192.0.2.7"):
         assert not hasattr(library, "make_gloo_tcp_collectives")
 
 
@@ -45,7 +45,7 @@ def test_every_process_writes_into_the_cache_of_programs_what_calls_nothing_back
     monkeypatch.setattr(
         compilation_cache, "put_executable_and_time", lambda *args: written.append(args)
     )
-    cache_programs()
+    enable_compilation_cache()
     compiler._cache_write("key", 1.5, "module", "backend", "program", [])
     compiler._cache_write("key", 1.5, "module", "backend", "program")  # of newer releases
     asked = ("asked", "key", 1.5, "module", "backend", "program")
@@ -62,11 +62,11 @@ def test_full_disk_is_no_reason_to_fail(monkeypatch) -> None:
 
     monkeypatch.setattr(compiler, "_cache_write", lambda *_: None)
     monkeypatch.setattr(compilation_cache, "put_executable_and_time", fail)
-    cache_programs()
+    enable_compilation_cache()
     assert compiler._cache_write("key", 1.5, "module", "backend", "program", []) is None
 
 
 def test_cache_stays_as_it_is_where_jax_has_no_such_function(monkeypatch) -> None:
     monkeypatch.delattr(compiler, "_cache_write")
-    cache_programs()
+    enable_compilation_cache()
     assert not hasattr(compiler, "_cache_write")

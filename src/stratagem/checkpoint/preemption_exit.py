@@ -11,7 +11,7 @@ from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.group import current_group
 from stratagem.preemption import TerminationConfig
-from stratagem.topology.ending import expect_exit
+from stratagem.topology.process_exit import expect_exit
 
 __all__ = ["PreemptionExit", "print_status"]
 

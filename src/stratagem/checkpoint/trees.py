@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem.messages import explain
-from stratagem.topology.lockstep import is_of_several, on_every_process
+from stratagem.topology.lockstep import compute_on_every_process, is_multi_process
 
 __all__ = ["ArrayLeaf", "Tree", "is_tree"]
 
@@ -62,8 +62,8 @@ class ArrayLeaf:
         if isinstance(self._value, _NUMBERS):
             return np.asarray(self._value)
         value = jax.random.key_data(self._value) if _is_key(self._value) else self._value
-        is_in_parts = is_of_several(value) and not value.is_fully_replicated
-        return on_every_process(value) if is_in_parts else value
+        is_in_parts = is_multi_process(value) and not value.is_fully_replicated
+        return compute_on_every_process(value) if is_in_parts else value
 
     def assign(self, value: Any) -> None:
         """Sets the replacement from a saved host array: same sharding, or same type of number."""

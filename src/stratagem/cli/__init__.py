@@ -1,12 +1,10 @@
 """The `stratagem` command.
 
-This file declares the commands and loads nothing heavy, so that `--help` is instant and never
-grabs an accelerator. What a command does stands in a module of its own, loaded when it is called.
+This file declares the commands and loads nothing heavy, so `--help` is instant and never grabs an
+accelerator. The code of each command is imported when it is called.
 """
 
 from __future__ import annotations
-
-import importlib
 
 import click
 
@@ -24,17 +22,19 @@ __all__ = ["main"]
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="stratagem", prog_name="stratagem")
 def main() -> None:
-    """Distribution strategies for Keras 3 and JAX."""
+    """Distributed training for Keras 3 on JAX."""
 
 
 @main.command()
 def devices() -> None:
-    """Show the local devices and what each strategy makes of them."""
+    """Show the local devices, and the replicas of each strategy."""
     try:
         environment.require_jax_choice()
     except ImportError as error:
         raise click.ClickException(str(error)) from error
-    importlib.import_module("stratagem.cli.devices").show()
+    from stratagem.cli.devices import show
+
+    show()
 
 
 main.add_command(launch_command)

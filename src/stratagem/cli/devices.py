@@ -1,4 +1,4 @@
-"""`stratagem devices`: the local devices, and the replicas that each strategy makes of them."""
+"""`stratagem devices`: tables of the local devices, and of the replicas of each strategy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BYTES_PER_GIB = 2**30
 
 
 def show() -> None:
-    """Prints both tables; this starts JAX's backend."""
+    """Prints both tables; starts JAX's backend."""
     console = Console()
     devices = local_devices()
     names = device_names(devices)
@@ -33,13 +33,9 @@ def show() -> None:
 
 
 def device_names(devices: Iterable[jax.Device]) -> list[str]:
-    """Names devices as the strategies' constructors take them.
+    """Returns names such as "gpu:0" for local devices, as strategies accept them.
 
-    Args:
-        devices: local devices, those of one platform in JAX's order and from its first one on.
-
-    Returns:
-        As many names: platform and index within the platform, such as `"gpu:0"`.
+    The devices of each platform must be in JAX's order, from its first one on.
     """
     seen: Counter[str] = Counter()
     names: list[str] = []
@@ -50,14 +46,7 @@ def device_names(devices: Iterable[jax.Device]) -> list[str]:
 
 
 def memory_text(device: jax.Device) -> str:
-    """Says how much memory JAX may take on a device.
-
-    Args:
-        device: any local device.
-
-    Returns:
-        The limit in GiB, or "-" where the platform keeps no count, as on CPU.
-    """
+    """Formats the memory that JAX may use on a device, or "-" if unknown, as on CPU."""
     limit_bytes = (device.memory_stats() or {}).get("bytes_limit")
     return "-" if limit_bytes is None else f"{limit_bytes / _BYTES_PER_GIB:.1f} GiB"
 
@@ -72,7 +61,7 @@ def _device_table(devices: Sequence[jax.Device], names: Sequence[str]) -> Table:
 def _strategy_table(devices: Sequence[jax.Device], names: Sequence[str]) -> Table:
     names_of = dict(zip(devices, names, strict=True))
     table = Table("strategy", "replicas", "devices", title="Strategies", title_justify="left")
-    table.add_row("none (default)", "1", f"{names[0]}, or where JAX is told to")
+    table.add_row("none (default)", "1", f"{names[0]}, or JAX's default device")
     for call, strategy in (
         (f'OneDeviceStrategy("{names[0]}")', OneDeviceStrategy(devices[0])),
         ("MirroredStrategy()", MirroredStrategy()),

@@ -1,11 +1,10 @@
-"""`stratagem goodput`: where the time of a run went.
+"""`stratagem goodput`: breakdown of a run's wall time.
 
-What reads and draws is loaded when the command is called.
+The code that reads and draws is imported when the command is called.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 
@@ -17,23 +16,25 @@ __all__ = ["command"]
 @click.command("goodput")
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw it, too: FILE.png."
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
-    """Show where the time of a run went.
+    """Show how much of a run's time was useful, and where the rest went.
 
-    RUN_DIR is the folder into which the run has written its events.
+    RUN_DIR is the folder with the run's events.
     """
-    goodput = importlib.import_module("stratagem.goodput")
+    from stratagem import goodput
+    from stratagem.goodput import plot as plotting
+    from stratagem.goodput import report
+
     try:
         account = goodput.account_for(goodput.read_run(run_dir))
         if plot is not None:
-            importlib.import_module("stratagem.goodput.plot").draw(account, plot)
+            plotting.draw(account, plot)
     except (ImportError, LookupError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         click.echo(json.dumps(account.as_dict(), indent=2))
         return
-    console = importlib.import_module("rich.console").Console()
-    importlib.import_module("stratagem.goodput.report").show(account, console)
+    report.show(account)

@@ -1,11 +1,10 @@
-"""`stratagem launch`: its options, from the command line, the environment and a file.
+"""`stratagem launch`: options from the command line, the environment and a file.
 
-The launcher itself is loaded when the command is called.
+The launcher itself is imported when the command is called.
 """
 
 from __future__ import annotations
 
-import importlib
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,9 +16,9 @@ from stratagem.messages import explain
 
 __all__ = ["command"]
 
-_EPILOG = """Every option can be written with underscores for dashes, set by the environment
-variable shown beside it, or stand under its name in a TOML file. The command line wins over the
-environment, and that over the file."""
+_EPILOG = """Options accept underscores instead of dashes. Each can also be set by the environment
+variable shown next to it, or by its name in a TOML file. The command line takes precedence over the
+environment, which takes precedence over the file."""
 
 
 def _with_dashes(token: str) -> str:
@@ -39,7 +38,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise click.ClickException(f"{path} cannot be read: {error}") from error
+        raise click.ClickException(f"Cannot read {path}: {error}") from error
     options = {
         str(parameter.name): parameter
         for parameter in context.command.params
@@ -52,23 +51,23 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
 
 
 def _checked(path: Path, key: str, value: Any, options: Mapping[str, click.Option]) -> str:
-    """The option that a key of the file sets, if its value can be one."""
+    """Returns the option that a key of the file sets, if its value is valid."""
     name = key.replace("-", "_")
     if name not in options:
         raise click.ClickException(
             explain(
-                f"{path} has the key {key!r}.",
+                f"{path} has the unknown key {key!r}.",
                 expected=f"keys among {', '.join(map(_with_dashes, options))}.",
                 fix="correct or remove it.",
             )
         )
-    wanted = _TYPES.get(type(options[name].type), (str, "a text"))
+    wanted = _TYPES.get(type(options[name].type), (str, "a string"))
     if not isinstance(value, wanted[0]) or isinstance(value, bool) != (wanted[0] is bool):
         raise click.ClickException(
             explain(
-                f"{path} has {key} = {value!r}.",
+                f"{path} has {key} = {value!r}, which is not {wanted[1]}.",
                 expected=f"{wanted[1]}.",
-                fix="correct it.",
+                fix="correct the value.",
             )
         )
     return name
@@ -76,7 +75,7 @@ def _checked(path: Path, key: str, value: Any, options: Mapping[str, click.Optio
 
 _TYPES: dict[type[Any], tuple[Any, str]] = {
     type(click.BOOL): (bool, "true or false"),
-    click.IntRange: (int, "a whole number"),
+    click.IntRange: (int, "an integer"),
     click.FloatRange: (int | float, "a number"),
 }
 
@@ -84,65 +83,65 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
 @click.command(
     "launch",
     epilog=_EPILOG,
-    # What follows the script is the script's.
+    # Arguments after the script belong to the script.
     context_settings={"allow_interspersed_args": False, "token_normalize_func": _with_dashes},
 )
 @_option("workers", type=click.IntRange(0), help="Number of workers.  [default: 1]")
-@_option("chief", is_flag=True, default=None, help="A chief beside the workers.")
+@_option("chief", is_flag=True, default=None, help="Add a chief.")
 @_option("ps", type=click.IntRange(0), help="Number of parameter servers.  [default: 0]")
-@_option("evaluator", is_flag=True, default=None, help="An evaluator.")
+@_option("evaluator", is_flag=True, default=None, help="Add an evaluator.")
 @_option(
     "devices_per_worker",
     type=click.IntRange(1),
-    help="GPUs of each worker, or virtual CPU devices where there is no GPU.  "
+    help="GPUs per worker, or virtual CPU devices if there is no GPU.  "
     "[default: the GPUs shared evenly]",
 )
 @_option(
     "max_restarts",
     type=click.IntRange(0),
-    help="How often all tasks are started again after a failure.  [default: 0]",
+    help="Maximum number of restarts of all tasks after a failure.  [default: 0]",
 )
 @_option(
     "min_workers",
     type=click.IntRange(1),
-    help="After the failure of a worker go on without it, with as many at least.",
+    help="After a worker fails, continue without it, with at least this many workers.",
 )
 @_option(
     "max_workers",
     type=click.IntRange(1),
-    help="Number of workers when all are back; --workers without it.",
+    help="Number of workers once all are back; by default --workers.",
 )
 @_option(
     "rejoin_after_s",
     type=click.FloatRange(0),
-    help="Seconds that fewer workers go on, before all start again.  [default: 60]",
+    help="Seconds that fewer workers run before all restart.  [default: 60]",
 )
 @_option(
     "cold_restarts",
     is_flag=True,
     default=None,
-    help="Load JAX and Keras anew in each restarted task, instead of forking it.",
+    help="Load JAX and Keras again in each restarted task, instead of forking it.",
 )
-@_option("log_dir", type=click.Path(file_okay=False), help="Folder for a file a task.")
+@_option("log_dir", type=click.Path(file_okay=False), help="Folder for one log file per task.")
 @_option(
     "run_dir",
     type=click.Path(file_okay=False),
-    help="Folder for the events of the run, for `stratagem goodput`.",
+    help="Folder for the run's events, for `stratagem goodput`.",
 )
 @_option(
     "show",
     type=click.Choice(["all", "leader"]),
-    help="Whose output is shown here.  [default: all]",
+    help="Tasks whose output is shown here.  [default: all]",
 )
 @_option(
     "grace_s",
     type=click.FloatRange(0),
-    help="Seconds that a task may take to end before it is killed.  [default: 10]",
+    help="Seconds that a task may take to exit before it is killed.  [default: 10]",
 )
 @_option(
     "evaluator_grace_s",
     type=click.FloatRange(0),
-    help="Seconds that the evaluator may go on without the workers.  [default: 60]",
+    help="Seconds that the evaluator may run after the workers end.  [default: 60]",
 )
 @_option(
     "config",
@@ -150,7 +149,7 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
     is_eager=True,
     expose_value=False,
     callback=_read_config,
-    help="A TOML file with options.",
+    help="TOML file with options.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.argument("script")
@@ -158,14 +157,15 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
 def command(script: str, args: tuple[str, ...], *, module: bool, **options: Any) -> None:
     """Run SCRIPT as every task of a cluster on this machine.
 
-    Each task finds the cluster and its own place in it in TF_CONFIG. When one fails, the others
-    are stopped, and its last lines are shown as the cause.
+    Each task finds the cluster and its own task in TF_CONFIG. When one fails, the others are
+    stopped, and its last lines are shown as the cause.
     """
+    from stratagem.launch import scripts
+
     given = {name: value for name, value in options.items() if value is not None}
-    scripts = importlib.import_module("stratagem.launch.scripts")
     try:
         outcome = scripts.run_script(script, args, module=module, **given)
-    except BrokenPipeError:  # whoever read the output has gone, and click knows what to do
+    except BrokenPipeError:  # the reader of the output has exited; click handles this
         raise
     except (OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error

@@ -1,37 +1,39 @@
-"""`stratagem plan`: what a script's training step takes on a machine that is not here.
+"""`stratagem plan`: memory, step time and scaling of a script on hardware you don't have.
 
-What traces, compiles and draws is loaded when the command is called.
+The code that traces, compiles and draws is imported when the command is called.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from stratagem import environment
+
+if TYPE_CHECKING:
+    from stratagem.planning import Plan
 
 __all__ = ["command"]
 
 
 @click.command("plan", context_settings={"ignore_unknown_options": True})
 @click.option(
-    "--target", required=True, help='The machine: "8xH100", "64xH100", "v5e:4x4", "2xv5e:4x4".'
+    "--target", required=True, help='Machine: "8xH100", "64xH100", "v5e:4x4", "2xv5e:4x4".'
 )
 @click.option(
-    "--global-batch", type=int, help="Examples of all devices together; the script's if not given."
+    "--global-batch", type=int, help="Examples over all devices; by default the script's."
 )
 @click.option(
     "--shard-state",
     type=click.Choice(["optimizer", "all"]),
-    help="What devices have a part of each and no copies; what the script says if not given.",
+    help="State to shard over replicas (ZeRO-1, or FSDP); by default the script's choice.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write it as JSON, too.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write JSON to FILE.")
 @click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it, too: FILE.png."
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
 )
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -44,26 +46,27 @@ def command(
     json_file: Path | None,
     picture: Path | None,
 ) -> None:
-    """Plan a training step of SCRIPT for a machine that is not here.
+    """Plan a training step of SCRIPT for hardware you don't have.
 
-    The script runs unmodified until its first training step, with as many replicas as the machine
-    has devices. Nothing is trained, and its variables take no memory. Options that are not those
-    below are the script's; behind "--" all are.
+    The script runs unmodified up to its first training step, with as many replicas as the target
+    has devices. Nothing is trained, and its variables take no memory. Options not listed below, and
+    everything after "--", are passed to the script.
     """
-    # The machine that is planned for is not this one, whose accelerators others may need.
+    # Leave the accelerators of this machine to other programs.
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
         environment.require_jax_choice()
+        from stratagem.planning import plot, report
+
         plan = _planned(script, arguments, target, global_batch, shard_state)
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)
             json_file.write_text(json.dumps(plan.to_dict(), indent=2) + "\n")
         if picture is not None:
-            importlib.import_module("stratagem.planning.plot").draw(plan, picture)
+            plot.draw(plan, picture)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    console = importlib.import_module("rich.console").Console(highlight=False)
-    importlib.import_module("stratagem.planning.report").show(plan, console)
+    report.show(plan)
 
 
 def _planned(
@@ -72,12 +75,13 @@ def _planned(
     target: str,
     global_batch: int | None,
     shard_state: str | None,
-) -> Any:
-    planning = importlib.import_module("stratagem.planning")
+) -> Plan:
+    from stratagem import planning
+
     machine = planning.parse_target(target)
     step = planning.capture_script(script, arguments, machine, shard_state)
-    note = "The batch is that of the script's first step, divided by the devices."
+    note = "The batch is the script's first one, split over the devices."
     if global_batch is not None:
         step = planning.with_global_batch(step, global_batch)
-        note = "The batch is another than the script's, divided by the devices."
+        note = f"The batch of {global_batch} replaces the script's."
     return planning.plan_step(step, machine, title=script.name, notes=(note,))

@@ -1,11 +1,10 @@
-"""`stratagem server`: the server of one task, which is all that its machine runs.
+"""`stratagem server`: the server of one task, as the only program on its machine.
 
-The server itself is loaded when the command is called.
+The server itself is imported when the command is called.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 from typing import Any
@@ -16,27 +15,28 @@ __all__ = ["command"]
 
 
 @click.command("server")
-@click.option("--cluster", help="All tasks, as JSON; without it those of TF_CONFIG.")
-@click.option("--job-name", help="The type of this task, such as worker.")
-@click.option("--task-index", type=click.IntRange(0), help="Its place among the tasks of its type.")
+@click.option("--cluster", help="All tasks, as JSON; by default those of TF_CONFIG.")
+@click.option("--job-name", help="Type of this task, such as worker.")
+@click.option("--task-index", type=click.IntRange(0), help="Index among tasks of the same type.")
 @click.option(
     "--jobs-port",
     type=click.IntRange(1, 65535),
     envvar="STRATAGEM_JOBS_PORT",
     show_envvar=True,
-    help="Where the leader takes jobs of clients.  [default: 8265]",
+    help="Port on which the leader accepts jobs.  [default: 8265]",
 )
 def command(
     cluster: str | None, job_name: str | None, task_index: int | None, jobs_port: int | None
 ) -> None:
-    """Give this machine to a cluster that runs what clients send.
+    """Run this machine as a task of a cluster that runs programs of remote clients.
 
-    The task is that of TF_CONFIG. It needs the secret that all tasks and clients share:
-    RAY_AUTH_TOKEN. It runs until it gets SIGTERM or the leader ends.
+    The task is read from TF_CONFIG by default. All tasks and clients share a secret,
+    RAY_AUTH_TOKEN. The server runs until it receives SIGTERM or the leader exits.
     """
-    # Ends in order: what Ray has started here must not outlive it.
+    from stratagem import remote
+
+    # Exit cleanly: processes that Ray started here must not outlive this one.
     signal.signal(signal.SIGTERM, _leave)
-    remote = importlib.import_module("stratagem.remote")
     try:
         if cluster is None and job_name is None and task_index is None:
             server = remote.run_standard_server(jobs_port=jobs_port)
@@ -58,8 +58,9 @@ def _leave(signum: int, _: object) -> None:
 
 def _cluster(text: str | None) -> Any:
     if text is None:
-        resolvers = importlib.import_module("stratagem.cluster")
-        return resolvers.TFConfigClusterResolver().cluster_spec()
+        from stratagem.cluster import TFConfigClusterResolver
+
+        return TFConfigClusterResolver().cluster_spec()
     try:
         return json.loads(text)
     except ValueError as error:

@@ -12,7 +12,7 @@ from stratagem.collectives.axis import ReplicaAxis
 from stratagem.collectives.choice import Algorithm, Choice
 from stratagem.collectives.communicator import Communicator, MeshCommunicator, SoleCommunicator
 from stratagem.collectives.explanation import explain
-from stratagem.collectives.measuring import MeasuredChoice, measured_choice
+from stratagem.collectives.measurement import MeasuredChoice, measured_choice
 from stratagem.collectives.packing import (
     NO_PACKING,
     WITHIN_PROCESS,

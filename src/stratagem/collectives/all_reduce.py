@@ -27,8 +27,8 @@ __all__ = [
     "ChosenAllReduce",
     "GatheredAllReduce",
     "is_sum_over_replicas",
+    "marked_as_sum",
     "mean_of",
-    "noted_as_sum",
 ]
 
 
@@ -84,7 +84,7 @@ def _stratagem_sum_over_replicas(add: _Sum, array: jax.Array, axis: ReplicaAxis)
     return add(array, axis)
 
 
-def noted_as_sum(value: Any) -> jax.Array:
+def marked_as_sum(value: Any) -> jax.Array:
     """Returns a value marked in the trace as the sum over the only replica."""
     return _stratagem_sum_over_replicas(_sole_sum, jnp.asarray(value), _SOLE)
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from stratagem.collectives.axis import ReplicaAxis
-from stratagem.collectives.ring import pieces_of
+from stratagem.collectives.ring import split_into_shards
 
 __all__ = ["bfloat16_sum", "rounded_sum"]
 
@@ -33,7 +33,7 @@ def bfloat16_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _differentiable_sum(array: jax.Array, axis: ReplicaAxis) -> Any:
-    pieces = _pack(pieces_of(array, axis.size))
+    pieces = _pack(split_into_shards(array, axis.size))
     received = jax.lax.all_to_all(pieces, axis.name, split_axis=0, concat_axis=0)
     own = jnp.sum(_unpack(received), axis=0)
     whole = _unpack(jax.lax.all_gather(_pack(own), axis.name))

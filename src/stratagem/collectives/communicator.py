@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem.collectives import device
-from stratagem.collectives.all_reduce import AllReduce, noted_as_sum
+from stratagem.collectives.all_reduce import AllReduce, marked_as_sum
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, PerReplica
@@ -56,12 +56,12 @@ class Communicator(abc.ABC):
 class SoleCommunicator(Communicator):
     """The communicator of a single replica: nothing to combine.
 
-    With `is_noted`, the trace marks where values would be combined, so that the rest can be
+    With `marks_sums`, the trace marks where values would be combined, so that the rest can be
     computed elsewhere.
     """
 
-    def __init__(self, *, is_noted: bool = False) -> None:
-        self._note = noted_as_sum if is_noted else _unchanged
+    def __init__(self, *, marks_sums: bool = False) -> None:
+        self._note = marked_as_sum if marks_sums else _unchanged
 
     @property
     def num_replicas(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from stratagem.collectives.all_reduce import AllReduce, ChosenAllReduce
 from stratagem.collectives.choice import Choice
-from stratagem.collectives.measuring import MeasuredChoice
+from stratagem.collectives.measurement import MeasuredChoice
 from stratagem.collectives.packing import (
     NO_PACKING,
     WITHIN_PROCESS,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from stratagem.collectives.axis import ReplicaAxis
-from stratagem.collectives.ring import pieces_of
+from stratagem.collectives.ring import split_into_shards
 
 __all__ = ["hierarchical_sum"]
 
@@ -25,7 +25,7 @@ def hierarchical_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
         return jax.lax.psum(array, axis.name)
     inside = [list(group) for group in axis.groups]
     between = [list(peers) for peers in zip(*axis.groups, strict=True)]
-    pieces = pieces_of(array, len(inside[0]))
+    pieces = split_into_shards(array, len(inside[0]))
     own = jax.lax.psum_scatter(pieces, axis.name, axis_index_groups=inside)
     own = jax.lax.psum(own, axis.name, axis_index_groups=between)
     whole = jax.lax.all_gather(own, axis.name, axis_index_groups=inside)

@@ -45,15 +45,15 @@ class SizedPacks(Packing):
         alone: list[list[int]] = []
         packs: list[list[int]] = []
         open_packs: dict[Hashable, tuple[list[int], int]] = {}
-        for place, (size, kind) in enumerate(zip(sizes_bytes, kinds, strict=True)):
+        for index, (size, kind) in enumerate(zip(sizes_bytes, kinds, strict=True)):
             if size > self.max_array_bytes:
-                alone.append([place])
+                alone.append([index])
                 continue
             pack, filled = open_packs.get(kind, ([], 0))
             if not pack or filled + size > self.pack_bytes:
                 pack, filled = [], 0
                 packs.append(pack)
-            pack.append(place)
+            pack.append(index)
             open_packs[kind] = pack, filled + size
         return alone + packs
 
@@ -77,13 +77,13 @@ class NumberedPacks(Packing):
         """Returns the indices of the arrays in each message."""
         packs: dict[tuple[Hashable, int], list[int]] = {}
         for kind in dict.fromkeys(kinds):
-            places = [place for place, other in enumerate(kinds) if other == kind]
-            ends = list(itertools.accumulate(sizes_bytes[place] for place in places))
-            for place, end in zip(places, ends, strict=True):
-                middle = end - sizes_bytes[place] / 2
+            indices = [index for index, other in enumerate(kinds) if other == kind]
+            ends = list(itertools.accumulate(sizes_bytes[index] for index in indices))
+            for index, end in zip(indices, ends, strict=True):
+                middle = end - sizes_bytes[index] / 2
                 # The middle of an empty last array is at the very end.
                 number = min(int(middle * self.num_packs / max(ends[-1], 1)), self.num_packs - 1)
-                packs.setdefault((kind, number), []).append(place)
+                packs.setdefault((kind, number), []).append(index)
         return list(packs.values())
 
 

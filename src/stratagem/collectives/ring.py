@@ -20,7 +20,7 @@ __all__ = ["ring_sum"]
 def ring_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     """Returns the sum of a local array over replicas. Call in a compiled step."""
     count = axis.size
-    pieces = pieces_of(array, count)
+    pieces = split_into_shards(array, count)
     own = jax.lax.axis_index(axis.name)
     onward = [(replica, (replica + 1) % count) for replica in range(count)]
 
@@ -40,7 +40,7 @@ def ring_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     return whole.ravel()[: array.size].reshape(array.shape)
 
 
-def pieces_of(array: jax.Array, count: int) -> jax.Array:
+def split_into_shards(array: jax.Array, count: int) -> jax.Array:
     """Splits an array into `count` equal shards, zero-padded: shape (count, elements per shard)."""
     flat = array.ravel()
     missing = -flat.size % count

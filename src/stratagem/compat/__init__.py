@@ -1,4 +1,4 @@
-"""Spellings that come from elsewhere: tables of names."""
+"""TensorFlow's alternative spellings of this library's names."""
 
 from stratagem.compat import experimental
 

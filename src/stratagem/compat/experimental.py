@@ -1,19 +1,19 @@
-"""The names of `tf.distribute.experimental`: `sg.experimental.X` is `sg.X`."""
+"""`sg.experimental`: the names of `tf.distribute.experimental`."""
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
 
 if TYPE_CHECKING:
+    from stratagem import strategies
     from stratagem.cluster import ClusterResolver
     from stratagem.topology.device_assignment import DeviceAssignment
 
 __all__ = ["MultiWorkerMirroredStrategy", "TPUStrategy"]
 
-_SAME = (
+_ALIASES = (
     "CentralStorageStrategy",
     "CollectiveCommunication",
     "CollectiveHints",
@@ -33,19 +33,19 @@ def MultiWorkerMirroredStrategy(  # noqa: N802 - stands for a class
     communication: CommunicationImplementation | str = CommunicationImplementation.AUTO,
     cluster_resolver: ClusterResolver | None = None,
     communication_options: CommunicationOptions | None = None,
-) -> Any:
-    """Makes an `sg.MultiWorkerMirroredStrategy`, with the arguments that it had in TensorFlow 2.2.
+) -> strategies.MultiWorkerMirroredStrategy:
+    """Creates an `sg.MultiWorkerMirroredStrategy` with the signature of TensorFlow 2.2.
 
     Args:
-        communication: the algorithm.
-        cluster_resolver: as of `sg.MultiWorkerMirroredStrategy`.
-        communication_options: likewise; takes the place of `communication`.
+        communication: the all-reduce algorithm.
+        cluster_resolver: as for `sg.MultiWorkerMirroredStrategy`.
+        communication_options: as for `sg.MultiWorkerMirroredStrategy`; overrides `communication`.
 
     Returns:
         The strategy.
 
     Raises:
-        ValueError: and what else `sg.MultiWorkerMirroredStrategy` raises.
+        ValueError: invalid options. Other errors are as for `sg.MultiWorkerMirroredStrategy`.
 
     Example:
         >>> sg.experimental.MultiWorkerMirroredStrategy(
@@ -55,9 +55,10 @@ def MultiWorkerMirroredStrategy(  # noqa: N802 - stands for a class
 
     Source: TF 2.21 collective_all_reduce_strategy.py, _CollectiveAllReduceStrategyExperimental.
     """
+    import stratagem
+
     options = communication_options or CommunicationOptions(implementation=communication)
-    strategies: Any = importlib.import_module("stratagem").MultiWorkerMirroredStrategy
-    return strategies(cluster_resolver, options)
+    return stratagem.MultiWorkerMirroredStrategy(cluster_resolver, options)
 
 
 def TPUStrategy(  # noqa: N802 - stands for a class
@@ -65,34 +66,39 @@ def TPUStrategy(  # noqa: N802 - stands for a class
     device_assignment: DeviceAssignment | None = None,
     *,
     steps_per_run: int | None = None,
-) -> Any:
-    """Makes an `sg.TPUStrategy`, with the arguments that it had in TensorFlow 2.2.
+) -> strategies.TPUStrategy:
+    """Creates an `sg.TPUStrategy` with the signature of TensorFlow 2.2.
 
     Args:
-        tpu_cluster_resolver: as of `sg.TPUStrategy`.
+        tpu_cluster_resolver: as for `sg.TPUStrategy`.
         device_assignment: its `experimental_device_assignment`.
-        steps_per_run: likewise.
+        steps_per_run: as for `sg.TPUStrategy`.
 
     Returns:
         The strategy.
 
     Raises:
-        NotFoundError: and what else `sg.TPUStrategy` raises.
+        NotFoundError: there is no TPU. Other errors are as for `sg.TPUStrategy`.
 
     Example:
         >>> sg.experimental.TPUStrategy().steps_per_run  # with STRATAGEM_TPU_PLATFORM=cpu
 
     Source: TF 2.21 tpu_strategy.py, TPUStrategy; TF 1.15 tpu_strategy.py, TPUStrategyV1.
     """
-    strategies: Any = importlib.import_module("stratagem").TPUStrategy
-    return strategies(tpu_cluster_resolver, device_assignment, steps_per_run=steps_per_run)
+    import stratagem
+
+    return stratagem.TPUStrategy(
+        tpu_cluster_resolver, device_assignment, steps_per_run=steps_per_run
+    )
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _SAME:
+    if name not in _ALIASES:
         raise AttributeError(f"module 'stratagem.experimental' has no attribute {name!r}")
-    return getattr(importlib.import_module("stratagem"), name)
+    import stratagem
+
+    return getattr(stratagem, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_SAME])
+    return sorted([*__all__, *_ALIASES])

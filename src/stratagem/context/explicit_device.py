@@ -9,25 +9,25 @@ from collections.abc import Generator
 __all__ = ["explicit_device", "naming_device"]
 
 
-class _Named(threading.local):
+class _NamedDevice(threading.local):
     """The device named by the innermost block of this thread."""
 
     device: str | None = None
 
 
-_named = _Named()
+_named_device = _NamedDevice()
 
 
 def explicit_device() -> str | None:
     """Returns the device named by the innermost block, or None."""
-    return _named.device
+    return _named_device.device
 
 
 @contextlib.contextmanager
 def naming_device(device: str) -> Generator[None]:
     """Names a device, such as "cpu:0", within a `with` block."""
-    _named.device, outer = device, _named.device
+    _named_device.device, outer = device, _named_device.device
     try:
         yield
     finally:
-        _named.device = outer
+        _named_device.device = outer

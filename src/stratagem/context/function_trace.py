@@ -86,11 +86,11 @@ class NeedsInitialization(BaseException):
         self.builds = builds
 
 
-class _Current(threading.local):
+class _CurrentTrace(threading.local):
     trace: FunctionTrace | None = None
 
 
-_current = _Current()
+_current = _CurrentTrace()
 
 
 def current_function_trace() -> FunctionTrace | None:

@@ -25,7 +25,7 @@ from typing import Any
 from stratagem.messages import explain
 
 __all__ = [
-    "Frame",
+    "ContextFrame",
     "FrameKind",
     "current_frame",
     "depth",
@@ -53,7 +53,7 @@ class FrameKind(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Frame:
+class ContextFrame:
     """One context on the stack.
 
     `replica` is the ReplicaContext of a REPLICA frame, and of MERGE and UPDATE frames opened from
@@ -67,11 +67,11 @@ class Frame:
 
 class _Stack(threading.local):
     def __init__(self) -> None:
-        self.frames: list[Frame] = []
+        self.frames: list[ContextFrame] = []
 
 
 @dataclasses.dataclass
-class _Slots:
+class _CurrentStrategies:
     """Strategies that are current if the stack is empty."""
 
     make_default: Callable[[], Any] | None = None
@@ -80,27 +80,27 @@ class _Slots:
 
 
 _stack = _Stack()
-_slots = _Slots()
+_current_strategies = _CurrentStrategies()
 
 
 def set_default(make_default: Callable[[], Any]) -> None:
     """Sets the function that creates the default strategy, called at most once."""
-    _slots.make_default = make_default
+    _current_strategies.make_default = make_default
 
 
 def _default_strategy() -> Any:
-    if _slots.default is None:
-        assert _slots.make_default is not None, "strategies/default.py fills this slot"
-        _slots.default = _slots.make_default()
-    return _slots.default
+    if _current_strategies.default is None:
+        assert _current_strategies.make_default is not None, "strategies/default.py fills this slot"
+        _current_strategies.default = _current_strategies.make_default()
+    return _current_strategies.default
 
 
-def current_frame() -> Frame | None:
+def current_frame() -> ContextFrame | None:
     """Returns the innermost frame of this thread, or None."""
     if _stack.frames:
         return _stack.frames[-1]
-    if _slots.process is not None:
-        return Frame(FrameKind.SCOPE, _slots.process)
+    if _current_strategies.process is not None:
+        return ContextFrame(FrameKind.SCOPE, _current_strategies.process)
     return None
 
 
@@ -134,7 +134,7 @@ def has_strategy() -> bool:
     Source: TF 2.21 distribution_strategy_context.py, has_strategy.
     """
     frame = current_frame()
-    return frame is not None and frame.strategy is not _slots.default
+    return frame is not None and frame.strategy is not _current_strategies.default
 
 
 def in_cross_replica_context() -> bool:
@@ -165,7 +165,7 @@ def in_update_context() -> bool:
 @contextlib.contextmanager
 def push(kind: FrameKind, strategy: Any, replica: Any = None) -> Generator[None]:
     """Opens a context within a `with` block."""
-    _stack.frames.append(Frame(kind, strategy, replica))
+    _stack.frames.append(ContextFrame(kind, strategy, replica))
     try:
         yield
     finally:
@@ -184,7 +184,7 @@ def push_scope(strategy: Any) -> None:
             )
         )
     require_no_other(strategy, "scope")
-    _stack.frames.append(Frame(FrameKind.SCOPE, strategy, frame.replica if frame else None))
+    _stack.frames.append(ContextFrame(FrameKind.SCOPE, strategy, frame.replica if frame else None))
 
 
 def pop_scope(strategy: Any) -> None:
@@ -266,7 +266,7 @@ def set_strategy(strategy: Any) -> None:
                 fix="pass for example sg.MirroredStrategy().",
             )
         )
-    _slots.process = None if strategy is _slots.default else strategy
+    _current_strategies.process = None if strategy is _current_strategies.default else strategy
 
 
 experimental_set_strategy = set_strategy

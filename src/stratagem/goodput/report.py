@@ -40,8 +40,9 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes:02} min"
 
 
-def show(account: Account, console: Console) -> None:
+def show(account: Account, console: Console | None = None) -> None:
     """Prints the breakdown by cause, and the failures."""
+    console = console or Console()
     state = "" if account.is_over else ", still running or killed"
     repeated = f", {account.num_repeated} repeated" if account.num_repeated else ""
     console.print(

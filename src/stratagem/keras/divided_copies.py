@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from stratagem.topology.pieces import on_host_if
+from stratagem.topology.shards import creating_on_host
 from stratagem.variables import Division, Home, Store, VariableKind
 
 __all__ = ["DividedCopies"]
@@ -49,11 +49,11 @@ class DividedCopies:
             dtype: of the variable.
         """
         self.find_division()
-        with on_host_if(self.division is not None or self.store is not None):
+        with creating_on_host(self.division is not None or self.store is not None):
             return self._convert_to_tensor(initializer(self._shape, dtype=dtype))
 
     def _convert_to_tensor(self, value: Any, dtype: Any = None) -> Any:
         above: Any = super()
         is_in_parts = self.division is not None or self.store is not None
-        with on_host_if(is_in_parts and not isinstance(value, jax.Array)):
+        with creating_on_host(is_in_parts and not isinstance(value, jax.Array)):
             return above._convert_to_tensor(value, dtype=dtype)

@@ -10,7 +10,7 @@ import keras
 from jax.core import Tracer
 
 from stratagem.messages import explain
-from stratagem.topology.pieces import on_host_if
+from stratagem.topology.shards import creating_on_host
 
 __all__ = ["as_initializer"]
 
@@ -39,7 +39,7 @@ def as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
             )
         )
     # Not as a part of the program that is being traced, nor where it may be too large for a device.
-    with jax.ensure_compile_time_eval(), on_host_if(not isinstance(value, jax.Array)):
+    with jax.ensure_compile_time_eval(), creating_on_host(not isinstance(value, jax.Array)):
         array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
 
     def initializer(shape: Any, dtype: Any = None) -> Any:

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from stratagem.keras.private import JAXTrainer, get_stateless_scope
 from stratagem.keras.variable import DistributedVariable
-from stratagem.topology.absent import placeholder
+from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import run_together, wait_until_ready
 from stratagem.variables import VariableKind, aggregate_components, gather_together, home_of
 
@@ -84,7 +84,7 @@ class MetricLogs:
         stored = [
             variable.storage if home_of(variable) else variable.value for variable in variables
         ]
-        if self._strategy.topology.is_absent:  # variables have shapes there, and no values
+        if self._strategy.topology.is_abstract:  # variables have shapes there, and no values
             shapes = jax.eval_shape(self._program, stored)
             return {name: placeholder(one.shape, one.dtype) for name, one in shapes.items()}
         if not self._strategy.topology.spans_processes:

@@ -16,7 +16,7 @@ from stratagem.keras.private import build_for
 from stratagem.keras.variable_creation import adopt
 from stratagem.messages import explain
 from stratagem.strategies import MirroredStrategy
-from stratagem.topology.absent import planned_devices
+from stratagem.topology.abstract_devices import planned_devices
 from stratagem.variables import home_of
 
 __all__ = ["as_planned", "is_model", "strategy_for_plan", "training_step"]

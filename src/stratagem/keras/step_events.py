@@ -8,7 +8,12 @@ from typing import Any
 
 from stratagem.goodput import EventWriter
 from stratagem.keras.running_fit import awaits_each_step
-from stratagem.topology.lockstep import Flight, last_flight, note_flight, wait_for_flight
+from stratagem.topology.lockstep import (
+    InFlightProgram,
+    last_program,
+    record_program,
+    wait_for_program,
+)
 
 __all__ = ["StepEvents", "ToldTrainFunction"]
 
@@ -28,7 +33,7 @@ class StepEvents:
         self._events = events
         self._num_done = 0
         self._is_new = True
-        self._flight = Flight()
+        self._flight = InFlightProgram()
 
     def begin(self) -> None:
         """Notes that the state may be another one from now on."""
@@ -53,8 +58,8 @@ class StepEvents:
             self._is_new = False
         begin_s, before = time.monotonic(), self._flight
         num_steps, result = call()
-        self._flight = last_flight()
-        wait_for_flight(self._flight if is_awaited else before)
+        self._flight = last_program()
+        wait_for_program(self._flight if is_awaited else before)
         self._num_done += num_steps
         self._events.step(
             self._num_done, num_steps=num_steps, duration_s=time.monotonic() - begin_s
@@ -91,7 +96,7 @@ class ToldTrainFunction:
         def call() -> tuple[int, Any]:
             counted = iterator if self._model.steps_per_execution == 1 else _Counted(iterator)
             result = self._original(state, counted)
-            note_flight(result[0])  # the logs
+            record_program(result[0])  # the logs
             return getattr(counted, "num_taken", 1), result
 
         return self.events.run(call, state[2])

@@ -14,8 +14,8 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope, is_worth_rows
 from stratagem.keras.explicit_placement import check_explicit_device
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
-from stratagem.topology.lockstep import is_of_several
-from stratagem.topology.pieces import on_host, own_copy
+from stratagem.topology.lockstep import is_multi_process
+from stratagem.topology.shards import assemble_on_host, local_copy
 from stratagem.variables import Home, Store, VariableKind, WholeValue, sole_device
 from stratagem.variables.single_device_store import take_rows
 
@@ -101,7 +101,7 @@ class StoredValue:
     def gathered(self) -> Any:
         """The value, on one device; of what several processes have parts of all have to ask."""
         assert self.store is not None
-        if not is_of_several(self._stored):
+        if not is_multi_process(self._stored):
             return self.store.gather(self._stored)
         if self.whole.storage is self._stored:
             return jnp.asarray(self.whole.gathered)
@@ -115,7 +115,7 @@ class StoredValue:
         Args:
             value: the whole, on this process.
         """
-        if self.store is None or not is_of_several(self._stored):
+        if self.store is None or not is_multi_process(self._stored):
             return
         array = np.asarray(value)
         # What an optimizer keeps begins as one number; nobody asks other processes for theirs.
@@ -173,7 +173,7 @@ class StoredValue:
         is_in_parts = self.store is not None or variable.division is not None
         is_outside = get_stateless_scope() is None and current_function_trace() is None
         if is_in_parts and is_outside and self._is_all_here():
-            return np.asarray(on_host(self._stored), dtype)
+            return np.asarray(assemble_on_host(self._stored), dtype)
         return np.asarray(variable.value, dtype)
 
     def _is_all_here(self) -> bool:
@@ -203,13 +203,13 @@ class StoredValue:
         variable: Any = self
         if (value := variable._value_in_scope()) is None:
             value = self._computable()
-        rows = own_copy(take_rows(value, np.asarray(ids)), self._home.strategy.topology)
+        rows = local_copy(take_rows(value, np.asarray(ids)), self._home.strategy.topology)
         return variable._maybe_autocast(self._moved(rows))
 
     def _moved(self, value: Any) -> Any:
         strategy = self._home.strategy
         device = sole_device(strategy.placement) or strategy.topology.local_devices[0]
-        is_there = value.devices() == {device} or is_of_several(value)
+        is_there = value.devices() == {device} or is_multi_process(value)
         return value if is_there else jax.device_put(value, device)
 
     def assigned_as_rows(self, value: Any) -> Any:

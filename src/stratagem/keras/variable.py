@@ -41,8 +41,8 @@ from stratagem.keras.row_updates import RowUpdates
 from stratagem.keras.stored_value import StoredValue
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.strategies.reduction import of_all
-from stratagem.topology.lockstep import is_of_several
-from stratagem.topology.pieces import own_copy
+from stratagem.topology.lockstep import is_multi_process
+from stratagem.topology.shards import local_copy
 from stratagem.values import Mirrored, PerReplica
 from stratagem.variables import (
     Home,
@@ -184,15 +184,15 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
             if self.asks_all_processes():
                 return self.whole.of(self.storage, self._home.aggregation, self.path)
             value = aggregate_components(self.storage, self._home.aggregation, self.path)
-            return self.where_read(own_copy(value, self._home.strategy.topology))
-        return own_copy(self.storage, self._home.strategy.topology)
+            return self.where_read(local_copy(value, self._home.strategy.topology))
+        return local_copy(self.storage, self._home.strategy.topology)
 
     def asks_all_processes(self) -> bool:
         """Whether reading it here takes a program that all processes run."""
         if self._home.kind is not VariableKind.ON_READ or self._value_in_scope() is not None:
             return False
         is_traced = isinstance(jnp.zeros(()), Tracer)  # while Keras infers shapes
-        return is_of_several(self.storage) and not is_traced
+        return is_multi_process(self.storage) and not is_traced
 
     def store_whole(self, value: Any) -> None:
         """Sets the value that all copies stand for; of an ON_READ variable all components."""

@@ -146,7 +146,7 @@ def _request(
 
 def _class_of_own(strategy: Any) -> type[DistributedVariable]:
     """Of variables that this process has itself."""
-    has_values = strategy.executor.has_values and not strategy.topology.is_absent
+    has_values = strategy.executor.has_values and not strategy.topology.is_abstract
     return DistributedVariable if has_values else ValuelessVariable
 
 

@@ -9,8 +9,8 @@ from stratagem.strategies import CentralStorageStrategy, HybridStrategy, Mirrore
 from stratagem.strategies.offloaded_state import PINNED_HOST, OffloadedState
 from stratagem.strategies.placement_rules import PlacementRules
 from stratagem.strategies.strategy import Strategy
-from stratagem.topology.absent import planning_for
-from stratagem.variables import ShardedState, UniformPlacement
+from stratagem.topology.abstract_devices import planning_for
+from stratagem.variables import UniformPlacement, ShardedState
 
 __all__ = ["planned_strategy"]
 

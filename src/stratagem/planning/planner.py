@@ -28,7 +28,7 @@ from stratagem.planning.step_time import Assumptions, compute_s, predict_scaling
 from stratagem.planning.targets import Target, parse_target
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology
-from stratagem.topology.absent import placeholder, planning_for
+from stratagem.topology.abstract_devices import placeholder, planning_for
 from stratagem.variables import ShardedState, require_layouts_used
 
 __all__ = ["plan", "plan_step", "with_global_batch"]

@@ -85,8 +85,9 @@ def verdict(plan: Plan) -> str:
     return f"Does not fit: {total} needed, {size_text(memory.device_bytes)} per device."
 
 
-def show(plan: Plan, console: Console) -> None:
+def show(plan: Plan, console: Console | None = None) -> None:
     """Prints a plan."""
+    console = console or Console(highlight=False)
     console.print(Text(headline(plan)), style="bold")
     console.print(Text(verdict(plan)), style="green" if plan.fits else "red")
     if not plan.fits and plan.shared_state_bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from stratagem.execution.programs.step_capture import CapturedStep, capture
 from stratagem.messages import explain
 from stratagem.planning.targets import Target
-from stratagem.topology.absent import planning_for
+from stratagem.topology.abstract_devices import planning_for
 from stratagem.variables import ShardedState
 
 __all__ = ["capture_script"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from stratagem.messages import explain
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
-from stratagem.topology.absent import AbsentDevice, AbsentTopology
+from stratagem.topology.abstract_devices import AbstractDevice, AbstractTopology
 
 __all__ = ["Target", "parse_target"]
 
@@ -61,11 +61,11 @@ class Target:
         return min(sum(size - 1 for size in shape), self.devices_per_group - 1)
 
     @property
-    def topology(self) -> AbsentTopology:
+    def topology(self) -> AbstractTopology:
         """Topology of abstract devices for a strategy."""
         kind, per_host = self.accelerator, self.accelerator.devices_per_host
         devices: Any = tuple(
-            AbsentDevice(
+            AbstractDevice(
                 id=index,
                 platform=kind.platform,
                 device_kind=kind.device_kind,
@@ -74,7 +74,7 @@ class Target:
             )
             for index in range(self.num_devices)
         )
-        return AbsentTopology(devices)
+        return AbstractTopology(devices)
 
     def of_size(self, num_devices: int) -> Target:
         """Returns a smaller or larger machine of the same kind, to study scaling.

@@ -9,12 +9,7 @@ import jax
 
 from stratagem.messages import explain
 from stratagem.topology import Topology, find_devices, local_devices
-from stratagem.topology.absent import (
-    AbsentDevice,
-    planned_devices,
-    planned_topology,
-    refuse_to_plan,
-)
+from stratagem.topology.abstract_devices import AbstractDevice, planned_devices, refuse_to_plan
 from stratagem.topology.devices import find_groups
 
 __all__ = ["local_topology", "parameter_device_of"]
@@ -59,7 +54,7 @@ def parameter_device_of(device: Any) -> jax.Device:
         ValueError: an unknown or remote device, or no host that JAX may use.
     """
     if device is not None and planned_devices() is not None:
-        name = device.platform if isinstance(device, jax.Device | AbsentDevice) else str(device)
+        name = device.platform if isinstance(device, jax.Device | AbstractDevice) else str(device)
         if not name.lower().removeprefix("/").removeprefix("device:").startswith("cpu"):
             refuse_to_plan(f"A strategy with variables on {device}")
         device = None

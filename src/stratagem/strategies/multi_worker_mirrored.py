@@ -20,8 +20,9 @@ from stratagem.strategies.recreate import recreatable
 from stratagem.strategies.state_placement import state_placement
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
-from stratagem.topology.absent import planned_devices, planned_topology
-from stratagem.topology.groups import neighbours
+from stratagem.topology.abstract_devices import planned_devices
+from stratagem.topology.groups import adjacent_groups
+from stratagem.variables import VariableLayouts
 
 __all__ = ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"]
 
@@ -86,7 +87,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices = join(self._resolver, processes, options.timeout_seconds)
         else:
             devices = local_devices()
-        groups = neighbours(devices, devices_per_replica)
+        groups = adjacent_groups(devices, devices_per_replica)
         topology = planned_topology(Topology.of_groups(groups))
         is_open = options.implementation is CommunicationImplementation.AUTO
         may_measure = is_open and topology.spans_processes and topology.groups is None

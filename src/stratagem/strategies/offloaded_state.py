@@ -54,7 +54,7 @@ def pinned_host_store(topology: Topology) -> ShardedStore:
         ValueError: a device without such memory.
     """
     # Abstract devices cannot be asked; each process asks its own devices.
-    devices: Any = () if topology.is_absent else topology.local_devices
+    devices: Any = () if topology.is_abstract else topology.local_devices
     for device in devices:
         kinds = [memory.kind for memory in device.addressable_memories()]
         if PINNED_HOST not in kinds:

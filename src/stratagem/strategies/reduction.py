@@ -21,7 +21,7 @@ from stratagem.errors import InvalidArgumentError
 from stratagem.group import current_group
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.topology.lockstep import is_of_several, on_every_process
+from stratagem.topology.lockstep import compute_on_every_process, is_multi_process
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 
 __all__ = ["gather", "is_leaf", "merge_context", "movable", "of_all", "parse_axes", "reduce"]
@@ -97,8 +97,8 @@ def _reduce_per_replica(
     if value.local is not None:
         return _reduce_local(op, value.local, axes)
     if axes is None and value.lengths is None and value.stacked is not None:
-        if is_of_several(value.stacked):
-            return on_every_process(value.stacked, _mean if op is ReduceOp.MEAN else _sum)
+        if is_multi_process(value.stacked):
+            return compute_on_every_process(value.stacked, _mean if op is ReduceOp.MEAN else _sum)
         return _one_copy(_combine(op, value.stacked))
     return _reduce_parts(op, list(of_all(value, num_replicas).components), axes)
 
@@ -155,9 +155,9 @@ def of_all(value: PerReplica, num_replicas: int) -> PerReplica:
         num_replicas: number of replicas.
     """
     if value.stacked is not None:
-        if not is_of_several(value.stacked):
+        if not is_multi_process(value.stacked):
             return value
-        return PerReplica(stacked=on_every_process(value.stacked), lengths=value.lengths)
+        return PerReplica(stacked=compute_on_every_process(value.stacked), lengths=value.lengths)
     group = current_group()
     if value.objects is None or len(value.objects) == num_replicas or group is None:
         return value

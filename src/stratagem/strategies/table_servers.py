@@ -21,7 +21,7 @@ from stratagem.strategies.served_cluster import (
     make_cluster,
 )
 from stratagem.strategies.variable_client import VariableClient
-from stratagem.topology.absent import refuse_to_plan
+from stratagem.topology.abstract_devices import refuse_to_plan
 
 __all__ = ["TableServers", "table_servers"]
 

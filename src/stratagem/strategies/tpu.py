@@ -18,9 +18,10 @@ from stratagem.strategies.state_placement import state_placement
 from stratagem.strategies.strategy import Strategy
 from stratagem.strategies.tpu_system import find_resolver, tpu_devices
 from stratagem.topology import Topology
-from stratagem.topology.absent import planned_topology
+from stratagem.topology.abstract_devices import planned_topology
 from stratagem.topology.device_assignment import DeviceAssignment
-from stratagem.topology.tpu_places import assigned_devices, in_ring_order
+from stratagem.topology.tpu_coordinates import assigned_devices, in_ring_order
+from stratagem.variables import VariableLayouts
 
 __all__ = ["TPUStrategy"]
 

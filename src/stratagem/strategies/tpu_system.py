@@ -12,8 +12,8 @@ from stratagem.errors import NotFoundError
 from stratagem.messages import explain
 from stratagem.strategies.membership import check_resolver, join
 from stratagem.topology import local_devices
-from stratagem.topology.absent import planned_devices
-from stratagem.topology.tpu_places import tpu_topology_of
+from stratagem.topology.abstract_devices import planned_devices
+from stratagem.topology.tpu_coordinates import tpu_topology_of
 from stratagem.topology.tpu_topology import TPUTopology
 
 __all__ = ["find_resolver", "initialize_tpu_system", "shutdown_tpu_system", "tpu_devices"]

@@ -1,6 +1,6 @@
 """Devices of replicas: finding them, grouping them, and the mesh that they form."""
 
-from stratagem.topology.absent import planned_topology
+from stratagem.topology.abstract_devices import planned_topology
 from stratagem.topology.devices import find_devices, local_devices
 from stratagem.topology.mesh import REPLICA_AXIS, Topology
 

@@ -134,8 +134,8 @@ class DeviceAssignment:
             replica: index of the replica.
             logical_core: index of the core in the replica.
         """
-        place = self.coordinates(replica, logical_core)
-        return self._topology.tpu_device_ordinal_at_coordinates(place)
+        position = self.coordinates(replica, logical_core)
+        return self._topology.tpu_device_ordinal_at_coordinates(position)
 
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
         """Returns the device name of the host of a core.
@@ -145,8 +145,8 @@ class DeviceAssignment:
             logical_core: index of the core in the replica.
             job: task type to prefix the name with, or None.
         """
-        place = self.coordinates(replica, logical_core)
-        return self._topology.cpu_device_name_at_coordinates(place, job)
+        position = self.coordinates(replica, logical_core)
+        return self._topology.cpu_device_name_at_coordinates(position, job)
 
     def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
         """Returns the device name of a core.
@@ -156,8 +156,8 @@ class DeviceAssignment:
             logical_core: index of the core in the replica.
             job: task type to prefix the name with, or None.
         """
-        place = self.coordinates(replica, logical_core)
-        return self._topology.tpu_device_name_at_coordinates(place, job)
+        position = self.coordinates(replica, logical_core)
+        return self._topology.tpu_device_name_at_coordinates(position, job)
 
     @classmethod
     def build(
@@ -275,11 +275,11 @@ def _shape_of(num_replicas: int, counts: Integers) -> list[int]:
 def _as_rings(shape: Integers, counts: Integers) -> list[list[list[int]]]:
     """Arranges replicas in a ring, and the chips of each replica in a ring."""
     block, num_cores = shape[:3], int(shape[3])
-    inner = [np.array(place) for place in ring_of(block.tolist())]
+    inner = [np.array(position) for position in ring_of(block.tolist())]
     return [
         [
-            [*(np.array(outer) * block + place).tolist(), core]
-            for place in inner
+            [*(np.array(outer) * block + position).tolist(), core]
+            for position in inner
             for core in range(num_cores)
         ]
         for outer in ring_of(counts[:3].tolist())

@@ -10,7 +10,7 @@ import jax
 
 from stratagem import environment
 from stratagem.messages import explain
-from stratagem.topology.absent import planned_devices, planned_groups
+from stratagem.topology.abstract_devices import planned_devices, planned_groups
 from stratagem.topology.groups import check_groups
 
 __all__ = ["DeviceLike", "find_devices", "find_groups", "local_devices"]
@@ -71,10 +71,14 @@ def find_devices(specs: Sequence[DeviceLike]) -> tuple[jax.Device, ...]:
     parsed = [_parse(spec) for spec in specs]
     if (planned := planned_devices(len(parsed))) is not None:
         return planned
-    cpu_indices = [place[1] for place in parsed if isinstance(place, tuple) and place[0] == "cpu"]
+    cpu_indices = [
+        parsed_spec[1]
+        for parsed_spec in parsed
+        if isinstance(parsed_spec, tuple) and parsed_spec[0] == "cpu"
+    ]
     if cpu_indices:
         _make_virtual_cpu_devices(max(cpu_indices) + 1)
-    devices = tuple(_look_up(place) for place in parsed)
+    devices = tuple(_look_up(parsed_spec) for parsed_spec in parsed)
     _check_distinct(devices)
     _check_local(devices)
     return devices
@@ -143,13 +147,13 @@ def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
     return platform, int(match["index"] or 0)
 
 
-def _look_up(place: tuple[str, int] | int | jax.Device) -> jax.Device:
-    if isinstance(place, jax.Device):
-        return place
-    if isinstance(place, int):
-        name, platform, index, devices = f"number {place}", "", place, local_devices()
+def _look_up(parsed_spec: tuple[str, int] | int | jax.Device) -> jax.Device:
+    if isinstance(parsed_spec, jax.Device):
+        return parsed_spec
+    if isinstance(parsed_spec, int):
+        name, platform, index, devices = f"number {parsed_spec}", "", parsed_spec, local_devices()
     else:
-        platform, index = place
+        platform, index = parsed_spec
         name, devices = f"{platform}:{index}", _platform_devices(platform)
     if not 0 <= index < len(devices):
         raise ValueError(

@@ -9,7 +9,7 @@ import jax
 
 from stratagem.messages import explain
 
-__all__ = ["check_groups", "neighbours", "prime_factors"]
+__all__ = ["adjacent_groups", "check_groups", "prime_factors"]
 
 
 def check_groups(
@@ -51,7 +51,7 @@ def check_groups(
     return tuple(tuple(group) for group in groups)
 
 
-def neighbours(
+def adjacent_groups(
     devices: Sequence[jax.Device], devices_per_replica: int
 ) -> tuple[tuple[jax.Device, ...], ...]:
     """Divides devices into groups of adjacent ones, each within a process.

@@ -19,15 +19,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from stratagem.group import Activity, Group, current_group
 
 __all__ = [
-    "Flight",
+    "InFlightProgram",
     "compiling",
-    "copied_to_all",
-    "is_of_several",
-    "last_flight",
-    "note_flight",
-    "on_every_process",
+    "compute_on_every_process",
+    "is_multi_process",
+    "last_program",
+    "record_program",
+    "replicate_to_all",
     "run_together",
-    "wait_for_flight",
+    "wait_for_program",
     "wait_until_ready",
     "waiting_for_input",
 ]
@@ -40,7 +40,7 @@ _TRANSPORTS = ("Gloo", "NCCL", "MPI")
 
 
 @dataclasses.dataclass
-class Flight:
+class InFlightProgram:
     """A program in flight: its step number, its name, and outputs that no later program donates."""
 
     number: int = 0
@@ -48,15 +48,15 @@ class Flight:
     token: Any = None
 
 
-_last = Flight()
+_last = InFlightProgram()
 
 
-def last_flight() -> Flight:
+def last_program() -> InFlightProgram:
     """Returns the program started last, by this process alone or by all together."""
     return dataclasses.replace(_last)
 
 
-def note_flight(token: Any) -> None:
+def record_program(token: Any) -> None:
     """Records a program started by a process without a group.
 
     `token` are arrays among its outputs that no later program donates.
@@ -65,7 +65,7 @@ def note_flight(token: Any) -> None:
         _last.token = token
 
 
-def wait_for_flight(flight: Flight) -> None:
+def wait_for_program(flight: InFlightProgram) -> None:
     """Waits until a program is done; raises as `run_together`."""
     if current_group() is None:
         jax.block_until_ready(flight.token)
@@ -87,7 +87,7 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     """
     group = current_group()
     assert group is not None
-    before = last_flight()
+    before = last_program()
     if platform == "cpu":
         _wait(before)
     begun = group.num_steps
@@ -112,14 +112,14 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
 def wait_until_ready(values: Any) -> None:
     """Waits for outputs of programs that all processes run; raises as `run_together`."""
     if current_group() is not None:
-        _wait(Flight(_last.number, _last.name, values))
+        _wait(InFlightProgram(_last.number, _last.name, values))
 
 
 def _is_traced(token: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(token))
 
 
-def _wait(flight: Flight) -> None:
+def _wait(flight: InFlightProgram) -> None:
     group = current_group()
     if group is None:
         return
@@ -144,7 +144,7 @@ def _raise_loss(group: Group, error: Exception) -> NoReturn:
     raise error
 
 
-def is_of_several(value: Any) -> bool:
+def is_multi_process(value: Any) -> bool:
     """Returns True for an array with shards or copies in other processes."""
     return (
         isinstance(value, jax.Array)
@@ -158,7 +158,7 @@ def _read_all(values: Any) -> Any:
     return jax.device_put(values, jax.memory.Space.Device)
 
 
-def on_every_process(arrays: Any, function: Callable[[Any], Any] | None = None) -> Any:
+def compute_on_every_process(arrays: Any, function: Callable[[Any], Any] | None = None) -> Any:
     """Returns `function` of multi-process arrays, on a local device; call it on every process.
 
     `function` is a module-level function, since programs are cached by it; None returns the arrays
@@ -168,7 +168,7 @@ def on_every_process(arrays: Any, function: Callable[[Any], Any] | None = None) 
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
 
 
-def copied_to_all(arrays: Any) -> Any:
+def replicate_to_all(arrays: Any) -> Any:
     """Returns multi-process arrays replicated to every device; call it on every process."""
     return _computed_together(arrays, _read_all)
 

@@ -124,7 +124,7 @@ class Topology:
         return len({device.process_index for device in self.devices or ()}) > 1
 
     @property
-    def is_absent(self) -> bool:
+    def is_abstract(self) -> bool:
         """True if the devices are abstract, for planning only."""
         return False
 

@@ -29,14 +29,14 @@ import threading
 from collections.abc import Generator
 from typing import Any, NoReturn
 
-__all__ = ["cache_programs", "end_at_once", "file_of_main_thread", "gloo_at"]
+__all__ = ["enable_compilation_cache", "exit_now", "gloo_bound_to", "main_thread_file"]
 
 _MAKER = "make_gloo_tcp_collectives"
 _WRITER, _PUT = "_cache_write", "put_executable_and_time"
 
 
 @contextlib.contextmanager
-def gloo_at(address: str) -> Generator[None]:
+def gloo_bound_to(address: str) -> Generator[None]:
     """Makes Gloo listen at an address while JAX's CPU backend starts.
 
     `address` is the one by which other processes reach this host.
@@ -49,7 +49,7 @@ def gloo_at(address: str) -> Generator[None]:
         return
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        with _starting_patient_threads():
+        with _starting_batch_threads():
             return original(*args, hostname=address, **kwargs)
 
     setattr(library, _MAKER, make)
@@ -60,7 +60,7 @@ def gloo_at(address: str) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _starting_patient_threads() -> Generator[None]:
+def _starting_batch_threads() -> Generator[None]:
     """Threads started within the block preempt no other thread when they wake (Linux only)."""
     if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield
@@ -72,7 +72,7 @@ def _starting_patient_threads() -> Generator[None]:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def cache_programs() -> None:
+def enable_compilation_cache() -> None:
     """Lets a process other than process 0 write to JAX's compilation cache on disk."""
     try:
         compiler: Any = importlib.import_module("jax._src.compiler")
@@ -98,13 +98,13 @@ def cache_programs() -> None:
     setattr(compiler, _WRITER, write)
 
 
-def file_of_main_thread() -> str:
+def main_thread_file() -> str:
     """Returns the file of the code that the main thread is in, or "" if it has ended."""
     frames: Any = vars(sys)["_current_frames"]()
     frame = frames.get(threading.main_thread().ident)
     return "" if frame is None else str(frame.f_code.co_filename)
 
 
-def end_at_once(exit_code: int) -> NoReturn:
+def exit_now(exit_code: int) -> NoReturn:
     """Exits the process immediately, without flushing or cleaning up."""
     os._exit(exit_code)

@@ -12,11 +12,11 @@ import jax
 
 from stratagem import environment
 from stratagem.goodput import current_events
-from stratagem.group import Activity, Group, GroupLimits, Identity, current_group, set_current_group
+from stratagem.group import Group, Identity, Kind, Limits, current_group, set_current_group
 from stratagem.messages import explain
-from stratagem.topology import ending
+from stratagem.topology import process_exit
 from stratagem.topology.devices import local_devices
-from stratagem.topology.private import cache_programs, gloo_at
+from stratagem.topology.private import enable_compilation_cache, gloo_bound_to
 
 __all__ = ["has_started", "start_processes"]
 
@@ -25,7 +25,7 @@ _NEVER_S = 10_000_000
 
 
 def start_processes(
-    identity: Identity, limits: GroupLimits, local_device_ids: list[int] | None
+    identity: Identity, limits: Limits, local_device_ids: list[int] | None
 ) -> tuple[jax.Device, ...]:
     """Joins the group and starts JAX on all its processes; call it once per process.
 
@@ -44,7 +44,7 @@ def start_processes(
         group = Group(identity, limits)
         set_current_group(group)
         _start_jax(group, local_device_ids)
-        ending.watch(group)
+        process_exit.watch(group)
     elif group.identity != identity:
         raise RuntimeError(
             explain(
@@ -92,8 +92,8 @@ def _start_jax(group: Group, local_device_ids: list[int] | None) -> None:
     # Otherwise JAX would end this process when another is lost, before the loss is reported.
     jax.config.update("jax_enable_recoverability", True)
     if group.process_id and environment.lookup("STRATAGEM_PROGRAM_DIR"):
-        cache_programs()
-    door = group.open_coordination_port()
+        enable_compilation_cache()
+    door = group.open_door()
     jax.distributed.initialize(
         f"127.0.0.1:{door}",
         group.num_processes,
@@ -102,10 +102,10 @@ def _start_jax(group: Group, local_device_ids: list[int] | None) -> None:
         cluster_detection_method="deactivate",
         initialization_timeout=int(group.limits.join_s) + 1,
         heartbeat_timeout_seconds=_NEVER_S,
-        shutdown_timeout_seconds=ending.SHUTDOWN_S,
+        shutdown_timeout_seconds=process_exit.SHUTDOWN_S,
         coordinator_bind_address=f"127.0.0.1:{door}",
     )
-    with group.at(Activity.COMPILE, "starting JAX"), gloo_at(group.own_address):
+    with group.at(Kind.COMPILE, "starting JAX"), gloo_bound_to(group.own_address):
         local_devices()
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-__all__ = ["Place", "ring_of"]
+__all__ = ["Position", "ring_of"]
 
-Place = tuple[int, int, int]
+Position = tuple[int, int, int]
 
 
-def ring_of(sizes: Sequence[int]) -> list[Place]:
+def ring_of(sizes: Sequence[int]) -> list[Position]:
     """Returns every position of a box, in an order in which neighbors are one step apart.
 
     The last is adjacent to the first, too, if at least two sides are longer than 1 and all such
@@ -31,11 +31,11 @@ def ring_of(sizes: Sequence[int]) -> list[Place]:
     if len(long) == 2:
         first, second = long
         return [
-            _placed({first: one, second: other})
+            _position({first: one, second: other})
             for one, other in [(0, 0), *_open_ring(sizes[first], sizes[second])]
         ]
     # Layer by layer over all but the corner, and back through the corners.
-    ring: list[Place] = [(0, 0, 0)]
+    ring: list[Position] = [(0, 0, 0)]
     for z in range(sizes[2]):
         layer = [(x, y, z) for x, y in _open_ring(sizes[0], sizes[1])]
         ring += layer if z % 2 == 0 else layer[::-1]
@@ -54,5 +54,5 @@ def _open_ring(width: int, height: int) -> list[tuple[int, int]]:
     return ring + [(0, row) for row in range(height - 1, 0, -1)]
 
 
-def _placed(along: dict[int, int]) -> Place:
+def _position(along: dict[int, int]) -> Position:
     return along.get(0, 0), along.get(1, 0), along.get(2, 0)

@@ -94,16 +94,16 @@ def _packed(field: int, numbers: list[int]) -> bytes:
 
 def _fields(data: bytes) -> Iterator[tuple[int, list[int]]]:
     """Yields the fields with their numbers; raises ValueError for other wire types."""
-    place = 0
-    while place < len(data):
-        tag, place = _read_varint(data, place)
+    position = 0
+    while position < len(data):
+        tag, position = _read_varint(data, position)
         field, kind = tag >> 3, tag & 7
         if kind == _NUMBER:
-            number, place = _read_varint(data, place)
+            number, position = _read_varint(data, position)
             yield field, [number]
         elif kind == _BYTES:
-            length, place = _read_varint(data, place)
-            content, place = data[place : place + length], place + length
+            length, position = _read_varint(data, position)
+            content, position = data[position : position + length], position + length
             if len(content) < length:
                 raise _unreadable(data, "it ends within a field")
             if field in (_MESH_SHAPE, _COORDINATES):
@@ -123,17 +123,17 @@ def _unreadable(data: bytes, why: str) -> ValueError:
 
 
 def _varints(content: bytes) -> Iterator[int]:
-    place = 0
-    while place < len(content):
-        number, place = _read_varint(content, place)
+    position = 0
+    while position < len(content):
+        number, position = _read_varint(content, position)
         yield number
 
 
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     number, shift = 0, 0
     while True:
-        byte = data[place]
+        byte = data[position]
         number |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 0x80:
-            return number, place
+            return number, position

@@ -81,9 +81,9 @@ class TPUTopology:
         tasks = np.full(self._mesh_shape, -1, np.int32)
         ordinals = np.full(self._mesh_shape, -1, np.int32)
         for task, devices in enumerate(self._device_coordinates):
-            for ordinal, place in enumerate(devices):
-                tasks[tuple(place)] = task
-                ordinals[tuple(place)] = ordinal
+            for ordinal, position in enumerate(devices):
+                tasks[tuple(position)] = task
+                ordinals[tuple(position)] = ordinal
         return tasks, ordinals
 
     @property

@@ -160,8 +160,8 @@ def _replicas_of_process(stacked: jax.Array) -> list[int]:
     devices: list[jax.Device] = [*sharding.mesh.devices.flat]
     group_size = len(devices) // stacked.shape[0]
     process = jax.process_index()
-    places = [place for place, one in enumerate(devices) if one.process_index == process]
-    return sorted({place // group_size for place in places})
+    indices = [index for index, one in enumerate(devices) if one.process_index == process]
+    return sorted({index // group_size for index in indices})
 
 
 @jax.tree_util.register_pytree_node_class

@@ -89,10 +89,10 @@ class IndexedSlices:
             indices = jnp.where(indices < 0, indices + self.dense_shape[0], indices)
         nowhere = int(jnp.iinfo(indices.dtype).max)
         size = indices.shape[0] if isinstance(indices, Tracer) else None
-        unique, places = jnp.unique(
+        unique, inverse = jnp.unique(
             indices, return_inverse=True, size=size, fill_value=None if size is None else nowhere
         )
-        sums = jax.ops.segment_sum(jnp.asarray(self.values), places, num_segments=unique.shape[0])
+        sums = jax.ops.segment_sum(jnp.asarray(self.values), inverse, num_segments=unique.shape[0])
         return IndexedSlices(sums, unique, self.dense_shape)
 
     def check(self) -> None:

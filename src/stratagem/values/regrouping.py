@@ -203,7 +203,7 @@ def _kinds_everywhere(
     group = current_group()
     assert group is not None
     own = [_Kind.of(column) for column in columns]
-    told = (
+    own_report = (
         paths,
         [
             (kind.is_one, _plain(column[0]), kind.shapes, kind.dtypes)
@@ -211,10 +211,10 @@ def _kinds_everywhere(
         ],
         None if error is None else str(error),
     )
-    all_told = group.exchange("the parts of a distributed value", told)
+    all_reports = group.exchange("the parts of a distributed value", own_report)
     if error is not None:
         raise error
-    for label, (other, _, theirs) in zip(group.identity.labels, all_told, strict=True):
+    for label, (other, _, theirs) in zip(group.identity.labels, all_reports, strict=True):
         if theirs is not None:
             raise ValueError(
                 explain(
@@ -234,7 +234,7 @@ def _kinds_everywhere(
                 )
             )
     kinds: list[_Kind] = []
-    for parts in zip(*(told_kinds for _, told_kinds, _ in all_told), strict=True):
+    for parts in zip(*(kind_reports for _, kind_reports, _ in all_reports), strict=True):
         is_one = all(one and plain == parts[0][1] for one, plain, _, _ in parts)
         if any(shapes is None for _, _, shapes, _ in parts):
             kinds.append(_Kind(is_one))

@@ -8,7 +8,7 @@ from jax.core import Tracer
 
 from stratagem.options import VariableAggregation
 from stratagem.topology import Topology
-from stratagem.topology.lockstep import on_every_process
+from stratagem.topology.lockstep import compute_on_every_process
 from stratagem.variables.aggregation import aggregate_components
 
 __all__ = ["WholeValue", "gather_together", "stored_components"]
@@ -63,6 +63,6 @@ def gather_together(wanted: list[tuple[WholeValue, Any]]) -> None:
     """
     stale = [(whole, storage) for whole, storage in wanted if whole.storage is not storage]
     if stale:
-        gathered = on_every_process([storage for _, storage in stale])
+        gathered = compute_on_every_process([storage for _, storage in stale])
         for (whole, storage), components in zip(stale, gathered, strict=True):
             whole.storage, whole.gathered = storage, components

@@ -11,8 +11,9 @@ import numpy as np
 from stratagem.group import current_group
 from stratagem.messages import explain
 from stratagem.topology import Topology
-from stratagem.topology.lockstep import on_every_process
-from stratagem.topology.pieces import own_copy
+from stratagem.topology.lockstep import compute_on_every_process
+from stratagem.topology.shards import local_copy
+from stratagem.variables.store import store_of
 from stratagem.variables.layouts import put_stored
 from stratagem.variables.registry import VariableRegistry
 from stratagem.variables.store import store_of
@@ -71,9 +72,9 @@ def _take_first(variable: Any, held: Any, topology: Topology) -> None:
     if held is None:
         stored = variable.storage
         is_component = stored.ndim > len(variable.shape)
-        held = np.asarray(own_copy(stored, topology))
+        held = np.asarray(local_copy(stored, topology))
     own = held[0] if is_component else held
-    value = on_every_process(topology.stack([own] * topology.num_local_replicas), _first)
+    value = compute_on_every_process(topology.stack([own] * topology.num_local_replicas), _first)
     if is_component:
         variable.storage = topology.stack([value] * topology.num_local_replicas)
     else:

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.messages import explain
 from stratagem.topology import Topology
-from stratagem.topology.pieces import put_in_pieces
+from stratagem.topology.shards import put_shards
 from stratagem.variables.kind import VariableKind
 from stratagem.variables.registry import home_of
 
@@ -256,4 +256,4 @@ def put_stored(variable: Any, value: Any, topology: Topology) -> Any:
     division: Division | None = getattr(variable, "division", None)
     if division is None:
         return topology.replicate(value)
-    return put_in_pieces(value, division.sharding(topology))
+    return put_shards(value, division.sharding(topology))

@@ -15,8 +15,8 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.topology.lockstep import copied_to_all, is_of_several, on_every_process
-from stratagem.topology.pieces import put_in_pieces
+from stratagem.topology.lockstep import replicate_to_all, is_multi_process, compute_on_every_process
+from stratagem.topology.shards import put_shards
 from stratagem.variables.single_device_store import take_rows
 
 __all__ = ["ShardedStore", "is_worth_sharding"]
@@ -83,18 +83,18 @@ class ShardedStore:
         if is_on_several and not self.topology.spans_processes:
             return jax.device_put(value, sharding)
         # JAX would shard a host value on its default device, which would then hold all of it.
-        return put_in_pieces(value, sharding)
+        return put_shards(value, sharding)
 
     def gather(self, stored: jax.Array) -> jax.Array:
         """Returns the whole value on the first replica's device of this process."""
-        if is_of_several(stored):
+        if is_multi_process(stored):
             is_copied = stored.is_fully_replicated
-            return stored.addressable_data(0) if is_copied else on_every_process(stored)
+            return stored.addressable_data(0) if is_copied else compute_on_every_process(stored)
         return jax.device_put(self.load(stored), next(iter(self.topology.devices or ())))
 
     def replicate(self, stored: jax.Array, topology: Topology) -> jax.Array:
         """Returns a copy on each replica's device."""
-        return copied_to_all(stored) if is_of_several(stored) else topology.replicate(stored)
+        return replicate_to_all(stored) if is_multi_process(stored) else topology.replicate(stored)
 
     def load(self, stored: jax.Array) -> jax.Array:
         """Moves shards to the memory that devices compute in. May be called in a program."""

@@ -62,7 +62,7 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
         ValueError: their results differ in structure, or an assignment differs between replicas; or
             the devices are not here.
     """
-    if strategy.topology.is_absent:
+    if strategy.topology.is_abstract:
         raise ValueError(
             explain(
                 f"A step was to run op by op on {strategy}, whose devices are not here.",

@@ -13,7 +13,7 @@ from stratagem.execution.tracing.errors import disagreement, foreign_variable
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.group import current_group
 from stratagem.topology import Topology
-from stratagem.topology.pieces import copy_of_replica
+from stratagem.topology.shards import replica_copy
 from stratagem.variables import (
     VariableKind,
     home_of,
@@ -61,7 +61,7 @@ class EagerState:
                 return jnp.asarray(stored)
             if home.kind is VariableKind.PLAIN and self._topology.groups is None:
                 return stored
-            part = copy_of_replica(stored, self._topology, replica_id)
+            part = replica_copy(stored, self._topology, replica_id)
             return part[0] if home.kind is VariableKind.ON_READ else part
 
         return read
@@ -127,7 +127,7 @@ class EagerState:
         parts = [
             scope.state_mapping[key]
             if key in scope.writes
-            else copy_of_replica(variable.storage, self._topology, index)[0]
+            else replica_copy(variable.storage, self._topology, index)[0]
             for index, scope in zip(self._topology.local_replica_ids, scopes, strict=True)
         ]
         variable.storage = self._topology.stack(

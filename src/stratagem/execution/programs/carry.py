@@ -19,8 +19,8 @@ from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.execution.tracing.returned_values import as_values
 from stratagem.messages import explain
 from stratagem.options import ReduceOp, VariableAggregation
-from stratagem.topology.absent import placeholder
-from stratagem.topology.pieces import own_copy
+from stratagem.topology.abstract_devices import placeholder
+from stratagem.topology.shards import local_copy
 from stratagem.values import Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
 from stratagem.variables import Home, VariableKind
@@ -111,7 +111,7 @@ class Carry:
         """The whole array, in memory of its own: a step gives it away."""
         topology, first = self._topology, parts[0]
         is_sole = topology.num_replicas == 1
-        if topology.is_absent:
+        if topology.is_abstract:
             replicas = () if is_sole else (topology.num_replicas,)
             return placeholder((*replicas, *first.shape), first.dtype)
         if is_sole:
@@ -125,7 +125,7 @@ class Carry:
         values: list[Any] = []
         for slot in self.slots:
             value, slot.storage = slot.storage, None
-            value = own_copy(value, self._topology) if is_sole else value
+            value = local_copy(value, self._topology) if is_sole else value
             values.append(slot.given(value) if is_sole else PerReplica(stacked=slot.given(value)))
         return jax.tree.unflatten(self.structure, values)
 

@@ -24,9 +24,9 @@ from stratagem.execution.tracing.remote_state import RemoteState
 from stratagem.execution.tracing.trace import Trace
 from stratagem.goodput import current_events
 from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.topology.absent import placeholder
-from stratagem.topology.lockstep import note_flight, run_together
-from stratagem.topology.pieces import own_copy
+from stratagem.topology.abstract_devices import placeholder
+from stratagem.topology.lockstep import record_program, run_together
+from stratagem.topology.shards import local_copy
 from stratagem.values import PerReplica
 from stratagem.variables import VariableKind, home_of, store_of, stored_sharding
 
@@ -98,7 +98,7 @@ class Program:
         Returns:
             The result with steps on the leading axis of each component.
         """
-        if self._topology.is_absent:
+        if self._topology.is_abstract:
             return self._assemble(self._zeros())
         if (plain := self._without_summaries()) is not None:
             return plain.run_many(split, shared)
@@ -114,7 +114,7 @@ class Program:
         return self.make_plain() if is_plain and self.make_plain is not None else None
 
     def _run(self, split: list[Any], shared: list[Any]) -> list[Any]:
-        if self._topology.is_absent:
+        if self._topology.is_abstract:
             return self._zeros()
         if self._remote is None:
             return self._call(self._step, split, shared)
@@ -260,7 +260,7 @@ class Program:
             new_values, results = run_together(self._name, start, platform=self._topology.platform)
         else:
             (new_values, results), token = start()
-            note_flight(token)
+            record_program(token)
         is_lost = bool(new_values) and isinstance(new_values[0], Tracer)
         if is_lost and current_function_trace() is None:
             raise assigned_under_jit(self.trace.written[0])
@@ -397,7 +397,7 @@ class Program:
             elif several:
                 leaves.append(PerReplica(stacked=outputs[value], lengths=lengths))
             else:
-                output = own_copy(outputs[value], self._topology)
+                output = local_copy(outputs[value], self._topology)
                 leaves.append(output if lengths is None else output[: lengths[0]])
         return jax.tree.unflatten(self.trace.result_structure, leaves)
 

@@ -127,7 +127,7 @@ class BuildWrites:
         """
         lost = lost_writes(self.variables, self.num_writes, num_writes)
         topology = strategy.topology
-        if not lost or topology.is_absent or not strategy.executor.has_values:
+        if not lost or topology.is_abstract or not strategy.executor.has_values:
             return
         sources = {source for source, _ in self.trace.inputs}
         needs_arguments = bool(sources & {"split", "shared", "rows"})

@@ -154,7 +154,7 @@ class _Recorder:
             return ReplicaContext(
                 self._strategy,
                 0,
-                SoleCommunicator(is_noted=self._strategy.placement.uses_stores),
+                SoleCommunicator(marks_sums=self._strategy.keeping is not None),
                 self.arguments.batch,
             )
         all_reduce = self._strategy.cross_device_ops.all_reduce(self._topology)

@@ -11,7 +11,7 @@ import pytest
 
 from stratagem.collectives import measuring
 from stratagem.collectives.choice import Algorithm
-from stratagem.collectives.measuring import SIZES_BYTES, measured_choice, times_of
+from stratagem.collectives.measurement import SIZES_BYTES, measured_choice, times_of
 from stratagem.topology import Topology
 
 TIMES_S = {

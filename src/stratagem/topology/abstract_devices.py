@@ -21,13 +21,13 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType
 
 from stratagem.messages import explain
-from stratagem.topology.groups import neighbours, prime_factors
+from stratagem.topology.groups import adjacent_groups, prime_factors
 from stratagem.topology.mesh import REPLICA_AXIS, Topology
 
 __all__ = [
-    "AbsentDevice",
-    "AbsentTopology",
-    "is_too_large_to_keep",
+    "AbstractDevice",
+    "AbstractTopology",
+    "exceeds_value_limit",
     "placeholder",
     "planned_devices",
     "planned_groups",
@@ -38,11 +38,11 @@ __all__ = [
 ]
 
 # Arrays up to this size keep their values.
-_KEPT_BYTES = 2**16
+_MAX_VALUE_BYTES = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
-class AbsentDevice:
+class AbstractDevice:
     """Stand-in for a `jax.Device`, with the attributes that programs read.
 
     `slice_index` is the TPU slice, or the GPU host, that it belongs to.
@@ -58,11 +58,11 @@ class AbsentDevice:
         return f"{self.platform}:{self.id}"
 
 
-class AbsentTopology(Topology):
+class AbstractTopology(Topology):
     """A topology of abstract devices, seen by one process that plans for all."""
 
     @property
-    def is_absent(self) -> bool:
+    def is_abstract(self) -> bool:
         """True."""
         return True
 
@@ -87,19 +87,19 @@ class AbsentTopology(Topology):
 
     def replicate(self, value: Any) -> Any:
         """Returns the abstract form of a replicated value."""
-        return _kept(value)
+        return _abstract_value(value)
 
     def put_stacked(self, array: Any, *, axis: int = 0) -> Any:
         """Returns the abstract form of an array with a replica axis."""
-        return _kept(array)
+        return _abstract_value(array)
 
     def stack(self, values: list[Any]) -> Any:
         """Returns the abstract form of stacked replica values."""
         if any(isinstance(value, Tracer) for value in values):
             return jax.numpy.stack([jax.numpy.asarray(value) for value in values])
-        if is_too_large_to_keep(values[0].shape, values[0].dtype):
+        if exceeds_value_limit(values[0].shape, values[0].dtype):
             return placeholder((len(values), *values[0].shape), values[0].dtype)
-        return _kept(np.stack([np.asarray(value) for value in values]))
+        return _abstract_value(np.stack([np.asarray(value) for value in values]))
 
 
 def placeholder(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
@@ -108,33 +108,33 @@ def placeholder(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
     return np.broadcast_to(zero, tuple(shape))
 
 
-def is_too_large_to_keep(shape: Sequence[int], dtype: Any) -> bool:
+def exceeds_value_limit(shape: Sequence[int], dtype: Any) -> bool:
     """Returns True if abstract devices do not keep the values of such an array."""
-    return math.prod(shape) * jax.dtypes.canonicalize_dtype(dtype).itemsize > _KEPT_BYTES
+    return math.prod(shape) * jax.dtypes.canonicalize_dtype(dtype).itemsize > _MAX_VALUE_BYTES
 
 
-def _kept(value: Any) -> Any:
+def _abstract_value(value: Any) -> Any:
     if isinstance(value, Tracer):
         return value
     if not isinstance(value, jax.Array | np.ndarray):
         value = np.asarray(value)
-    if is_too_large_to_keep(value.shape, value.dtype):
+    if exceeds_value_limit(value.shape, value.dtype):
         return placeholder(value.shape, value.dtype)
     return np.asarray(value).astype(jax.dtypes.canonicalize_dtype(value.dtype))
 
 
-class _Planned:
+class _PlannedTarget:
     """Planned devices and sharded state for all threads; None if nothing is planned."""
 
-    topology: AbsentTopology | None = None
+    topology: AbstractTopology | None = None
     shard_state: str | None = None
 
 
-_planned = _Planned()
+_planned = _PlannedTarget()
 
 
 @contextlib.contextmanager
-def planning_for(topology: AbsentTopology, shard_state: str | None = None) -> Generator[None]:
+def planning_for(topology: AbstractTopology, shard_state: str | None = None) -> Generator[None]:
     """Gives strategies created within the block these devices instead of local ones.
 
     `shard_state` overrides that of strategies that can shard state; None keeps theirs.
@@ -185,7 +185,7 @@ def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | N
         )
     if num_named == 1:
         return (devices[:size],)
-    return neighbours(devices, size)
+    return adjacent_groups(devices, size)
 
 
 def refuse_to_plan(what: str) -> None:
@@ -204,4 +204,4 @@ def planned_topology(topology: Topology) -> Topology:
     """Returns the topology as it is, or with abstract devices if a step is being planned."""
     if _planned.topology is None or topology.devices is None:
         return topology
-    return AbsentTopology(topology.devices, topology.groups)
+    return AbstractTopology(topology.devices, topology.groups)

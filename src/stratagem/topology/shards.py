@@ -13,10 +13,10 @@ from jax.sharding import Sharding
 
 from stratagem.topology.mesh import Topology
 
-__all__ = ["copy_of_replica", "on_host", "on_host_if", "own_copy", "put_in_pieces"]
+__all__ = ["assemble_on_host", "creating_on_host", "local_copy", "put_shards", "replica_copy"]
 
 
-def put_in_pieces(value: Any, sharding: Sharding) -> jax.Array:
+def put_shards(value: Any, sharding: Sharding) -> jax.Array:
     """Puts an array on devices by shards, so that no device ever holds more than its own shard.
 
     `value` must be the same on all processes.
@@ -26,12 +26,12 @@ def put_in_pieces(value: Any, sharding: Sharding) -> jax.Array:
     if isinstance(value, jax.Array):
         if value.sharding == sharding:
             return value
-        value = on_host(value)
+        value = assemble_on_host(value)
     host = np.asarray(value)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def copy_of_replica(array: jax.Array, topology: Topology, replica_id: int) -> jax.Array:
+def replica_copy(array: jax.Array, topology: Topology, replica_id: int) -> jax.Array:
     """Returns the whole value of a local replica, on its first device.
 
     `array` is replicated, has one component per replica, or is sharded within replicas.
@@ -44,16 +44,16 @@ def copy_of_replica(array: jax.Array, topology: Topology, replica_id: int) -> ja
     return jax.device_put(_joined(array, set(devices)), devices[0])
 
 
-def own_copy(array: Any, topology: Topology) -> Any:
+def local_copy(array: Any, topology: Topology) -> Any:
     """Returns a local copy on one device, assembled from shards if necessary."""
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return jax.numpy.asarray(array)
     if array.is_fully_replicated:
         return array.addressable_data(0)
-    return copy_of_replica(array, topology, topology.local_replica_ids[0])
+    return replica_copy(array, topology, topology.local_replica_ids[0])
 
 
-def on_host(array: Any) -> np.ndarray[Any, Any]:
+def assemble_on_host(array: Any) -> np.ndarray[Any, Any]:
     """Returns the value of the local shards, assembled on the host."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return _joined(array, array.sharding.addressable_devices)
@@ -61,7 +61,7 @@ def on_host(array: Any) -> np.ndarray[Any, Any]:
 
 
 @contextlib.contextmanager
-def on_host_if(is_large: bool) -> Generator[None]:
+def creating_on_host(is_large: bool) -> Generator[None]:
     """Creates arrays on the host within the block if `is_large`, to be sent in shards."""
     try:
         host = jax.local_devices(backend="cpu")[0] if is_large else None

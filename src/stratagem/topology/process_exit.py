@@ -25,7 +25,7 @@ import jax
 from stratagem.goodput import close_events, current_events
 from stratagem.group import Group, current_group
 from stratagem.preemption.signals import ignore_until_the_end
-from stratagem.topology.private import end_at_once, file_of_main_thread
+from stratagem.topology.private import exit_now, main_thread_file
 
 __all__ = ["SHUTDOWN_S", "expect_exit", "watch"]
 
@@ -37,30 +37,32 @@ _DRAIN_S = 2.0
 _INTERRUPTED = 130  # the exit code that shells report for SIGINT
 
 
-class _State:
+class _ExitState:
     """Exit code after an error, the planned exit code, and whether the loss was recorded."""
 
     exit_code: int | None = None
     planned_code: int = 0
-    has_told_events: bool = False
+    has_recorded_loss: bool = False
 
 
-_state = _State()
+_state = _ExitState()
 
 
 def watch(group: Group) -> None:
     """Handles the exit of this process from now on."""
     previous = sys.excepthook
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         _state.exit_code = _INTERRUPTED if kind is KeyboardInterrupt else 1
         if group.verdict is None:
             group.tell_error("".join(traceback.format_exception(kind, error, trace)))
         previous(kind, error, trace)
 
-    sys.excepthook = tell
+    sys.excepthook = report
     thread = threading.Thread(
-        target=_end_what_cannot_wake, args=(group,), name="stratagem-ending", daemon=True
+        target=_exit_if_stuck, args=(group,), name="stratagem-ending", daemon=True
     )
     thread.start()
 
@@ -70,15 +72,15 @@ def expect_exit(code: object) -> None:
     _state.planned_code = code if isinstance(code, int) else int(code is not None)
 
 
-def _end_what_cannot_wake(group: Group) -> None:
+def _exit_if_stuck(group: Group) -> None:
     """Exits the process if its main thread is stuck inside JAX after the group broke."""
     group.wait_for_verdict()
-    _tell_events(group)
+    _record_loss(group)
     waited_s = 0.0
     pause = threading.Event()
     while waited_s < _GRACE_S:
         pause.wait(_LOOK_S)
-        waited_s = waited_s + _LOOK_S if _waits_in_jax() and not group.is_told else 0.0
+        waited_s = waited_s + _LOOK_S if _is_in_jax() and not group.is_told else 0.0
         if group.is_told:
             return
     assert group.verdict is not None
@@ -90,27 +92,27 @@ def _end_what_cannot_wake(group: Group) -> None:
         file=sys.stderr,
         flush=True,
     )
-    _end(1)
+    _exit(1)
 
 
-def _tell_events(group: Group) -> None:
+def _record_loss(group: Group) -> None:
     """Records the loss as soon as it is known, since this process may not exit normally."""
     events, verdict = current_events(), group.verdict
-    if events is None or verdict is None or _state.has_told_events:
+    if events is None or verdict is None or _state.has_recorded_loss:
         return
-    _state.has_told_events = True
+    _state.has_recorded_loss = True
     lost = None if verdict.lost is None else verdict.lost.partition(" (")[0]
     events.failure(verdict.message, lost=lost, silence_s=verdict.silent_s)
 
 
-def _waits_in_jax() -> bool:
+def _is_in_jax() -> bool:
     """Returns True if the main thread is in JAX, or in our code: C++ calls have no Python frame."""
     packages = [os.path.dirname(jax.__file__), str(Path(__file__).parents[1])]
-    return file_of_main_thread().startswith(tuple(path + os.sep for path in packages))
+    return main_thread_file().startswith(tuple(path + os.sep for path in packages))
 
 
 @atexit.register
-def _leave() -> None:
+def _exit_with_group() -> None:
     group = current_group()
     if group is not None:
         _leave_group(group)
@@ -124,14 +126,14 @@ def _leave_group(group: Group) -> None:
                 jax.distributed.shutdown()
             group.exchange("the end of all", None, timeout_s=SHUTDOWN_S)
         return
-    _tell_events(group)
+    _record_loss(group)
     group.drain(_DRAIN_S)
     # The program ended by itself while others still waited for it.
     planned = 1 if group.is_told else _state.planned_code
-    _end(planned if _state.exit_code is None else _state.exit_code)
+    _exit(planned if _state.exit_code is None else _state.exit_code)
 
 
-def _end(exit_code: int) -> NoReturn:
+def _exit(exit_code: int) -> NoReturn:
     for child in multiprocessing.active_children():
         child.terminate()
     close_events(exit_code)
@@ -139,4 +141,4 @@ def _end(exit_code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    end_at_once(exit_code)
+    exit_now(exit_code)

@@ -11,9 +11,9 @@ import pytest
 import stratagem as sg
 from stratagem.planning import parse_target
 from stratagem.topology import Topology, find_devices, local_devices
-from stratagem.topology.absent import (
-    AbsentDevice,
-    AbsentTopology,
+from stratagem.topology.abstract_devices import (
+    AbstractDevice,
+    AbstractTopology,
     placeholder,
     planned_devices,
     planned_topology,
@@ -48,9 +48,9 @@ def test_an_absent_topology_is_one_process() -> None:
     pod = parse_target("2xv5e:16x16").topology
     assert pod.num_replicas == pod.num_local_replicas == 512
     assert not pod.spans_processes
-    assert (pod.platform, pod.is_absent) == ("tpu", True)
+    assert (pod.platform, pod.is_abstract) == ("tpu", True)
     assert pod.mesh.shape == {"replica": 512}
-    assert not Topology(tuple(jax.devices()[:2])).is_absent
+    assert not Topology(tuple(jax.devices()[:2])).is_abstract
 
 
 def test_strategies_have_the_devices_that_are_planned_for() -> None:
@@ -61,13 +61,13 @@ def test_strategies_have_the_devices_that_are_planned_for() -> None:
         assert sg.MultiWorkerMirroredStrategy().num_replicas_in_sync == 8
         assert sg.OneDeviceStrategy("gpu:0").num_replicas_in_sync == 1
         strategy = sg.MirroredStrategy()
-        assert isinstance(strategy.topology, AbsentTopology)
+        assert isinstance(strategy.topology, AbstractTopology)
     with planning_for(parse_target("2xv5e:4x4").topology):
         assert sg.TPUStrategy().num_replicas_in_sync == 32
     assert planned_devices() is None
     here = Topology(find_devices(["cpu:0", "cpu:1"]))
     assert planned_topology(here) is here
-    assert not sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology.is_absent
+    assert not sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology.is_abstract
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_groups_of_devices_become_as_many_as_there_is_room_for(make, num_replica
     with planning_for(parse_target("16xH100").topology):
         topology = make().topology
     assert (topology.num_replicas, topology.num_logical_devices) == (num_replicas, size)
-    assert topology.is_absent
+    assert topology.is_abstract
     assert topology.mesh.size == num_replicas * size
     assert topology.mesh.axis_names == ("replica", *topology.logical_axes)
     for replica_id in range(num_replicas):
@@ -170,6 +170,6 @@ def test_results_on_absent_devices_are_zeros() -> None:
 
 
 def test_device_says_what_it_is() -> None:
-    device = AbsentDevice(3, "tpu", "TPU v4")
+    device = AbstractDevice(3, "tpu", "TPU v4")
     assert str(device) == "tpu:3"
     assert (device.process_index, device.slice_index) == (0, 0)

@@ -10,7 +10,7 @@ from jax.experimental import mesh_utils
 
 from stratagem.topology.device_assignment import DeviceAssignment
 from stratagem.topology.slices import num_slices, slice_of
-from stratagem.topology.tpu_places import assigned_devices, in_ring_order, tpu_topology_of
+from stratagem.topology.tpu_coordinates import assigned_devices, in_ring_order, tpu_topology_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,15 +74,16 @@ def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | 
     machines = group.exchange("the machines of the cluster", _machine(topology))
     file = cache_folder / f"all_reduce_{_digest(machines)}.json"
     is_first = group.process_id == 0
-    [kept, *_] = group.exchange("measured times", _read(file) if is_first else None)
-    if kept is not None:
-        return MeasuredChoice(choose(_parsed(kept)), _parsed(kept), "cached by process 0")
+    [cached, *_] = group.exchange("measured times", _read(file) if is_first else None)
+    if cached is not None:
+        return MeasuredChoice(choose(_parsed(cached)), _parsed(cached), "cached by process 0")
     own = times_of(topology, SIZES_BYTES)
-    told = group.exchange("times of this process", _as_json(own))
+    reported = group.exchange("times of this process", _as_json(own))
     group.return_to_step(0)  # the user's program counts its steps from 1
     slowest = {
         algorithm: {
-            size: max(_parsed(theirs)[algorithm][size] for theirs in told) for size in SIZES_BYTES
+            size: max(_parsed(theirs)[algorithm][size] for theirs in reported)
+            for size in SIZES_BYTES
         }
         for algorithm in own
     }
@@ -209,14 +210,14 @@ def _parsed(times_s: Mapping[str, Mapping[str, float]]) -> dict[Algorithm, dict[
 def _read(file: Path) -> Any:
     """Returns the cached times, or None if missing or invalid."""
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        times_s = _parsed(kept)
+        cached = json.loads(file.read_text(encoding="utf-8"))
+        times_s = _parsed(cached)
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     is_whole = Algorithm.COMPILER in times_s and all(
         set(times) == set(SIZES_BYTES) for times in times_s.values()
     )
-    return kept if is_whole else None
+    return cached if is_whole else None
 
 
 def _write(file: Path, times_s: Any) -> None:

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from stratagem.topology import ending
+from stratagem.topology import process_exit
 
 
 @dataclasses.dataclass
 class Broken:
     """A group of which a process is lost while this one waits for all to end."""
 
-    is_reported: bool = False
+    is_told: bool = False
     verdict: object = None
 
     def leave(self) -> bool:
@@ -23,7 +23,7 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    ("planned", "is_reported", "code"),
+    ("planned", "is_told", "code"),
     [
         ([], False, 0),
         ([], True, 1),
@@ -34,13 +34,13 @@ class Broken:
     ],
 )
 def test_planned_code_is_kept_unless_the_program_was_told_of_the_loss(
-    planned, is_reported, code, monkeypatch
+    planned, is_told, code, monkeypatch
 ) -> None:
     ends: list[int] = []
-    monkeypatch.setattr(ending, "_state", ending._State())
-    monkeypatch.setattr(ending, "_end", ends.append)
-    monkeypatch.setattr(ending, "current_group", lambda: Broken(is_reported))
+    monkeypatch.setattr(process_exit, "_state", process_exit._ExitState())
+    monkeypatch.setattr(process_exit, "_exit", ends.append)
+    monkeypatch.setattr(process_exit, "current_group", lambda: Broken(is_told))
     for one in planned:
-        ending.expect_exit(one)
-    ending._leave()
+        process_exit.expect_exit(one)
+    process_exit._exit_with_group()
     assert ends == [code]

@@ -21,7 +21,7 @@ from stratagem.topology.tpu_topology import TPUTopology
 
 __all__ = ["assigned_devices", "in_ring_order", "tpu_topology_of"]
 
-Place = tuple[int, int, int, int]
+Position = tuple[int, int, int, int]
 
 
 def tpu_topology_of(devices: Sequence[jax.Device]) -> TPUTopology:
@@ -29,9 +29,9 @@ def tpu_topology_of(devices: Sequence[jax.Device]) -> TPUTopology:
 
     Slices, each with its own coordinates, are placed one after the other along z.
     """
-    places = _places(devices)
-    shape = np.max(np.array(list(places.values())), axis=0) + 1
-    coordinates = [[places[device] for device in own] for own in _by_process(devices)]
+    positions = _coordinates_of(devices)
+    shape = np.max(np.array(list(positions.values())), axis=0) + 1
+    coordinates = [[positions[device] for device in own] for own in _by_process(devices)]
     return TPUTopology(mesh_shape=shape, device_coordinates=coordinates)
 
 
@@ -44,10 +44,15 @@ def in_ring_order(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     """
     ordered: list[jax.Device] = []
     for own in _by_process(devices):
-        places = _places(own)
-        lowest = np.min(np.array(list(places.values())), axis=0)
-        at = {tuple((np.array(place) - lowest).tolist()): one for one, place in places.items()}
-        width, depth, height, cores = (max(place[axis] for place in at) + 1 for axis in range(4))
+        positions = _coordinates_of(own)
+        lowest = np.min(np.array(list(positions.values())), axis=0)
+        at = {
+            tuple((np.array(position) - lowest).tolist()): one
+            for one, position in positions.items()
+        }
+        width, depth, height, cores = (
+            max(position[axis] for position in at) + 1 for axis in range(4)
+        )
         ring = itertools.product(ring_of((width, depth, height)), range(cores))
         found = [at.get((*chip, core)) for chip, core in ring]
         ordered += own if None in found else [one for one in found if one is not None]
@@ -62,24 +67,24 @@ def assigned_devices(
     Raises ValueError if the assignment is for another TPU, or uses a position twice.
     """
     at: dict[tuple[int, ...], jax.Device] = {
-        place: device for device, place in _places(devices).items()
+        position: device for device, position in _coordinates_of(devices).items()
     }
-    places: list[list[tuple[int, ...]]] = [
+    positions: list[list[tuple[int, ...]]] = [
         [assignment.coordinates(replica, core) for core in range(assignment.num_cores_per_replica)]
         for replica in range(assignment.num_replicas)
     ]
-    taken = [place for group in places for place in group]
-    if not all(place in at for place in taken) or len(set(taken)) < len(taken):
+    used = [position for group in positions for position in group]
+    if not all(position in at for position in used) or len(set(used)) < len(used):
         raise ValueError(
             explain(
-                f"The device assignment has the coordinates {taken[:4]} and so on, of a TPU of "
+                f"The device assignment has the coordinates {used[:4]} and so on, of a TPU of "
                 f"shape {assignment.topology.mesh_shape.tolist()}.",
                 expected=f"coordinates of this TPU, whose shape is "
                 f"{tpu_topology_of(devices).mesh_shape.tolist()}, each at most once.",
                 fix="build it from the result of sg.tpu.experimental.initialize_tpu_system.",
             )
         )
-    return [tuple(at[place] for place in group) for group in places]
+    return [tuple(at[position] for position in group) for group in positions]
 
 
 def _by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
@@ -89,7 +94,7 @@ def _by_process(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
     return list(members.values())
 
 
-def _places(devices: Sequence[jax.Device]) -> dict[Any, Place]:
+def _coordinates_of(devices: Sequence[jax.Device]) -> dict[Any, Position]:
     """Returns x, y, z and core of each device."""
     if not all(hasattr(device, "coords") for device in devices):
         columns = 2 if max(map(len, _by_process(devices))) % 2 == 0 else 1
