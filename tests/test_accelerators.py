@@ -13,7 +13,7 @@ from stratagem.accelerators import local_gpus
 
 @pytest.fixture(autouse=True)
 def all_gpus_visible(monkeypatch) -> None:
-    monkeypatch.setattr(environment, "_shown_gpus", {})
+    monkeypatch.setattr(environment, "_assigned_gpus", {})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 

@@ -55,7 +55,7 @@ def test_other_text_is_no_truth_value(monkeypatch, text) -> None:
     monkeypatch.setenv("STRATAGEM_RUN_EAGERLY", text)
     with pytest.raises(
         ValueError,
-        match=f"Environment variable STRATAGEM_RUN_EAGERLY: '{text}' is not a truth value",
+        match=f"Environment variable STRATAGEM_RUN_EAGERLY: '{text}' is not a boolean",
     ):
         environment.read("run_eagerly")
 
@@ -176,7 +176,7 @@ def test_other_program_s_variable_is_looked_up(monkeypatch, text, expected) -> N
     ],
 )
 def test_visible_gpus_are_those_that_cuda_would_use(monkeypatch, text, expected) -> None:
-    monkeypatch.setattr(environment, "_shown_gpus", {})
+    monkeypatch.setattr(environment, "_assigned_gpus", {})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if text is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
@@ -185,7 +185,7 @@ def test_visible_gpus_are_those_that_cuda_would_use(monkeypatch, text, expected)
 
 @pytest.mark.parametrize("before", [None, "4,5,6"])
 def test_gpus_that_were_shown_are_left_out_of_account(monkeypatch, before) -> None:
-    monkeypatch.setattr(environment, "_shown_gpus", {})
+    monkeypatch.setattr(environment, "_assigned_gpus", {})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     if before is not None:
@@ -203,30 +203,30 @@ def test_gpus_that_were_shown_are_left_out_of_account(monkeypatch, before) -> No
 
 @pytest.fixture
 def noted(monkeypatch) -> None:
-    monkeypatch.setattr(environment, "_read_settings", [])
+    monkeypatch.setattr(environment, "_recorded_settings", [])
     monkeypatch.setenv("JAX_ENABLE_X64", "0")
-    environment.note_what_was_read()
+    environment.record_library_settings()
 
 
 @pytest.mark.parametrize(("name", "text"), [("JAX_ENABLE_X64", "1"), ("KERAS_HOME", "/elsewhere")])
 def test_setting_that_was_read_may_not_change(noted, monkeypatch, name, text) -> None:
-    environment.require_what_was_read()
+    environment.require_unchanged_settings()
     monkeypatch.setenv(name, text)
     with pytest.raises(
-        RuntimeError, match=f"The program sets {name} to '{text}', but JAX was loaded before"
+        RuntimeError, match=f"The program sets {name} to '{text}', but the launcher loaded JAX"
     ):
-        environment.require_what_was_read()
+        environment.require_unchanged_settings()
 
 
 def test_what_is_read_later_may_change(noted, monkeypatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")
-    environment.require_what_was_read()
+    environment.require_unchanged_settings()
 
 
 def test_any_setting_may_change_where_nothing_was_noted(monkeypatch) -> None:
-    monkeypatch.setattr(environment, "_read_settings", [])
+    monkeypatch.setattr(environment, "_recorded_settings", [])
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
-    environment.require_what_was_read()
+    environment.require_unchanged_settings()
 
 
 def test_variables_are_replaced_as_a_whole() -> None:

@@ -21,7 +21,7 @@ def strategy() -> Any:
 
 @pytest.mark.parametrize("name", sorted(OLD_NAMES))
 def test_old_name_of_the_root_names_the_new_one(name) -> None:
-    with pytest.raises(AttributeError, match=re.escape(f"Fix: write {OLD_NAMES[name]}")):
+    with pytest.raises(AttributeError, match=re.escape(f"Fix: use {OLD_NAMES[name]}")):
         getattr(sg, name)
     assert not hasattr(sg, name)
     assert name not in dir(sg)

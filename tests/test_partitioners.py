@@ -77,20 +77,20 @@ def test_shards_hold_every_row_once_and_keep_their_limits(rows, columns, size, m
 
 @pytest.mark.parametrize("value", [0, -1, True, "2", None])
 def test_what_is_no_size_is_refused(value) -> None:
-    with pytest.raises(ValueError, match=f"num_shards={value!r} of FixedShards.* is no size"):
+    with pytest.raises(ValueError, match=f"num_shards={value!r} of FixedShards.* is not valid"):
         sg.partitioners.FixedShardsPartitioner(value)
-    with pytest.raises(ValueError, match=r"min_shard_bytes=.* is no size"):
+    with pytest.raises(ValueError, match=r"min_shard_bytes=.* is not valid"):
         sg.partitioners.MinSizePartitioner(value)
-    with pytest.raises(ValueError, match=r"max_shards=.* is no size"):
+    with pytest.raises(ValueError, match=r"max_shards=.* is not valid"):
         sg.partitioners.MinSizePartitioner(1, value)
-    with pytest.raises(ValueError, match=r"max_shard_bytes=.* is no size"):
+    with pytest.raises(ValueError, match=r"max_shard_bytes=.* is not valid"):
         sg.partitioners.MaxSizePartitioner(value)
-    with pytest.raises(ValueError, match=r"bytes_per_string=.* is no size"):
+    with pytest.raises(ValueError, match=r"bytes_per_string=.* is not valid"):
         sg.partitioners.MaxSizePartitioner(1, bytes_per_string=value)
 
 
 def test_no_shards_at_most_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_shards=0 of MaxSizePartitioner is no size"):
+    with pytest.raises(ValueError, match="max_shards=0 of MaxSizePartitioner is not valid"):
         sg.partitioners.MaxSizePartitioner(1, 0)
 
 

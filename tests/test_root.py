@@ -82,7 +82,7 @@ print('keras' in sys.modules)
 """
     assert run_fresh(program, folder=folder, KERAS_BACKEND="torch") == [
         "KERAS_BACKEND is 'torch'.",
-        "Expected 'jax', or no choice at all: stratagem then makes it.",
+        "Expected 'jax', or no value; stratagem then selects it.",
         "Fix: unset KERAS_BACKEND, or set KERAS_BACKEND=jax.",
         "False",
     ]

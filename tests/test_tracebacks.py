@@ -54,7 +54,7 @@ def test_own_error_shows_the_call_and_how_to_see_the_rest(strategy) -> None:
     with pytest.raises(ValueError, match="run received args of type int") as caught:
         call()
     assert caught.value.__notes__ == [
-        "Frames of stratagem are left out. sg.config.filter_tracebacks(False) or "
+        "Frames of stratagem are hidden. sg.config.filter_tracebacks(False) or "
         "STRATAGEM_TRACEBACK_FILTERING=0 shows them."
     ]
 

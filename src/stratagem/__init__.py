@@ -1,7 +1,7 @@
-"""Stratagem: what tf.distribute.Strategy was, for Keras 3 and JAX.
+"""Distributed training for Keras 3 on JAX: `tf.distribute.Strategy` without TensorFlow.
 
-Importing this package loads neither JAX nor Keras; it makes Keras use JAX unless a backend was
-chosen. Import it before Keras.
+Importing this package loads neither JAX nor Keras; it selects Keras's JAX backend unless another
+one was chosen. Import it before Keras.
 """
 
 from __future__ import annotations
@@ -223,13 +223,13 @@ def __getattr__(name: str) -> Any:
     if name in _OLD_NAMES:
         raise AttributeError(
             f"module 'stratagem' has no attribute {name!r}\nExpected a name of this library.\n"
-            f"Fix: write {_OLD_NAMES[name]}."
+            f"Fix: use {_OLD_NAMES[name]}."
         )
     if name not in _PUBLIC:
         raise AttributeError(f"module 'stratagem' has no attribute {name!r}")
     module_name, attribute = _PUBLIC[name]
     if module_name.split(".")[1] not in _ROOMS_WITHOUT_JAX:
-        # The seam to Keras and the default strategy stand behind every name that needs JAX.
+        # Every name that needs JAX also needs the Keras integration and the default strategy.
         importlib.import_module("stratagem.keras")
     module = importlib.import_module(module_name)
     value = module if attribute is None else getattr(module, attribute)

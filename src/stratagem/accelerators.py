@@ -1,4 +1,4 @@
-"""How many accelerators this process sees, counted without starting a backend."""
+"""Local GPUs, counted without starting a JAX backend."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ _TIMEOUT_S = 60
 
 
 def local_gpus() -> tuple[str, ...]:
-    """Returns the GPUs of this host that are visible to this process.
+    """Returns the IDs of the GPUs of this host that are visible to this process.
 
-    Returns:
-        Their ids in `CUDA_VISIBLE_DEVICES`; without it the indices that `nvidia-smi` lists, and
-        none where that command does not exist.
-
-    Raises:
-        RuntimeError: `nvidia-smi` fails, as it does with a broken driver.
+    These are the IDs in `CUDA_VISIBLE_DEVICES` or, if it is not set, the indices that `nvidia-smi`
+    lists; empty without that command. Raises RuntimeError if `nvidia-smi` fails.
 
     Source: TF 2.21 slurm_cluster_resolver.py, get_num_gpus.
     """
@@ -39,7 +35,7 @@ def local_gpus() -> tuple[str, ...]:
             explain(
                 f"{' '.join(_COMMAND)} failed: {error} {error.stdout or ''}".rstrip(),
                 expected="a list of this host's GPUs.",
-                fix="mend the driver, set CUDA_VISIBLE_DEVICES, or say how many GPUs there are.",
+                fix="repair the driver, set CUDA_VISIBLE_DEVICES, or pass the number of GPUs.",
             )
         ) from error
     num_gpus = sum(line.startswith("GPU ") for line in listed.splitlines())

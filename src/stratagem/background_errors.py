@@ -1,4 +1,4 @@
-"""Errors of work that goes on behind training: kept until training asks, and never swallowed."""
+"""Errors of background work, kept until the next training step raises them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,14 @@ _lock = threading.Lock()
 
 
 def report_error(error: Exception) -> None:
-    """Keeps an error for the next step. Any thread may call it.
-
-    Args:
-        error: what went wrong.
-    """
+    """Stores an error for the next step; thread-safe."""
     with _lock:
         _errors.append(error)
 
 
 def raise_reported() -> None:
-    """Raises the oldest error that was reported and not raised yet; does nothing without one.
-
-    Raises:
-        Exception: as it was reported.
-    """
-    if not _errors:  # what every step asks takes no lock
+    """Raises the oldest stored error, if any, and forgets it."""
+    if not _errors:  # no lock, since every step calls this
         return
     with _lock:
         error = _errors.pop(0) if _errors else None
@@ -35,7 +27,7 @@ def raise_reported() -> None:
 
 
 def take_reported() -> list[Exception]:
-    """Returns what was reported and not raised, and forgets it."""
+    """Returns all stored errors and forgets them."""
     with _lock:
         taken = _errors[:]
         _errors.clear()

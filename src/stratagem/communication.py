@@ -1,4 +1,4 @@
-"""How a user wants values of several replicas to be combined."""
+"""`CommunicationOptions`: user options for collectives."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = [
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which algorithm combines the values of several processes.
+    """Algorithm that combines values across processes.
 
     AUTO chooses from measured times. RING and HIERARCHICAL are written out in the program. NCCL
-    leaves it to the compiler, which takes NCCL on GPUs, and Gloo between processes on CPU.
+    leaves it to the compiler, which uses NCCL on GPUs, and Gloo between processes on CPU.
 
     Source: TF 2.21 collective_util.py, CommunicationImplementation.
     """
@@ -36,19 +36,18 @@ CollectiveCommunication = CommunicationImplementation
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationOptions:
-    """Hints for collectives.
+    """Options for collectives.
 
     Args:
-        bytes_per_pack: gradients travel in buffers of about that size where each message has a
-            price of its own, between processes on CPU; elsewhere the compiler combines them. 0
+        bytes_per_pack: approximate size of the buffers that gradients are packed into between
+            processes on CPU, where messages are expensive; elsewhere the compiler combines them. 0
             chooses.
-        timeout_seconds: how long one collective may wait for a process that lives and makes no
+        timeout_seconds: maximum seconds that a collective waits for a live process without
             progress; None for `STRATAGEM_STUCK_TIMEOUT_S`, 0 for no limit.
         implementation: the algorithm; a member or its name.
-        reduction_dtype: "bfloat16" sends gradients of float32 in half as many bytes. Each is
-            rounded before it is added and the sum once more, so that a sum of gradients g is off by
-            at most 2**-8 (sum |g| + |sum g|), less than one percent of sum |g|. None rounds
-            nothing.
+        reduction_dtype: "bfloat16" sends float32 gradients in half as many bytes. Each is rounded
+            before it is added, and the sum once more, so the error of a sum of gradients g is at
+            most 2**-8 (sum |g| + |sum g|), less than one percent of sum |g|. None rounds nothing.
 
     Raises:
         ValueError: a negative number, an unknown name or dtype, or another type.
@@ -69,38 +68,38 @@ class CommunicationOptions:
         if not _is_number(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
             raise ValueError(
                 explain(
-                    f"bytes_per_pack={self.bytes_per_pack!r} is no size.",
-                    expected="a whole number of bytes, or 0 to choose.",
-                    fix="pass 4 * 1024 * 1024, for example, or leave it out.",
+                    f"bytes_per_pack={self.bytes_per_pack!r} is not a valid size.",
+                    expected="an integer number of bytes, or 0 to choose automatically.",
+                    fix="pass 4 * 1024 * 1024, for example, or omit it.",
                 )
             )
         seconds = self.timeout_seconds
         if seconds is not None and (not _is_number(seconds, int | float) or seconds < 0):
             raise ValueError(
                 explain(
-                    f"timeout_seconds={seconds!r} is no time limit.",
-                    expected="a number of seconds, 0 for none, or None for the default.",
-                    fix="pass 120.0, for example, or leave it out.",
+                    f"timeout_seconds={seconds!r} is not a valid time limit.",
+                    expected="a number of seconds, 0 for no limit, or None for the default.",
+                    fix="pass 120.0, for example, or omit it.",
                 )
             )
         object.__setattr__(self, "implementation", _parse(self.implementation))
         if self.reduction_dtype not in (None, "bfloat16"):
             raise ValueError(
                 explain(
-                    f"reduction_dtype={self.reduction_dtype!r} is not known.",
-                    expected='"bfloat16", or None to send gradients as they are.',
-                    fix="leave it out.",
+                    f"reduction_dtype={self.reduction_dtype!r} is not supported.",
+                    expected='"bfloat16", or None to send gradients unchanged.',
+                    fix='pass "bfloat16", or omit reduction_dtype.',
                 )
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveHints(CommunicationOptions):
-    """The older name of `CommunicationOptions`, which leaves the algorithm open.
+    """The older name of `CommunicationOptions`, without a choice of algorithm.
 
     Args:
-        bytes_per_pack: as of `CommunicationOptions`.
-        timeout_seconds: likewise.
+        bytes_per_pack: as for `CommunicationOptions`.
+        timeout_seconds: as for `CommunicationOptions`.
 
     Raises:
         ValueError: a negative number, or another type.
@@ -126,8 +125,8 @@ def _parse(value: Any) -> CommunicationImplementation:
         return CommunicationImplementation[value.upper()]
     raise ValueError(
         explain(
-            f"implementation={value!r} is not known.",
+            f"implementation={value!r} is not a known algorithm.",
             expected=f"a CommunicationImplementation, or one of {', '.join(names)}.",
-            fix="leave it out: AUTO chooses.",
+            fix="omit it, or pass AUTO to choose automatically.",
         )
     )

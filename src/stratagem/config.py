@@ -1,6 +1,6 @@
-"""Library-wide settings: `sg.config.run_eagerly(True)` and the like.
+"""Library-wide settings, such as `sg.config.run_eagerly(True)`.
 
-Each starts from one environment variable (`environment.VARIABLES`) and can be changed here.
+Each is initialized from an environment variable (`environment.VARIABLES`).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = [
 ]
 
 
-class _Settings(threading.local):
-    """Settings of one thread, so that a debugging session does not change another thread's."""
+class _ThreadSettings(threading.local):
+    """Settings of one thread, so that debugging in one thread does not affect another."""
 
     def __init__(self) -> None:
         self.run_eagerly: bool = environment.read("run_eagerly")
 
 
-_settings = _Settings()
+_settings = _ThreadSettings()
 
 
 def run_eagerly(enabled: bool) -> None:
-    """Chooses between compiled replica functions and op-by-op ones with a thread a replica.
+    """Runs replica functions eagerly, op by op with one thread per replica, or compiled.
 
-    Both give the same numbers; eager ones can be stepped through and print real values.
+    Both give the same numbers; eager functions can be debugged step by step, and print real values.
 
     Args:
         enabled: True for eager, False for compiled (the default).
@@ -59,25 +59,25 @@ def run_eagerly(enabled: bool) -> None:
 
 
 def runs_eagerly() -> bool:
-    """Tells whether replica functions run op by op in this thread.
+    """Returns True if replica functions run eagerly in this thread.
 
     Returns:
-        The value last given to `run_eagerly`, else that of `STRATAGEM_RUN_EAGERLY`.
+        The value last passed to `run_eagerly`, otherwise that of `STRATAGEM_RUN_EAGERLY`.
     """
     return _settings.run_eagerly
 
 
-class _Tracebacks:
+class _TracebackSettings:
     """The setting of this process; a step may run in any of its threads."""
 
     are_filtered: bool | None = None
 
 
 def filter_tracebacks(enabled: bool) -> None:
-    """Chooses whether frames of this library are left out of tracebacks, as they are by default.
+    """Shows or hides frames of this library in tracebacks; hidden by default.
 
     Args:
-        enabled: False to see them, for debugging the library itself.
+        enabled: False to show them, for debugging the library itself.
 
     Raises:
         TypeError: `enabled` is not a bool.
@@ -90,16 +90,17 @@ def filter_tracebacks(enabled: bool) -> None:
 
     Source: JAX, jax_traceback_filtering.
     """
-    _Tracebacks.are_filtered = _as_bool(enabled)
+    _TracebackSettings.are_filtered = _as_bool(enabled)
 
 
 def filters_tracebacks() -> bool:
-    """Tells whether frames of this library are left out of tracebacks.
+    """Returns True if frames of this library are hidden in tracebacks.
 
     Returns:
-        The value last given to `filter_tracebacks`, else that of `STRATAGEM_TRACEBACK_FILTERING`.
+        The value last passed to `filter_tracebacks`, otherwise that of
+        `STRATAGEM_TRACEBACK_FILTERING`.
     """
-    chosen = _Tracebacks.are_filtered
+    chosen = _TracebackSettings.are_filtered
     return environment.read("traceback_filtering") if chosen is None else chosen
 
 
@@ -116,25 +117,25 @@ def _as_bool(enabled: object) -> bool:
 
 
 def program_cache_size() -> int:
-    """Returns how many compiled replica functions a strategy keeps.
+    """Returns the number of compiled replica functions that a strategy caches.
 
     Returns:
-        The value of `STRATAGEM_PROGRAM_CACHE_SIZE`; the least recently used go first.
+        The value of `STRATAGEM_PROGRAM_CACHE_SIZE`; the least recently used are evicted first.
     """
     return environment.read("program_cache_size")
 
 
 def cache_dir() -> Path:
-    """Returns the folder for what is measured once and kept for later runs.
+    """Returns the folder for measurements that are cached for later runs.
 
     Returns:
-        The value of `STRATAGEM_CACHE_DIR`, with `~` for the home folder. It need not exist.
+        The value of `STRATAGEM_CACHE_DIR`, with `~` expanded. It may not exist.
     """
     return Path(environment.read("cache_dir")).expanduser()
 
 
 def join_timeout_s() -> float:
-    """Returns how long the processes of a cluster wait for one another at the start, in seconds.
+    """Returns how long the processes of a cluster wait for each other at startup, in seconds.
 
     Returns:
         The value of `STRATAGEM_JOIN_TIMEOUT_S`.
@@ -143,7 +144,7 @@ def join_timeout_s() -> float:
 
 
 def peer_timeout_s() -> float:
-    """Returns how long a process may give no sign of life, in seconds.
+    """Returns how long a process may be silent before it counts as lost, in seconds.
 
     Returns:
         The value of `STRATAGEM_PEER_TIMEOUT_S`.
@@ -161,7 +162,7 @@ def stuck_timeout_s() -> float:
 
 
 def barrier_timeout_s() -> float:
-    """Returns how long processes wait for one another at one place, in seconds.
+    """Returns how long processes wait for each other at a barrier, in seconds.
 
     Returns:
         The value of `STRATAGEM_BARRIER_TIMEOUT_S`.

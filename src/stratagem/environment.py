@@ -1,4 +1,4 @@
-"""The only place that reads or writes the process's environment variables."""
+"""All access to environment variables: settings of this library, and of JAX, Keras and CUDA."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = [
     "VARIABLES",
     "Variable",
     "lookup",
-    "note_what_was_read",
     "num_forced_cpu_devices",
     "path_with_this_python",
     "read",
+    "record_library_settings",
     "replace",
     "require_jax_backend",
-    "require_what_was_read",
+    "require_unchanged_settings",
     "select_keras_backend",
     "set_defaults",
     "show_gpus",
@@ -31,17 +31,17 @@ __all__ = [
     "visible_gpus",
 ]
 
-# XLA:CPU needs this many threads a virtual device: with fewer, JAX up to 0.11.2 can deadlock in a
+# XLA:CPU needs this many threads per virtual device: with fewer, JAX up to 0.11.2 can deadlock in a
 # collective, because every thread of the pool waits for a peer that has no thread to run on.
 _POOL_THREADS_PER_DEVICE = 4
 
-# What show_gpus has last written, and what stood there before: dealing out a second time must start
-# from all GPUs again, and not from this process's share of them.
-_shown_gpus: dict[str, str | None] = {}
+# The value last set by show_gpus, and the original one: a second assignment must start from all
+# GPUs again, not from this process's share.
+_assigned_gpus: dict[str, str | None] = {}
 
-# Of other libraries, that are read when they are loaded.
-_SETTINGS = ("JAX_", "KERAS_")
-_read_settings: list[dict[str, str]] = []
+# Prefixes of settings that JAX and Keras read when they are loaded.
+_LIBRARY_PREFIXES = ("JAX_", "KERAS_")
+_recorded_settings: list[dict[str, str]] = []
 
 
 def _parse_bool(text: str) -> bool:
@@ -51,7 +51,7 @@ def _parse_bool(text: str) -> bool:
         return False
     raise ValueError(
         explain(
-            f"{text!r} is not a truth value.",
+            f"{text!r} is not a boolean.",
             expected="1, true, yes, on, or 0, false, no, off.",
             fix="correct or unset the environment variable.",
         )
@@ -63,7 +63,7 @@ def _parse_count(text: str) -> int:
         raise ValueError(
             explain(
                 f"{text!r} is not a count.",
-                expected="a whole number of at least 1.",
+                expected="an integer of at least 1.",
                 fix="correct or unset the environment variable.",
             )
         )
@@ -90,8 +90,8 @@ def _parse_tpu_platform(text: str) -> str:
     if text not in ("tpu", "cpu"):
         raise ValueError(
             explain(
-                f"{text!r} is no platform that can stand for TPUs.",
-                expected='"tpu", or "cpu" to try a program for TPUs on this machine.',
+                f"{text!r} is not a platform for TPUStrategy.",
+                expected='"tpu", or "cpu" to try a TPU program on this machine.',
                 fix="correct or unset the environment variable.",
             )
         )
@@ -100,14 +100,7 @@ def _parse_tpu_platform(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variable:
-    """One environment variable that sets a default.
-
-    Args:
-        name: its full name.
-        default: the value when it is not set.
-        parse: turns its text into a value.
-        meaning: one line for the documentation.
-    """
+    """One environment variable that sets a default; `meaning` is its line in the documentation."""
 
     name: str
     default: Any
@@ -120,55 +113,55 @@ VARIABLES = {
         name="STRATAGEM_RUN_EAGERLY",
         default=False,
         parse=_parse_bool,
-        meaning="Run replica functions op by op, one thread a replica, for debugging.",
+        meaning="Run replica functions op by op, with one thread per replica, for debugging.",
     ),
     "traceback_filtering": Variable(
         name="STRATAGEM_TRACEBACK_FILTERING",
         default=True,
         parse=_parse_bool,
-        meaning="Leave frames of this library out of tracebacks.",
+        meaning="Hide frames of this library in tracebacks.",
     ),
     "foreign_lines": Variable(
         name="STRATAGEM_FOREIGN_LINES",
         default=False,
         parse=_parse_bool,
-        meaning="Show lines of Gloo and of JAX's coordination service, for debugging.",
+        meaning="Show log lines of Gloo and of JAX's coordination service, for debugging.",
     ),
     "program_cache_size": Variable(
         name="STRATAGEM_PROGRAM_CACHE_SIZE",
         default=256,
         parse=_parse_count,
-        meaning="How many compiled replica functions a strategy keeps.",
+        meaning="Number of compiled replica functions that a strategy caches.",
     ),
     "cache_dir": Variable(
         name="STRATAGEM_CACHE_DIR",
         default="~/.cache/stratagem",
         parse=str,
-        meaning="Folder for what is measured once and kept for later runs.",
+        meaning="Folder for measurements that are cached for later runs.",
     ),
     "join_timeout_s": Variable(
         name="STRATAGEM_JOIN_TIMEOUT_S",
         default=300.0,
         parse=_parse_seconds,
-        meaning="How long the processes of a cluster wait for one another at the start.",
+        meaning="How long the processes of a cluster wait for each other at startup.",
     ),
     "peer_timeout_s": Variable(
         name="STRATAGEM_PEER_TIMEOUT_S",
         default=30.0,
         parse=_parse_seconds,
-        meaning="How long a process may give no sign of life before the others give up.",
+        meaning="How long a process may be silent before the others give up.",
     ),
     "stuck_timeout_s": Variable(
         name="STRATAGEM_STUCK_TIMEOUT_S",
         default=120.0,
         parse=_parse_seconds,
-        meaning="How long a living process may make no progress while others wait for it.",
+        meaning="How long a live process may make no progress while others wait for it.",
     ),
     "barrier_timeout_s": Variable(
         name="STRATAGEM_BARRIER_TIMEOUT_S",
         default=300.0,
         parse=_parse_seconds,
-        meaning="How long processes wait for one another to arrive at one place.",
+        meaning="How long processes wait for each other at a barrier.",
     ),
     "checkpoint_timeout_s": Variable(
         name="STRATAGEM_CHECKPOINT_TIMEOUT_S",
@@ -180,52 +173,45 @@ VARIABLES = {
         name="STRATAGEM_SAVE_TIMEOUT_S",
         default=1800.0,
         parse=_parse_seconds,
-        meaning="How long processes wait for one that reads or writes a checkpoint.",
+        meaning="How long processes wait for another to read or write a checkpoint.",
     ),
     "client_timeout_s": Variable(
         name="STRATAGEM_CLIENT_TIMEOUT_S",
         default=60.0,
         parse=_parse_seconds,
-        meaning="How long a job goes on whose client gives no sign of life, if it ends with it.",
+        meaning="How long a job that ends with its client runs while the client is silent.",
     ),
     "jobs_port": Variable(
         name="STRATAGEM_JOBS_PORT",
         default=8265,
         parse=_parse_count,
-        meaning="The port at which the leader's server takes jobs of clients.",
+        meaning="Port on which the leader's server accepts jobs of clients.",
     ),
     "upload_limit_bytes": Variable(
         name="STRATAGEM_UPLOAD_LIMIT_BYTES",
         default=100 * 2**20,
         parse=_parse_count,
-        meaning="How large the files may be that a client sends with its program.",
+        meaning="Maximum size of the files that a client sends with its program.",
     ),
     "pod_grace_s": Variable(
         name="STRATAGEM_POD_GRACE_S",
         default=30.0,
         parse=_parse_seconds,
-        meaning="The pod's `terminationGracePeriodSeconds`: the time from SIGTERM to its end.",
+        meaning="The pod's `terminationGracePeriodSeconds`: seconds from SIGTERM to SIGKILL.",
     ),
     "tpu_platform": Variable(
         name="STRATAGEM_TPU_PLATFORM",
         default="tpu",
         parse=_parse_tpu_platform,
-        meaning="With `cpu` CPU devices stand for the chips of a TPU, to try a program.",
+        meaning="With `cpu`, CPU devices stand in for the chips of a TPU, to try a program.",
     ),
 }
 
 
 def read(setting: str) -> Any:
-    """Returns the value of a setting from the environment, or its default.
+    """Returns a setting, a key of `VARIABLES`, from the environment, or its default.
 
-    Args:
-        setting: a key of `VARIABLES`.
-
-    Returns:
-        The parsed value.
-
-    Raises:
-        ValueError: the text in the environment is no such value.
+    Raises ValueError for invalid text.
     """
     variable = VARIABLES[setting]
     text = os.environ.get(variable.name)
@@ -238,27 +224,19 @@ def read(setting: str) -> Any:
 
 
 def select_keras_backend() -> None:
-    """Makes Keras use JAX, unless the user has chosen a backend.
+    """Selects Keras's JAX backend, unless the user chose a backend.
 
-    Raises:
-        ImportError: Keras is already loaded with another backend, which cannot be changed.
+    Raises ImportError if Keras is already loaded with another one, which cannot be changed.
     """
     keras = sys.modules.get("keras")
     if keras is not None and hasattr(keras, "config"):
         require_jax_backend(keras.config.backend())
-    if not os.environ.get("KERAS_BACKEND"):  # Keras takes an empty one for none
+    if not os.environ.get("KERAS_BACKEND"):  # Keras treats an empty value as unset
         os.environ["KERAS_BACKEND"] = "jax"
 
 
 def require_jax_backend(backend: str) -> None:
-    """Raises unless Keras runs on JAX.
-
-    Args:
-        backend: the backend that Keras was loaded with.
-
-    Raises:
-        ImportError: another one, which cannot be changed once Keras is loaded.
-    """
+    """Raises ImportError unless Keras was loaded with the JAX backend."""
     if backend != "jax":
         raise ImportError(
             explain(
@@ -270,144 +248,105 @@ def require_jax_backend(backend: str) -> None:
 
 
 def require_jax_choice() -> None:
-    """Raises where Keras, not loaded yet, is going to be loaded with another backend.
+    """Raises ImportError if Keras is not loaded yet, and `KERAS_BACKEND` selects another backend.
 
-    Raises:
-        ImportError: `KERAS_BACKEND` names one. Keras would fail where that one is not installed.
+    Keras itself would fail if that backend is not installed.
     """
     chosen = os.environ.get("KERAS_BACKEND")
     if chosen and chosen != "jax" and "keras" not in sys.modules:
         raise ImportError(
             explain(
                 f"KERAS_BACKEND is {chosen!r}.",
-                expected="'jax', or no choice at all: stratagem then makes it.",
+                expected="'jax', or no value; stratagem then selects it.",
                 fix="unset KERAS_BACKEND, or set KERAS_BACKEND=jax.",
             )
         )
 
 
 def num_forced_cpu_devices() -> int:
-    """Returns how many CPU devices `XLA_FLAGS` asks for.
-
-    Returns:
-        The number in `--xla_force_host_platform_device_count`; 1 without it.
-    """
+    """Returns the number of CPU devices requested in `XLA_FLAGS`, 1 by default."""
     flags = os.environ.get("XLA_FLAGS", "")
     counts = re.findall(r"--xla_force_host_platform_device_count=(\d+)", flags)
     return int(counts[-1]) if counts else 1
 
 
 def size_cpu_thread_pool(num_devices: int) -> None:
-    """Gives XLA:CPU a thread pool that cannot starve, before its backend starts.
+    """Sizes XLA:CPU's thread pool for virtual devices, so that it cannot starve.
 
-    Args:
-        num_devices: number of virtual CPU devices that the backend will have.
+    Call it before the backend starts.
     """
     os.environ.setdefault("NPROC", str(_POOL_THREADS_PER_DEVICE * num_devices))
 
 
 def lookup(name: str) -> str | None:
-    """Returns what another program has put into the environment.
-
-    Args:
-        name: the variable's full name.
-
-    Returns:
-        Its text without surrounding white space; None where it is not set, or empty.
-    """
+    """Returns a variable without surrounding white space, or None if it is unset or empty."""
     return os.environ.get(name, "").strip() or None
 
 
 def snapshot() -> dict[str, str]:
-    """Returns all variables of this process, for those that it starts.
-
-    Returns:
-        A copy: what is changed in it changes nothing here.
-    """
+    """Returns a copy of all variables, for child processes."""
     return dict(os.environ)
 
 
 def path_with_this_python() -> str:
-    """Returns `PATH` with the folder of this interpreter in front, for processes that look for it.
-
-    Returns:
-        The text of the variable.
-    """
+    """Returns `PATH` with this interpreter's folder first, for processes that look it up."""
     folder = os.path.dirname(sys.executable)
     return os.pathsep.join(filter(None, (folder, os.environ.get("PATH"))))
 
 
 def replace(variables: Mapping[str, str]) -> None:
-    """Gives this process other variables, for one that was forked to be another's.
-
-    Args:
-        variables: all that it is to have.
-    """
+    """Replaces all variables of this process, such as a fork that becomes another task."""
     os.environ.clear()
     os.environ.update(variables)
 
 
 def set_defaults(variables: Mapping[str, str]) -> None:
-    """Sets variables that are not set, for a library that has no other setting.
-
-    Args:
-        variables: what they are to be.
-    """
+    """Sets variables that are not set, for libraries that can only be configured this way."""
     for name, text in variables.items():
         os.environ.setdefault(name, text)
 
 
-def note_what_was_read() -> None:
-    """Notes the settings that JAX and Keras have read when they were loaded: now."""
-    _read_settings.append(_settings())
+def record_library_settings() -> None:
+    """Records the settings that JAX and Keras read when they were loaded, just now."""
+    _recorded_settings.append(_library_settings())
 
 
-def require_what_was_read() -> None:
-    """Raises where a setting has changed that JAX or Keras would have read, were they loaded anew.
-
-    Raises:
-        RuntimeError: one has, after `note_what_was_read`.
-    """
-    if not _read_settings:
+def require_unchanged_settings() -> None:
+    """Raises RuntimeError if a setting of JAX or Keras changed after it was recorded."""
+    if not _recorded_settings:
         return
-    before, now = _read_settings[-1], _settings()
+    before, now = _recorded_settings[-1], _library_settings()
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
             raise RuntimeError(
                 explain(
-                    f"The program sets {name} to {now.get(name)!r}, but JAX was loaded before it "
-                    "began, with this start of the tasks.",
-                    expected="settings of JAX and Keras that stand before the program starts.",
+                    f"The program sets {name} to {now.get(name)!r}, but the launcher loaded JAX "
+                    "before the program started.",
+                    expected="settings of JAX and Keras that are set before the program starts.",
                     fix="set it outside of the program, or pass --cold-restarts to the launcher.",
                 )
             )
 
 
-def _settings() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
+def _library_settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(_LIBRARY_PREFIXES)}
 
 
 def without_cluster() -> dict[str, str]:
-    """Returns the variables for a process beside this one that is no member of its cluster.
-
-    Returns:
-        A copy without what names a cluster, and with the CPU as the only kind of device.
-    """
+    """Returns the variables for a CPU-only helper process that is not part of the cluster."""
     prefixes = ("TF_CONFIG", "JAX_", "XLA_", "PET_", "OMPI_", "SLURM_", "NPROC")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
     return {**kept, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def visible_gpus() -> tuple[str, ...] | None:
-    """Returns which GPUs `CUDA_VISIBLE_DEVICES` leaves to this process.
+    """Returns the GPU IDs in `CUDA_VISIBLE_DEVICES`, or None if it is not set.
 
-    Returns:
-        Their ids up to the first that names none, as CUDA reads them; None where the variable is
-        not set, so that all are visible. What `show_gpus` has written is left out of account.
+    As in CUDA, the list ends at the first invalid ID. A value that `show_gpus` set is ignored.
     """
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if text is not None and text == _shown_gpus.get("after"):
-        text = _shown_gpus["before"]
+    if text is not None and text == _assigned_gpus.get("after"):
+        text = _assigned_gpus["before"]
     if text is None:
         return None
     ids = [part.strip() for part in text.split(",")]
@@ -416,12 +355,8 @@ def visible_gpus() -> tuple[str, ...] | None:
 
 
 def show_gpus(ids: Iterable[str]) -> None:
-    """Makes only some GPUs visible to this process, before its backend starts.
-
-    Args:
-        ids: the GPUs, as `CUDA_VISIBLE_DEVICES` names them.
-    """
+    """Makes only some GPUs visible to this process; call it before its backend starts."""
     text, before = ",".join(ids), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if before is None or before != _shown_gpus.get("after"):
-        _shown_gpus["before"] = before
-    _shown_gpus["after"] = os.environ["CUDA_VISIBLE_DEVICES"] = text
+    if before is None or before != _assigned_gpus.get("after"):
+        _assigned_gpus["before"] = before
+    _assigned_gpus["after"] = os.environ["CUDA_VISIBLE_DEVICES"] = text

@@ -1,20 +1,20 @@
-"""Errors that Stratagem raises beside Python's own.
+"""Exception classes of this library.
 
 ::
 
     Exception
     ├── ValueError ──────── InvalidArgumentError   shapes that do not fit a reduction or a gather
     ├── IndexError ──────── OutOfRangeError        reading past the end of the data
-    ├── LookupError ─────── NotFoundError          no such checkpoint, no such accelerator
-    ├── OSError ─────────── DataLossError          a checkpoint whose files are damaged
-    ├── TimeoutError ────── DeadlineExceededError  a wait beyond its limit
+    ├── LookupError ─────── NotFoundError          missing checkpoint or accelerator
+    ├── OSError ─────────── DataLossError          damaged checkpoint files
+    ├── TimeoutError ────── DeadlineExceededError  a wait timed out
     ├── ConnectionError ─── UnavailableError       a peer was lost
     │                       └── PSUnavailableError a parameter server was lost for good
-    └── RuntimeError ──┬─── CancelledError         a scheduled function was given up
+    └── RuntimeError ──┬─── CancelledError         a scheduled function was cancelled
                        ├─── ClosureInputError      an input of a scheduled function failed
                        └─── ClosureAbortedError    a scheduled function was aborted
 
-Each is also the builtin that a caller would catch, and carries its whole message as its only
+Each class derives from the builtin that a caller would catch. The whole message is its only
 argument, so that it can be pickled and sent between processes.
 """
 
@@ -56,42 +56,42 @@ class NotFoundError(LookupError):
 
 
 class DataLossError(OSError):
-    """Raised when the files of a checkpoint are not what was written.
+    """Raised when checkpoint files do not match what was written.
 
     Source: TF 2.21 errors_impl.py, DataLossError.
     """
 
 
 class DeadlineExceededError(TimeoutError):
-    """Raised when a wait passes its limit.
+    """Raised when a wait exceeds its time limit.
 
     Source: TF 2.21 errors_impl.py, DeadlineExceededError.
     """
 
 
 class UnavailableError(ConnectionError):
-    """Raised when a peer was lost.
+    """Raised when a peer is lost.
 
     Source: TF 2.21 errors_impl.py, UnavailableError.
     """
 
 
 class PSUnavailableError(UnavailableError):
-    """Raised when a parameter server was lost and cannot be recovered.
+    """Raised when a parameter server is lost and cannot be recovered.
 
     Source: TF 2.21 cluster_coordinator.py, PSUnavailableError.
     """
 
 
 class CancelledError(RuntimeError):
-    """Raised for a scheduled function that was given up because another one failed.
+    """Raised for a scheduled function that was cancelled because another one failed.
 
     Source: TF 2.21 errors_impl.py, CancelledError.
     """
 
 
 class ClosureInputError(RuntimeError):
-    """Raised for a scheduled function of which an input failed.
+    """Raised for a scheduled function with a failed input.
 
     Source: TF 2.21 cluster_coordinator.py, ClosureInputError.
     """

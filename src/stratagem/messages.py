@@ -1,4 +1,4 @@
-"""The form of every error message: what was received, what was expected, what to do."""
+"""`explain`: the three-sentence format of every error message."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ __all__ = ["explain"]
 
 
 def explain(received: str, *, expected: str, fix: str) -> str:
-    """Puts the three parts of an error message together.
+    """Joins the three parts of an error message.
 
     Args:
-        received: what happened, with the values that were received.
-        expected: what would have been right.
-        fix: what the caller can do about it.
-
-    Returns:
-        One text of three lines.
+        received: what happened, with the values involved.
+        expected: the valid values or state.
+        fix: what the caller can do about it, as an imperative.
 
     Example:
         >>> print(explain("axis=3 is out of range.", expected="-2 <= axis < 2.", fix="pass 0."))

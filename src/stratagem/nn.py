@@ -1,4 +1,4 @@
-"""What `tf.nn` has for distributed training.
+"""`sg.nn`: the functions of `tf.nn` for distributed training.
 
 Source: TF 2.21 nn_impl_distribute.py, embedding_ops.py.
 """

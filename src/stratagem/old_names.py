@@ -1,17 +1,17 @@
-"""TensorFlow's names that are spelled otherwise here: one table for each place."""
+"""TensorFlow names that are spelled differently here, for aliases and error messages."""
 
 from __future__ import annotations
 
 __all__ = ["OLD_ARGUMENTS", "OLD_METHODS", "OLD_NAMES", "SAME_METHODS"]
 
-# Of a strategy: another name of the same method.
+# Strategy methods under another name.
 SAME_METHODS = {
     "call_for_each_replica": "run",
     "experimental_run_v2": "run",
     "unwrap": "local_results",
 }
 
-# Of a strategy: what to write.
+# Strategy methods, and what to use instead.
 OLD_METHODS = {
     "experimental_make_numpy_dataset": "strategy.distribute_dataset(sg.input.Dataset(arrays, "
     "batch_size=global_batch_size))",
@@ -21,13 +21,13 @@ OLD_METHODS = {
     "make_input_fn_iterator": "iter(strategy.distribute_datasets_from_function(dataset_fn))",
 }
 
-# Of a strategy's constructor: what to write.
+# Constructor arguments of strategies, and what to use instead.
 OLD_ARGUMENTS = {
     "num_gpus": 'devices=[f"gpu:{i}" for i in range(num_gpus)]',
     "num_gpus_per_worker": 'devices=[f"gpu:{i}" for i in range(num_gpus_per_worker)]',
 }
 
-# Of the root: what to write.
+# Names of the `tf` module, and what to use instead.
 OLD_NAMES = {
     "GradientTape": "sg.value_and_grad(loss_fn, variables)",
     "constant": "jax.numpy.asarray(value)",

@@ -1,4 +1,4 @@
-"""Libraries that only some parts use, loaded when they do."""
+"""Loading of optional libraries, with an error that names the pip extra."""
 
 from __future__ import annotations
 
@@ -11,18 +11,10 @@ __all__ = ["load"]
 
 
 def load(module: str, *, needed_by: str, install: str) -> Any:
-    """Returns a module of a library that an installation may lack.
+    """Imports a module of an optional library.
 
-    Args:
-        module: its full name.
-        needed_by: who asks for it.
-        install: the arguments of `pip install` that bring it.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: it is not installed.
+    `needed_by` starts the error message, `install` are the arguments of `pip install`. Raises
+    ImportError if the library is missing.
     """
     try:
         return importlib.import_module(module)
@@ -30,7 +22,7 @@ def load(module: str, *, needed_by: str, install: str) -> Any:
         raise ImportError(
             explain(
                 f"{needed_by} needs {module}, which cannot be imported: {error}",
-                expected="the library to be installed where this runs.",
+                expected="the library to be installed on this machine.",
                 fix=f"pip install {install}",
             )
         ) from error

@@ -1,6 +1,6 @@
-"""Choices that a caller hands over as values: reductions, how variables are kept, how data is read.
+"""Enums and option classes of the public API: reductions, variable aggregation, and input options.
 
-Nothing here imports JAX.
+Imports no JAX.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = [
 
 
 class VariableSynchronization(enum.IntEnum):
-    """When the copies of a distributed variable are brought together.
+    """When the copies of a distributed variable are synchronized.
 
-    Keras's strings `"auto"`, `"none"`, `"on_write"` and `"on_read"` mean the same.
+    Keras's strings `"auto"`, `"none"`, `"on_write"` and `"on_read"` are equivalent.
 
     Source: TF 2.21 variables.py, VariableSynchronization.
     """
@@ -39,9 +39,9 @@ class VariableSynchronization(enum.IntEnum):
 
 
 class VariableAggregation(enum.IntEnum):
-    """How the values that replicas contribute to a variable are combined.
+    """How the values that replicas assign to a variable are combined.
 
-    Keras's strings `"none"`, `"sum"`, `"mean"` and `"only_first_replica"` mean the same.
+    Keras's strings `"none"`, `"sum"`, `"mean"` and `"only_first_replica"` are equivalent.
 
     Source: TF 2.21 variables.py, VariableAggregationV2.
     """
@@ -53,9 +53,9 @@ class VariableAggregation(enum.IntEnum):
 
 
 class ReduceOp(enum.Enum):
-    """How values of several replicas are combined.
+    """Reduction over replicas.
 
-    Wherever an op is taken, its name works too, in any case: `"sum"`, `"Mean"`.
+    Everywhere a `ReduceOp` is accepted, its name is, too, in any case: `"sum"`, `"Mean"`.
 
     Source: TF 2.21 reduce_util.py, ReduceOp.
     """
@@ -65,7 +65,7 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def parse(op: ReduceOp | str) -> ReduceOp:
-        """Returns the op that a value or a name stands for.
+        """Returns the op for a value or a name.
 
         Args:
             op: a `ReduceOp`, or its name in any case.
@@ -74,7 +74,7 @@ class ReduceOp(enum.Enum):
             The op.
 
         Raises:
-            ValueError: no such op.
+            ValueError: unknown op.
         """
         if isinstance(op, ReduceOp):
             return op
@@ -84,23 +84,24 @@ class ReduceOp(enum.Enum):
                 explain(
                     f"reduce_op={op!r} is not a reduction.",
                     expected='ReduceOp.SUM, ReduceOp.MEAN, "sum" or "mean".',
-                    fix="pass one of these; for any other reduction, gather and reduce the result.",
+                    fix="pass one of these, or use gather and reduce the result yourself.",
                 )
             )
         return ReduceOp[name]
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """Returns the reduction that an aggregation asks for.
+        """Returns the reduction for a variable aggregation.
 
         Args:
-            aggregation: SUM, MEAN, or ONLY_FIRST_REPLICA (all replicas agree, so a mean does).
+            aggregation: SUM, MEAN, or ONLY_FIRST_REPLICA (replicas hold equal values, so a mean
+                works).
 
         Returns:
             The op.
 
         Raises:
-            ValueError: aggregation NONE, which names no reduction.
+            ValueError: NONE, which has no reduction.
         """
         if aggregation == VariableAggregation.SUM:
             return ReduceOp.SUM
@@ -108,19 +109,19 @@ class ReduceOp(enum.Enum):
             return ReduceOp.MEAN
         raise ValueError(
             explain(
-                f"aggregation={aggregation!r} names no reduction.",
+                f"aggregation={aggregation!r} has no reduction.",
                 expected="SUM, MEAN or ONLY_FIRST_REPLICA.",
-                fix="give the variable an aggregation.",
+                fix="set the variable's aggregation to one of these.",
             )
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Hints for `Strategy.run` that only TPUs use.
+    """Options of `Strategy.run` for TPUs, accepted for compatibility.
 
     Args:
-        experimental_enable_dynamic_batch_size: accepted; every strategy takes uneven batches.
+        experimental_enable_dynamic_batch_size: accepted; every strategy supports uneven batches.
         experimental_bucketizing_dynamic_shape: accepted and ignored.
         experimental_xla_options: accepted and ignored.
 
@@ -144,12 +145,12 @@ class InputReplicationMode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class InputContext:
-    """What a function that makes a dataset is told about its place.
+    """Information for a function that creates a dataset.
 
     Args:
-        num_input_pipelines: how many datasets are made in all.
-        input_pipeline_id: which of them this one is, from 0.
-        num_replicas_in_sync: replicas of all workers.
+        num_input_pipelines: total number of datasets.
+        input_pipeline_id: index of this dataset, from 0.
+        num_replicas_in_sync: number of replicas over all workers.
 
     Example:
         >>> sg.InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(12)
@@ -166,13 +167,13 @@ class InputContext:
         """Returns the batch size of one replica.
 
         Args:
-            global_batch_size: examples of all replicas in a step.
+            global_batch_size: number of examples over all replicas per step.
 
         Returns:
             `global_batch_size / num_replicas_in_sync`.
 
         Raises:
-            ValueError: it does not divide.
+            ValueError: `global_batch_size` is not a multiple of the number of replicas.
         """
         size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
@@ -181,8 +182,8 @@ class InputContext:
                 explain(
                     f"global_batch_size={global_batch_size} is not a multiple of "
                     f"{self.num_replicas_in_sync} replicas.",
-                    expected="a batch size that all replicas share evenly.",
-                    fix=f"take {' or '.join(map(str, nearest))}; or distribute_dataset, which "
+                    expected="a batch size that splits evenly over the replicas.",
+                    fix=f"use {' or '.join(map(str, nearest))}, or distribute_dataset, which "
                     "splits any size.",
                 )
             )
@@ -190,11 +191,12 @@ class InputContext:
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How several processes share the examples of one dataset.
+    """How several processes split the examples of one dataset.
 
-    OFF: every process reads all of it. AUTO: FILE where there are files enough, else DATA. FILE:
-    each reads its own files. DATA: each reads everything and keeps its part of each batch. HINT:
-    the placeholders of `sg.input.Dataset.shard(SHARD_HINT, SHARD_HINT)` are filled in.
+    OFF: every process reads the whole dataset. AUTO: FILE if there are enough files, otherwise
+    DATA. FILE: each process reads its own files. DATA: each process reads everything and keeps its
+    part of each batch. HINT: fills in the placeholders of
+    `sg.input.Dataset.shard(SHARD_HINT, SHARD_HINT)`.
 
     Source: TF 2.21 data/ops/options.py, AutoShardPolicy.
     """
@@ -208,23 +210,25 @@ class AutoShardPolicy(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, init=False)
 class InputOptions:
-    """How distributed datasets reach the devices.
+    """Options for distributed datasets.
 
-    The names work without `experimental_` as well.
+    The names are also accepted without `experimental_`.
 
     Args:
-        experimental_fetch_to_device: move batches to the devices; False keeps them on the host.
+        experimental_fetch_to_device: True to move batches to the devices, False to keep them on the
+            host.
         experimental_replication_mode: PER_REPLICA is for `distribute_datasets_from_function`.
-        experimental_place_dataset_on_device: accepted with PER_REPLICA and without fetching, as in
-            TensorFlow, and of no effect: a dataset here is always read by the host.
-        experimental_per_replica_buffer_size: batches loaded ahead; 0 reads in the caller's thread.
-        auto_shard_policy: how several processes share the examples; one process reads them all.
-            AUTO follows a `tf.data` dataset's own option.
+        experimental_place_dataset_on_device: accepted only with PER_REPLICA and without fetching,
+            as in TensorFlow, and ignored: the host always reads the dataset.
+        experimental_per_replica_buffer_size: number of batches to prefetch; 0 reads in the caller's
+            thread.
+        auto_shard_policy: how several processes split the examples. AUTO follows a `tf.data`
+            dataset's own option.
 
     Raises:
-        TypeError: an unknown name, or a mode, a policy or a size of another type.
-        ValueError: a negative buffer size, or a dataset on a device without PER_REPLICA or together
-            with fetching.
+        TypeError: an unknown name, or a mode, policy or size of another type.
+        ValueError: a negative buffer size, or a dataset on a device without PER_REPLICA or with
+            fetching.
 
     Source: TF 2.21 distribute_lib.py, InputOptions.
     """
@@ -255,7 +259,7 @@ class InputOptions:
             if (full_name := f"experimental_{name}") not in values:
                 raise TypeError(
                     explain(
-                        f"InputOptions received {name}={value!r}.",
+                        f"InputOptions received the unknown option {name}={value!r}.",
                         expected=f"names among {[name[13:] for name in values]}, with or without "
                         '"experimental_".',
                         fix="correct the name.",
@@ -271,7 +275,8 @@ class InputOptions:
         if not isinstance(self.experimental_replication_mode, InputReplicationMode):
             raise TypeError(
                 explain(
-                    f"experimental_replication_mode={self.experimental_replication_mode!r}.",
+                    f"experimental_replication_mode={self.experimental_replication_mode!r} is not "
+                    "a replication mode.",
                     expected="an sg.InputReplicationMode.",
                     fix="pass sg.InputReplicationMode.PER_WORKER or PER_REPLICA.",
                 )
@@ -279,7 +284,7 @@ class InputOptions:
         if not isinstance(self.auto_shard_policy, AutoShardPolicy):
             raise TypeError(
                 explain(
-                    f"auto_shard_policy={self.auto_shard_policy!r}.",
+                    f"auto_shard_policy={self.auto_shard_policy!r} is not a policy.",
                     expected="an sg.AutoShardPolicy.",
                     fix="pass sg.AutoShardPolicy.DATA, for example.",
                 )
@@ -288,17 +293,17 @@ class InputOptions:
         if not isinstance(size, int) or isinstance(size, bool):
             raise TypeError(
                 explain(
-                    f"experimental_per_replica_buffer_size={size!r} is no int.",
+                    f"experimental_per_replica_buffer_size={size!r} is not an int.",
                     expected="a number of batches.",
-                    fix="pass 0 or more.",
+                    fix="pass an int, 0 or more.",
                 )
             )
         if size < 0:
             raise ValueError(
                 explain(
                     f"experimental_per_replica_buffer_size={size} is negative.",
-                    expected="a number of batches.",
-                    fix="pass 0 to load nothing ahead, else 1 or more.",
+                    expected="a number of batches, 0 or more.",
+                    fix="pass 0 to disable prefetching, otherwise 1 or more.",
                 )
             )
         on_device = self.experimental_place_dataset_on_device
@@ -309,40 +314,40 @@ class InputOptions:
                     "experimental_place_dataset_on_device=True was given with "
                     f"experimental_fetch_to_device={self.experimental_fetch_to_device} and "
                     f"{self.experimental_replication_mode}.",
-                    expected="fetch False and PER_REPLICA beside it.",
-                    fix="leave experimental_place_dataset_on_device out: batches reach the "
-                    "devices ahead of time without it.",
+                    expected="experimental_fetch_to_device=False and PER_REPLICA with it.",
+                    fix="omit experimental_place_dataset_on_device; batches are prefetched to the "
+                    "devices without it.",
                 )
             )
 
     @property
     def fetch_to_device(self) -> bool:
-        """The short name."""
+        """Short for `experimental_fetch_to_device`."""
         return self.experimental_fetch_to_device
 
     @property
     def replication_mode(self) -> InputReplicationMode:
-        """The short name."""
+        """Short for `experimental_replication_mode`."""
         return self.experimental_replication_mode
 
     @property
     def place_dataset_on_device(self) -> bool:
-        """The short name."""
+        """Short for `experimental_place_dataset_on_device`."""
         return self.experimental_place_dataset_on_device
 
     @property
     def per_replica_buffer_size(self) -> int:
-        """The short name."""
+        """Short for `experimental_per_replica_buffer_size`."""
         return self.experimental_per_replica_buffer_size
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueContext:
-    """What `distribute_values_from_function` tells the function about the replica.
+    """Replica information passed to the function of `distribute_values_from_function`.
 
     Args:
-        replica_id_in_sync_group: 0 ... n-1.
-        num_replicas_in_sync: n.
+        replica_id_in_sync_group: index of the replica, from 0.
+        num_replicas_in_sync: number of replicas.
 
     Source: TF 2.21 distribute_lib.py, ValueContext.
     """

@@ -1,4 +1,4 @@
-"""How a large variable is split over parameter servers: along axis 0, into consecutive rows.
+"""Partitioners: split large variables over parameter servers, by consecutive rows of axis 0.
 
 Source: TF 2.21 sharded_variable.py.
 """
@@ -24,31 +24,31 @@ __all__ = [
 
 
 class Partitioner(Protocol):
-    """Says how many shards a variable gets; a function of yours with these arguments is one too."""
+    """Returns the number of shards of a variable; any function with this signature works."""
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis.
 
         Args:
-            shape: of the whole variable.
+            shape: shape of the whole variable.
             dtype: its dtype.
-            axis: the axis to split along.
+            axis: axis to split along.
 
         Returns:
-            As many numbers as there are axes, 1 for each but `axis`.
+            One number per axis, 1 for each except `axis`.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedShardsPartitioner:
-    """Splits every variable into the same number of shards, or into its rows if those are fewer.
+    """Splits every variable into the same number of shards, or into its rows if there are fewer.
 
     Args:
-        num_shards: how many.
+        num_shards: number of shards.
 
     Raises:
-        ValueError: not a positive number.
+        ValueError: `num_shards` is not a positive int.
 
     Example:
         >>> sg.partitioners.FixedShardsPartitioner(2)((10, 3), "float32")
@@ -69,15 +69,15 @@ class FixedShardsPartitioner:
 
 @dataclasses.dataclass(frozen=True)
 class MinSizePartitioner:
-    """Splits a variable into as many shards as keep each at least about that large.
+    """Splits a variable into as many shards as possible of at least a minimum size.
 
     Args:
-        min_shard_bytes: size of a shard below which no more are made.
-        max_shards: how many at most.
-        bytes_per_string: accepted for the sake of moved code: no variable here holds strings.
+        min_shard_bytes: approximate minimum size of a shard in bytes.
+        max_shards: maximum number of shards.
+        bytes_per_string: accepted for compatibility; variables here hold no strings.
 
     Raises:
-        ValueError: an argument that is not a positive number.
+        ValueError: an argument is not a positive int.
 
     Example:
         >>> partitioner = sg.partitioners.MinSizePartitioner(min_shard_bytes=20000, max_shards=8)
@@ -102,15 +102,15 @@ class MinSizePartitioner:
 
 @dataclasses.dataclass(frozen=True)
 class MaxSizePartitioner:
-    """Splits a variable into as few shards as keep each at most that large.
+    """Splits a variable into as few shards as possible of at most a maximum size.
 
     Args:
-        max_shard_bytes: size of a shard, which only a single row may exceed.
-        max_shards: how many at most; shards may then be larger. None for no limit.
-        bytes_per_string: accepted for the sake of moved code: no variable here holds strings.
+        max_shard_bytes: maximum size of a shard in bytes; only a single row may exceed it.
+        max_shards: maximum number of shards, which may then be larger; None for no limit.
+        bytes_per_string: accepted for compatibility; variables here hold no strings.
 
     Raises:
-        ValueError: an argument that is not a positive number.
+        ValueError: an argument is not a positive int.
 
     Example:
         >>> sg.partitioners.MaxSizePartitioner(max_shard_bytes=20000)((100, 256), "float32")
@@ -142,17 +142,17 @@ def rows_of_shards(
 ) -> list[int]:
     """Returns the number of rows of each shard of a variable.
 
-    The first `size % shards` shards are one row larger. Scalars are never split.
+    The first `size % shards` shards have one more row. Scalars are never split.
 
     Args:
-        partitioner: which decides; None for one shard.
-        shape: of the whole variable.
+        partitioner: the partitioner; None for one shard.
+        shape: shape of the whole variable.
         dtype: its dtype.
-        name: its name, for messages.
+        name: its name, for error messages.
 
     Returns:
-        Positive numbers that add up to the size of axis 0; of a scalar or an empty variable that
-        size, or 1.
+        Positive ints that sum to the size of axis 0; a single number for a scalar (1) or an empty
+        variable (0).
 
     Raises:
         ValueError: the partitioner returned something other than `[n, 1, 1, ...]` with n >= 1.
@@ -175,8 +175,8 @@ def rows_of_shards(
             explain(
                 f"The partitioner returned {answer!r} for variable {name!r} of shape "
                 f"{tuple(shape)}.",
-                expected=f"a list of {len(shape)} numbers: that of the shards along axis 0, at "
-                "least 1, and 1 for every other axis.",
+                expected=f"a list of {len(shape)} ints: at least 1 for axis 0, and 1 for every "
+                "other axis.",
                 fix="return [n, 1, 1, ...].",
             )
         )
@@ -202,8 +202,8 @@ def _require_positive(partitioner: Any, *names: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise ValueError(
                 explain(
-                    f"{name}={value!r} of {type(partitioner).__name__} is no size.",
-                    expected="a positive whole number.",
+                    f"{name}={value!r} of {type(partitioner).__name__} is not valid.",
+                    expected="a positive int.",
                     fix=f"pass {name}=1 or more.",
                 )
             )

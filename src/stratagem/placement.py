@@ -1,4 +1,4 @@
-"""Rules for the `placement` of a `HybridStrategy`: which variables are large, or of which layer."""
+"""Rules for the `placement` of a `HybridStrategy`: by variable size, or by layer."""
 
 from __future__ import annotations
 
@@ -14,29 +14,24 @@ __all__ = ["AtLeastBytes", "at_least_bytes", "in_layer"]
 
 @dataclasses.dataclass(frozen=True)
 class AtLeastBytes:
-    """A rule that matches variables by their size; of a small model it need not match any.
-
-    Args:
-        num_bytes: the least size, in bytes.
-    """
+    """A rule that matches variables by size; it may match none."""
 
     num_bytes: int
 
     def __call__(self, variable: Any) -> bool:
-        """Tells whether a variable is so large.
-
-        Args:
-            variable: of known shape and dtype.
-        """
+        """Returns True if the variable has at least `num_bytes`."""
         size = math.prod(variable.shape) * np.dtype(variable.dtype).itemsize
         return size >= self.num_bytes
 
 
 def at_least_bytes(num_bytes: int) -> Callable[[Any], bool]:
-    """Returns a rule that matches variables by their size; it need not match any.
+    """Returns a rule that matches variables by size; it may match none.
 
     Args:
-        num_bytes: the least size, in bytes.
+        num_bytes: minimum size in bytes.
+
+    Returns:
+        A function of a variable.
 
     Example:
         >>> sg.HybridStrategy(
@@ -52,6 +47,9 @@ def in_layer(layer: Any) -> Callable[[Any], bool]:
 
     Args:
         layer: a Keras layer, or its name.
+
+    Returns:
+        A function of a variable.
 
     Example:
         >>> sg.HybridStrategy(

@@ -1,10 +1,10 @@
-"""Where each public name lives, for the root, which loads a room when it is asked for one."""
+"""Home module of each public name, for the lazy root."""
 
 from __future__ import annotations
 
 __all__ = ["PUBLIC_NAMES"]
 
-# (module, name there). A module itself has no name.
+# (module, name there), or (module, None) for the module itself.
 PUBLIC_NAMES: dict[str, tuple[str, str | None]] = {
     "AutoShardPolicy": ("stratagem.options", "AutoShardPolicy"),
     "BackupAndRestore": ("stratagem.keras", "BackupAndRestore"),

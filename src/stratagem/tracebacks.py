@@ -1,4 +1,4 @@
-"""Tracebacks of the user's own lines: frames of this library are left out."""
+"""Traceback filtering: frames of this library are hidden, so that user code stands out."""
 
 from __future__ import annotations
 
@@ -16,21 +16,17 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _FOLDER = str(Path(__file__).parent)
 _NOTE = (
-    "Frames of stratagem are left out. sg.config.filter_tracebacks(False) or "
+    "Frames of stratagem are hidden. sg.config.filter_tracebacks(False) or "
     "STRATAGEM_TRACEBACK_FILTERING=0 shows them."
 )
 
 
 def filters_traceback(fn: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Makes a public function leave this library's frames out of the tracebacks of its errors.
-
-    Args:
-        fn: the function.
-    """
+    """Decorates a public function so that its errors' tracebacks hide this library's frames."""
 
     @functools.wraps(fn)
     def filtered(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        # Only a bare re-raise, such as that of a `with`, adds no entry for this frame again.
+        # Only a bare re-raise, as in `with`, does not add this frame to the traceback again.
         with _Filter():
             return fn(*args, **kwargs)
 
@@ -38,7 +34,7 @@ def filters_traceback(fn: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 class _Filter:
-    """Removes this library's frames from the traceback of an error that passes."""
+    """Removes this library's frames from the traceback of a passing error."""
 
     def __enter__(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What `tf.train` has for clusters, checkpoints and the step of training.
+"""`sg.train`: the names of `tf.train` for clusters, checkpoints and the global step.
 
 Source: TF 2.21 server_lib.py, checkpoint.py, checkpoint_management.py, checkpoint_options.py,
 checkpoint_utils.py, training_util.py.

@@ -78,7 +78,10 @@ def test_last_assignment_wins_and_may_contain_an_equals_sign() -> None:
     [
         (["--set", "workers=3"], "has no variable 'workers'.\nExpected one of cmdline_args, "),
         (["--set", "port"], "--set port: expected NAME=VALUE."),
-        (["--set", "port=1", "--port", "2"], "port is set by --set and by its flag: leave out one"),
+        (
+            ["--set", "port=1", "--port", "2"],
+            "port is set by --set and by its flag: omit one of them",
+        ),
         (["--name", "My_Train"], "name='My_Train' is not valid."),
         (["--workers", "0"], "worker_replicas=0 is not valid."),
         (["--workers", "two"], "Invalid value for '--workers': 'two' is not a valid integer."),

@@ -41,7 +41,7 @@ def test_another_global_batch() -> None:
     result = _call("--target", "2xH100", "--global-batch", 64, _LOOP)
     assert result.exit_code == 0, result.output
     assert "global batch 64, 32 per device" in result.stdout
-    assert "another than the script's" in result.stdout
+    assert "The batch of 64 replaces the script's." in result.stdout
 
 
 @pytest.mark.parametrize("options", [[], ["--workers"]])

@@ -25,7 +25,7 @@ def test_strategy_takes_the_algorithm_first() -> None:
     options = sg.CommunicationOptions(bytes_per_pack=5)
     given = sg.experimental.MultiWorkerMirroredStrategy(communication_options=options)
     assert given.communication_options is options
-    with pytest.raises(ValueError, match="implementation='STAR' is not known"):
+    with pytest.raises(ValueError, match="implementation='STAR' is not a known algorithm"):
         sg.experimental.MultiWorkerMirroredStrategy("STAR")
 
 

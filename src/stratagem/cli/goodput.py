@@ -20,7 +20,7 @@ __all__ = ["command"]
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
-    """Show how much of a run's time was useful, and where the rest went.
+    """Show a run's useful time, and where the rest went.
 
     RUN_DIR is the folder with the run's events.
     """

@@ -38,7 +38,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise click.ClickException(f"Cannot read {path}: {error}") from error
+        raise click.ClickException(f"{path} cannot be read: {error}") from error
     options = {
         str(parameter.name): parameter
         for parameter in context.command.params

@@ -28,7 +28,7 @@ __all__ = ["command"]
 def command(
     cluster: str | None, job_name: str | None, task_index: int | None, jobs_port: int | None
 ) -> None:
-    """Run this machine as a task of a cluster that runs programs of remote clients.
+    """Serve one task of a cluster that runs clients' programs.
 
     The task is read from TF_CONFIG by default. All tasks and clients share a secret,
     RAY_AUTH_TOKEN. The server runs until it receives SIGTERM or the leader exits.

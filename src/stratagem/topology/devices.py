@@ -26,7 +26,7 @@ _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "
 
 def local_devices() -> tuple[jax.Device, ...]:
     """Returns all local accelerators or, without any, all local CPU devices, in JAX's order."""
-    environment.require_what_was_read()
+    environment.require_unchanged_settings()
     if (planned := planned_devices()) is not None:
         return planned
     _size_thread_pool()
