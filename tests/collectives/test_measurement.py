@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from stratagem.collectives import measuring
+from stratagem.collectives import measurement
 from stratagem.collectives.choice import Algorithm
 from stratagem.collectives.measurement import SIZES_BYTES, measured_choice, times_of
 from stratagem.topology import Topology
@@ -36,8 +36,8 @@ def test_rounds_are_as_many_as_fit_on_the_slowest(own_s, other_s, expected, monk
         def exchange(self, name, value):
             return [value, other_s]
 
-    monkeypatch.setattr(measuring, "current_group", Two)
-    assert measuring._num_rounds(4096, own_s) == expected
+    monkeypatch.setattr(measurement, "current_group", Two)
+    assert measurement._num_rounds(4096, own_s) == expected
 
 
 def test_hierarchical_needs_groups() -> None:
@@ -70,9 +70,11 @@ class GroupOfOne:
 @pytest.fixture
 def group(monkeypatch) -> GroupOfOne:
     group = GroupOfOne()
-    monkeypatch.setattr(measuring, "current_group", lambda: group)
+    monkeypatch.setattr(measurement, "current_group", lambda: group)
     monkeypatch.setattr(Topology, "spans_processes", True)
-    monkeypatch.setattr(measuring, "times_of", lambda topology, sizes: measuring._parsed(TIMES_S))
+    monkeypatch.setattr(
+        measurement, "times_of", lambda topology, sizes: measurement._parsed(TIMES_S)
+    )
     return group
 
 

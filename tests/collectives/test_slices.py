@@ -26,7 +26,7 @@ from tests.parity.comparison import (
     plain_keras,
     small_classifier,
 )
-from tests.topology.test_tpu_places import chips
+from tests.topology.test_tpu_coordinates import chips
 
 _REDUCTION = re.compile(
     r'"stablehlo\.(\w+)".*?replica_groups = dense<(.*?)>.*?\}\) : \(tensor<(.*?)xf32>', re.DOTALL

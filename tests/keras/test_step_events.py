@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.goodput import current, read_run
+from stratagem.goodput import process_writer, read_run
 from stratagem.goodput.events import StepEvent
 from stratagem.keras import step_events
 from stratagem.topology.lockstep import last_program, wait_for_program
@@ -33,12 +33,12 @@ STRATEGIES = {
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Gives this process a folder for events; returns what reads the steps in it."""
     monkeypatch.setenv("STRATAGEM_RUN_DIR", str(tmp_path))
-    monkeypatch.setattr(current, "_current", current._Current())
+    monkeypatch.setattr(process_writer, "_current", process_writer._EventState())
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
     def read() -> list[tuple[int, int]]:
         """The last step and the number of steps of each line."""
-        current.close_events(0)
+        process_writer.close_events(0)
         (process,) = read_run(tmp_path).processes
         told = [event for event in process.events if isinstance(event, StepEvent)]
         return [(event.step, event.num_steps) for event in told]

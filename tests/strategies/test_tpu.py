@@ -259,7 +259,7 @@ def test_hosts_on_which_jax_finds_no_tpu_are_told_so(monkeypatch) -> None:
 
 def test_other_errors_of_starting_are_passed_on() -> None:
     assert jax.devices()
-    with pytest.raises(RuntimeError, match="JAX has started before"):
+    with pytest.raises(RuntimeError, match="JAX started before"):
         sg.TPUStrategy(_Named())
 
 

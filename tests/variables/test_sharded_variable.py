@@ -269,7 +269,7 @@ def test_values_that_do_not_fit_are_refused(made) -> None:
             getattr(made, method)(value)
     with pytest.raises(TypeError, match=r"scatter_add of sharded variable .* of type ndarray"):
         made.scatter_add(VALUES)
-    with pytest.raises(ValueError, match="one index a row"):
+    with pytest.raises(ValueError, match="one index per row"):
         made.scatter_add(sg.IndexedSlices(ROWS, IDS[:2]))
     np.testing.assert_array_equal(made, VALUES)
 

@@ -11,13 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from stratagem.collectives.axis import ReplicaAxis
 from stratagem.collectives.bfloat16 import bfloat16_sum, rounded_sum
 from stratagem.collectives.choice import BY_COMPILER, Algorithm, Choice
 from stratagem.collectives.hierarchical import hierarchical_sum
 from stratagem.collectives.one_device import one_device_sum
-from stratagem.collectives.packing import NO_PACKING, Packing
+from stratagem.collectives.packing import NO_PACKING, GradientPacking
 from stratagem.collectives.ring import ring_sum
 from stratagem.options import ReduceOp
 from stratagem.topology.mesh import REPLICA_AXIS
@@ -96,7 +97,7 @@ def _sole_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     return jax.lax.optimization_barrier(array)  # JAX removes a function that does nothing
 
 
-def is_sum_over_replicas(eqn: Any) -> bool:
+def is_sum_over_replicas(eqn: JaxprEqn) -> bool:
     """Returns True if a jaxpr equation is one of the sums written out here, or its gradient."""
     return eqn.params.get("name") == "_stratagem_sum_over_replicas"
 
@@ -110,7 +111,7 @@ class ChosenAllReduce(AllReduce):
 
     axis: ReplicaAxis
     choice: Choice = BY_COMPILER
-    packing: Packing = NO_PACKING
+    packing: GradientPacking = NO_PACKING
     in_bfloat16: bool = False
 
     def one(self, op: ReduceOp, value: Any) -> jax.Array:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
+
+if TYPE_CHECKING:
+    from stratagem.strategies import Strategy
 
 __all__ = ["Communicator", "MeshCommunicator", "SoleCommunicator"]
 
@@ -49,7 +52,13 @@ class Communicator(abc.ABC):
         return IndexedSlices(values, self.all_gather(slices.indices, 0, None), slices.dense_shape)
 
     @abc.abstractmethod
-    def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def merge(
+        self,
+        strategy: Strategy,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Calls `fn` once for all replicas, in cross-replica context."""
 
 
@@ -84,7 +93,13 @@ class SoleCommunicator(Communicator):
             value = jax.lax.slice_in_dim(value, 0, lengths[0], axis=axis)
         return self._note(value)
 
-    def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def merge(
+        self,
+        strategy: Strategy,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Calls `fn` with plain values."""
         result = fn(strategy, *args, **kwargs)
         return jax.tree.map(_without_mirrored, result, is_leaf=_is_distributed)
@@ -114,7 +129,13 @@ class MeshCommunicator(Communicator):
         """Concatenates over the mesh axis."""
         return device.all_gather(value, axis, self._axis_name, lengths)
 
-    def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def merge(
+        self,
+        strategy: Strategy,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Calls `fn` while the step is traced; its PerReplica arguments hold the local value."""
         view_args, view_kwargs = jax.tree.map(_as_view, (args, kwargs), is_leaf=_is_distributed)
         result = fn(strategy, *view_args, **view_kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stratagem.collectives.all_reduce import AllReduce, ChosenAllReduce
 from stratagem.collectives.choice import Choice
@@ -10,16 +10,19 @@ from stratagem.collectives.measurement import MeasuredChoice
 from stratagem.collectives.packing import (
     NO_PACKING,
     WITHIN_PROCESS,
+    GradientPacking,
     NumberedPacks,
-    Packing,
     SizedPacks,
 )
 from stratagem.topology import Topology
 
+if TYPE_CHECKING:
+    from stratagem.strategies import Strategy
+
 __all__ = ["explain"]
 
 
-def explain(strategy: Any) -> None:
+def explain(strategy: Strategy) -> None:
     """Prints how a strategy combines values over its replicas, and the measurements behind it.
 
     Args:
@@ -67,7 +70,7 @@ def _rule(choice: Choice) -> str:
     return ", ".join([*parts, choice.default.value + (" above" if parts else "")])
 
 
-def _packs(packing: Packing) -> str:
+def _packs(packing: GradientPacking) -> str:
     if packing == NO_PACKING:
         return "not packed, but the compiler may combine them"
     if packing == WITHIN_PROCESS:

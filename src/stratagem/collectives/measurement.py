@@ -220,7 +220,7 @@ def _read(file: Path) -> Any:
     return cached if is_whole else None
 
 
-def _write(file: Path, times_s: Any) -> None:
+def _write(file: Path, times_s: Mapping[str, Mapping[str, float]]) -> None:
     """Caches times if possible; an unwritable folder only costs seconds."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -7,10 +7,17 @@ import dataclasses
 import itertools
 from collections.abc import Hashable, Sequence
 
-__all__ = ["NO_PACKING", "NumberedPacks", "Packing", "SizedPacks", "WITHIN_PROCESS", "packing_for"]
+__all__ = [
+    "GradientPacking",
+    "NO_PACKING",
+    "NumberedPacks",
+    "SizedPacks",
+    "WITHIN_PROCESS",
+    "packing_for",
+]
 
 
-class Packing(abc.ABC):
+class GradientPacking(abc.ABC):
     """A rule for packing arrays into messages."""
 
     @abc.abstractmethod
@@ -24,7 +31,7 @@ class Packing(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class SizedPacks(Packing):
+class SizedPacks(GradientPacking):
     """Packs arrays up to a size.
 
     Args:
@@ -59,7 +66,7 @@ class SizedPacks(Packing):
 
 
 @dataclasses.dataclass(frozen=True)
-class NumberedPacks(Packing):
+class NumberedPacks(GradientPacking):
     """Packs arrays, in order, into a number of packs of similar size.
 
     Args:
@@ -95,7 +102,7 @@ WITHIN_PROCESS = SizedPacks(max_array_bytes=2**16, pack_bytes=2**62)
 _BYTES_BETWEEN_PROCESSES = 2**18
 
 
-def packing_for(platform: str, *, spans_processes: bool, bytes_per_pack: int) -> Packing:
+def packing_for(platform: str, *, spans_processes: bool, bytes_per_pack: int) -> GradientPacking:
     """Returns the packing of gradients for a platform.
 
     None on accelerators, where the compiler combines messages. `bytes_per_pack` of 0 means the

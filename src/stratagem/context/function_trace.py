@@ -10,7 +10,10 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stratagem.strategies import Strategy
 
 __all__ = [
     "FunctionTrace",
@@ -42,9 +45,9 @@ class FunctionTrace:
         self.read: dict[int, Any] = {}
         self.written: dict[int, Any] = {}
         self.missed: dict[int, Any] = {}
-        self.strategies: list[Any] = []
+        self.strategies: list[Strategy] = []
 
-    def note_strategy(self, strategy: Any) -> None:
+    def note_strategy(self, strategy: Strategy) -> None:
         """Records that a strategy runs a replica function in the function."""
         if strategy not in self.strategies:
             self.strategies.append(strategy)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stratagem.goodput.account import CAUSES, Account
 from stratagem.goodput.report import duration_text
 from stratagem.optional_libraries import load
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["draw", "figure_of", "shares_over_time"]
 
@@ -42,7 +46,7 @@ def draw(account: Account, path: str | Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def figure_of(account: Account) -> Any:
+def figure_of(account: Account) -> Figure:
     """Returns a matplotlib figure: the time line on top, the lost time by cause below."""
     figure_module = load(
         "matplotlib.figure", needed_by="The plot of a run", install="'stratagem[plots]'"
@@ -81,7 +85,7 @@ def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float
     return shares
 
 
-def _draw_time_line(axes: Any, account: Account) -> None:
+def _draw_time_line(axes: Axes, account: Account) -> None:
     unit_s, unit = _unit(account.whole_s)
     width = account.whole_s / unit_s / _NUM_COLUMNS
     # Repeat the last column at the last edge: each value holds until the next edge.
@@ -89,36 +93,43 @@ def _draw_time_line(axes: Any, account: Account) -> None:
     edges = [index * width for index in range(_NUM_COLUMNS + 1)]
     colors = [_COLORS[cause] for cause in CAUSES]
     axes.stackplot(edges, rows, step="post", colors=colors, linewidth=0)
-    told = [failure.told_s / unit_s for failure in account.failures]
+    failure_times = [failure.told_s / unit_s for failure in account.failures]
     # An empty series outside the axes would break the layout.
-    if told:
-        axes.plot(told, [1.1] * len(told), "v", color="black", markersize=6, clip_on=False)
-    if len(told) <= _MAX_NUMBERED:
-        _number(axes, told, account.whole_s / unit_s)
+    if failure_times:
+        axes.plot(
+            failure_times,
+            [1.1] * len(failure_times),
+            "v",
+            color="black",
+            markersize=6,
+            clip_on=False,
+        )
+    if len(failure_times) <= _MAX_NUMBERED:
+        _number(axes, failure_times, account.whole_s / unit_s)
     axes.set_xlim(0, max(account.whole_s / unit_s, 1e-9))
     axes.set_ylim(0, 1.35)
     axes.set_yticks([])
-    marked = "; triangle: failure" if told else ""
+    marked = "; triangle: failure" if failure_times else ""
     axes.set_xlabel(f"{unit} from the first start; green: useful{marked}")
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _number(axes: Any, told: Sequence[float], whole: float) -> None:
+def _number(axes: Axes, failure_times: Sequence[float], whole: float) -> None:
     """Numbers the failures; nearby ones share a label."""
     groups: list[list[int]] = []
-    for number, index in enumerate(told):
-        if groups and index - told[groups[-1][-1]] < 0.035 * whole:
+    for number, index in enumerate(failure_times):
+        if groups and index - failure_times[groups[-1][-1]] < 0.035 * whole:
             groups[-1].append(number)
         else:
             groups.append([number])
     for group in groups:
         first, last = group[0], group[-1]
-        middle = (told[first] + told[last]) / 2
+        middle = (failure_times[first] + failure_times[last]) / 2
         text = f"{first + 1}" if first == last else f"{first + 1}-{last + 1}"
         axes.text(middle, 1.2, text, ha="center", va="bottom", fontsize=9)
 
 
-def _draw_losses(axes: Any, account: Account) -> None:
+def _draw_losses(axes: Axes, account: Account) -> None:
     causes = [cause for cause in CAUSES if cause != "useful"]
     shares = [100 * account.time_s[cause] / (account.whole_s or 1.0) for cause in causes]
     # Useful time is left out: next to it the losses would be too small to see.

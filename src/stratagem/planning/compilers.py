@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation of a step for absent devices, by their own compiler or for CPU."""
+"""Ahead-of-time compilation of a step for devices that are not attached, or for CPU instead."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def _compile_in_subprocess(step: CapturedStep, folder: Path) -> tuple[CompiledPr
     source, result = folder / "step", folder / "report.json"
     with step_programs(step, topology, is_retraced=False) as programs:
         device_programs = [one for one in programs if one.is_of_replicas]
-        # The other way to serialize a program needs a library that nothing else cpu_devices does.
+        # Serializing the gradient, too, would need another library.
         exported = [
             dataclasses.replace(
                 jax.export.export(one.function, platforms=("cpu",))(*one.shapes), _get_vjp=None

@@ -1,4 +1,4 @@
-"""Strategies for absent machines, modeled on an existing strategy."""
+"""Strategies on abstract devices, modeled on an existing strategy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["planned_strategy"]
 def planned_strategy(
     machine: Target, like: Strategy | None, shard_state: str | None = None
 ) -> Strategy:
-    """Returns a strategy like `like`, with its replicas on an absent machine.
+    """Returns a strategy like `like`, with its replicas on the abstract devices of a machine.
 
     Takes over cross-device ops, devices per replica, layouts and sharded state; `shard_state`
     overrides the latter. None for `like` replicates everything. Raises ValueError for a strategy

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stratagem.optional_libraries import load
 from stratagem.planning.report import headline, size_text, time_text, verdict
 from stratagem.planning.result import Plan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["draw", "figure_of"]
 
@@ -40,7 +44,7 @@ def draw(plan: Plan, path: str | Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def figure_of(plan: Plan) -> Any:
+def figure_of(plan: Plan) -> Figure:
     """Returns a matplotlib figure: device memory against its limits, and step times below it."""
     figure_module = load(
         "matplotlib.figure", needed_by="Plotting a plan", install="'stratagem[plots]'"
@@ -56,7 +60,7 @@ def figure_of(plan: Plan) -> Any:
     return figure
 
 
-def _draw_memory(axes: Any, plan: Plan) -> None:
+def _draw_memory(axes: Axes, plan: Plan) -> None:
     memory = plan.memory
     gib = 2**30
     whole = max(memory.total_bytes, memory.device_bytes) / gib
@@ -81,7 +85,7 @@ def _draw_memory(axes: Any, plan: Plan) -> None:
         axes.legend(ncols=3, fontsize=9, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0))
 
 
-def _draw_steps(axes: Any, plan: Plan) -> None:
+def _draw_steps(axes: Axes, plan: Plan) -> None:
     times = plan.scaling
     indices = range(len(times))
     unit_s, unit = (1.0, "s") if plan.step.step_s >= 1 else (1e-3, "ms")

@@ -82,7 +82,7 @@ def is_held_by_host(keeping: Store | None) -> bool:
     return keeping is not None and (keeping.is_pinned or not keeping.is_on_replicas)
 
 
-def held_bytes(variable: Any, topology: Topology, keeping: Any = None) -> int:
+def held_bytes(variable: Any, topology: Topology, keeping: Store | None = None) -> int:
     """Returns the bytes that one device stores for a variable between steps."""
     shape = tuple(variable.shape)
     home = home_of(variable)

@@ -24,7 +24,7 @@ def capture_script(
     target: Target,
     shard_state: str | None = None,
 ) -> CapturedStep:
-    """Runs a script up to its first training step, as if on an absent machine.
+    """Runs a script up to its first training step, on abstract devices of a target.
 
     Its strategies have the target's replicas, and its variables take no memory. Data loading and
     model building run as usual. The first step of `fit`, `train_on_batch`, `strategy.run` or

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
-from stratagem.summary.settings import current_settings
+from stratagem.summary.settings import Settings, current_settings
 from stratagem.summary.summary import Summary, SummaryCall
 
 __all__ = [
@@ -180,7 +180,7 @@ class Collector:
         self._are_expensive = True
 
 
-def resolve(call: SummaryCall, outer: Any) -> tuple[Summary, dict[str, Any]] | None:
+def resolve(call: SummaryCall, outer: Settings) -> tuple[Summary, dict[str, Any]] | None:
     """Returns a summary with its traced step and condition, or None if it can never be recorded.
 
     `outer` are the settings outside of the step; they are read again when the step is called.

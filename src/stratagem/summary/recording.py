@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from stratagem.summary.settings import (
 )
 from stratagem.summary.summary import Summary
 from stratagem.values import PerReplica
+
+if TYPE_CHECKING:
+    from stratagem.summary.writer import SummaryWriter
 
 __all__ = ["Recording", "begin_recording", "write_pending", "write_values"]
 
@@ -41,7 +44,7 @@ class Recording:
     epoch.
     """
 
-    writer: Any
+    writer: SummaryWriter | None
     step: int | None
     holds: bool
     wall_time_s: float

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stratagem.summary.writer import SummaryWriter
 
 __all__ = ["Summary", "SummaryCall"]
 
@@ -35,7 +38,7 @@ class Summary:
 
     tag: str
     encode: Callable[[Any], Any]
-    writer: Any = None
+    writer: SummaryWriter | None = None
     step: int | None = None
     has_traced_step: bool = False
     has_condition: bool = False
@@ -45,7 +48,9 @@ class Summary:
         """True if the summary uses the default step of the call."""
         return self.step is None and not self.has_traced_step
 
-    def writer_of(self, default: Any, *, is_anywhere: bool = False) -> Any:
+    def writer_of(
+        self, default: SummaryWriter | None, *, is_anywhere: bool = False
+    ) -> SummaryWriter | None:
         """Returns the writer, or None if nothing is written.
 
         With `is_anywhere`, a writer that is active only in another process counts, too.
