@@ -1,4 +1,4 @@
-"""GPUs of this host, counted without a backend."""
+"""Local GPUs, counted without a backend."""
 
 from __future__ import annotations
 

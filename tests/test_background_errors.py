@@ -1,4 +1,4 @@
-"""Errors of work behind training."""
+"""Errors of background work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_each_is_raised_once_the_oldest_first() -> None:
     assert take_reported() == []
 
 
-def test_what_nobody_has_raised_is_taken() -> None:
+def test_errors_not_raised_are_taken() -> None:
     error = OSError("left")
     report_error(error)
     assert take_reported() == [error]

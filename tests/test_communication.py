@@ -1,4 +1,4 @@
-"""Hints for collectives: what they take."""
+"""CommunicationOptions: valid and invalid values."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_implementation_may_be_named(name) -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 1.5, True, "4"])
-def test_what_is_no_size_is_refused(size) -> None:
+def test_invalid_size_is_refused(size) -> None:
     with pytest.raises(ValueError, match=f"bytes_per_pack={size!r} is not a valid size"):
         sg.CommunicationOptions(bytes_per_pack=size)
 
 
 @pytest.mark.parametrize("seconds", [-1, True, "4"])
-def test_what_is_no_time_limit_is_refused(seconds) -> None:
+def test_invalid_time_limit_is_refused(seconds) -> None:
     with pytest.raises(ValueError, match=f"timeout_seconds={seconds!r} is not a valid time limit"):
         sg.CommunicationOptions(timeout_seconds=seconds)
 

@@ -18,7 +18,7 @@ def eager() -> Iterator[None]:
     config.run_eagerly(False)
 
 
-def test_replica_functions_are_compiled_unless_told_otherwise() -> None:
+def test_replica_functions_are_compiled_by_default() -> None:
     assert not config.runs_eagerly()
 
 
@@ -51,7 +51,7 @@ def test_program_cache_size_is_read_when_it_is_asked_for(monkeypatch) -> None:
     assert config.program_cache_size() == 3
 
 
-def test_unknown_setting_is_no_attribute() -> None:
+def test_unknown_setting_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'run_greedily'"):
         _ = config.run_greedily
 

@@ -1,4 +1,4 @@
-"""Settings from environment variables, and what is written into the environment."""
+"""Settings from environment variables, and changes to the environment."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_truth_value_is_read_in_any_usual_form(monkeypatch, text, expected) -> N
 
 
 @pytest.mark.parametrize("text", ["2", "maybe", " 1"])
-def test_other_text_is_no_truth_value(monkeypatch, text) -> None:
+def test_other_text_is_not_a_boolean(monkeypatch, text) -> None:
     monkeypatch.setenv("STRATAGEM_RUN_EAGERLY", text)
     with pytest.raises(
         ValueError,
@@ -67,7 +67,7 @@ def test_count_is_read(monkeypatch, text, expected) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "2.5", "many"])
-def test_other_text_is_no_count(monkeypatch, text) -> None:
+def test_other_text_is_not_a_count(monkeypatch, text) -> None:
     monkeypatch.setenv("STRATAGEM_PROGRAM_CACHE_SIZE", text)
     with pytest.raises(
         ValueError, match=rf"STRATAGEM_PROGRAM_CACHE_SIZE: '{text}' is not a count(?s:.)*at least 1"

@@ -1,4 +1,4 @@
-"""The errors: each is the builtin that a caller would catch, and survives the way to a process."""
+"""Exception classes: each derives from a builtin, and survives pickling."""
 
 from __future__ import annotations
 

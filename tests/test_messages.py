@@ -1,4 +1,4 @@
-"""The form of every error message."""
+"""The format of error messages."""
 
 from __future__ import annotations
 

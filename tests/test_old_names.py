@@ -1,4 +1,4 @@
-"""TensorFlow's names of other spelling: they work, or the error names what to write here."""
+"""TensorFlow names spelled differently here: aliases, and errors that name the replacement."""
 
 from __future__ import annotations
 

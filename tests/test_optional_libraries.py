@@ -1,4 +1,4 @@
-"""Libraries that only some parts need."""
+"""Loading of optional libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_library_that_is_there_is_returned() -> None:
     assert load("json", needed_by="a test", install="nothing") is json
 
 
-def test_library_that_is_missing_is_named_with_what_brings_it() -> None:
+def test_missing_library_is_named_with_its_package() -> None:
     with pytest.raises(
         ImportError,
         match=r"GCEClusterResolver needs no_such_library, which cannot be imported: No mod(?s:.)*"

@@ -1,4 +1,4 @@
-"""Reductions, and how variables are kept and combined."""
+"""Reductions, variable aggregation and input options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How variables are split over servers: the numbers of TensorFlow's own tests, and its rules."""
+"""Partitioners: the numbers of TensorFlow's own tests, and its rules."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_shards_hold_every_row_once_and_keep_their_limits(rows, columns, size, m
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "2", None])
-def test_what_is_no_size_is_refused(value) -> None:
+def test_invalid_size_is_refused(value) -> None:
     with pytest.raises(ValueError, match=f"num_shards={value!r} of FixedShards.* is not valid"):
         sg.partitioners.FixedShardsPartitioner(value)
     with pytest.raises(ValueError, match=r"min_shard_bytes=.* is not valid"):

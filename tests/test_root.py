@@ -1,4 +1,4 @@
-"""The lazy root: what it loads, which Keras backend it selects, and what its names stand for."""
+"""The lazy root: what it loads, the Keras backend it selects, and the objects behind its names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_real_keras_runs_on_jax_when_stratagem_was_imported_first() -> None:
     assert run_fresh(program, KERAS_BACKEND=None)[-1] == "jax"
 
 
-def test_import_after_keras_on_another_backend_says_what_to_do(folder) -> None:
+def test_import_after_keras_on_another_backend_names_the_fix(folder) -> None:
     program = "import keras\ntry:\n    import stratagem\nexcept ImportError as e:\n    print(e)"
     assert run_fresh(program, folder=folder, KERAS_BACKEND=None) == [
         "Keras runs on the 'tensorflow' backend.",
@@ -70,7 +70,7 @@ except ImportError as error:
     ]
 
 
-def test_choice_of_another_backend_is_told_before_keras_fails_for_want_of_it(folder) -> None:
+def test_choice_of_another_backend_is_reported_before_keras_fails(folder) -> None:
     program = """
 import sys
 import stratagem
@@ -124,7 +124,7 @@ def test_old_names_are_the_same_objects() -> None:
     )
 
 
-def test_unknown_name_is_no_attribute() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(
         AttributeError, match="module 'stratagem' has no attribute 'MiroredStrategy'"
     ):

@@ -1,4 +1,4 @@
-"""Tracebacks show the user's own lines, and all of them."""
+"""Tracebacks show all of the user's lines, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stratagem devices` names every local device, and the replicas that each strategy would have."""
+"""`stratagem devices`: every local device, and the replicas of each strategy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_memory_is_shown_where_the_platform_counts_it() -> None:
     assert memory_text(FakeDevice(stats=None)) == "-"
 
 
-def test_another_backend_is_told_of_in_one_message(monkeypatch) -> None:
+def test_another_backend_is_reported_in_one_message(monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "keras")
     result = CliRunner().invoke(main, ["devices"], env={"KERAS_BACKEND": "torch"})
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""`stratagem goodput`: what is printed and drawn, and with which exit code."""
+"""`stratagem goodput`: output, plots and exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_json_is_the_account(tmp_path) -> None:
     assert sum(values["time_s"].values()) == pytest.approx(values["whole_s"])
 
 
-def test_plot_is_written_beside_the_tables(tmp_path) -> None:
+def test_plot_is_written_along_with_the_tables(tmp_path) -> None:
     write(tmp_path, gang_restart())
     result = _call(tmp_path, "--plot", tmp_path / "run.png")
     assert result.exit_code == 0
@@ -42,7 +42,7 @@ def test_plot_is_written_beside_the_tables(tmp_path) -> None:
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_torn_line_is_told_and_no_error(tmp_path) -> None:
+def test_torn_line_is_reported_and_no_error(tmp_path) -> None:
     write(tmp_path, gang_restart())
     with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
         file.write('{"version": 1, "ki')
@@ -67,7 +67,7 @@ def test_picture_of_no_known_format_ends_with_exit_code_1(tmp_path, ending) -> N
     assert ("coffee" if ending else "is a directory") in result.stderr
 
 
-def test_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch) -> None:
+def test_plot_without_matplotlib_names_the_package(tmp_path, monkeypatch) -> None:
     def without(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 

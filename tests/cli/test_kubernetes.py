@@ -1,4 +1,4 @@
-"""`stratagem kubernetes`: what is printed, and with which exit code."""
+"""`stratagem kubernetes`: output and exit codes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_last_assignment_wins_and_may_contain_an_equals_sign() -> None:
         (["--unknown"], "No such option"),
     ],
 )
-def test_what_was_given_wrongly_ends_with_exit_code_2(arguments, message) -> None:
+def test_invalid_arguments_exit_with_code_2(arguments, message) -> None:
     result = _call("render", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
@@ -118,7 +118,7 @@ def test_each_problem_is_a_line_and_the_exit_code_is_1(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "a: [", "text", "a: 1\n"])
-def test_what_is_no_manifest_is_a_problem(given) -> None:
+def test_invalid_manifest_is_a_problem(given) -> None:
     result = _call("validate", given=given)
     assert (result.exit_code, len(result.stdout.splitlines())) == (1, 1)
 

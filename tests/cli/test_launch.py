@@ -163,7 +163,7 @@ def test_what_follows_the_script_is_the_script_s(launched, args) -> None:
         ("workers", "cannot be read: "),
     ],
 )
-def test_file_that_cannot_be_right_is_refused(tmp_path, text, words) -> None:
+def test_file_that_is_invalid_is_refused(tmp_path, text, words) -> None:
     path = tmp_path / "launch.toml"
     path.write_text(text)
     error = error_of("--config", str(path), "train.py")
@@ -204,7 +204,7 @@ def test_value_of_the_file_is_checked_like_any_other(tmp_path) -> None:
         (["--workers", "0", "true"], "Error: workers=0 without a chief"),
     ],
 )
-def test_launcher_s_errors_are_told_without_a_traceback(arguments, words) -> None:
+def test_launcher_s_errors_are_reported_without_a_traceback(arguments, words) -> None:
     assert error_of(*arguments).startswith(words)
 
 
@@ -216,7 +216,7 @@ def test_exit_code_is_that_of_the_cause(monkeypatch, returncode, code) -> None:
     assert error_of("true", code=code) == ""
 
 
-def test_real_tasks_run_and_their_failure_is_told(tmp_path, capfd) -> None:
+def test_real_tasks_run_and_their_failure_is_reported(tmp_path, capfd) -> None:
     (tmp_path / "train.py").write_text(
         "import json, os, sys\n"
         "assert json.loads(os.environ['TF_CONFIG'])['task']['index'] == 0, sys.argv[1]\n"
@@ -258,7 +258,7 @@ def test_page_lists_every_option_with_its_variable_and_default() -> None:
         assert row[1] == (default_in_help(name) or "-"), name
 
 
-def test_example_of_the_page_prints_what_the_page_shows(tmp_path, monkeypatch, capfd) -> None:
+def test_example_of_the_page_prints_the_output_shown(tmp_path, monkeypatch, capfd) -> None:
     page = PAGE.read_text(encoding="utf-8")
     block = re.search(r"## An example\n\n```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
     assert block is not None

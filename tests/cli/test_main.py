@@ -1,4 +1,4 @@
-"""The root of the `stratagem` command: its help, its version, its answer to a wrong name."""
+"""The root of the `stratagem` command: help, version, and unknown commands."""
 
 from __future__ import annotations
 

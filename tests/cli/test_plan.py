@@ -1,4 +1,4 @@
-"""`stratagem plan`: what is printed, written and drawn, and with which exit code."""
+"""`stratagem plan`: output, files, plots and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stratagem server`: which server is started, and how the command ends."""
+"""`stratagem server`: the server it starts, and its exit."""
 
 from __future__ import annotations
 

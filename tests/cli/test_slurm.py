@@ -1,4 +1,4 @@
-"""`stratagem slurm`: what is printed, and with which exit code."""
+"""`stratagem slurm`: output and exit codes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_template_is_printed_edited_and_rendered(tmp_path) -> None:
         (["--set", "time=1", "--time", "2"], "time is set by --set and by its flag"),
     ],
 )
-def test_what_was_given_wrongly_ends_with_exit_code_2(arguments, message) -> None:
+def test_invalid_arguments_exit_with_code_2(arguments, message) -> None:
     result = _call("render", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr

@@ -159,7 +159,7 @@ def test_size_chooses_the_algorithm() -> None:
 @pytest.mark.parametrize(
     ("packing", "count"), [(NO_PACKING, 10), (WITHIN_PROCESS, 7), (NumberedPacks(1), 6)]
 )
-def test_packed_reduction_gives_what_single_ones_give_in_fewer_messages(packing, count) -> None:
+def test_packed_reduction_matches_single_ones_in_fewer_messages(packing, count) -> None:
     axis = AXES[3]
     large = np.arange(3 * 20_000, dtype=np.float32).reshape(3, 100, 200)
     parts = [*of_parts(3).values(), large]

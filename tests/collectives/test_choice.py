@@ -24,7 +24,7 @@ def test_fastest_is_chosen_for_each_size_with_limits_between_the_sizes() -> None
 
 @pytest.mark.parametrize(
     ("small_s", "large_s"),
-    # Of rings: what a message takes, and a megabyte.
+    # Ring: time per message, and per megabyte.
     [(0.2, 10.0), (0.9, 2.1), (0.5, 3.0)],
 )
 def test_limit_is_where_times_cross(small_s: float, large_s: float) -> None:

@@ -103,7 +103,7 @@ def test_what_cannot_be_used_is_measured_again(group, tmp_path, text) -> None:
     assert measured_choice(topology, tmp_path).source == "cached by process 0"
 
 
-def test_folder_that_cannot_be_written_is_no_error(group, tmp_path) -> None:
+def test_unwritable_folder_is_not_an_error(group, tmp_path) -> None:
     (tmp_path / "file").write_text("")
     topology = Topology(tuple(jax.devices()[:2]))
     for _ in range(2):

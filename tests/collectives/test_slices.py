@@ -57,7 +57,7 @@ def test_sums_between_slices_go_in_stages_without_being_measured() -> None:
 
 @pytest.fixture
 def two_slices(monkeypatch) -> None:
-    """Of the CPU devices those with even numbers are one slice, and the others one."""
+    """CPU devices with even numbers form one slice, the others another."""
     monkeypatch.setattr(axis, "num_slices", lambda _: 2)
     monkeypatch.setattr(axis, "slice_of", lambda device: device.id % 2)
 

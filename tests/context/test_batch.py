@@ -11,7 +11,7 @@ from stratagem.context import ReplicaBatch
 PADDED = ReplicaBatch(size=3, lengths=(3, 1, 0))
 
 
-def test_step_without_a_batch_knows_nothing() -> None:
+def test_step_without_a_batch_has_no_counts() -> None:
     batch = ReplicaBatch()
     assert not batch.is_padded
     assert batch.num_examples(0) is None

@@ -67,7 +67,7 @@ def entered(context: ReplicaContext) -> contextlib.AbstractContextManager[None]:
     return stack.push(FrameKind.REPLICA, STRATEGY, context)
 
 
-def test_context_knows_its_replica(context, others) -> None:
+def test_context_has_its_replica(context, others) -> None:
     assert context.strategy is STRATEGY
     assert context.replica_id_in_sync_group == 1
     assert context.num_replicas_in_sync == 2
@@ -76,14 +76,14 @@ def test_context_knows_its_replica(context, others) -> None:
     assert repr(context) == "ReplicaContext(Strategy(), replica_id_in_sync_group=1)"
 
 
-def test_context_knows_its_examples(context) -> None:
+def test_context_has_its_examples(context) -> None:
     assert context.batch.size == 3
     assert context.num_examples == 2
     assert context.global_num_examples == 5
     np.testing.assert_array_equal(context.example_mask, [True, True, False])
 
 
-def test_context_is_of_the_only_replica_unless_told_otherwise() -> None:
+def test_context_is_of_the_only_replica_by_default() -> None:
     alone = ReplicaContext(STRATEGY)
     assert (alone.replica_id_in_sync_group, alone.num_replicas_in_sync) == (0, 1)
     assert alone.num_examples is None
@@ -107,7 +107,7 @@ def test_unknown_reduction_is_refused(context, op) -> None:
         context.all_reduce(op, 1.0)
 
 
-def test_all_gather_gathers_leaf_by_leaf_and_tells_which_rows_are_true(context, others) -> None:
+def test_all_gather_gathers_leaf_by_leaf_with_true_lengths(context, others) -> None:
     rows, other = np.ones((3, 3)), np.ones((2, 3))
     with entered(context):
         context.all_gather([rows, other], axis=0)
@@ -145,7 +145,7 @@ def test_merge_call_leaves_replica_context_for_the_call(context) -> None:
 
 
 @pytest.mark.parametrize("merge_fn", [None, 3, "name"])
-def test_merge_call_of_what_cannot_be_called_is_refused(context, merge_fn) -> None:
+def test_merge_call_of_non_callable_is_refused(context, merge_fn) -> None:
     kind = type(merge_fn).__name__
     with (
         entered(context),
@@ -163,9 +163,7 @@ CALLS = {
 
 @pytest.mark.parametrize("method", CALLS)
 @pytest.mark.parametrize("kind", [FrameKind.SCOPE, FrameKind.MERGE, FrameKind.UPDATE])
-def test_method_in_cross_replica_context_is_refused_with_what_works_there(
-    context, method, kind
-) -> None:
+def test_method_in_cross_replica_context_is_refused_with_a_fix(context, method, kind) -> None:
     call, instead = CALLS[method]
     with (
         stack.push(kind, STRATEGY, context),
@@ -203,7 +201,7 @@ def test_axis_is_counted_from_the_front(axis, ndim, expected) -> None:
 
 
 @pytest.mark.parametrize("axis", [None, 0.0, "0", True, (0,)], ids=repr)
-def test_axis_that_is_no_int_is_refused(axis) -> None:
+def test_axis_that_is_not_an_int_is_refused(axis) -> None:
     kind = type(axis).__name__
     with pytest.raises(TypeError, match=rf"received axis=.* of type {kind}(?s:.)*an int"):
         check_axis(axis, 2, "gather")

@@ -98,14 +98,14 @@ def test_frame_ends_with_the_exception_that_leaves_it() -> None:
     assert stack.depth() == 0
 
 
-def test_frame_of_the_default_strategy_is_no_strategy_of_the_users() -> None:
+def test_frame_of_the_default_strategy_is_not_a_user_strategy() -> None:
     default = get_strategy()
     with stack.push(FrameKind.REPLICA, default):
         assert not has_strategy()
         assert get_strategy() is default
 
 
-def test_scope_opened_while_a_replica_waits_in_merge_call_knows_the_replica() -> None:
+def test_scope_opened_in_merge_call_has_the_replica() -> None:
     replica = object()
     with stack.push(FrameKind.MERGE, A, replica), A.scope():
         assert stack.current_frame() == ContextFrame(FrameKind.SCOPE, A, replica)
@@ -175,7 +175,7 @@ def test_cross_replica_method_is_allowed_outside_replica_functions(kind) -> None
         stack.require_cross_replica(A, "gather", instead="")
 
 
-def test_cross_replica_method_in_a_replica_function_is_refused_with_what_works_there() -> None:
+def test_cross_replica_method_in_a_replica_function_is_refused_with_a_fix() -> None:
     with (
         stack.push(FrameKind.REPLICA, A),
         pytest.raises(

@@ -25,7 +25,7 @@ EPOCH_S = 1000.0
 
 
 def at(second: float) -> dict[str, float]:
-    """Only the start's clock counts, so that of the others is wrong on purpose."""
+    """Only the start's clock counts, so the clocks of other events are wrong on purpose."""
     return {"time_s": 5.0, "monotonic_s": second}
 
 
@@ -170,5 +170,5 @@ def parts(account: Account) -> dict[str, float]:
 
 
 def times(account: Account) -> list[tuple[float, float | None, float | None]]:
-    """Of each failure: when it was told, and how long to detect and to resume."""
+    """Returns the time, detection time and recovery time of each failure."""
     return [(one.told_s, one.detect_s, one.resume_s) for one in account.failures]

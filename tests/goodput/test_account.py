@@ -68,7 +68,7 @@ def test_restart_of_all_from_a_checkpoint() -> None:
 
 
 def test_processes_that_all_die_without_a_word() -> None:
-    """Nobody tells of the failure, and no launcher: the first start after it does."""
+    """The failure is not reported, and there is no launcher: the next start implies it."""
     before, after = (first_step(2, 1), steps(2, 10, 2, 9)), (first_step(30, 1), end(31))
     account = account_for(
         run(

@@ -19,7 +19,7 @@ from tests.goodput.runs import (
 )
 
 
-def test_restart_that_nobody_else_tells_of() -> None:
+def test_restart_without_any_report_counts_as_failure() -> None:
     before = (first_step(2, 1), steps(2, 10, 2, 9))
     account = account_for(
         run(
@@ -103,7 +103,7 @@ def test_failure_in_the_middle_of_steps_put_together() -> None:
     assert parts(account) == {"starting": 10, "useful": 10}
 
 
-def test_preemption_is_told_by_the_end() -> None:
+def test_preemption_is_reported_by_the_end() -> None:
     lines = (first_step(1, 1), steps(1, 10, 2, 10), notice(9.5), save(10, 12, 10), end(12, 42))
     account = account_for(
         run(
@@ -117,14 +117,14 @@ def test_preemption_is_told_by_the_end() -> None:
 
 
 def test_second_failure_of_those_that_go_on_in_memory() -> None:
-    """Both are told by a process that has lived since before the first one."""
+    """Both are reported by a process that started before the first one."""
     lines = (first_step(2, 1), steps(2, 10, 2, 9), failure(11, "worker 1"))
     more = (restored(12, 9, "memory"), failure(14, "worker 2"), restored(15, 9, "memory"))
     account = account_for(run(process("worker 0", 0, *lines, *more, first_step(16, 10), end(16))))
     assert times(account) == [(11, 1, 5), (14, None, 2)]
 
 
-def test_second_failure_that_only_the_launcher_tells_of() -> None:
+def test_second_failure_reported_by_the_launcher_only() -> None:
     account = account_for(
         run(
             process("launcher 0", 0, failure(11), restart(12, 1), failure(14), restart(15, 2)),
@@ -137,7 +137,7 @@ def test_second_failure_that_only_the_launcher_tells_of() -> None:
 
 
 def test_last_words_after_the_failure_make_no_second_one() -> None:
-    """Worker 1 gives up its save when worker 0 has told already."""
+    """Worker 1 gives up its save after worker 0 has reported."""
     before = (first_step(2, 1), steps(2, 10, 2, 9))
     account = account_for(
         run(
@@ -150,7 +150,7 @@ def test_last_words_after_the_failure_make_no_second_one() -> None:
     assert times(account) == [(12, 2, 8)]
 
 
-def test_launcher_that_is_started_again_is_no_failure() -> None:
+def test_restarted_launcher_is_not_a_failure() -> None:
     account = account_for(
         run(
             process("launcher 0", 0),
@@ -183,7 +183,7 @@ def test_median_of_an_even_number_lies_between() -> None:
 
 
 def test_that_a_process_has_gone_is_its_own_last_word() -> None:
-    """Another one may do a step more before the launcher tells of it."""
+    """Another process may finish one more step before the launcher reports the loss."""
     before = (first_step(2, 1), steps(2, 10, 2, 9))
     account = account_for(
         run(

@@ -77,10 +77,10 @@ def test_no_text_is_cut_or_covered(events) -> None:
     assert not covered
 
 
-def test_failures_are_marked_where_they_were_told() -> None:
+def test_failures_are_marked_where_they_were_reported() -> None:
     over_time, _ = figure_of(account_for(long_run(3))).axes
     (markers,) = over_time.lines
-    # In minutes; each was told a second after a quarter of the run.
+    # In minutes; each was reported one second after a quarter of the run.
     assert list(markers.get_xdata()) == pytest.approx([151 / 60, 301 / 60, 451 / 60])
     assert [text.get_text() for text in over_time.texts] == ["1", "2", "3"]
 

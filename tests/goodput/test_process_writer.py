@@ -23,7 +23,7 @@ def in_task(task_type: str, index: int) -> str:
 
 
 def run_of(folder: Path, program: str, *, code: int = 0, **environment: str | None) -> RunEvents:
-    """What is found in the folder after a program that ends with this code."""
+    """Returns the events after a program that exits with this code."""
     guarded = (
         "import subprocess, sys\n"
         f"done = subprocess.run([sys.executable, '-c', {program!r}], stderr=subprocess.PIPE)\n"
@@ -71,7 +71,7 @@ def test_process_by_itself_is_worker_0_and_its_steps_are_written(tmp_path) -> No
 
 
 def test_start_is_that_of_the_process(tmp_path) -> None:
-    """Not that of its first event, before which a program may have worked for long."""
+    """Not the time of its first event, which may come much later."""
     before_s = time.time()
     program = "import time\nlooked_at_s = time.time()\n" + STEPS + "print(looked_at_s)"
     lines = run_fresh(program, TF_CONFIG=None, STRATAGEM_RUN_DIR=str(tmp_path))
@@ -90,12 +90,12 @@ def test_start_is_that_of_the_process(tmp_path) -> None:
         ("sg.goodput.close_events(5, 'at once'); os._exit(5)", 5, "at once"),
     ],
 )
-def test_end_is_told_as_far_as_it_is_known(tmp_path, last, code, reason) -> None:
+def test_end_is_reported_as_far_as_it_is_known(tmp_path, last, code, reason) -> None:
     end = end_of(run_of(tmp_path, f"import os, sys\n{STEPS}{last}", code=code))
     assert (end.code, end.reason) == (code, reason)
 
 
-def test_interrupt_is_told_with_the_code_of_shells(tmp_path) -> None:
+def test_interrupt_is_reported_with_the_code_of_shells(tmp_path) -> None:
     end = end_of(run_of(tmp_path, f"{STEPS}raise KeyboardInterrupt", code=-2))
     assert (end.code, end.reason) == (130, "KeyboardInterrupt: ")
 
@@ -108,7 +108,7 @@ def test_forked_child_writes_nothing(tmp_path) -> None:
     assert max(event.step for event in process.events if isinstance(event, StepEvent)) == 3
 
 
-def test_environment_that_cannot_be_is_told(tmp_path) -> None:
+def test_environment_that_is_invalid_is_reported(tmp_path) -> None:
     environment = {"TF_CONFIG": "{", "STRATAGEM_RUN_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", STEPS],

@@ -56,7 +56,7 @@ def test_tables_show_the_account() -> None:
     assert table["median"][:2] == table["worst"][:2] == ["5.0 s", "13.0 s"]
 
 
-def test_what_is_not_known_is_a_dash() -> None:
+def test_unknown_times_are_dashes() -> None:
     events = run(process("worker 0", 0, failure(1)), process("worker 1", 0, failure(2)))
     text = shown(account_for(events))
     assert rows(text)["1.0 s"][:2] == ["-", "-"]
@@ -76,7 +76,7 @@ def test_only_the_first_of_many_failures_are_listed() -> None:
     assert rows(text)["..."][-1] == "and 20 more"
 
 
-def test_words_of_a_run_are_no_markup() -> None:
+def test_text_of_a_run_is_not_markup() -> None:
     account = account_for(run(process("worker 0", 0, failure(1, "[red]worker[/red]"))))
     account = dataclasses.replace(account, problems=("[bold]torn[/bold]",))
     text = shown(account)

@@ -119,7 +119,7 @@ def test_file_is_named_after_task_attempt_and_process(tmp_path, monkeypatch) -> 
     assert written(tmp_path)[0]["attempt"] == 7
 
 
-def test_restart_count_that_is_none_is_refused(tmp_path, monkeypatch) -> None:
+def test_restart_count_that_is_invalid_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_RESTART_COUNT", "often")
     with pytest.raises(ValueError, match="STRATAGEM_RESTART_COUNT='often' is not a count"):
         open_writer(tmp_path, attempt=None)
@@ -135,7 +135,7 @@ def test_two_processes_of_one_name_have_two_files(tmp_path) -> None:
     assert [len(one.events) for one in read_run(tmp_path).processes] == [1, 1, 1]
 
 
-def test_killed_process_has_written_what_it_told_and_the_next_one_goes_on(tmp_path) -> None:
+def test_killed_process_keeps_its_events_and_the_next_one_continues(tmp_path) -> None:
     ended = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
     account = account_for(read_run(tmp_path))
@@ -168,7 +168,7 @@ def test_threads_write_whole_lines(tmp_path) -> None:
     assert sum(line["kind"] == "save_started" for line in lines) == 800
 
 
-def test_folder_that_cannot_be_written_is_told_once(tmp_path) -> None:
+def test_folder_that_cannot_be_written_is_reported_once(tmp_path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.warns(RuntimeWarning, match="Cannot write events of this run") as caught:
         writer = open_writer(tmp_path / "run")
@@ -178,7 +178,7 @@ def test_folder_that_cannot_be_written_is_told_once(tmp_path) -> None:
     assert len(caught) == 1
 
 
-def test_full_disk_is_told_once_and_training_goes_on(tmp_path, monkeypatch) -> None:
+def test_full_disk_is_reported_once_and_training_goes_on(tmp_path, monkeypatch) -> None:
     write, answers = os.write, [OSError(errno.ENOSPC, "No space left on device"), 5, None]
 
     def on_full_disk(descriptor: int, data: bytes) -> int:
@@ -204,7 +204,7 @@ def test_full_disk_is_told_once_and_training_goes_on(tmp_path, monkeypatch) -> N
     assert len(run.problems) == 1
 
 
-def test_line_of_which_a_part_is_written_is_told(tmp_path, monkeypatch) -> None:
+def test_partly_written_line_is_reported(tmp_path, monkeypatch) -> None:
     writer = open_writer(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", lambda _, data: len(data) - 1)
@@ -222,7 +222,7 @@ def test_forked_process_writes_nothing(tmp_path, monkeypatch) -> None:
     assert [line["kind"] for line in written(tmp_path)] == ["start", "step"]
 
 
-def test_what_is_told_after_the_end_is_lost(tmp_path) -> None:
+def test_what_is_reported_after_the_end_is_lost(tmp_path) -> None:
     writer = open_writer(tmp_path)
     writer.close()
     writer.step(1)
@@ -241,7 +241,7 @@ def test_what_is_told_after_the_end_is_lost(tmp_path) -> None:
         {"step": 3, "duration_s": float("inf")},
     ],
 )
-def test_step_that_is_none_is_refused(tmp_path, call) -> None:
+def test_step_that_is_invalid_is_refused(tmp_path, call) -> None:
     with (
         open_writer(tmp_path) as writer,
         pytest.raises(ValueError, match=r"is not a valid step report(?s:.)*counted from 1"),
@@ -250,6 +250,6 @@ def test_step_that_is_none_is_refused(tmp_path, call) -> None:
 
 
 @pytest.mark.parametrize("interval_s", [-1.0, float("nan")])
-def test_interval_that_is_none_is_refused(tmp_path, interval_s) -> None:
+def test_interval_that_is_invalid_is_refused(tmp_path, interval_s) -> None:
     with pytest.raises(ValueError, match="is not a valid interval"):
         open_writer(tmp_path, interval_s=interval_s)

@@ -74,30 +74,30 @@ def test_rendered_manifests_have_no_problem() -> None:
         (r'value: "{\\"cluster.*"', 'value: "[]"', "(TypeError: "),
     ],
 )
-def test_mistake_is_told_with_its_place(pattern, replacement, problem) -> None:
+def test_mistake_is_reported_with_its_place(pattern, replacement, problem) -> None:
     found = _problems((pattern, replacement))
     assert any(problem in told for told in found), found
     assert any(told.startswith(_WORKER) for told in found)
 
 
-def test_cluster_that_others_see_otherwise_is_told() -> None:
+def test_clusters_that_differ_are_reported() -> None:
     found = _problems(("t-worker-0.t-worker:5000", "t-worker-0.t-worker:5001"))
     assert "StatefulSet/t-ps: TF_CONFIG: its cluster differs from that of Job/t-worker" in found
 
 
-def test_task_that_two_pods_are_is_told() -> None:
+def test_task_of_two_pods_is_reported() -> None:
     found = _problems((r'\\"evaluator\\", \\"index\\": ', r'\\"ps\\", \\"index\\": '), count=1)
     assert "TF_CONFIG: 2 pods run the same task, ps 0" in found
     assert any(told.endswith("evaluator 0: no pod runs this task") for told in found)
 
 
-def test_variable_too_long_for_a_process_is_told() -> None:
+def test_variable_too_long_for_a_process_is_reported() -> None:
     long = "x" * (128 * 1024)
     found = _problems((r'(value: "{\\"cluster\\": {)', rf'\1\\"{long}\\": [], '))
     assert any("bytes, but Linux allows at most 131072" in told for told in found)
 
 
-def test_each_problem_is_told_once() -> None:
+def test_each_problem_is_reported_once() -> None:
     found = _problems((r"name: t-worker\n  labels", "name: other\n  labels"))
     assert len(found) == len(set(found))
 
@@ -137,6 +137,6 @@ spec: {{selector: {{app: {selected}}}, ports: [{{port: 5000}}]}}
         assert wanted in message
 
 
-def test_pods_that_are_told_nothing_are_fine() -> None:
+def test_pods_without_tf_config_are_fine() -> None:
     plain = re.sub(r"name: TF_CONFIG", "name: OTHER", _MANIFESTS)
     assert validate_kubernetes(plain) == []

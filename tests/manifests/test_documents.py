@@ -30,7 +30,7 @@ def test_empty_documents_are_left_out() -> None:
         ("!!python/object/apply:os.getcwd []", "YAML: could not determine a constructor"),
     ],
 )
-def test_what_is_wrong_is_told(text, message) -> None:
+def test_problem_is_reported(text, message) -> None:
     _, (problem,) = parse_documents(text)
     assert problem.path == ""
     assert re.search(message, str(problem))

@@ -136,7 +136,7 @@ def test_jobs_start_lost_tasks_again_and_end_for_good_on_wrong_arguments() -> No
             for rule in spec["podFailurePolicy"]["rules"]
         }
         assert actions == {"None": "Ignore", "[42]": "Ignore", "[2]": "FailJob"}
-        # What a failure policy asks for.
+        # Required by a failure policy.
         assert spec["template"]["spec"]["restartPolicy"] == "Never"
         assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == 300
         (container,) = spec["template"]["spec"]["containers"]
@@ -194,7 +194,7 @@ def test_folder_in_a_bucket_needs_no_volume() -> None:
     assert validate_kubernetes(manifests) == []
 
 
-def test_credential_is_mounted_where_google_s_libraries_are_told() -> None:
+def test_credential_is_mounted_where_google_s_libraries_look() -> None:
     manifests = _render(credential_secret_key="mine", credential_secret_json="a.json")
     for pod in started_pods(manifests):
         assert pod.environment["GOOGLE_APPLICATION_CREDENTIALS"] == "/var/secrets/google/a.json"

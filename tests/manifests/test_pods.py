@@ -28,7 +28,7 @@ def test_doubled_dollars_keep_any_text(text) -> None:
     assert expand(text.replace("$", "$$"), {"A": "1"}) == text
 
 
-def test_value_that_only_the_cluster_knows_makes_others_unknown() -> None:
+def test_value_known_to_the_cluster_only_makes_others_unknown() -> None:
     assert expand("a $(A)", {"A": None}) is None
     assert expand("a $$(A) $(B)", {"A": None, "B": "b"}) == "a $(A) b"
 

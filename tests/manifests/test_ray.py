@@ -39,7 +39,7 @@ def test_each_role_is_a_group_of_its_size(cluster) -> None:
     assert limits["ps"] == limits["head"] == {"memory": "4Gi"}
 
 
-def test_machines_say_what_they_are_for(cluster) -> None:
+def test_machines_show_their_purpose(cluster) -> None:
     groups = _groups(cluster)
     for role in ("ps", "worker"):
         # The operator writes the values behind an equals sign into a command of a shell.

@@ -47,12 +47,12 @@ def test_variables_are_the_lines_at_the_top() -> None:
         ({"words": ["f"], "big": True}, "example 3 True example! f"),
     ],
 )
-def test_text_becomes_what_the_template_has(overrides, shown) -> None:
+def test_string_is_converted_to_the_type_in_the_template(overrides, shown) -> None:
     assert Template(_TEMPLATE).render(overrides).strip() == shown
 
 
 @pytest.mark.parametrize("text", ["", "no variables", "{{ 1 }}{% set late = 1 %}"])
-def test_template_without_variables_knows_none(text) -> None:
+def test_template_without_variables_has_none(text) -> None:
     template = Template(text, "mine")
     assert template.variables == {}
     with pytest.raises(ValueError, match=r"mine has no variable 'late'(?s:.)*at the top of"):
@@ -73,7 +73,7 @@ def test_unknown_variables_are_all_named_with_those_that_there_are() -> None:
         ({"words": "it's"}, r"cannot be split into words(?s:.)*quotes in pairs"),
     ],
 )
-def test_text_of_another_kind_is_named(overrides, message) -> None:
+def test_string_of_another_type_is_named(overrides, message) -> None:
     with pytest.raises(ValueError, match=message):
         Template(_TEMPLATE).render(overrides)
 

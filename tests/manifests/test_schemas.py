@@ -92,7 +92,7 @@ def test_value_that_has_none_of_several_forms_is_named_with_its_place() -> None:
     assert problem.message.startswith("['10Gi'] is not valid")
 
 
-def test_all_mistakes_of_a_document_are_told() -> None:
+def test_all_mistakes_of_a_document_are_reported() -> None:
     document = _changed("spec", "prots", value=[])
     document["metadata"]["owner"] = "a"
     assert {problem.path for problem in schema_problems(document, "1.33")} == {"spec", "metadata"}
@@ -101,13 +101,13 @@ def test_all_mistakes_of_a_document_are_told() -> None:
 @pytest.mark.parametrize(
     "document", [{}, {"kind": "Job"}, {"kind": 3, "apiVersion": "v1"}, {"apiVersion": "v1"}]
 )
-def test_document_of_no_kind_is_named(document) -> None:
+def test_document_without_a_kind_is_named(document) -> None:
     (problem,) = schema_problems(document, "1.33")
     assert problem.message == "kind or apiVersion is missing"
 
 
 @pytest.mark.parametrize("kind", ["../service", "Service/", "a b", ""])
-def test_kind_that_is_no_name_is_no_file_either(kind) -> None:
+def test_kind_that_is_not_a_name_is_not_a_file(kind) -> None:
     (problem,) = schema_problems(_changed("kind", value=kind), "1.33")
     assert problem.message == f"Kubernetes 1.33 has no {kind} in v1"
 

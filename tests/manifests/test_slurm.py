@@ -158,7 +158,7 @@ def test_job_that_has_saved_before_it_had_to_stop_runs_again(
     assert (run.exit_code, run.requeued) == (exit_code, requeued)
 
 
-def test_directives_say_what_was_asked_for() -> None:
+def test_directives_match_the_request() -> None:
     script = _render(
         name="digits",
         worker_replicas=8,
@@ -239,7 +239,7 @@ def test_value_that_cannot_work_is_named(overrides, message) -> None:
 
 
 @pytest.mark.parametrize("time", ["", "90", "30:00", "12:00:00", "1-12", "1-12:30", "UNLIMITED"])
-def test_times_that_slurm_knows_are_taken(time) -> None:
+def test_valid_slurm_times_are_accepted(time) -> None:
     assert _directive(_render(time=time), "time") == (time or None)
 
 

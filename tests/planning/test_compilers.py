@@ -59,7 +59,7 @@ def test_step_that_the_compiler_cannot_do(step, has_plugin, monkeypatch) -> None
     )
 
 
-def test_other_process_that_fails_is_told(step, monkeypatch) -> None:
+def test_other_process_that_fails_is_reported(step, monkeypatch) -> None:
     def run(command, **options):
         assert options["timeout"]
         return subprocess.CompletedProcess(command, 3, "", "first\nlast words\n")
@@ -78,7 +78,7 @@ def test_peak_counts_results_that_take_no_arguments_place() -> None:
     assert memory.peak_bytes == 100 + 10 + 7 + 2
 
 
-def test_what_lasts_is_no_part_of_what_a_program_takes_for_a_while() -> None:
+def test_lasting_arguments_are_not_temporary_memory() -> None:
     memory = CompilerMemory(
         argument_bytes=100,
         output_bytes=60,

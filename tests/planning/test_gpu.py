@@ -32,7 +32,7 @@ def _planned(target: str, global_batch: int) -> Plan:
     return sg.plan(_deep, shapes, target)
 
 
-def test_h100_hides_most_sums_and_holds_what_arithmetic_says() -> None:
+def test_h100_hides_most_sums_and_memory_matches_arithmetic() -> None:
     plan = _planned("8xH100", 2048)
     memory = plan.memory
     assert plan.compiler == "gpu"

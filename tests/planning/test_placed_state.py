@@ -102,7 +102,7 @@ def _trained_arrays(strategy: sg.Strategy) -> tuple[keras.Model, dict[int, int]]
         ),
     ],
 )
-def test_held_bytes_are_arithmetic_and_what_is_there_after_fit(strategy, target, wanted) -> None:
+def test_held_bytes_match_arithmetic_and_arrays_after_fit(strategy, target, wanted) -> None:
     model, held = _trained_arrays(_sharing(*strategy) if strategy else _divided())
     weights = [np.asarray(variable.value) for variable in model.weights]
     plan = sg.plan(model, _BATCH, target)  # like the strategy of the model
@@ -125,8 +125,8 @@ def mirrored() -> Plan:
 
 
 @pytest.mark.parametrize("shard_state", [pytest.param("optimizer", marks=pytest.mark.slow), "all"])
-def test_copies_say_what_sharing_would_hold(mirrored, shard_state) -> None:
-    """Of a model in no strategy, as of one that a function makes in it."""
+def test_replicated_plan_shows_sharded_sizes(mirrored, shard_state) -> None:
+    """For a model without a strategy, and for one created by a function."""
     plan = sg.plan(_model, _BATCH, "4xH100", shard_state=shard_state)
     of_model = sg.plan(_model(), _BATCH, "4xH100", shard_state=shard_state)
     assert plan.memory.state_bytes == mirrored.shared_state_bytes[shard_state]
@@ -146,7 +146,7 @@ def test_all_parameters_are_gathered_and_gradients_are_summed() -> None:
     assert sent["all-gather"] >= 4 * _KERNELS
     gradients = sent.get("all-reduce", 0) + sent.get("reduce-scatter", 0)
     assert gradients == pytest.approx(4 * (_KERNELS + _BIASES), rel=0.01)
-    # What is gathered is beside the gradients, for a while.
+    # Gathered arrays and gradients coexist for a while.
     assert plan.memory.temporary_bytes > plan.memory.gradients_bytes
 
 
@@ -216,7 +216,7 @@ def test_a_large_model_with_a_shared_table_takes_no_memory_here(monkeypatch) -> 
     assert max(made) == 1
 
 
-def test_only_what_a_rule_says_is_shared_out() -> None:
+def test_only_variables_of_a_rule_are_sharded() -> None:
     strategy = sg.HybridStrategy(_names(2), placement={"embeddings": "sharded"})
     with strategy.scope():
         model = _table()
@@ -237,14 +237,14 @@ def test_a_function_is_planned_under_the_rules_of_a_strategy() -> None:
     assert of_optimizer.memory.parameters_bytes == 4 * kept - 3 * 4 * (_ROW + 1)
 
 
-def test_rule_for_nothing_is_told() -> None:
+def test_rule_for_nothing_is_reported() -> None:
     strategy = sg.HybridStrategy(_names(2), placement={"tables": "sharded"})
     with pytest.raises(ValueError, match="has rules that match no variable: 'tables'"):
         sg.plan(_table, _IDS, "2xH100", strategy=strategy)
 
 
 @pytest.mark.parametrize("host", [None, pytest.param("cpu:0", marks=pytest.mark.slow)])
-def test_of_what_the_host_keeps_a_device_has_what_it_is_given(host) -> None:
+def test_device_holds_only_the_host_variables_it_receives(host) -> None:
     strategy = sg.CentralStorageStrategy(_names(2), host)
     with strategy.scope():
         model = _model()
@@ -263,8 +263,8 @@ def test_of_what_the_host_keeps_a_device_has_what_it_is_given(host) -> None:
 @pytest.mark.parametrize(
     ("count", "target"), [(2, "2xH100"), pytest.param(1, "16xH100", marks=pytest.mark.slow)]
 )
-def test_of_what_is_in_pinned_memory_a_device_brings_its_part(count, target) -> None:
-    """Also where the compiler for CPUs has to be asked in another process."""
+def test_device_copies_its_shard_of_pinned_variables(count, target) -> None:
+    """Also if the CPU compiler must run in another process."""
     strategy = sg.CentralStorageStrategy(_names(count), "pinned_host")
     with strategy.scope():
         model = _model()
@@ -275,7 +275,7 @@ def test_of_what_is_in_pinned_memory_a_device_brings_its_part(count, target) -> 
     assert plan.memory.host_bytes == 3 * kernels
     assert plan.brought_bytes == plan.put_back_bytes == 3 * kernels // num_devices
     assert (plan.from_host_bytes, plan.to_host_bytes) == (0, 0)
-    # What is gathered, or gradients; a copy of all would be three times that.
+    # Gathered arrays, or gradients; a full copy would be three times as large.
     assert plan.memory.total_bytes < 2.5 * kernels
     text = io.StringIO()
     show(plan, Console(file=text, width=400))

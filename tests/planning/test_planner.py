@@ -85,7 +85,7 @@ def test_the_cpu_stands_in_and_the_plan_says_so(plan) -> None:
     assert any("jax-cuda12-pjrt" in note for note in plan.notes)
 
 
-def test_plan_is_what_the_step_really_takes_and_the_model_stays_as_it_was() -> None:
+def test_plan_matches_the_real_step_and_the_model_is_unchanged() -> None:
     """The arrays that are on one of two CPU devices after `fit`."""
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     # The arrays themselves are kept: the id of one that went away would be given to a new one.

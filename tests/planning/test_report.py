@@ -57,7 +57,7 @@ def test_tables_have_the_figures_of_the_plan(plan) -> None:
     assert "pip install jax-cuda12-pjrt" in text
 
 
-def test_messages_are_told_apart_by_where_they_go(plan) -> None:
+def test_messages_are_listed_by_where_they_go(plan) -> None:
     reductions = (
         Reduction("a", 4000, (), "reduce-scatter", ((0, 1, 2, 3), (4, 5, 6, 7))),
         Reduction("b", 1000, ("dot.1",), leaves_slice=True),
@@ -89,7 +89,7 @@ def test_verdict(plan, temporary_bytes, fields, text) -> None:
     assert changed.fits == text.startswith("Fits: ")
 
 
-def test_what_does_not_fit_is_told_what_sharing_would_hold(plan) -> None:
+def test_plan_that_does_not_fit_shows_sharded_sizes(plan) -> None:
     """Adam's moments and the weights of 256 x 256 in halves; 4 * 256 + 16 bytes in copies."""
     assert "Sharded over" not in _shown(plan)
     text = _shown(_with_temporaries(plan, 90 * _GIB))

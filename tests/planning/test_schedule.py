@@ -68,7 +68,7 @@ def _of(line: str) -> Reduction:
 @pytest.mark.parametrize(
     ("line", "kind", "num_bytes", "groups"),
     [
-        # Of a scattered array the whole counts, of which each of the four devices keeps a part.
+        # The whole scattered array counts; each of the four devices keeps a part of it.
         (
             "%rs = f32[2]{0} reduce-scatter(%x), replica_groups={{0,1,2,3},{4,5,6,7}}",
             "reduce-scatter",

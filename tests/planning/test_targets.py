@@ -29,7 +29,7 @@ def test_machine_of_a_name(text, name, num_devices, num_groups) -> None:
 @pytest.mark.parametrize(
     "text", ["8xH101", "v5e", "8", "x", "", "8xH100:2x2", "v7:2x2", "8 x H100"]
 )
-def test_unknown_machine_is_told_what_is_known(text) -> None:
+def test_unknown_machine_lists_known_ones(text) -> None:
     with pytest.raises(
         ValueError, match=r"is not a known machine|names a TPU without the shape"
     ) as raised:
@@ -49,7 +49,7 @@ def test_gpus_that_fill_no_hosts() -> None:
     assert "use 8 or 16" in str(raised.value)
 
 
-def test_target_that_is_no_text() -> None:
+def test_target_that_is_not_a_string() -> None:
     with pytest.raises(TypeError, match="is of type int"):
         parse_target(8)
 
@@ -72,7 +72,7 @@ def test_sizes_to_scale_over(text, sizes) -> None:
     assert target.of_size(sizes[-1]) == target
 
 
-def test_topology_knows_hosts_and_slices() -> None:
+def test_topology_has_hosts_and_slices() -> None:
     devices = parse_target("2xv5e:4x4").topology.devices
     assert [device.slice_index for device in devices] == [0] * 16 + [1] * 16
     assert devices[31].process_index == 3

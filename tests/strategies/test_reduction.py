@@ -217,9 +217,9 @@ def test_keys_are_gathered(strategy_of_keys) -> None:
 
 def test_keys_are_not_added_up(strategy_of_keys) -> None:
     strategy, key = strategy_of_keys, jax.random.key(3)
-    with pytest.raises(TypeError, match="reduce received random keys that it cannot add up"):
+    with pytest.raises(TypeError, match="reduce received random keys, which cannot be added"):
         strategy.reduce("MEAN", strategy.run(lambda: key[None]), axis=0)
-    with pytest.raises(TypeError, match="all_reduce received random keys that it cannot add up"):
+    with pytest.raises(TypeError, match="all_reduce received random keys, which cannot be added"):
         strategy.run(lambda: sg.get_replica_context().all_reduce("SUM", key))
 
 
@@ -228,5 +228,5 @@ def test_keys_that_differ_have_no_mean() -> None:
     keys = strategy.distribute_values_from_function(
         lambda context: jax.random.key(context.replica_id_in_sync_group)
     )
-    with pytest.raises(TypeError, match="reduce received random keys that it cannot add up"):
+    with pytest.raises(TypeError, match="reduce received random keys, which cannot be added"):
         strategy.reduce("MEAN", keys, axis=None)

@@ -224,7 +224,9 @@ def test_machine_without_a_tpu_is_told_what_to_do(monkeypatch) -> None:
 
 def test_platform_that_cannot_stand_for_tpus_is_refused(monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_TPU_PLATFORM", "gpu")
-    with pytest.raises(ValueError, match="STRATAGEM_TPU_PLATFORM: 'gpu' is no platform"):
+    with pytest.raises(
+        ValueError, match="STRATAGEM_TPU_PLATFORM: 'gpu' is not a platform for TPUStrategy"
+    ):
         sg.TPUStrategy()
 
 

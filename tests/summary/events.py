@@ -55,5 +55,5 @@ class Read:
         return self._events.SummaryMetadata(tag).plugin_data.plugin_name
 
     def description(self, tag: str) -> str:
-        """What is told of a tag."""
+        """Returns the metadata of a tag."""
         return self._events.SummaryMetadata(tag).summary_description

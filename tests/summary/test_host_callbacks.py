@@ -47,7 +47,7 @@ def test_bodies_of_loops_and_branches_write_once(devices: Any, tmp_path: Path) -
         assert found.tensors("large")[0][1][:, 2].sum() == num_rows
 
 
-def test_function_under_jit_sees_what_is_set_when_it_runs(tmp_path: Path) -> None:
+def test_function_under_jit_sees_the_settings_when_it_runs(tmp_path: Path) -> None:
     first, second = (sg.summary.create_file_writer(tmp_path / name) for name in "ab")
 
     @jax.jit

@@ -74,7 +74,7 @@ def test_histogram_is_that_of_numpy(buckets, dtype, writer, tmp_path) -> None:
         ([np.nan, 1.0, -np.inf, 3.0], [1.0, 2.0, 3.0], [1, 1]),
     ],
 )
-def test_histogram_of_what_has_no_range(data, edges, counts, writer, tmp_path) -> None:
+def test_histogram_of_identical_values(data, edges, counts, writer, tmp_path) -> None:
     sg.summary.histogram("h", np.array(data, np.float32), step=1, buckets=2)
     ((_, table),) = read(writer, tmp_path).tensors("h")
     assert table[:, 2].tolist() == counts

@@ -49,7 +49,7 @@ def test_step_may_be_a_variable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [1.5, "3", True, np.array([1, 2]), sg.Variable(1.0)])
-def test_step_that_is_no_integer_is_refused(step) -> None:
+def test_step_that_is_not_an_integer_is_refused(step) -> None:
     with pytest.raises(TypeError, match="Expected an integer, or an integer variable"):
         set_step(step)
     with pytest.raises(TypeError, match="Expected an integer, or an integer variable"):
@@ -76,7 +76,7 @@ def test_condition_of_the_innermost_block_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("condition", [1, "yes", None, np.ones(2, bool)])
-def test_condition_that_is_none_is_refused(condition) -> None:
+def test_condition_that_is_invalid_is_refused(condition) -> None:
     with (
         pytest.raises(TypeError, match="Expected a bool, a traced scalar boolean"),
         sg.summary.record_if(condition),

@@ -105,7 +105,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
             sg.summary.create_file_writer(tmp_path, **{name: -1})
 
 
-def test_without_tensorboard_it_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
+def test_error_without_tensorboard_names_the_package(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     with pytest.raises(ImportError, match=r"pip install stratagem\[tensorboard\]"):
         sg.summary.create_file_writer(tmp_path)

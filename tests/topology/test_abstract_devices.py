@@ -169,7 +169,7 @@ def test_results_on_absent_devices_are_zeros() -> None:
     assert not parts[0].stacked.any()
 
 
-def test_device_says_what_it_is() -> None:
+def test_abstract_device_has_attributes_of_a_device() -> None:
     device = AbstractDevice(3, "tpu", "TPU v4")
     assert str(device) == "tpu:3"
     assert (device.process_index, device.slice_index) == (0, 0)

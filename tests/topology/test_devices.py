@@ -66,7 +66,7 @@ def test_cpu_that_can_no_more_be_made_is_refused_with_the_way_to_make_it() -> No
 
 
 @pytest.mark.parametrize("name", ["", "cpu:", "cpu:x", "cpu:-1", "cpu:1\n", "cpu 1", "xpu:0", "0"])
-def test_text_that_is_no_device_name_is_refused(name) -> None:
+def test_string_that_is_not_a_device_name_is_refused(name) -> None:
     with pytest.raises(
         ValueError, match=r"is not a device name(?s:.)*a platform \(cpu, gpu, tpu\)"
     ):

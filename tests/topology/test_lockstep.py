@@ -19,7 +19,7 @@ def group(monkeypatch) -> Iterator[Group]:
     member.abandon()
 
 
-def test_error_that_comes_with_the_data_of_a_broken_group_is_told_to_the_program(group) -> None:
+def test_error_that_comes_with_the_data_of_a_broken_group_is_reported_to_the_program(group) -> None:
     with pytest.raises(OSError, match="disk"), lockstep.waiting_for_input("a dataset"):
         raise OSError("disk")
     assert not group.is_reported, "the group is whole"
@@ -37,7 +37,7 @@ def test_without_a_group_nothing_is_said() -> None:
 
 @pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), ValueError("a bug")])
 def test_program_that_was_not_started_does_not_count(group, error) -> None:
-    """Others that wait in it are told then that this process has left: it is a step behind."""
+    """Other processes that wait in it learn that this process has left: it is a step behind."""
 
     def start():
         assert group.num_steps == 1

@@ -37,7 +37,7 @@ def test_backends_start_as_before_where_jax_has_no_such_function(monkeypatch) ->
         assert not hasattr(library, "make_gloo_tcp_collectives")
 
 
-def test_every_process_writes_into_the_cache_of_programs_what_calls_nothing_back(
+def test_every_process_caches_programs_without_callbacks(
     monkeypatch,
 ) -> None:
     written: list[Any] = []
@@ -56,7 +56,7 @@ def test_every_process_writes_into_the_cache_of_programs_what_calls_nothing_back
     assert written == [(*asked, ["callback"])]
 
 
-def test_full_disk_is_no_reason_to_fail(monkeypatch) -> None:
+def test_full_disk_is_ignored(monkeypatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -33,7 +33,7 @@ class Broken:
         (["a reason in words"], False, 1),
     ],
 )
-def test_planned_code_is_kept_unless_the_program_was_told_of_the_loss(
+def test_planned_code_is_kept_unless_the_program_saw_the_loss(
     planned, is_told, code, monkeypatch
 ) -> None:
     ends: list[int] = []

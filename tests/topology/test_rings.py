@@ -17,7 +17,7 @@ def distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> int:
     "sizes",
     [(2, 2, 1), (2, 4, 1), (8, 8, 1), (2, 1, 4), (1, 4, 2), (2, 2, 2), (4, 4, 8), (16, 16, 1)],
 )
-def test_every_chip_is_beside_the_next_and_the_last_beside_the_first(sizes) -> None:
+def test_every_chip_is_adjacent_to_the_next_and_the_last_to_the_first(sizes) -> None:
     ring = ring_of(sizes)
     assert ring[0] == (0, 0, 0)
     assert sorted(ring) == list(itertools.product(*map(range, sizes)))

@@ -15,7 +15,7 @@ from stratagem.topology.tpu_coordinates import assigned_devices, in_ring_order, 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What a device of a TPU tells of itself."""
+    """A fake TPU device, with its coordinates."""
 
     id: int
     coords: tuple[int, int, int]

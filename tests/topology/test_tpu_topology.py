@@ -86,6 +86,6 @@ def test_bytes_become_the_topology_again(topology) -> None:
         ({"serialized": _SERIALIZED[:10]}, "The serialized topology has 0 coordinates"),
     ],
 )
-def test_what_is_no_topology_is_refused(arguments, message) -> None:
+def test_invalid_topology_is_refused(arguments, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         TPUTopology(**arguments)

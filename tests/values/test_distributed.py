@@ -123,7 +123,7 @@ AS_A_TRUTH_VALUE = {"bool(x)": bool, "1 if x else 2": lambda x: 1 if x else 2}
         for name, use in uses.items()
     ],
 )
-def test_use_as_one_value_is_refused_with_what_to_do(per_replica, use, words) -> None:
+def test_use_as_one_value_is_refused_with_a_fix(per_replica, use, words) -> None:
     ways = "strategy.local_results, strategy.reduce or strategy.gather"
     with pytest.raises(ValueError, match=f"A PerReplica was used as {words}(?s:.)*use {ways}"):
         use(per_replica)

@@ -200,5 +200,5 @@ def test_replica_that_does_not_exist_is_refused(two, replica_id) -> None:
         (PerReplica(objects=(1, 2)), False),
     ],
 )
-def test_is_array_means_what_jax_can_hold(value, expected) -> None:
+def test_is_array_is_true_for_types_that_jax_supports(value, expected) -> None:
     assert is_array(value) is expected
