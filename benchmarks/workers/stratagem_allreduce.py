@@ -8,7 +8,7 @@ from typing import Any
 import stratagem as sg  # isort: skip - before jax, because it readies the collectives
 
 from benchmarks.workers.protocol import serve_questions
-from stratagem.collectives.measurement import times_of
+from stratagem.collectives.measurement import measure_times
 
 __all__ = ["prepare"]
 
@@ -20,7 +20,7 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         size = question["bytes"]
-        times_s = times_of(strategy.topology, (size,), num_rounds=question["rounds"])
+        times_s = measure_times(strategy.topology, (size,), num_rounds=question["rounds"])
         return {
             "seconds": {algorithm.value: times[size] for algorithm, times in times_s.items()},
             "chosen": choice.algorithm(size).value,

@@ -82,7 +82,7 @@ class CommunicationOptions:
                     fix="pass 120.0, for example, or omit it.",
                 )
             )
-        object.__setattr__(self, "implementation", _parse(self.implementation))
+        object.__setattr__(self, "implementation", _parse_implementation(self.implementation))
         if self.reduction_dtype not in (None, "bfloat16"):
             raise ValueError(
                 explain(
@@ -117,7 +117,7 @@ def _is_number(value: Any, kinds: Any) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def _parse(value: Any) -> CommunicationImplementation:
+def _parse_implementation(value: Any) -> CommunicationImplementation:
     if isinstance(value, CommunicationImplementation):
         return value
     names = list(CommunicationImplementation.__members__)

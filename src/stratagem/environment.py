@@ -13,8 +13,8 @@ from typing import Any
 from stratagem.messages import explain
 
 __all__ = [
+    "EnvironmentVariable",
     "VARIABLES",
-    "Variable",
     "lookup",
     "num_forced_cpu_devices",
     "path_with_this_python",
@@ -99,7 +99,7 @@ def _parse_tpu_platform(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Variable:
+class EnvironmentVariable:
     """One environment variable that sets a default; `meaning` is its line in the documentation."""
 
     name: str
@@ -109,97 +109,97 @@ class Variable:
 
 
 VARIABLES = {
-    "run_eagerly": Variable(
+    "run_eagerly": EnvironmentVariable(
         name="STRATAGEM_RUN_EAGERLY",
         default=False,
         parse=_parse_bool,
         meaning="Run replica functions op by op, with one thread per replica, for debugging.",
     ),
-    "traceback_filtering": Variable(
+    "traceback_filtering": EnvironmentVariable(
         name="STRATAGEM_TRACEBACK_FILTERING",
         default=True,
         parse=_parse_bool,
         meaning="Hide frames of this library in tracebacks.",
     ),
-    "foreign_lines": Variable(
+    "foreign_lines": EnvironmentVariable(
         name="STRATAGEM_FOREIGN_LINES",
         default=False,
         parse=_parse_bool,
         meaning="Show log lines of Gloo and of JAX's coordination service, for debugging.",
     ),
-    "program_cache_size": Variable(
+    "program_cache_size": EnvironmentVariable(
         name="STRATAGEM_PROGRAM_CACHE_SIZE",
         default=256,
         parse=_parse_count,
         meaning="Number of compiled replica functions that a strategy caches.",
     ),
-    "cache_dir": Variable(
+    "cache_dir": EnvironmentVariable(
         name="STRATAGEM_CACHE_DIR",
         default="~/.cache/stratagem",
         parse=str,
         meaning="Folder for measurements that are cached for later runs.",
     ),
-    "join_timeout_s": Variable(
+    "join_timeout_s": EnvironmentVariable(
         name="STRATAGEM_JOIN_TIMEOUT_S",
         default=300.0,
         parse=_parse_seconds,
         meaning="How long the processes of a cluster wait for each other at startup.",
     ),
-    "peer_timeout_s": Variable(
+    "peer_timeout_s": EnvironmentVariable(
         name="STRATAGEM_PEER_TIMEOUT_S",
         default=30.0,
         parse=_parse_seconds,
         meaning="How long a process may be silent before the others give up.",
     ),
-    "stuck_timeout_s": Variable(
+    "stuck_timeout_s": EnvironmentVariable(
         name="STRATAGEM_STUCK_TIMEOUT_S",
         default=120.0,
         parse=_parse_seconds,
         meaning="How long a live process may make no progress while others wait for it.",
     ),
-    "barrier_timeout_s": Variable(
+    "barrier_timeout_s": EnvironmentVariable(
         name="STRATAGEM_BARRIER_TIMEOUT_S",
         default=300.0,
         parse=_parse_seconds,
         meaning="How long processes wait for each other at a barrier.",
     ),
-    "checkpoint_timeout_s": Variable(
+    "checkpoint_timeout_s": EnvironmentVariable(
         name="STRATAGEM_CHECKPOINT_TIMEOUT_S",
         default=3600.0,
         parse=_parse_seconds,
         meaning="How long an evaluator waits for the next checkpoint.",
     ),
-    "save_timeout_s": Variable(
+    "save_timeout_s": EnvironmentVariable(
         name="STRATAGEM_SAVE_TIMEOUT_S",
         default=1800.0,
         parse=_parse_seconds,
         meaning="How long processes wait for another to read or write a checkpoint.",
     ),
-    "client_timeout_s": Variable(
+    "client_timeout_s": EnvironmentVariable(
         name="STRATAGEM_CLIENT_TIMEOUT_S",
         default=60.0,
         parse=_parse_seconds,
         meaning="How long a job that ends with its client runs while the client is silent.",
     ),
-    "jobs_port": Variable(
+    "jobs_port": EnvironmentVariable(
         name="STRATAGEM_JOBS_PORT",
         default=8265,
         parse=_parse_count,
         meaning="Port on which the leader's server accepts jobs of clients.",
     ),
-    "upload_limit_bytes": Variable(
+    "upload_limit_bytes": EnvironmentVariable(
         name="STRATAGEM_UPLOAD_LIMIT_BYTES",
         default=100 * 2**20,
         parse=_parse_count,
         meaning="Maximum size of the files that a client sends with its program.",
     ),
-    "pod_grace_s": Variable(
+    "pod_grace_s": EnvironmentVariable(
         name="STRATAGEM_POD_GRACE_S",
         default=30.0,
         parse=_parse_seconds,
         meaning="The pod's `terminationGracePeriodSeconds`: seconds from SIGTERM to SIGKILL.",
     ),
-    "tpu_platform": Variable(
+    "tpu_platform": EnvironmentVariable(
         name="STRATAGEM_TPU_PLATFORM",
         default="tpu",
         parse=_parse_tpu_platform,

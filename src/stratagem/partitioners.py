@@ -64,7 +64,7 @@ class FixedShardsPartitioner:
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis."""
-        return _along(shape, axis, self.num_shards)
+        return _shard_counts(shape, axis, self.num_shards)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class MinSizePartitioner:
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis."""
         fitting = math.ceil(_size_bytes(shape, dtype) / self.min_shard_bytes)
-        return _along(shape, axis, min(self.max_shards, fitting))
+        return _shard_counts(shape, axis, min(self.max_shards, fitting))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,7 @@ class MaxSizePartitioner:
         row_bytes = _size_bytes(shape, dtype) / max(1, num_rows)
         rows_per_shard = max(1, math.floor(self.max_shard_bytes / row_bytes)) if row_bytes else 1
         num_shards = math.ceil(num_rows / rows_per_shard)
-        return _along(shape, axis, min(num_shards, self.max_shards or num_shards))
+        return _shard_counts(shape, axis, min(num_shards, self.max_shards or num_shards))
 
 
 def rows_of_shards(
@@ -185,7 +185,7 @@ def rows_of_shards(
     return [rows + (shard < more) for shard in range(num_shards)]
 
 
-def _along(shape: Sequence[int], axis: int, num_shards: int) -> list[int]:
+def _shard_counts(shape: Sequence[int], axis: int, num_shards: int) -> list[int]:
     counts = [1] * len(shape)
     if shape:
         counts[axis] = max(1, min(shape[axis], num_shards))

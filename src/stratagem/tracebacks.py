@@ -27,13 +27,13 @@ def filters_traceback(fn: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(fn)
     def filtered(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         # Only a bare re-raise, as in `with`, does not add this frame to the traceback again.
-        with _Filter():
+        with _TracebackFilter():
             return fn(*args, **kwargs)
 
     return filtered
 
 
-class _Filter:
+class _TracebackFilter:
     """Removes this library's frames from the traceback of a passing error."""
 
     def __enter__(self) -> None:

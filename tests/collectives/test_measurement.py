@@ -11,7 +11,7 @@ import pytest
 
 from stratagem.collectives import measurement
 from stratagem.collectives.choice import Algorithm
-from stratagem.collectives.measurement import SIZES_BYTES, measured_choice, times_of
+from stratagem.collectives.measurement import SIZES_BYTES, measure_times, measured_choice
 from stratagem.topology import Topology
 
 TIMES_S = {
@@ -21,7 +21,7 @@ TIMES_S = {
 
 
 def test_every_algorithm_is_timed_at_every_size() -> None:
-    times_s = times_of(Topology(tuple(jax.devices()[:4])), (64, 256), num_rounds=1)
+    times_s = measure_times(Topology(tuple(jax.devices()[:4])), (64, 256), num_rounds=1)
     assert set(times_s) == set(Algorithm)
     for times in times_s.values():
         assert set(times) == {64, 256}
@@ -41,7 +41,7 @@ def test_rounds_are_as_many_as_fit_on_the_slowest(own_s, other_s, expected, monk
 
 
 def test_hierarchical_needs_groups() -> None:
-    times_s = times_of(Topology(tuple(jax.devices()[:2])), (64,), num_rounds=1)
+    times_s = measure_times(Topology(tuple(jax.devices()[:2])), (64,), num_rounds=1)
     assert set(times_s) == set(Algorithm) - {Algorithm.HIERARCHICAL}
 
 
@@ -73,7 +73,7 @@ def group(monkeypatch) -> GroupOfOne:
     monkeypatch.setattr(measurement, "current_group", lambda: group)
     monkeypatch.setattr(Topology, "spans_processes", True)
     monkeypatch.setattr(
-        measurement, "times_of", lambda topology, sizes: measurement._parsed(TIMES_S)
+        measurement, "measure_times", lambda topology, sizes: measurement._parse_times(TIMES_S)
     )
     return group
 

@@ -8,10 +8,10 @@ import click
 
 from stratagem.cli.templates import (
     assignments_option,
-    content,
+    errors_as_messages,
     overrides,
-    reported,
     template_argument,
+    template_arguments,
 )
 
 __all__ = ["kubernetes_group"]
@@ -53,9 +53,9 @@ def render(
     """
     from stratagem import manifests
 
-    with reported():
+    with errors_as_messages():
         render_form = manifests.render_ray if ray else manifests.render_kubernetes
-        text = render_form(overrides(flags, assignments), **content(template))
+        text = render_form(overrides(flags, assignments), **template_arguments(template))
     click.echo(text, nl=False)
 
 
@@ -80,7 +80,7 @@ def validate(file: IO[str], kubernetes_version: str | None) -> None:
     """
     from stratagem import manifests
 
-    with reported():
+    with errors_as_messages():
         version = kubernetes_version or manifests.kubernetes_versions()[-1]
         problems = manifests.validate_kubernetes(file.read(), version)
     for problem in problems:

@@ -31,7 +31,9 @@ __all__ = ["command"]
     type=click.Choice(["optimizer", "all"]),
     help="State to shard over replicas (ZeRO-1, or FSDP); by default the script's choice.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write JSON to FILE.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Also write JSON to FILE."
+)
 @click.option(
     "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
 )
@@ -58,7 +60,7 @@ def command(
         environment.require_jax_choice()
         from stratagem.planning import plot, report
 
-        plan = _planned(script, arguments, target, global_batch, shard_state)
+        plan = _make_plan(script, arguments, target, global_batch, shard_state)
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)
             json_file.write_text(json.dumps(plan.to_dict(), indent=2) + "\n")
@@ -69,7 +71,7 @@ def command(
     report.show(plan)
 
 
-def _planned(
+def _make_plan(
     script: Path,
     arguments: tuple[str, ...],
     target: str,

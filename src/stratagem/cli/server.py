@@ -36,13 +36,13 @@ def command(
     from stratagem import remote
 
     # Exit cleanly: processes that Ray started here must not outlive this one.
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
         if cluster is None and job_name is None and task_index is None:
             server = remote.run_standard_server(jobs_port=jobs_port)
         else:
-            given = _cluster(cluster)
-            server = remote.Server(given, job_name, task_index, jobs_port=jobs_port)
+            parsed_cluster = _parse_cluster(cluster)
+            server = remote.Server(parsed_cluster, job_name, task_index, jobs_port=jobs_port)
         with server:
             click.echo(f"{server.server_def.job_name} {server.server_def.task_index} is ready.")
             server.join()
@@ -52,11 +52,11 @@ def command(
         raise SystemExit(130) from None
 
 
-def _leave(signum: int, _: object) -> None:
+def _exit_on_signal(signum: int, _: object) -> None:
     raise SystemExit(128 + signum)
 
 
-def _cluster(text: str | None) -> Any:
+def _parse_cluster(text: str | None) -> Any:
     if text is None:
         from stratagem.cluster import TFConfigClusterResolver
 

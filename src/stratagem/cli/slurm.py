@@ -8,10 +8,10 @@ import click
 
 from stratagem.cli.templates import (
     assignments_option,
-    content,
+    errors_as_messages,
     overrides,
-    reported,
     template_argument,
+    template_arguments,
 )
 
 __all__ = ["slurm_group"]
@@ -44,9 +44,9 @@ def render(
     """
     from stratagem import manifests
 
-    with reported():
+    with errors_as_messages():
         text = manifests.render_slurm(
-            overrides(flags, assignments), nodes=nodes, **content(template)
+            overrides(flags, assignments), nodes=nodes, **template_arguments(template)
         )
     click.echo(text, nl=False)
 

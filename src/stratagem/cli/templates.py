@@ -10,10 +10,10 @@ import click
 
 __all__ = [
     "assignments_option",
-    "content",
+    "errors_as_messages",
     "overrides",
-    "reported",
     "template_argument",
+    "template_arguments",
 ]
 
 
@@ -54,13 +54,13 @@ def overrides(
     return values | given
 
 
-def content(template: IO[str] | None) -> dict[str, str]:
+def template_arguments(template: IO[str] | None) -> dict[str, str]:
     """Returns the arguments `template` and `name` of a render function, if not the packaged one."""
     return {} if template is None else {"template": template.read(), "name": template.name}
 
 
 @contextlib.contextmanager
-def reported() -> Generator[None]:
+def errors_as_messages() -> Generator[None]:
     """Turns invalid values and missing libraries into messages of the command."""
     try:
         yield

@@ -128,10 +128,10 @@ class ChosenAllReduce(AllReduce):
         results = dict[int, jax.Array]()
         for pack in packs:
             if len(pack) == 1:
-                results[pack[0]] = self._message(op, arrays[pack[0]])
+                results[pack[0]] = self._send(op, arrays[pack[0]])
                 continue
             flat = [arrays[index].ravel() for index in pack]
-            joined = self._message(op, jnp.concatenate(flat))
+            joined = self._send(op, jnp.concatenate(flat))
             parts = jnp.split(joined, np.cumsum([part.size for part in flat])[:-1])
             for index, part in zip(pack, parts, strict=True):
                 results[index] = part.reshape(arrays[index].shape)
@@ -139,7 +139,7 @@ class ChosenAllReduce(AllReduce):
 
     def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
         """Adds the parts in replica order."""
-        arrays = _arrays(parts)
+        arrays = _as_arrays(parts)
         if are_gradients and self._is_rounded(arrays[0]):
             return mean_of(rounded_sum(arrays), op, len(arrays))
         total = arrays[0]
@@ -147,7 +147,7 @@ class ChosenAllReduce(AllReduce):
             total = total + array
         return mean_of(total, op, len(arrays))
 
-    def _message(self, op: ReduceOp, array: jax.Array) -> jax.Array:
+    def _send(self, op: ReduceOp, array: jax.Array) -> jax.Array:
         if self._is_rounded(array):
             return self._combine(op, array, bfloat16_sum)
         return self.one(op, array)
@@ -185,13 +185,13 @@ class GatheredAllReduce(AllReduce):
 
     def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
         """Combines many arrays in one call of the function."""
-        gathered = [jax.lax.all_gather(array, self.axis.name) for array in _arrays(values)]
+        gathered = [jax.lax.all_gather(array, self.axis.name) for array in _as_arrays(values)]
         stacks = [[array[replica] for replica in range(self.axis.size)] for array in gathered]
         return [jnp.asarray(result) for result in self.combine(op, stacks)]
 
     def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
         """Combines the parts."""
-        return jnp.asarray(self.combine(op, [_arrays(parts)])[0])
+        return jnp.asarray(self.combine(op, [_as_arrays(parts)])[0])
 
 
 def mean_of(total: jax.Array, op: ReduceOp, count: int) -> jax.Array:
@@ -199,6 +199,6 @@ def mean_of(total: jax.Array, op: ReduceOp, count: int) -> jax.Array:
     return total if op is ReduceOp.SUM else jnp.true_divide(total, count)
 
 
-def _arrays(values: Sequence[Any]) -> list[jax.Array]:
+def _as_arrays(values: Sequence[Any]) -> list[jax.Array]:
     arrays = [jnp.asarray(value) for value in values]
     return [array.astype(jnp.int32) if array.dtype == bool else array for array in arrays]

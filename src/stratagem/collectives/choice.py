@@ -69,14 +69,14 @@ def choose(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
     """
     sizes = sorted(times_s[Algorithm.COMPILER])
     best = [
-        _best({algorithm: times[size] for algorithm, times in times_s.items()}) for size in sizes
+        _fastest({algorithm: times[size] for algorithm, times in times_s.items()}) for size in sizes
     ]
     limits: list[tuple[int, Algorithm]] = []
     for ends, (below, above) in zip(pairwise(sizes), pairwise(best), strict=True):
         if below is not above:
-            limits.append((_crossing(ends, times_s[below], times_s[above]), below))
+            limits.append((_crossover_size(ends, times_s[below], times_s[above]), below))
     largest = sizes[-1]
-    beyond = _best(
+    beyond = _fastest(
         {
             algorithm: times[largest]
             for algorithm, times in times_s.items()
@@ -88,13 +88,13 @@ def choose(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
     return Choice(beyond, tuple(limits))
 
 
-def _best(times_s: Mapping[Algorithm, float]) -> Algorithm:
+def _fastest(times_s: Mapping[Algorithm, float]) -> Algorithm:
     fastest = min(times_s, key=lambda algorithm: times_s[algorithm])
     gains = times_s[fastest] < (1.0 - _LEAST_GAIN) * times_s[Algorithm.COMPILER]
     return fastest if gains else Algorithm.COMPILER
 
 
-def _crossing(
+def _crossover_size(
     ends: tuple[int, int], below_s: Mapping[int, float], above_s: Mapping[int, float]
 ) -> int:
     """Returns the size at which the algorithm that is best at the lower end loses its lead."""

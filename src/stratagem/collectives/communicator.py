@@ -70,7 +70,7 @@ class SoleCommunicator(Communicator):
     """
 
     def __init__(self, *, marks_sums: bool = False) -> None:
-        self._note = marked_as_sum if marks_sums else _unchanged
+        self._note = marked_as_sum if marks_sums else _identity
 
     @property
     def num_replicas(self) -> int:
@@ -137,11 +137,13 @@ class MeshCommunicator(Communicator):
         kwargs: dict[str, Any],
     ) -> Any:
         """Calls `fn` while the step is traced; its PerReplica arguments hold the local value."""
-        view_args, view_kwargs = jax.tree.map(_as_view, (args, kwargs), is_leaf=_is_distributed)
+        view_args, view_kwargs = jax.tree.map(
+            _as_local_per_replica, (args, kwargs), is_leaf=_is_distributed
+        )
         result = fn(strategy, *view_args, **view_kwargs)
-        return jax.tree.map(self._own_part, result, is_leaf=_is_distributed)
+        return jax.tree.map(self._local_component, result, is_leaf=_is_distributed)
 
-    def _own_part(self, leaf: Any) -> Any:
+    def _local_component(self, leaf: Any) -> Any:
         if not isinstance(leaf, PerReplica):
             return _without_mirrored(leaf)
         if leaf.objects is not None:
@@ -157,11 +159,11 @@ class MeshCommunicator(Communicator):
         return jnp.asarray(leaf.stacked)[jax.lax.axis_index(self._axis_name)]
 
 
-def _as_view(leaf: Any) -> Any:
+def _as_local_per_replica(leaf: Any) -> Any:
     return PerReplica(local=leaf) if is_array(leaf) else leaf
 
 
-def _unchanged(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 

@@ -36,19 +36,22 @@ def explain(strategy: Strategy) -> None:
         Not measured: within one process, and on accelerators, the compiler tunes itself.
     """
     ops, topology = strategy.cross_device_ops, strategy.topology
-    print("\n".join(_lines(ops.all_reduce(topology), topology, getattr(ops, "measured", None))))
+    print(
+        "\n".join(_report_lines(ops.all_reduce(topology), topology, getattr(ops, "measured", None)))
+    )
 
 
-def _lines(all_reduce: AllReduce, topology: Topology, measured: MeasuredChoice | None) -> list[str]:
+def _report_lines(
+    all_reduce: AllReduce, topology: Topology, measured: MeasuredChoice | None
+) -> list[str]:
     num_processes = topology.num_replicas // topology.num_local_replicas
-    lines = [
-        f"{_count(topology.num_replicas, 'replica')} on {_count(num_processes, 'process')}, "
-        f"{topology.platform}"
-    ]
+    replicas = _count_text(topology.num_replicas, "replica")
+    processes = _count_text(num_processes, "process")
+    lines = [f"{replicas} on {processes}, {topology.platform}"]
     if not isinstance(all_reduce, ChosenAllReduce):
         return [*lines, "algorithm: custom function of the values of all replicas"]
-    lines.append(f"algorithm: {_rule(all_reduce.choice)}")
-    lines.append(f"gradients: {_packs(all_reduce.packing)}")
+    lines.append(f"algorithm: {_describe_choice(all_reduce.choice)}")
+    lines.append(f"gradients: {_describe_packing(all_reduce.packing)}")
     if all_reduce.in_bfloat16:
         lines.append("float32 gradients: sent as bfloat16, by a separate algorithm")
     if measured is None:
@@ -58,35 +61,35 @@ def _lines(all_reduce: AllReduce, topology: Topology, measured: MeasuredChoice |
         return lines
     lines.append(f"Milliseconds per float32 sum, {measured.source}:")
     sizes = sorted(next(iter(measured.times_s.values())))
-    lines.append(f"{'':14}" + "".join(f"{_size(size):>10}" for size in sizes))
+    lines.append(f"{'':14}" + "".join(f"{_size_text(size):>10}" for size in sizes))
     for algorithm, times_s in measured.times_s.items():
         figures = "".join(f"{times_s[size] * 1e3:>10.3f}" for size in sizes)
         lines.append(f"{algorithm.value:14}{figures}")
     return lines
 
 
-def _rule(choice: Choice) -> str:
-    parts = [f"{algorithm.value} up to {_size(limit)}" for limit, algorithm in choice.limits]
+def _describe_choice(choice: Choice) -> str:
+    parts = [f"{algorithm.value} up to {_size_text(limit)}" for limit, algorithm in choice.limits]
     return ", ".join([*parts, choice.default.value + (" above" if parts else "")])
 
 
-def _packs(packing: GradientPacking) -> str:
+def _describe_packing(packing: GradientPacking) -> str:
     if packing == NO_PACKING:
         return "not packed, but the compiler may combine them"
     if packing == WITHIN_PROCESS:
-        return f"packed together up to {_size(WITHIN_PROCESS.max_array_bytes)} each"
+        return f"packed together up to {_size_text(WITHIN_PROCESS.max_array_bytes)} each"
     if isinstance(packing, NumberedPacks):
-        return f"in {_count(packing.num_packs, 'pack')}"
+        return f"in {_count_text(packing.num_packs, 'pack')}"
     assert isinstance(packing, SizedPacks)
-    return f"in packs of {_size(packing.pack_bytes)}"
+    return f"in packs of {_size_text(packing.pack_bytes)}"
 
 
-def _count(number: int, what: str) -> str:
-    plural = "es" if what.endswith("s") else "s"
-    return f"{number} {what}" + ("" if number == 1 else plural)
+def _count_text(number: int, noun: str) -> str:
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}" + ("" if number == 1 else plural)
 
 
-def _size(size_bytes: int) -> str:
+def _size_text(size_bytes: int) -> str:
     for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
         if size_bytes >= unit:
             return f"{size_bytes / unit:.4g} {name}"

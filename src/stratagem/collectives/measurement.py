@@ -28,7 +28,7 @@ from stratagem.options import ReduceOp
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compiling, run_together, wait_until_ready
 
-__all__ = ["MeasuredChoice", "SIZES_BYTES", "measured_choice", "times_of"]
+__all__ = ["MeasuredChoice", "SIZES_BYTES", "measure_times", "measured_choice"]
 
 SIZES_BYTES = tuple(2**power for power in (12, 15, 18, 21, 24))
 # Time per size on the slowest process, which limits the rounds: startup waits for all of them, and
@@ -71,28 +71,30 @@ def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | 
     group = current_group()
     if group is None or not topology.spans_processes or topology.platform != "cpu":
         return None
-    machines = group.exchange("the machines of the cluster", _machine(topology))
+    machines = group.exchange("the machines of the cluster", _describe_machine(topology))
     file = cache_folder / f"all_reduce_{_digest(machines)}.json"
     is_first = group.process_id == 0
-    [cached, *_] = group.exchange("measured times", _read(file) if is_first else None)
+    [cached, *_] = group.exchange("measured times", _read_cache(file) if is_first else None)
     if cached is not None:
-        return MeasuredChoice(choose(_parsed(cached)), _parsed(cached), "cached by process 0")
-    own = times_of(topology, SIZES_BYTES)
+        return MeasuredChoice(
+            choose(_parse_times(cached)), _parse_times(cached), "cached by process 0"
+        )
+    own = measure_times(topology, SIZES_BYTES)
     reported = group.exchange("times of this process", _as_json(own))
     group.return_to_step(0)  # the user's program counts its steps from 1
     slowest = {
         algorithm: {
-            size: max(_parsed(theirs)[algorithm][size] for theirs in reported)
+            size: max(_parse_times(theirs)[algorithm][size] for theirs in reported)
             for size in SIZES_BYTES
         }
         for algorithm in own
     }
     if is_first:
-        _write(file, _as_json(slowest))
+        _write_cache(file, _as_json(slowest))
     return MeasuredChoice(choose(slowest), slowest, "measured at the start of this run")
 
 
-def times_of(
+def measure_times(
     topology: Topology, sizes_bytes: tuple[int, ...], *, num_rounds: int | None = None
 ) -> dict[Algorithm, dict[int, float]]:
     """Measures all algorithms; call it on every process.
@@ -108,7 +110,7 @@ def times_of(
     ]
     times_s: dict[Algorithm, dict[int, float]] = {algorithm: {} for algorithm in algorithms}
     for size in sizes_bytes:
-        sums = [_Sums(topology, axis, algorithm, size) for algorithm in algorithms]
+        sums = [_SumBenchmark(topology, axis, algorithm, size) for algorithm in algorithms]
         count = num_rounds or _num_rounds(size, sum(one.first_round_s for one in sums))
         # Interleaved, so that other load on the machine affects all algorithms.
         rounds = [[one.time_s() for one in sums] for _ in range(count)]
@@ -125,7 +127,7 @@ def _num_rounds(size_bytes: int, round_s: float) -> int:
     return min(max(int(_SIZE_S / round_s), _MIN_ROUNDS), _MAX_ROUNDS)
 
 
-class _Sums:
+class _SumBenchmark:
     """A compiled program that sums an array several times with one algorithm."""
 
     def __init__(
@@ -179,7 +181,7 @@ class _Sums:
         wait_until_ready(self._array)
 
 
-def _machine(topology: Topology) -> list[Any]:
+def _describe_machine(topology: Topology) -> list[Any]:
     return [
         platform.node(),
         platform.machine(),
@@ -200,18 +202,18 @@ def _as_json(times_s: Mapping[Algorithm, Mapping[int, float]]) -> dict[str, dict
     }
 
 
-def _parsed(times_s: Mapping[str, Mapping[str, float]]) -> dict[Algorithm, dict[int, float]]:
+def _parse_times(times_s: Mapping[str, Mapping[str, float]]) -> dict[Algorithm, dict[int, float]]:
     return {
         Algorithm(algorithm): {int(size): float(time_s) for size, time_s in times.items()}
         for algorithm, times in times_s.items()
     }
 
 
-def _read(file: Path) -> Any:
+def _read_cache(file: Path) -> Any:
     """Returns the cached times, or None if missing or invalid."""
     try:
         cached = json.loads(file.read_text(encoding="utf-8"))
-        times_s = _parsed(cached)
+        times_s = _parse_times(cached)
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     is_whole = Algorithm.COMPILER in times_s and all(
@@ -220,7 +222,7 @@ def _read(file: Path) -> Any:
     return cached if is_whole else None
 
 
-def _write(file: Path, times_s: Mapping[str, Mapping[str, float]]) -> None:
+def _write_cache(file: Path, times_s: Mapping[str, Mapping[str, float]]) -> None:
     """Caches times if possible; an unwritable folder only costs seconds."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -160,7 +160,7 @@ def account_for(run: RunEvents) -> Account:
         *_startup_layers(histories),
         *_launcher_layer(trainers, begin_s),
     ]
-    spans = tuple(_spans(layers, begin_s, end_s))
+    spans = tuple(_merged_spans(layers, begin_s, end_s))
     latest = {process.task: process for process in trainers}.values()
     return Account(
         begin_s=begin_s,
@@ -225,10 +225,10 @@ def _launcher_layer(trainers: Sequence[ProcessEvents], begin_s: float) -> Iterat
     yield _Layer(begin_s, first_s, _STARTING)
 
 
-def _spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[Span]:
+def _merged_spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[Span]:
     """Yields one span per run of moments with the same cause."""
     cause, from_s, to_s = "", 0.0, 0.0
-    for moment in _moments(layers, begin_s, end_s):
+    for moment in _sweep(layers, begin_s, end_s):
         length_s = moment.end_s - moment.begin_s
         done_s = moment.begin_s + moment.share * length_s
         parts = (
@@ -249,7 +249,7 @@ def _spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[S
         yield Span(from_s, to_s, cause)
 
 
-def _moments(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[_Layer]:
+def _sweep(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[_Layer]:
     """Sweeps through time once; at each moment the layer with the lowest rank wins."""
     waiting = [layer for layer in layers if max(layer.begin_s, begin_s) < min(layer.end_s, end_s)]
     waiting.sort(key=lambda layer: layer.begin_s, reverse=True)

@@ -212,22 +212,22 @@ def decode(line: str) -> Event:
     except ValueError:
         values = None
     if not isinstance(values, dict):
-        raise _unreadable("it is not a complete JSON object")
+        raise _unreadable_error("it is not a complete JSON object")
     if values.get("version") != FORMAT_VERSION:
-        raise _unreadable(f"its version is {values.get('version')!r}")
+        raise _unreadable_error(f"its version is {values.get('version')!r}")
     event_type = _KINDS.get(str(values.get("kind")))
     if event_type is None:
-        raise _unreadable(f"its kind is {values.get('kind')!r}")
+        raise _unreadable_error(f"its kind is {values.get('kind')!r}")
     allowed = _FIELDS[event_type]
     for name, types in allowed.items():
         value = values.get(name)
         is_finite = not isinstance(value, float) or math.isfinite(value)
         if name not in values or type(value) not in types or not is_finite:
-            raise _unreadable(f"its {name} is {value!r}")
+            raise _unreadable_error(f"its {name} is {value!r}")
     return event_type(**{name: values[name] for name in allowed})
 
 
-def _unreadable(why: str) -> ValueError:
+def _unreadable_error(why: str) -> ValueError:
     return ValueError(
         explain(
             f"This line is not an event: {why}.",

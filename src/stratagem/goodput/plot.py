@@ -86,7 +86,7 @@ def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float
 
 
 def _draw_time_line(axes: Axes, account: Account) -> None:
-    unit_s, unit = _unit(account.whole_s)
+    unit_s, unit = _time_unit(account.whole_s)
     width = account.whole_s / unit_s / _NUM_COLUMNS
     # Repeat the last column at the last edge: each value holds until the next edge.
     rows = [[*row, row[-1]] for row in shares_over_time(account, _NUM_COLUMNS).values()]
@@ -105,7 +105,7 @@ def _draw_time_line(axes: Axes, account: Account) -> None:
             clip_on=False,
         )
     if len(failure_times) <= _MAX_NUMBERED:
-        _number(axes, failure_times, account.whole_s / unit_s)
+        _label_failures(axes, failure_times, account.whole_s / unit_s)
     axes.set_xlim(0, max(account.whole_s / unit_s, 1e-9))
     axes.set_ylim(0, 1.35)
     axes.set_yticks([])
@@ -114,7 +114,7 @@ def _draw_time_line(axes: Axes, account: Account) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _number(axes: Axes, failure_times: Sequence[float], whole: float) -> None:
+def _label_failures(axes: Axes, failure_times: Sequence[float], whole: float) -> None:
     """Numbers the failures; nearby ones share a label."""
     groups: list[list[int]] = []
     for number, index in enumerate(failure_times):
@@ -148,7 +148,7 @@ def _draw_losses(axes: Axes, account: Account) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _unit(whole_s: float) -> tuple[float, str]:
+def _time_unit(whole_s: float) -> tuple[float, str]:
     if whole_s < 300:
         return 1.0, "seconds"
     return (60.0, "minutes") if whole_s < 4 * 3600 else (3600.0, "hours")

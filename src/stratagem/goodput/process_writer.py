@@ -52,7 +52,7 @@ def current_events() -> EventWriter | None:
             return None
         with _lock:
             if _current.writer is None:
-                _current.writer = _open(run_dir)
+                _current.writer = _open_writer(run_dir)
                 _watch_exceptions()
     return _current.writer
 
@@ -91,7 +91,7 @@ def close_events(exit_code: int, reason: str | None = None) -> None:
         _current.writer.close()
 
 
-def _open(run_dir: str) -> EventWriter:
+def _open_writer(run_dir: str) -> EventWriter:
     resolver = detect()
     if resolver is None:
         return EventWriter(run_dir, "worker", 0, num_processes=1, age_s=_age_s())
@@ -131,6 +131,6 @@ def _watch_exceptions() -> None:
 
 
 @atexit.register
-def _close() -> None:
+def _close_at_exit() -> None:
     # Registered before the exit handlers that record events, so that it runs after them.
     close_events(_current.exit_code, _current.reason)

@@ -70,7 +70,7 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunEvents:
     processes: list[ProcessEvents] = []
     problems: list[str] = []
     for path in paths:
-        events = _read(path, problems)
+        events = _read_events(path, problems)
         if events and isinstance(events[0], StartEvent):
             # Threads may write their events slightly out of order.
             ordered = (events[0], *sorted(events[1:], key=lambda event: event.monotonic_s))
@@ -89,7 +89,7 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunEvents:
     return RunEvents(processes=tuple(processes), problems=tuple(problems))
 
 
-def _read(path: Path, problems: list[str]) -> list[Event]:
+def _read_events(path: Path, problems: list[str]) -> list[Event]:
     try:
         lines = path.read_bytes().decode("utf-8", "replace").split("\n")
     except OSError as error:

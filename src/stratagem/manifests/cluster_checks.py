@@ -32,25 +32,25 @@ def cluster_problems(documents: list[dict[str, Any]]) -> list[Problem]:
             if text is None:
                 continue
             try:
-                cluster, task = _parsed_config(text)
+                cluster, task = _parse_tf_config(text)
             except ValueError as error:
-                problems[Problem(pod.owner, _place(pod), str(error))] = None
+                problems[Problem(pod.owner, _location(pod), str(error))] = None
                 continue
             tasks[task] += 1
             clusters.setdefault(json.dumps(cluster, sort_keys=True), (pod, cluster))
             for message in _address_problems(pod, container, cluster, task, services):
-                problems[Problem(pod.owner, _place(pod), message)] = None
+                problems[Problem(pod.owner, _location(pod), message)] = None
     problems |= dict.fromkeys(
         _cluster_wide_problems(list(clusters.values()), tasks, pods, services)
     )
     return list(problems)
 
 
-def _place(pod: Pod) -> str:
+def _location(pod: Pod) -> str:
     return f"pod {pod.name}: TF_CONFIG" if pod.name else "TF_CONFIG"
 
 
-def _parsed_config(text: str) -> tuple[_Cluster, tuple[str, int]]:
+def _parse_tf_config(text: str) -> tuple[_Cluster, tuple[str, int]]:
     """Parses a `TF_CONFIG` into its cluster and its task."""
     num_bytes = len(f"TF_CONFIG={text}\0".encode())
     if num_bytes > MAX_VARIABLE_BYTES:
@@ -104,7 +104,7 @@ def _cluster_wide_problems(
     for pod, cluster in clusters:
         for job, addresses in cluster.items():
             for index, address in addresses.items():
-                message = _unreachable(address, pods, services)
+                message = _unreachable_reason(address, pods, services)
                 if message:
                     yield Problem(pod.owner, "TF_CONFIG", f"{job} {index}: {message}")
                 if not tasks[job, index]:
@@ -117,7 +117,7 @@ def _cluster_wide_problems(
         yield Problem(pod.owner, "TF_CONFIG", f"its cluster differs from that of {first}")
 
 
-def _unreachable(address: str, pods: list[Pod], services: dict[Any, dict[str, Any]]) -> str:
+def _unreachable_reason(address: str, pods: list[Pod], services: dict[Any, dict[str, Any]]) -> str:
     """Returns why an address is unreachable, or "" if it may be reachable."""
     service, name = _service_and_pod(address.rpartition(":")[0], services)
     if service is None:

@@ -17,7 +17,7 @@ _COUNT = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _TRUTH = {"type": "boolean"}
 
 
-def _strict(required: list[str], **properties: Any) -> dict[str, Any]:
+def _strict_object(required: list[str], **properties: Any) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
@@ -32,14 +32,14 @@ _COMMON = {
     "labels": _TEXTS,
     "resources": {"type": "object"},
 }
-_HEAD = _strict(
+_HEAD = _strict_object(
     ["template"],
     **_COMMON,
     serviceType={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
     headService={"$ref": _SERVICE},
     enableIngress=_TRUTH,
 )
-_GROUP = _strict(
+_GROUP = _strict_object(
     ["groupName", "template"],
     **_COMMON,
     groupName={"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"},
@@ -49,21 +49,23 @@ _GROUP = _strict(
     numOfHosts=_COUNT,
     idleTimeoutSeconds=_COUNT,
     suspend=_TRUTH,
-    scaleStrategy=_strict([], workersToDelete={"type": "array", "items": {"type": "string"}}),
+    scaleStrategy=_strict_object(
+        [], workersToDelete={"type": "array", "items": {"type": "string"}}
+    ),
 )
 _AUTOSCALER = {"type": "object", "properties": {"resources": {"$ref": _RESOURCES}}}
 
-RAY_CLUSTER: dict[str, Any] = _strict(
+RAY_CLUSTER: dict[str, Any] = _strict_object(
     ["apiVersion", "kind", "metadata", "spec"],
     apiVersion={"enum": ["ray.io/v1"]},
     kind={"enum": ["RayCluster"]},
     metadata={"$ref": _META},
-    spec=_strict(
+    spec=_strict_object(
         ["headGroupSpec"],
         rayVersion={"type": "string"},
         headGroupSpec=_HEAD,
         workerGroupSpecs={"type": "array", "items": _GROUP},
-        authOptions=_strict([], mode={"enum": ["disabled", "token"]}),
+        authOptions=_strict_object([], mode={"enum": ["disabled", "token"]}),
         autoscalerOptions=_AUTOSCALER,
         enableInTreeAutoscaling=_TRUTH,
         gcsFaultToleranceOptions={"type": "object"},

@@ -78,7 +78,7 @@ class Template:
         """
         _, header = self._parse(overrides)
         alone = self._nodes.Template(header, lineno=1)
-        module = self._run(lambda: self._compiled(alone).make_module())
+        module = self._run(lambda: self._compile(alone).make_module())
         values = {assign.target.name: getattr(module, assign.target.name) for assign in header}
         for variable, value in values.items():
             if isinstance(value, self._jinja.Undefined):
@@ -104,7 +104,7 @@ class Template:
             ValueError: as for `values`, or the template cannot be rendered.
         """
         tree, _ = self._parse(overrides or {})
-        return self._run(lambda: self._compiled(tree).render()).lstrip("\n")
+        return self._run(lambda: self._compile(tree).render()).lstrip("\n")
 
     def _parse(self, overrides: Mapping[str, object]) -> tuple[jinja2.nodes.Template, list[Any]]:
         """Returns the parsed template and its `{% set %}` nodes, overrides applied."""
@@ -115,7 +115,7 @@ class Template:
                 header.append(node)
             elif not self._is_white_space(node):
                 break
-        values = self._converted(overrides, [assign.target.name for assign in header])
+        values = self._convert_overrides(overrides, [assign.target.name for assign in header])
         for assign in header:
             if assign.target.name in values:
                 value = values[assign.target.name]
@@ -128,14 +128,16 @@ class Template:
             for part in node.nodes
         )
 
-    def _compiled(self, tree: jinja2.nodes.Template) -> jinja2.Template:
+    def _compile(self, tree: jinja2.nodes.Template) -> jinja2.Template:
         tree.set_environment(self._environment)
         code = self._environment.compile(tree, filename=self._name)
         return self._environment.template_class.from_code(
             self._environment, code, self._environment.make_globals(None)
         )
 
-    def _converted(self, overrides: Mapping[str, object], known: list[str]) -> dict[str, object]:
+    def _convert_overrides(
+        self, overrides: Mapping[str, object], known: list[str]
+    ) -> dict[str, object]:
         """Returns the overrides, with strings converted to the types of the template's values."""
         unknown = sorted(overrides.keys() - set(known))
         if unknown:
@@ -147,7 +149,7 @@ class Template:
                 )
             )
         return {
-            variable: _converted_to_type_of(variable, value, self.variables[variable])
+            variable: _convert_to_type_of(variable, value, self.variables[variable])
             if isinstance(value, str)
             else value
             for variable, value in overrides.items()
@@ -184,12 +186,12 @@ def _environment(jinja2_module: Any) -> Any:
         "quoted": _quoted,
         "shell": shlex.quote,
         "shell_words": _shell_words,
-        "variable": _variable,
+        "variable": _environment_value,
     }
     return environment
 
 
-def _converted_to_type_of(variable: str, text: str, default: object) -> object:
+def _convert_to_type_of(variable: str, text: str, default: object) -> object:
     """Converts a string to the type of the template's own value."""
     if isinstance(default, bool):
         value = _TRUTH.get(text.strip().lower())
@@ -243,7 +245,7 @@ def _shell_words(value: object) -> list[str]:
         ) from error
 
 
-def _variable(value: object, name: str) -> str:
+def _environment_value(value: object, name: str) -> str:
     num_bytes = len(f"{name}={value}\0".encode())
     if num_bytes > MAX_VARIABLE_BYTES:
         raise ValueError(

@@ -30,7 +30,7 @@ def kubernetes_versions() -> list[str]:
     Raises:
         ImportError: kubernetes-validate is not installed.
     """
-    return sorted(_folders(), key=lambda version: [int(part) for part in version.split(".")])
+    return sorted(_schema_folders(), key=lambda version: [int(part) for part in version.split(".")])
 
 
 def schema_problems(document: dict[str, Any], version: str) -> list[Problem]:
@@ -47,10 +47,10 @@ def schema_problems(document: dict[str, Any], version: str) -> list[Problem]:
     validator = _validator(version, kind, api_version)
     if validator is None:
         return [Problem(name, "", f"Kubernetes {version} has no {kind} in {api_version}")]
-    return list(_problems(validator, document, name))
+    return list(_schema_errors(validator, document, name))
 
 
-def _problems(validator: Any, document: dict[str, Any], name: str) -> Iterator[Problem]:
+def _schema_errors(validator: Any, document: dict[str, Any], name: str) -> Iterator[Problem]:
     for error in validator.iter_errors(document):
         path = "".join(
             f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path
@@ -59,7 +59,7 @@ def _problems(validator: Any, document: dict[str, Any], name: str) -> Iterator[P
 
 
 @functools.cache
-def _folders() -> dict[str, Any]:
+def _schema_folders() -> dict[str, Any]:
     load("kubernetes_validate", **_REQUIREMENT)
     root = importlib.resources.files("kubernetes_validate") / "kubernetes-json-schema"
     found = ((_FOLDER.fullmatch(folder.name), folder) for folder in root.iterdir())
@@ -68,7 +68,7 @@ def _folders() -> dict[str, Any]:
 
 @functools.cache
 def _definitions(version: str) -> Any:
-    folders = _folders()
+    folders = _schema_folders()
     if version not in folders:
         raise ValueError(
             explain(
@@ -94,7 +94,7 @@ def _validator(version: str, kind: str, api_version: str) -> Any:
     group, slash, number = api_version.partition("/")
     suffix = f"{group.partition('.')[0]}-{number}" if slash else group
     file_name = f"{kind.lower()}-{suffix}.json"
-    file = _folders()[version] / file_name
+    file = _schema_folders()[version] / file_name
     if not re.fullmatch(r"[-.a-z0-9]+", file_name) or not file.is_file():
         return None
     schema = json.loads(file.read_text(encoding="utf-8"))

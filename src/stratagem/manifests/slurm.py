@@ -59,11 +59,11 @@ def render_slurm(
     check_values(values, SLURM)
     updated = dict(overrides or {})
     if nodes is not None:
-        updated = _on_nodes(nodes, updated, values)
+        updated = _fit_to_nodes(nodes, updated, values)
     return own.render(updated)
 
 
-def _on_nodes(
+def _fit_to_nodes(
     nodes: int, updated: dict[str, object], values: Mapping[str, int]
 ) -> dict[str, object]:
     """Returns the overrides, with workers or tasks per node derived from the number of nodes."""

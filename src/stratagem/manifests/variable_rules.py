@@ -78,7 +78,7 @@ def _matches(pattern: str) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
-def _count(minimum: int, maximum: int = _MAX_INT32) -> VariableRule:
+def _int_rule(minimum: int, maximum: int = _MAX_INT32) -> VariableRule:
     def is_valid(value: object) -> bool:
         return type(value) is int and minimum <= value <= maximum
 
@@ -102,9 +102,9 @@ KUBERNETES: Mapping[str, VariableRule] = {
         "a DNS label: lowercase letters, digits and dashes, starting with a letter, no final dash.",
     ),
     "image": VariableRule(_matches(r"\S+"), "the name of a container image."),
-    "worker_replicas": _count(1, _MAX_WORKERS),
-    "ps_replicas": _count(0, _MAX_WORKERS),
-    "num_gpus_per_worker": _count(0),
+    "worker_replicas": _int_rule(1, _MAX_WORKERS),
+    "ps_replicas": _int_rule(0, _MAX_WORKERS),
+    "num_gpus_per_worker": _int_rule(0),
     "has_eval": _TRUTH,
     "has_tensorboard": _TRUTH,
     "train_dir": VariableRule(
@@ -117,9 +117,9 @@ KUBERNETES: Mapping[str, VariableRule] = {
     "credential_secret_key": VariableRule(
         _matches(f"({_DNS_NAME})?"), 'the name of a secret, or "".'
     ),
-    "port": dataclasses.replace(_count(1, _MAX_PORT), expected=f"a port from 1 to {_MAX_PORT}."),
-    "max_restarts": _count(0),
-    "grace_period_s": _count(0),
+    "port": dataclasses.replace(_int_rule(1, _MAX_PORT), expected=f"a port from 1 to {_MAX_PORT}."),
+    "max_restarts": _int_rule(0),
+    "grace_period_s": _int_rule(0),
     "volume_size": VariableRule(_matches(_QUANTITY), "a size such as 10Gi."),
     "volume_access_mode": VariableRule(
         _matches("ReadWriteMany|ReadWriteOnce"), "ReadWriteMany or ReadWriteOnce."
@@ -133,9 +133,9 @@ KUBERNETES: Mapping[str, VariableRule] = {
 
 RAY: Mapping[str, VariableRule] = {
     **{name: KUBERNETES[name] for name in ("name", "image", "worker_replicas")},
-    "ps_replicas": _count(1, _MAX_WORKERS),
-    "num_gpus_per_worker": _count(0),
-    "cpus_per_task": _count(1),
+    "ps_replicas": _int_rule(1, _MAX_WORKERS),
+    "num_gpus_per_worker": _int_rule(0),
+    "cpus_per_task": _int_rule(1),
     "memory_per_task": VariableRule(_matches(_QUANTITY), "a size such as 4Gi."),
     "ray_version": VariableRule(_matches(r"[0-9]+(\.[0-9a-z]+)+"), "a version such as 2.60.0."),
     "token_secret": VariableRule(_matches(_DNS_NAME), "the name of a secret."),
@@ -147,10 +147,10 @@ SLURM: Mapping[str, VariableRule] = {
     "name": VariableRule(
         _matches(r"[A-Za-z0-9][-._A-Za-z0-9]*"), "letters, digits, dots, dashes and underscores."
     ),
-    "worker_replicas": _count(1),
-    "tasks_per_node": _count(1),
-    "num_gpus_per_worker": _count(0),
-    "cpus_per_worker": _count(0),
+    "worker_replicas": _int_rule(1),
+    "tasks_per_node": _int_rule(1),
+    "num_gpus_per_worker": _int_rule(0),
+    "cpus_per_worker": _int_rule(0),
     "partition": VariableRule(
         _matches(r"([-._A-Za-z0-9]+(,[-._A-Za-z0-9]+)*)?"), "partition names separated by commas."
     ),
@@ -161,6 +161,6 @@ SLURM: Mapping[str, VariableRule] = {
     "python": _FILE,
     "script": _FILE,
     "cmdline_args": _COMMAND_LINE,
-    "grace_period_s": _count(0, _MAX_PORT),
+    "grace_period_s": _int_rule(0, _MAX_PORT),
 }
 """Valid values of the variables of `slurm.sh.jinja`."""

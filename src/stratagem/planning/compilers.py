@@ -158,7 +158,7 @@ def compile_step(step: CapturedStep, target: Target) -> CompiledStep:
         return _compile_for(step, target)
     except jax.errors.JaxRuntimeError as error:
         if _OUT_OF_MEMORY in str(error):
-            return _rejected_step(step, target, str(error))
+            return _compile_rejected_step(step, target, str(error))
         reason = str(error).strip().splitlines()[0][:200]
     note = f"Compiled for CPU: the compiler for {platform.upper()} failed ({reason})."
     return _compile_for_cpu(step, target, note)
@@ -169,11 +169,11 @@ def _compile_for(step: CapturedStep, target: Target) -> CompiledStep:
 
 
 def _compile_on(step: CapturedStep, devices: tuple[Any, ...], compiler: str) -> CompiledStep:
-    with step_programs(step, _grouped_like(step.strategy.topology, devices)) as programs:
-        return CompiledStep(compiler, tuple(map(_compiled, programs)))
+    with step_programs(step, _group_like(step.strategy.topology, devices)) as programs:
+        return CompiledStep(compiler, tuple(map(_compile_program, programs)))
 
 
-def _compiled(program: StepProgram) -> CompiledProgram:
+def _compile_program(program: StepProgram) -> CompiledProgram:
     compiled = program.function.lower(*program.shapes).compile()
     costs: Any = compiled.cost_analysis() or {}
     text = compiled.as_text()
@@ -194,7 +194,7 @@ def _known_bytes(program: StepProgram) -> dict[str, int]:
     }
 
 
-def _grouped_like(planned: Topology, devices: tuple[Any, ...]) -> Topology:
+def _group_like(planned: Topology, devices: tuple[Any, ...]) -> Topology:
     """Groups the devices like the topology that the step was traced for."""
     if planned.groups is None:
         return Topology(devices)
@@ -232,7 +232,7 @@ def _devices(target: Target) -> tuple[Any, ...]:
     return tuple(description.devices)
 
 
-def _rejected_step(step: CapturedStep, target: Target, message: str) -> CompiledStep:
+def _compile_rejected_step(step: CapturedStep, target: Target, message: str) -> CompiledStep:
     lines = [line.strip() for line in message.splitlines() if line.strip().startswith("Used")]
     reason = (lines or message.splitlines())[0][:200]
     note = (
@@ -265,7 +265,7 @@ def _compile_in_subprocess(step: CapturedStep, folder: Path) -> tuple[CompiledPr
             )
             for one in device_programs
         ]
-        host_programs = [_compiled(one) for one in programs if not one.is_of_replicas]
+        host_programs = [_compile_program(one) for one in programs if not one.is_of_replicas]
         donated = [one.num_donated for one in device_programs]
         known = [(one.name, _known_bytes(one)) for one in device_programs]
     axes = list(topology.mesh.shape.items())

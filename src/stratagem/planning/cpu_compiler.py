@@ -27,11 +27,11 @@ def main(source: str, result: str) -> None:
     names, sizes = zip(*axes, strict=True)
     jax.config.update("jax_num_cpu_devices", math.prod(sizes))
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names)
-    reports = [_compiled(exported, donated, mesh) for exported, donated in programs]
+    reports = [_compile_program(exported, donated, mesh) for exported, donated in programs]
     Path(result).write_text(json.dumps(reports))
 
 
-def _compiled(exported: Any, donated: int, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def _compile_program(exported: Any, donated: int, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     args, kwargs = jax.tree.unflatten(
         exported.in_tree,
         [

@@ -25,28 +25,28 @@ def product_flops(jaxpr: ClosedJaxpr | Jaxpr) -> dict[str, float]:
         >>> product_flops(jax.make_jaxpr(lambda x: x @ x.T)(x))
         {'float32': 24.0}
     """
-    return _count(getattr(jaxpr, "jaxpr", jaxpr))
+    return _count_flops(getattr(jaxpr, "jaxpr", jaxpr))
 
 
-def _count(jaxpr: Any) -> dict[str, float]:
+def _count_flops(jaxpr: Any) -> dict[str, float]:
     total: dict[str, float] = {}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name == "dot_general":
-            _add(total, {_dtype(eqn): _dot_flops(eqn)})
+            _accumulate(total, {_dtype(eqn): _dot_flops(eqn)})
         elif name == "conv_general_dilated":
-            _add(total, {_dtype(eqn): _conv_flops(eqn)})
+            _accumulate(total, {_dtype(eqn): _conv_flops(eqn)})
         elif name == "cond":
-            branches = [_count(branch.jaxpr) for branch in eqn.params["branches"]]
-            _add(total, max(branches, key=lambda counted: sum(counted.values())))
+            branches = [_count_flops(branch.jaxpr) for branch in eqn.params["branches"]]
+            _accumulate(total, max(branches, key=lambda counted: sum(counted.values())))
         else:
             times = eqn.params["length"] if name == "scan" else 1
             for inner in _sub_jaxprs(eqn.params):
-                _add(total, _count(inner), times)
+                _accumulate(total, _count_flops(inner), times)
     return total
 
 
-def _add(total: dict[str, float], counted: dict[str, float], times: int = 1) -> None:
+def _accumulate(total: dict[str, float], counted: dict[str, float], times: int = 1) -> None:
     for dtype, flops in counted.items():
         total[dtype] = total.get(dtype, 0.0) + times * flops
 

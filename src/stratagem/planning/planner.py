@@ -306,7 +306,7 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
         )
     size = global_batch // replicas
     several = replicas > 1
-    leaves = tuple(_resized(leaf, old, size, several=several) for leaf in step.arguments.leaves)
+    leaves = tuple(_resize(leaf, old, size, several=several) for leaf in step.arguments.leaves)
     split = [placeholder(leaf.shape, leaf.dtype) for leaf in leaves if leaf.split and leaf.shape]
     arguments = Arguments(
         step.arguments.structure, leaves, split, step.arguments.shared, ReplicaBatch(size=size)
@@ -316,7 +316,7 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
     )
 
 
-def _resized(leaf: Leaf, old: int, new: int, *, several: bool) -> Leaf:
+def _resize(leaf: Leaf, old: int, new: int, *, several: bool) -> Leaf:
     axis = 1 if several else 0
     if not leaf.split or leaf.shape is None or leaf.shape[axis : axis + 1] != (old,):
         return leaf

@@ -145,7 +145,7 @@ class Plan:
             ],
             "assumptions": dataclasses.asdict(self.assumptions),
             "accelerator": {
-                field.name: _plain(getattr(kind, field.name))
+                field.name: _plain_value(getattr(kind, field.name))
                 for field in dataclasses.fields(kind)
                 if field.name != "gpu_info"
             },
@@ -153,5 +153,5 @@ class Plan:
         }
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     return dict(value) if hasattr(value, "items") else value

@@ -121,7 +121,7 @@ class Schedule:
             collective = self._collective(instruction)
             if collective is not None:
                 behind = self._overlapped_products(body, index)
-                yield _reduction(instruction.name, collective, behind, times)
+                yield _make_reduction(instruction.name, collective, behind, times)
             for inner, trips in self._bodies(instruction):
                 yield from self._reductions(inner, times * trips)
 
@@ -217,7 +217,7 @@ def _is_product(instruction: Instruction) -> bool:
     return instruction.operation in _PRODUCTS
 
 
-def _reduction(
+def _make_reduction(
     name: str, collective: Instruction, behind: tuple[str, ...], times: int
 ) -> Reduction:
     if collective.operation == "send":
@@ -227,7 +227,7 @@ def _reduction(
         size = collective.array_bytes[0]
         return Reduction(name, size, behind, kind, times=times, leaves_slice=True)
     kind = collective.operation.removesuffix("-start")
-    groups = _groups(collective.line)
+    groups = _parse_groups(collective.line)
     sizes = collective.array_bytes
     if collective.operation in ("all-gather-start", "reduce-scatter-start"):
         # Their result types include the operands.
@@ -240,7 +240,7 @@ def _reduction(
     return Reduction(name, num_bytes, behind, kind, groups, times)
 
 
-def _groups(line: str) -> tuple[tuple[int, ...], ...]:
+def _parse_groups(line: str) -> tuple[tuple[int, ...], ...]:
     if listed := _LISTED_GROUPS.search(line):
         members = re.findall(r"\{([\d, ]*)\}", listed[1])
         return tuple(tuple(int(one) for one in group.split(",") if one) for group in members)
@@ -252,11 +252,11 @@ def _groups(line: str) -> tuple[tuple[int, ...], ...]:
         rows = ids.reshape(int(counted[1]), int(counted[2])).tolist()
         return tuple(tuple(row) for row in rows)
     if by_mesh := _MESH_GROUPS.search(line):
-        return _groups_in_mesh(by_mesh[1], by_mesh[2])
+        return _parse_mesh_groups(by_mesh[1], by_mesh[2])
     return ()
 
 
-def _groups_in_mesh(mesh: str, along: str) -> tuple[tuple[int, ...], ...]:
+def _parse_mesh_groups(mesh: str, along: str) -> tuple[tuple[int, ...], ...]:
     sizes: list[int] = []
     members: list[int] = []
     parts = {name: (int(before or 1), size) for name, before, size in _AXIS_PART.findall(along)}

@@ -32,7 +32,7 @@ _BACKWARD_SHARE = 2 / 3
 _SENT = {"all-reduce": 2.0, "reduce-scatter": 1.0, "all-gather": 1.0, "all-to-all": 1.0}
 
 
-def _assumed(value: float, text: str) -> float:
+def _assumption(value: float, text: str) -> float:
     return dataclasses.field(default=value, metadata={"text": text})
 
 
@@ -48,11 +48,11 @@ class Assumptions:
         network_latency_s: minimum seconds per round between hosts or slices.
     """
 
-    compute_share: float = _assumed(0.5, "of peak FLOP/s in matrix products")
-    memory_share: float = _assumed(0.8, "of memory bandwidth")
-    link_share: float = _assumed(0.8, "of link and network bandwidth")
-    link_latency_s: float = _assumed(2e-6, "seconds per hop within a host or slice")
-    network_latency_s: float = _assumed(15e-6, "seconds per round between hosts or slices")
+    compute_share: float = _assumption(0.5, "of peak FLOP/s in matrix products")
+    memory_share: float = _assumption(0.8, "of memory bandwidth")
+    link_share: float = _assumption(0.8, "of link and network bandwidth")
+    link_latency_s: float = _assumption(2e-6, "seconds per hop within a host or slice")
+    network_latency_s: float = _assumption(15e-6, "seconds per round between hosts or slices")
 
     def lines(self) -> list[str]:
         """Returns one line per assumption, for a report."""
@@ -113,7 +113,7 @@ def compute_s(
 
 def message_s(reduction: Reduction, target: Target, assumed: Assumptions) -> float:
     """Returns the seconds of one message, 0 on one device."""
-    inside, between = _members(reduction, target)
+    inside, between = _group_sizes(reduction, target)
     kind = target.accelerator
     if reduction.kind == "collective-permute":
         rate, latency_s = (
@@ -130,7 +130,7 @@ def message_s(reduction: Reduction, target: Target, assumed: Assumptions) -> flo
     return sent * ((inside_s + between_s) / assumed.link_share + latency_s)
 
 
-def _members(reduction: Reduction, target: Target) -> tuple[int, int]:
+def _group_sizes(reduction: Reduction, target: Target) -> tuple[int, int]:
     """Returns how many devices per host or slice take part, and how many hosts or slices."""
     if reduction.leaves_slice:
         return 1, target.num_groups

@@ -128,11 +128,11 @@ def parse_target(text: str) -> Target:
             )
         )
     if found := _SLICES.fullmatch(text.strip()):
-        return _slices(text, int(found[1] or 1), found[2], found[3])
+        return _parse_slices(text, int(found[1] or 1), found[2], found[3])
     found = _GPUS.fullmatch(text.strip())
-    kind = _kind(found[2]) if found else None
+    kind = _find_accelerator(found[2]) if found else None
     if found is None or kind is None:
-        raise _unknown(text)
+        raise _unknown_target_error(text)
     if kind.platform == "tpu":
         raise ValueError(
             explain(
@@ -141,27 +141,27 @@ def parse_target(text: str) -> Target:
                 fix="append a colon and the TPU topology.",
             )
         )
-    return _hosts(text, int(found[1] or 1), kind)
+    return _parse_hosts(text, int(found[1] or 1), kind)
 
 
-def _kind(name: str) -> Accelerator | None:
+def _find_accelerator(name: str) -> Accelerator | None:
     known = _NAMES.get(name.lower())
     return None if known is None else ACCELERATORS[known]
 
 
-def _slices(text: str, num_slices: int, name: str, shape: str) -> Target:
-    kind = _kind(name)
+def _parse_slices(text: str, num_slices: int, name: str, shape: str) -> Target:
+    kind = _find_accelerator(name)
     if kind is None or kind.platform != "tpu":
-        raise _unknown(text)
+        raise _unknown_target_error(text)
     sizes = tuple(map(int, shape.split("x")))
     if not num_slices or not all(sizes):
-        raise _empty(text)
+        raise _no_devices_error(text)
     return Target(kind, num_slices, math.prod(sizes), sizes)
 
 
-def _hosts(text: str, num_gpus: int, kind: Accelerator) -> Target:
+def _parse_hosts(text: str, num_gpus: int, kind: Accelerator) -> Target:
     if not num_gpus:
-        raise _empty(text)
+        raise _no_devices_error(text)
     per_host = kind.devices_per_host
     if num_gpus > per_host and num_gpus % per_host:
         raise ValueError(
@@ -176,7 +176,7 @@ def _hosts(text: str, num_gpus: int, kind: Accelerator) -> Target:
     return Target(kind, num_gpus // inside, inside)
 
 
-def _empty(text: str) -> ValueError:
+def _no_devices_error(text: str) -> ValueError:
     return ValueError(
         explain(
             f"target={text!r} has no devices.",
@@ -186,7 +186,7 @@ def _empty(text: str) -> ValueError:
     )
 
 
-def _unknown(text: str) -> ValueError:
+def _unknown_target_error(text: str) -> ValueError:
     gpus = ", ".join(name for name, kind in ACCELERATORS.items() if kind.platform == "gpu")
     tpus = ", ".join(name for name, kind in ACCELERATORS.items() if kind.platform == "tpu")
     return ValueError(

@@ -60,11 +60,11 @@ def current_collector() -> Collector | None:
 
 def is_tracing() -> bool:
     """Returns True while this thread traces or differentiates a function."""
-    return get_opaque_trace_state(convention="nnx") != _untraced()
+    return get_opaque_trace_state(convention="nnx") != _untraced_state()
 
 
 @functools.cache
-def _untraced() -> Any:
+def _untraced_state() -> Any:
     """Returns the trace state of a thread that traces nothing, taken from a new thread."""
     states: list[Any] = []
     thread = threading.Thread(
@@ -168,7 +168,7 @@ class Collector:
             flag = values["is_recorded"] if flag is True else flag & values["is_recorded"]
         if call.data is not None:
             data = jax.lax.stop_gradient(jnp.asarray(call.data))
-            values["data"] = data if call.reduce is None else _where(flag, call.reduce, data)
+            values["data"] = data if call.reduce is None else _reduce_if(flag, call.reduce, data)
         if call.reduce is not None:
             self._note_expensive()
         self.extend([summary], [values])
@@ -215,7 +215,7 @@ def resolve(call: SummaryCall, outer: Settings) -> tuple[Summary, dict[str, Any]
     return summary, values
 
 
-def _where(flag: Any, reduce: Callable[[Any], Any], data: Any) -> Any:
+def _reduce_if(flag: Any, reduce: Callable[[Any], Any], data: Any) -> Any:
     """Returns `reduce(data)` if recorded, else zeros of the same shape."""
     if not isinstance(flag, Tracer):
         return reduce(data)

@@ -52,7 +52,7 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
 
     Source: TF 2.21; tensorboard plugins/scalar/summary_v2.py, scalar.
     """
-    array = _real(data, name)
+    array = _as_real_array(data, name)
     if array.shape != ():
         raise ValueError(
             explain(
@@ -121,7 +121,7 @@ def histogram(
         counted = histogram_buckets(np.asarray(array).astype(np.float64), num_buckets, np)
         return tensor_value(name, counted, "histogram", description)
 
-    call = SummaryCall(name, encode, _real(data, name), step, reduce)
+    call = SummaryCall(name, encode, _as_real_array(data, name), step, reduce)
     return _record(call, encode_on_host)
 
 
@@ -152,7 +152,7 @@ def image(
 
     Source: TF 2.21; tensorboard plugins/image/summary_v2.py, image.
     """
-    array = _real(data, name)
+    array = _as_real_array(data, name)
     if len(array.shape) != 4 or array.shape[-1] not in (1, 2, 3, 4):
         raise ValueError(
             explain(
@@ -244,7 +244,7 @@ def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None) -> Any:
 
     Source: TF 2.21 summary_ops_v2.py, write.
     """
-    array = _array(tensor)
+    array = _as_array(tensor)
     if isinstance(array, np.ndarray) and array.dtype.kind in "USO":
         strings = np.char.encode(array.astype(str), "utf-8").astype(object)
         call = SummaryCall(tag, lambda _: tensor_value(tag, strings, metadata=metadata), None, step)
@@ -256,13 +256,13 @@ def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None) -> Any:
     return _record(SummaryCall(tag, encode, array, step))
 
 
-def _array(data: Any) -> Any:
+def _as_array(data: Any) -> Any:
     data = getattr(data, "value", data)  # of a variable
     return data if isinstance(data, jax.Array | np.ndarray) else np.asarray(data)
 
 
-def _real(data: Any, name: str) -> Any:
-    array = _array(data)
+def _as_real_array(data: Any, name: str) -> Any:
+    array = _as_array(data)
     dtype = array.dtype
     if not (jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_) or jnp.issubdtype(
         dtype, jnp.complexfloating

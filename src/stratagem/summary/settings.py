@@ -95,7 +95,7 @@ def has_callbacks() -> bool:
     return _shared.has_callbacks
 
 
-def _set(settings: Settings) -> None:
+def _set_current(settings: Settings) -> None:
     if _shared.has_callbacks:
         jax.effects_barrier()  # earlier calls must see the earlier settings
     _current.set(settings)
@@ -105,7 +105,7 @@ def _set(settings: Settings) -> None:
 def update(**changes: Any) -> None:
     """Changes settings, by field name of `Settings`."""
     wrapped = {name: Setting(value) for name, value in changes.items()}
-    _set(dataclasses.replace(current_settings(), **wrapped))
+    _set_current(dataclasses.replace(current_settings(), **wrapped))
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def override(**changes: Any) -> Generator[None]:
     try:
         yield
     finally:
-        _set(before)
+        _set_current(before)
 
 
 def host_condition(settings: Settings) -> bool:

@@ -79,7 +79,7 @@ class SummaryWriter:
 
         Source: TF 2.21 summary_ops_v2.py, SummaryWriter.as_default.
         """
-        with settings.override(**self._changes(step)):
+        with settings.override(**self._setting_changes(step)):
             yield self
             write_pending(waits=False)  # without waiting for steps in flight
             self._flush_file()
@@ -95,9 +95,9 @@ class SummaryWriter:
 
         Source: TF 2.21 summary_ops_v2.py, SummaryWriter.set_as_default.
         """
-        settings.update(**self._changes(step))
+        settings.update(**self._setting_changes(step))
 
-    def _changes(self, step: Any) -> dict[str, Any]:
+    def _setting_changes(self, step: Any) -> dict[str, Any]:
         self._require_open()
         checked = settings.checked_step(step)
         return {"writer": self} if step is None else {"writer": self, "step": checked}

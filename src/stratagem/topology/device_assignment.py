@@ -188,9 +188,9 @@ class DeviceAssignment:
         """
         topology = TPUTopology(topology) if isinstance(topology, bytes) else topology
         _check_topology(topology)
-        shape = _four(computation_shape, "computation_shape")
-        stride = _four(computation_stride, "computation_stride")
-        counts = _counts(topology, shape, stride)
+        shape = _parse_shape(computation_shape, "computation_shape")
+        stride = _parse_shape(computation_stride, "computation_stride")
+        counts = _replicas_per_axis(topology, shape, stride)
         if not 0 < num_replicas <= np.prod(counts):
             raise ValueError(
                 explain(
@@ -201,7 +201,7 @@ class DeviceAssignment:
                 )
             )
         if topology.missing_devices.size:
-            return cls(topology, _in_order_of_tasks(topology, shape, stride, num_replicas))
+            return cls(topology, _arrange_by_task(topology, shape, stride, num_replicas))
         is_full = num_replicas == np.prod(counts) and np.prod(stride) == 1
         can_be_ring = is_full and shape[-1] == topology.mesh_shape[-1]
         if device_order_mode == DeviceOrderMode.RING and not can_be_ring:
@@ -214,8 +214,11 @@ class DeviceAssignment:
                 )
             )
         if can_be_ring and device_order_mode != DeviceOrderMode.MESH:
-            return cls(topology, _as_rings(shape, counts))
-        return cls(topology, _as_mesh(shape, stride, _shape_of(num_replicas, counts), num_replicas))
+            return cls(topology, _arrange_as_rings(shape, counts))
+        return cls(
+            topology,
+            _arrange_as_mesh(shape, stride, _bounding_box(num_replicas, counts), num_replicas),
+        )
 
 
 def _check_topology(topology: Any) -> None:
@@ -229,7 +232,7 @@ def _check_topology(topology: Any) -> None:
         )
 
 
-def _four(values: Any, name: str) -> Integers:
+def _parse_shape(values: Any, name: str) -> Integers:
     numbers = np.ones(4, np.int32) if values is None else np.asarray(values, np.int32)
     if numbers.shape != (4,) or (numbers < 1).any():
         raise ValueError(
@@ -242,7 +245,7 @@ def _four(values: Any, name: str) -> Integers:
     return numbers
 
 
-def _counts(topology: TPUTopology, shape: Integers, stride: Integers) -> Integers:
+def _replicas_per_axis(topology: TPUTopology, shape: Integers, stride: Integers) -> Integers:
     """Returns how many replicas fit along each axis; gaps of one hold others."""
     footprint = shape * stride
     if (footprint > topology.mesh_shape).any():
@@ -257,7 +260,7 @@ def _counts(topology: TPUTopology, shape: Integers, stride: Integers) -> Integer
     return topology.mesh_shape // footprint * stride
 
 
-def _shape_of(num_replicas: int, counts: Integers) -> list[int]:
+def _bounding_box(num_replicas: int, counts: Integers) -> list[int]:
     """Returns a box of at least `num_replicas` positions, as close to a cube as possible.
 
     The shortest axes are filled first; among equal ones cores, then x, y and z, so that neighbors
@@ -272,7 +275,7 @@ def _shape_of(num_replicas: int, counts: Integers) -> list[int]:
     return box
 
 
-def _as_rings(shape: Integers, counts: Integers) -> list[list[list[int]]]:
+def _arrange_as_rings(shape: Integers, counts: Integers) -> list[list[list[int]]]:
     """Arranges replicas in a ring, and the chips of each replica in a ring."""
     block, num_cores = shape[:3], int(shape[3])
     inner = [np.array(position) for position in ring_of(block.tolist())]
@@ -286,7 +289,7 @@ def _as_rings(shape: Integers, counts: Integers) -> list[list[list[int]]]:
     ]
 
 
-def _as_mesh(
+def _arrange_as_mesh(
     shape: Integers, stride: Integers, box: list[int], num_replicas: int
 ) -> list[list[list[int]]]:
     """Arranges replicas row by row, the cores of a chip first; interleaved ones are neighbors."""
@@ -301,7 +304,7 @@ def _as_mesh(
     return assignment
 
 
-def _in_order_of_tasks(
+def _arrange_by_task(
     topology: TPUTopology, shape: Integers, stride: Integers, num_replicas: int
 ) -> Integers:
     """Assigns devices in task order, since missing chips may leave no mesh."""

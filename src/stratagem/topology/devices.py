@@ -143,7 +143,7 @@ def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
         )
     is_local = match["job"] in (None, "localhost") and not int(match["replica"] or 0)
     if not is_local or int(match["task"] or 0):
-        raise _remote([spec])
+        raise _remote_device_error([spec])
     return platform, int(match["index"] or 0)
 
 
@@ -159,14 +159,14 @@ def _look_up(parsed_spec: tuple[str, int] | int | jax.Device) -> jax.Device:
         raise ValueError(
             explain(
                 f"device {name} does not exist.",
-                expected=f"one of {_names(_all_local_devices())}.",
-                fix=_fix_for_missing(platform, index),
+                expected=f"one of {_device_names(_all_local_devices())}.",
+                fix=_missing_device_fix(platform, index),
             )
         )
     return devices[index]
 
 
-def _fix_for_missing(platform: str, index: int) -> str:
+def _missing_device_fix(platform: str, index: int) -> str:
     if platform == "cpu" and _platform_devices("cpu"):
         return (
             "create the strategy before the first JAX computation (JAX has started and cannot add "
@@ -189,7 +189,7 @@ def _all_local_devices() -> tuple[jax.Device, ...]:
     return accelerators + tuple(device for device in cpus if device not in accelerators)
 
 
-def _names(devices: Sequence[jax.Device]) -> str:
+def _device_names(devices: Sequence[jax.Device]) -> str:
     counts: dict[str, int] = {}
     names: list[str] = []
     for device in devices:
@@ -225,10 +225,10 @@ def _check_local(devices: Sequence[jax.Device]) -> None:
     process_index = jax.process_index()
     remote = [str(device) for device in devices if device.process_index != process_index]
     if remote:
-        raise _remote(remote)
+        raise _remote_device_error(remote)
 
 
-def _remote(names: Sequence[str]) -> ValueError:
+def _remote_device_error(names: Sequence[str]) -> ValueError:
     return ValueError(
         explain(
             f"devices contains {', '.join(names)}, which belongs to another process.",

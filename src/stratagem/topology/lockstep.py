@@ -70,7 +70,7 @@ def wait_for_program(flight: InFlightProgram) -> None:
     if current_group() is None:
         jax.block_until_ready(flight.token)
     else:
-        _wait(flight)
+        _wait_for(flight)
 
 
 def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: str) -> Any:
@@ -89,7 +89,7 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     assert group is not None
     before = last_program()
     if platform == "cpu":
-        _wait(before)
+        _wait_for(before)
     begun = group.num_steps
     try:
         number = group.begin_step()
@@ -105,21 +105,21 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
         return results  # traced into the caller's program
     _last.number, _last.name, _last.token = number, name, token
     if platform != "cpu":
-        _wait(before)
+        _wait_for(before)
     return results
 
 
 def wait_until_ready(values: Any) -> None:
     """Waits for outputs of programs that all processes run; raises as `run_together`."""
     if current_group() is not None:
-        _wait(InFlightProgram(_last.number, _last.name, values))
+        _wait_for(InFlightProgram(_last.number, _last.name, values))
 
 
 def _is_traced(token: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(token))
 
 
-def _wait(flight: InFlightProgram) -> None:
+def _wait_for(flight: InFlightProgram) -> None:
     group = current_group()
     if group is None:
         return
@@ -164,20 +164,20 @@ def compute_on_every_process(arrays: Any, function: Callable[[Any], Any] | None 
     `function` is a module-level function, since programs are cached by it; None returns the arrays
     themselves. Raises as `run_together`.
     """
-    result = _computed_together(arrays, function or _read_all)
+    result = _compute_together(arrays, function or _read_all)
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
 
 
 def replicate_to_all(arrays: Any) -> Any:
     """Returns multi-process arrays replicated to every device; call it on every process."""
-    return _computed_together(arrays, _read_all)
+    return _compute_together(arrays, _read_all)
 
 
-def _computed_together(arrays: Any, function: Callable[[Any], Any]) -> Any:
+def _compute_together(arrays: Any, function: Callable[[Any], Any]) -> Any:
     first = jax.tree.leaves(arrays)[0]
     sharding: Any = first.sharding  # has a mesh, as in all multi-process arrays
     copied = NamedSharding(sharding.mesh, PartitionSpec())
-    program = _program(function, copied)
+    program = _jitted(function, copied)
 
     def start() -> tuple[Any, Any]:
         with jax.disable_jit(False):  # noqa: FBT003 - eager replicas call this, too
@@ -192,7 +192,7 @@ def _computed_together(arrays: Any, function: Callable[[Any], Any]) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _program(function: Callable[[Any], Any], sharding: Any) -> Any:
+def _jitted(function: Callable[[Any], Any], sharding: Any) -> Any:
     return jax.jit(function, out_shardings=sharding)
 
 

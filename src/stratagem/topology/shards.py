@@ -41,7 +41,7 @@ def replica_copy(array: jax.Array, topology: Topology, replica_id: int) -> jax.A
         first = devices[0] if devices else None
         (part,) = [shard.data for shard in array.addressable_shards if shard.device == first]
         return part
-    return jax.device_put(_joined(array, set(devices)), devices[0])
+    return jax.device_put(_assemble(array, set(devices)), devices[0])
 
 
 def local_copy(array: Any, topology: Topology) -> Any:
@@ -56,7 +56,7 @@ def local_copy(array: Any, topology: Topology) -> Any:
 def assemble_on_host(array: Any) -> np.ndarray[Any, Any]:
     """Returns the value of the local shards, assembled on the host."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        return _joined(array, array.sharding.addressable_devices)
+        return _assemble(array, array.sharding.addressable_devices)
     return np.asarray(array)
 
 
@@ -80,7 +80,7 @@ def _is_whole(array: jax.Array, devices: tuple[jax.Device, ...]) -> bool:
     return len(indices) == 1
 
 
-def _joined(array: jax.Array, devices: Any) -> np.ndarray[Any, Any]:
+def _assemble(array: jax.Array, devices: Any) -> np.ndarray[Any, Any]:
     """Assembles the shards on some devices."""
     if array.is_fully_replicated:
         return np.asarray(array.addressable_data(0))

@@ -51,10 +51,10 @@ class TopologyMessage:
     def to_bytes(self) -> bytes:
         """Returns the serialized message."""
         return (
-            _packed(_MESH_SHAPE, self.mesh_shape)
-            + _single(_NUM_TASKS, self.num_tasks)
-            + _single(_NUM_DEVICES, self.num_devices)
-            + _packed(_COORDINATES, self.flat_coordinates)
+            _encode_packed(_MESH_SHAPE, self.mesh_shape)
+            + _encode_single(_NUM_TASKS, self.num_tasks)
+            + _encode_single(_NUM_DEVICES, self.num_devices)
+            + _encode_packed(_COORDINATES, self.flat_coordinates)
         )
 
     @staticmethod
@@ -62,10 +62,10 @@ class TopologyMessage:
         """Parses a serialized message; raises ValueError if it is malformed."""
         found: dict[int, list[int]] = {}
         try:
-            for field, values in _fields(data):
+            for field, values in _parse_fields(data):
                 found.setdefault(field, []).extend(values)
         except IndexError:
-            raise _unreadable(data, "it ends within a field") from None
+            raise _unreadable_error(data, "it ends within a field") from None
         return TopologyMessage(
             found.get(_MESH_SHAPE, []),
             found.get(_NUM_TASKS, [0])[-1],
@@ -74,7 +74,7 @@ class TopologyMessage:
         )
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     """Encodes seven bits per byte, lowest first; the eighth bit marks that more follow."""
     parts = bytearray()
     while number > 0x7F:
@@ -83,16 +83,20 @@ def _varint(number: int) -> bytes:
     return bytes([*parts, number])
 
 
-def _single(field: int, number: int) -> bytes:
-    return _varint(field << 3 | _NUMBER) + _varint(number) if number else b""
+def _encode_single(field: int, number: int) -> bytes:
+    return _encode_varint(field << 3 | _NUMBER) + _encode_varint(number) if number else b""
 
 
-def _packed(field: int, numbers: list[int]) -> bytes:
-    content = b"".join(map(_varint, numbers))
-    return _varint(field << 3 | _BYTES) + _varint(len(content)) + content if numbers else b""
+def _encode_packed(field: int, numbers: list[int]) -> bytes:
+    content = b"".join(map(_encode_varint, numbers))
+    return (
+        _encode_varint(field << 3 | _BYTES) + _encode_varint(len(content)) + content
+        if numbers
+        else b""
+    )
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, list[int]]]:
+def _parse_fields(data: bytes) -> Iterator[tuple[int, list[int]]]:
     """Yields the fields with their numbers; raises ValueError for other wire types."""
     position = 0
     while position < len(data):
@@ -105,14 +109,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, list[int]]]:
             length, position = _read_varint(data, position)
             content, position = data[position : position + length], position + length
             if len(content) < length:
-                raise _unreadable(data, "it ends within a field")
+                raise _unreadable_error(data, "it ends within a field")
             if field in (_MESH_SHAPE, _COORDINATES):
-                yield field, list(_varints(content))
+                yield field, list(_parse_varints(content))
         else:
-            raise _unreadable(data, f"field {field} has wire type {kind}")
+            raise _unreadable_error(data, f"field {field} has wire type {kind}")
 
 
-def _unreadable(data: bytes, why: str) -> ValueError:
+def _unreadable_error(data: bytes, why: str) -> ValueError:
     return ValueError(
         explain(
             f"The serialized topology, {len(data)} bytes, is not a TopologyProto: {why}.",
@@ -122,7 +126,7 @@ def _unreadable(data: bytes, why: str) -> ValueError:
     )
 
 
-def _varints(content: bytes) -> Iterator[int]:
+def _parse_varints(content: bytes) -> Iterator[int]:
     position = 0
     while position < len(content):
         number, position = _read_varint(content, position)

@@ -47,7 +47,7 @@ class TPUTopology:
         if serialized:
             message = TopologyMessage.parse(serialized)
             mesh_shape, device_coordinates = message.mesh_shape, message.coordinates()
-        self._mesh_shape = _integers(mesh_shape)
+        self._mesh_shape = _as_int_array(mesh_shape)
         if self._mesh_shape.shape != (4,) or (self._mesh_shape < 1).any():
             raise ValueError(
                 explain(
@@ -56,7 +56,7 @@ class TPUTopology:
                     fix="pass [4, 4, 1, 1], for example.",
                 )
             )
-        self._device_coordinates = _integers(device_coordinates)
+        self._device_coordinates = _as_int_array(device_coordinates)
         shape = self._device_coordinates.shape
         if len(shape) != 3 or shape[2] != 4:
             raise ValueError(
@@ -74,9 +74,9 @@ class TPUTopology:
                     fix="correct device_coordinates or mesh_shape.",
                 )
             )
-        self._tasks, self._ordinals = self._inverted()
+        self._tasks, self._ordinals = self._invert()
 
-    def _inverted(self) -> tuple[Coordinates, Coordinates]:
+    def _invert(self) -> tuple[Coordinates, Coordinates]:
         """Returns the task and device index at each position, -1 where there is no device."""
         tasks = np.full(self._mesh_shape, -1, np.int32)
         ordinals = np.full(self._mesh_shape, -1, np.int32)
@@ -170,5 +170,5 @@ class TPUTopology:
         return message.to_bytes()
 
 
-def _integers(values: Any) -> Coordinates:
+def _as_int_array(values: Any) -> Coordinates:
     return np.asarray([] if values is None else values, np.int32)

@@ -82,7 +82,7 @@ class PerReplica(DistributedValues):
         Returns:
             The components, in replica order.
         """
-        first, parts = _parts(self.stacked)
+        first, parts = _split_replica_axis(self.stacked)
         if self.lengths is None:
             return parts
         lengths = self.lengths[first : first + len(parts)]
@@ -132,7 +132,7 @@ class PerReplica(DistributedValues):
     __matmul__ = __rmatmul__ = __getitem__ = __iter__ = __len__ = _refuse_as_array
 
 
-def _parts(stacked: Any) -> tuple[int, tuple[Any, ...]]:
+def _split_replica_axis(stacked: Any) -> tuple[int, tuple[Any, ...]]:
     """Splits the replica axis, without moving data if the array is sharded over it.
 
     Returns the first replica of this process, and the parts of all its replicas.
@@ -203,7 +203,7 @@ class Mirrored(DistributedValues):
         return format(self.value, format_spec)
 
 
-def _delegate(name: str) -> None:
+def _add_operator(name: str) -> None:
     """Adds an operator of arrays to `Mirrored`; Python looks operators up on the class."""
 
     def operator(self: Mirrored, *others: Any) -> Any:
@@ -217,4 +217,4 @@ _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 _OTHERS = ("neg", "pos", "abs", "lt", "le", "gt", "ge", "eq", "ne", "getitem", "len", "iter")
 _CONVERSIONS = ("bool", "float", "int", "index")
 for _name in (*_BINARY, *(f"r{name}" for name in _BINARY), *_OTHERS, *_CONVERSIONS):
-    _delegate(f"__{_name}__")
+    _add_operator(f"__{_name}__")

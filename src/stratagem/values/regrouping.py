@@ -117,12 +117,16 @@ def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
     if error is None:
         parts = ([leaf for _, leaf in leaves] for leaves, _ in flat)
         columns = [list(column) for column in zip(*parts, strict=True)]
-    kinds = _kinds_everywhere(paths, columns, error) if spans else [_Kind.of(c) for c in columns]
+    properties = (
+        _exchange_properties(paths, columns, error)
+        if spans
+        else [_LeafProperties.of(c) for c in columns]
+    )
     return jax.tree.unflatten(
         flat[0][1],
         [
-            _regroup_leaf(column, kind, topology)
-            for column, kind in zip(columns, kinds, strict=True)
+            _regroup_leaf(column, leaf_properties, topology)
+            for column, leaf_properties in zip(columns, properties, strict=True)
         ],
     )
 
@@ -153,7 +157,7 @@ def _first_difference(expected: list[Any], received: list[Any]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kind:
+class _LeafProperties:
     """Properties of one leaf on all replicas.
 
     `is_one` is True if all parts are equal Python objects. `shapes` are in replica order, or None
@@ -165,14 +169,14 @@ class _Kind:
     dtypes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, column: list[Any]) -> _Kind:
+    def of(cls, column: list[Any]) -> _LeafProperties:
         is_one = not any(is_array(leaf) for leaf in column) and (
             all(leaf is column[0] for leaf in column) or _all_equal(column)
         )
         if not all(isinstance(x, bool | int | float | complex) or is_array(x) for x in column):
             return cls(is_one)
         shapes = tuple(np.shape(leaf) for leaf in column)
-        return cls(is_one, shapes, tuple(str(_canonical(leaf).dtype) for leaf in column))
+        return cls(is_one, shapes, tuple(str(_to_canonical_dtype(leaf).dtype) for leaf in column))
 
     @property
     def lengths(self) -> tuple[int, ...] | None:
@@ -193,21 +197,26 @@ class _Kind:
         return bool(is_rank_alike) and len({shape[1:] for shape in self.shapes}) == 1
 
 
-def _kinds_everywhere(
+def _exchange_properties(
     paths: list[str], columns: list[list[Any]], error: ValueError | None
-) -> list[_Kind]:
+) -> list[_LeafProperties]:
     """Returns the properties of the leaves on all processes, which must agree.
 
     An error on one process is raised on all, since the others would wait for it.
     """
     group = current_group()
     assert group is not None
-    own = [_Kind.of(column) for column in columns]
+    own = [_LeafProperties.of(column) for column in columns]
     own_report = (
         paths,
         [
-            (kind.is_one, _plain(column[0]), kind.shapes, kind.dtypes)
-            for kind, column in zip(own, columns, strict=True)
+            (
+                leaf_properties.is_one,
+                _comparable(column[0]),
+                leaf_properties.shapes,
+                leaf_properties.dtypes,
+            )
+            for leaf_properties, column in zip(own, columns, strict=True)
         ],
         None if error is None else str(error),
     )
@@ -227,38 +236,38 @@ def _kinds_everywhere(
             raise ValueError(
                 explain(
                     f"{label} has the structure {other}, which differs at "
-                    f"`{next(path for path in _unshared(other, paths))}` from "
+                    f"`{next(path for path in _differing(other, paths))}` from "
                     f"{group.identity.label}'s {paths}.",
                     expected="the same structure on every replica.",
                     fix="return the same keys and lengths on every replica.",
                 )
             )
-    kinds: list[_Kind] = []
+    properties: list[_LeafProperties] = []
     for parts in zip(*(kind_reports for _, kind_reports, _ in all_reports), strict=True):
         is_one = all(one and plain == parts[0][1] for one, plain, _, _ in parts)
         if any(shapes is None for _, _, shapes, _ in parts):
-            kinds.append(_Kind(is_one))
+            properties.append(_LeafProperties(is_one))
         else:
             shapes = tuple(shape for _, _, shapes, _ in parts for shape in shapes)
             dtypes = tuple(dtype for _, _, _, dtypes in parts for dtype in dtypes)
-            kinds.append(_Kind(is_one, shapes, dtypes))
-    return kinds
+            properties.append(_LeafProperties(is_one, shapes, dtypes))
+    return properties
 
 
-def _unshared(one: list[str], other: list[str]) -> list[str]:
+def _differing(one: list[str], other: list[str]) -> list[str]:
     return [a or b for a, b in itertools.zip_longest(one, other, fillvalue="") if a != b]
 
 
-def _plain(leaf: Any) -> Any:
+def _comparable(leaf: Any) -> Any:
     """Returns a value that other processes can compare; other objects are assumed to be equal."""
     return leaf if isinstance(leaf, bool | int | float | str) else None
 
 
-def _regroup_leaf(column: list[Any], kind: _Kind, topology: Topology) -> Any:
-    if kind.is_one:
+def _regroup_leaf(column: list[Any], leaf_properties: _LeafProperties, topology: Topology) -> Any:
+    if leaf_properties.is_one:
         return column[0]
-    if kind.can_join:
-        return _stack(column, kind, topology)
+    if leaf_properties.can_join:
+        return _stack(column, leaf_properties, topology)
     return PerReplica(objects=tuple(column))
 
 
@@ -269,17 +278,17 @@ def _all_equal(column: list[Any]) -> bool:
     return all(type(leaf) is type(first) and bool(leaf == first) for leaf in column)
 
 
-def _stack(column: list[Any], kind: _Kind, topology: Topology) -> PerReplica:
+def _stack(column: list[Any], leaf_properties: _LeafProperties, topology: Topology) -> PerReplica:
     """Stacks arrays that differ at most in their leading size."""
-    arrays = [_canonical(leaf) for leaf in column]
-    lengths = kind.lengths
+    arrays = [_to_canonical_dtype(leaf) for leaf in column]
+    lengths = leaf_properties.lengths
     if lengths is None:
         return PerReplica(stacked=topology.stack(arrays))
     padded = [_pad_rows(leaf, max(lengths), arrays) for leaf in arrays]
     return PerReplica(stacked=topology.stack(padded), lengths=lengths)
 
 
-def _canonical(leaf: Any) -> Any:
+def _to_canonical_dtype(leaf: Any) -> Any:
     """Converts NumPy values to JAX's canonical dtype (float64 becomes float32)."""
     if isinstance(leaf, jax.Array):
         return leaf
