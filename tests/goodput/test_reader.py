@@ -45,7 +45,8 @@ def test_torn_last_line_is_reported_and_the_rest_read(tmp_path) -> None:
     (problem,) = read.problems
     number = whole.count(b"\n")
     assert problem == (
-        f"worker-0.1.jsonl, line {number}: This line is not an event: it is not a complete JSON object."
+        f"worker-0.1.jsonl, line {number}: This line is not an event: "
+        "it is not a complete JSON object."
     )
     assert sum(len(one.events) for one in read.processes) == -1 + sum(
         len(one.events) for one in gang_restart().processes
@@ -59,7 +60,8 @@ def test_file_of_a_later_version_is_reported_once_and_left_out(tmp_path) -> None
     read = read_run(tmp_path)
     assert len(read.processes) == len(gang_restart().processes)
     assert read.problems == (
-        "worker-9.jsonl, line 1: This line is not an event: its version is 2. 2 more lines are unreadable.",
+        "worker-9.jsonl, line 1: This line is not an event: its version is 2. "
+        "2 more lines are unreadable.",
     )
 
 

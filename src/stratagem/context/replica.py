@@ -172,7 +172,7 @@ class ReplicaContext:
         if isinstance(leaf, IndexedSlices):
             return self._communicator.all_reduce_slices(op, leaf).combined()
         if is_key(leaf):
-            raise not_a_number("all_reduce")
+            raise random_keys_error("all_reduce")
         return self._communicator.all_reduce(op, leaf)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
@@ -250,7 +250,7 @@ def is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def not_a_number(method: str) -> TypeError:
+def random_keys_error(method: str) -> TypeError:
     """Returns the error for random keys in a sum or mean."""
     return TypeError(
         explain(

@@ -20,13 +20,9 @@ import dataclasses
 import enum
 import threading
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stratagem.messages import explain
-
-if TYPE_CHECKING:
-    from stratagem.context.replica import ReplicaContext
-    from stratagem.strategies import Strategy
 
 __all__ = [
     "ContextFrame",
@@ -65,8 +61,8 @@ class ContextFrame:
     """
 
     kind: FrameKind
-    strategy: Strategy
-    replica: ReplicaContext | None = None
+    strategy: Any
+    replica: Any = None
 
 
 class _Stack(threading.local):
@@ -78,21 +74,21 @@ class _Stack(threading.local):
 class _CurrentStrategies:
     """Strategies that are current if the stack is empty."""
 
-    make_default: Callable[[], Strategy] | None = None
-    default: Strategy | None = None
-    process: Strategy | None = None
+    make_default: Callable[[], Any] | None = None
+    default: Any = None
+    process: Any = None
 
 
 _stack = _Stack()
 _current_strategies = _CurrentStrategies()
 
 
-def set_default(make_default: Callable[[], Strategy]) -> None:
+def set_default(make_default: Callable[[], Any]) -> None:
     """Sets the function that creates the default strategy, called at most once."""
     _current_strategies.make_default = make_default
 
 
-def _default_strategy() -> Strategy:
+def _default_strategy() -> Any:
     if _current_strategies.default is None:
         assert _current_strategies.make_default is not None, "strategies/default.py fills this slot"
         _current_strategies.default = _current_strategies.make_default()
@@ -167,9 +163,7 @@ def in_update_context() -> bool:
 
 
 @contextlib.contextmanager
-def push(
-    kind: FrameKind, strategy: Strategy, replica: ReplicaContext | None = None
-) -> Generator[None]:
+def push(kind: FrameKind, strategy: Any, replica: Any = None) -> Generator[None]:
     """Opens a context within a `with` block."""
     _stack.frames.append(ContextFrame(kind, strategy, replica))
     try:
@@ -178,7 +172,7 @@ def push(
         _stack.frames.pop()
 
 
-def push_scope(strategy: Strategy) -> None:
+def push_scope(strategy: Any) -> None:
     """Opens `strategy.scope()`; raises RuntimeError where it cannot be opened."""
     frame = current_frame()
     if frame is not None and frame.kind is FrameKind.REPLICA:
@@ -193,7 +187,7 @@ def push_scope(strategy: Strategy) -> None:
     _stack.frames.append(ContextFrame(FrameKind.SCOPE, strategy, frame.replica if frame else None))
 
 
-def pop_scope(strategy: Strategy) -> None:
+def pop_scope(strategy: Any) -> None:
     """Closes `strategy.scope()`; raises RuntimeError if it is not the innermost context."""
     top = _stack.frames[-1] if _stack.frames else None
     if top is None or top.kind is not FrameKind.SCOPE or top.strategy is not strategy:
@@ -208,7 +202,7 @@ def pop_scope(strategy: Strategy) -> None:
     _stack.frames.pop()
 
 
-def require_no_other(strategy: Strategy, method: str) -> None:
+def require_no_other(strategy: Any, method: str) -> None:
     """Raises RuntimeError in the scope of another strategy; `method` is for the message."""
     frame = current_frame()
     if frame is None or frame.strategy is strategy:
@@ -223,7 +217,7 @@ def require_no_other(strategy: Strategy, method: str) -> None:
     )
 
 
-def require_cross_replica(strategy: Strategy, method: str, *, instead: str) -> None:
+def require_cross_replica(strategy: Any, method: str, *, instead: str) -> None:
     """Raises RuntimeError unless a cross-replica method may be called here.
 
     `instead` is the fix for replica context.

@@ -15,7 +15,7 @@ from stratagem.context.replica import (
     check_equal_shapes,
     check_not_slices,
     is_key,
-    not_a_number,
+    random_keys_error,
 )
 from stratagem.errors import InvalidArgumentError
 from stratagem.group import current_group
@@ -85,7 +85,7 @@ def reduce(op: ReduceOp, value: Any, axes: tuple[int, ...] | None, *, num_replic
     plain = value.value if isinstance(value, Mirrored) else value
     _check_contribution(op, plain, num_replicas)
     if axes is not None and is_key(plain):
-        raise not_a_number("reduce")
+        raise random_keys_error("reduce")
     return jnp.asarray(plain) if axes is None else _reduce_parts(op, [plain], axes)
 
 
@@ -112,7 +112,7 @@ def _same_key(op: ReduceOp, keys: PerReplica, axes: Any, num_replicas: int) -> A
             return jax.random.wrap_key_data(
                 jnp.asarray(first), impl=jax.random.key_impl(keys.stacked)
             )
-    raise not_a_number("reduce")
+    raise random_keys_error("reduce")
 
 
 def _key_data(keys: PerReplica) -> PerReplica:

@@ -32,7 +32,7 @@ __all__ = ["SHUTDOWN_S", "expect_exit", "watch"]
 SHUTDOWN_S = 10
 # Time that the program may be stuck inside JAX after its group broke; nothing can interrupt it.
 _GRACE_S = 5.0
-_LOOK_S = 0.25
+_POLL_INTERVAL_S = 0.25
 _DRAIN_S = 2.0
 _INTERRUPTED = 130  # the exit code that shells report for SIGINT
 
@@ -62,7 +62,7 @@ def watch(group: Group) -> None:
 
     sys.excepthook = report
     thread = threading.Thread(
-        target=_exit_if_stuck, args=(group,), name="stratagem-ending", daemon=True
+        target=_exit_if_stuck, args=(group,), name="stratagem-exit", daemon=True
     )
     thread.start()
 
@@ -79,8 +79,8 @@ def _exit_if_stuck(group: Group) -> None:
     waited_s = 0.0
     pause = threading.Event()
     while waited_s < _GRACE_S:
-        pause.wait(_LOOK_S)
-        waited_s = waited_s + _LOOK_S if _is_in_jax() and not group.is_told else 0.0
+        pause.wait(_POLL_INTERVAL_S)
+        waited_s = waited_s + _POLL_INTERVAL_S if _is_in_jax() and not group.is_told else 0.0
         if group.is_told:
             return
     assert group.verdict is not None
