@@ -39,12 +39,12 @@ def test_subrooms_import_downward_only() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "is_allowed"),
     [
-        ("stratagem.launch.plan.x", "from stratagem.launch.tasks import command", False),
+        ("stratagem.launch.plan.task_plan.x", "from stratagem.launch.tasks import command", False),
         ("stratagem.launch.tasks.output.x", "import stratagem.launch.restart.policy", False),
         ("stratagem.remote.ray.x", "from stratagem.remote.jobs.lease import Lease", False),
-        ("stratagem.remote.jobs.x", "from stratagem.remote import server", False),
+        ("stratagem.remote.jobs.jobs_client.x", "from stratagem.remote import server", False),
         ("stratagem.launch.x", "from stratagem.launch.restart import policy", True),
-        ("stratagem.launch.restart.x", "from stratagem.launch.plan import ports", True),
+        ("stratagem.launch.restart.x", "from stratagem.launch.plan.task_plan import ports", True),
         ("stratagem.launch.tasks.x", "from stratagem.launch.tasks.output import screen", True),
         ("stratagem.remote.ray.x", "import ray", True),
     ],

@@ -16,7 +16,7 @@ LIMIT_S = 20.0
 
 
 class Bell(NoticeSource):
-    """Gives notice when it is rung."""
+    """A notice source that the test rings."""
 
     def ring(self, *, ago_s: float = 0.0, grace_s: float | None = None) -> None:
         self.hear(
@@ -34,7 +34,7 @@ class Bell(NoticeSource):
 
 
 class Member:
-    """One process's view of a `Line`."""
+    """One process's membership in a `Line`."""
 
     def __init__(self, line: Line, process_id: int) -> None:
         self._line = line
@@ -63,7 +63,7 @@ class Member:
 
 
 class Line:
-    """A group of some members; what they announce arrives when `deliver` is called."""
+    """A group whose announcements arrive when the test calls `deliver`."""
 
     def __init__(self, count: int, *, barrier_s: float = LIMIT_S) -> None:
         self.count = count
@@ -72,12 +72,12 @@ class Line:
         self.members = [Member(self, index) for index in range(count)]
 
     def wait_for(self, count: int) -> None:
-        """Waits until so many announcements are there to be delivered."""
+        """Waits until this many announcements can be delivered."""
         for told in [self.sent.get(timeout=LIMIT_S) for _ in range(count)]:
             self.sent.put(told)
 
     def deliver(self, *, to: Sequence[int] | None = None) -> tuple[int, list[int]]:
-        """Hands the oldest announcement to all, or to some; waits for it if there is none yet."""
+        """Delivers the oldest announcement to all or some members; waits for one if needed."""
         told = self.sent.get(timeout=LIMIT_S)
         for index in range(self.count) if to is None else to:
             listener = self.members[index].listener

@@ -18,7 +18,7 @@ from tests.group.members import joined, together
 
 
 class Several:
-    """Agreed steps of the members of a line, each with a bell of its own."""
+    """Agreed steps of the members of a line, each with its own bell."""
 
     def __init__(self, count: int, *, grace_s: float = 0.0, barrier_s: float = LIMIT_S) -> None:
         self.line = Line(count, barrier_s=barrier_s)
@@ -75,7 +75,7 @@ def test_largest_number_of_begun_steps_is_agreed_on(two, noticed) -> None:
     ]
 
 
-def test_nobody_begins_a_step_while_another_may_not_have_said_how_far_it_is(two) -> None:
+def test_no_process_begins_a_step_before_all_have_reported_theirs(two) -> None:
     two.begin(0, 5)
     two.begin(1, 5)
     two.bells[1].ring()
@@ -122,7 +122,7 @@ def test_notice_before_the_first_step_is_agreed_on_at_none(two) -> None:
     ]
 
 
-def test_who_has_stopped_or_ended_its_loop_still_says_how_far_it_came(two) -> None:
+def test_process_that_stopped_or_ended_its_loop_still_reports_its_step(two) -> None:
     for index in range(2):
         two.begin(index, 2)
     two.steps[0].stop()
@@ -179,7 +179,7 @@ def test_notice_that_leaves_no_time_is_to_leave_at_once_whatever_the_grace(made)
     ]
 
 
-def test_who_has_not_saved_yet_hears_of_the_last_agreement(made) -> None:
+def test_process_that_has_not_saved_yet_receives_the_last_agreement(made) -> None:
     made.append(Several(2, grace_s=3600))
     (several,) = made
     several.begin(0, 1)
@@ -218,7 +218,7 @@ def test_end_of_the_group_ends_the_wait(two) -> None:
         two.steps[0].next_step()
 
 
-def test_what_no_process_of_this_library_says_is_passed_over(two) -> None:
+def test_invalid_announcement_is_ignored(two) -> None:
     for numbers in ([], [1, 2], [1, 2, 3, 4], [7]):
         two.line.members[0].listener(1, numbers)
     two.begin(0, 3)
@@ -253,7 +253,7 @@ def test_alone_a_notice_is_acted_on_before_the_next_step() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_all_leave_after_one_step_whose_parts_wait_for_each_other(seed) -> None:
-    """Real groups, threads for main threads; a step ends when all have begun it."""
+    """Real groups with one thread per process; a step ends when all have begun it."""
     chance = random.Random(seed)
     count = 3
     groups = joined(count, GroupLimits(join_s=LIMIT_S, peer_s=10, stuck_s=600, barrier_s=LIMIT_S))

@@ -28,7 +28,7 @@ def _mount(folder: Path, *options: str) -> bool:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
+    """A small separate disk."""
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
@@ -45,7 +45,7 @@ def _options(*, is_async: bool) -> sg.train.CheckpointOptions:
 
 
 def _noise(count: int) -> np.ndarray:
-    """What does not compress."""
+    """Values that do not compress."""
     return np.random.default_rng(count).random(count)
 
 
@@ -108,7 +108,7 @@ def test_missing_shard(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(value.value), wanted)
 
 
-def test_memory_that_does_not_suffice_is_told_and_the_older_state_stays(disk: Path) -> None:
+def test_lack_of_memory_raises_and_keeps_the_older_state(disk: Path) -> None:
     value = sg.Variable(np.full(10, 1.0))
     memory = MemoryBackup(sg.train.Checkpoint(value=value), disk)
     memory.save(1)
@@ -122,7 +122,7 @@ def test_memory_that_does_not_suffice_is_told_and_the_older_state_stays(disk: Pa
     assert (np.asarray(value.value) == 1).all()
 
 
-def test_fit_goes_on_without_memory(
+def test_fit_continues_without_memory(
     disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STRATAGEM_MEMORY_DIR", str(disk))

@@ -27,7 +27,7 @@ def told(folder: Path, *kinds: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] in kinds]
 
 
-def test_save_and_restore_are_told_with_their_step(events: EventWriter, tmp_path: Path) -> None:
+def test_save_and_restore_events_carry_the_step(events: EventWriter, tmp_path: Path) -> None:
     checkpoint = sg.train.Checkpoint(value=sg.Variable(1.0))
     events.step(7)
     path = checkpoint.save(tmp_path / "ckpt")
@@ -69,7 +69,7 @@ def test_failed_save_says_why(is_async: bool, events: EventWriter, tmp_path: Pat
     assert "could not be written" in ended["failed"]
 
 
-def test_state_in_memory_is_told_as_such(events: EventWriter, tmp_path: Path) -> None:
+def test_in_memory_backup_is_recorded(events: EventWriter, tmp_path: Path) -> None:
     memory = sg.checkpoint.MemoryBackup(sg.train.Checkpoint(value=sg.Variable(1.0)), tmp_path / "m")
     events.step(5)
     memory.save(1)
@@ -78,7 +78,7 @@ def test_state_in_memory_is_told_as_such(events: EventWriter, tmp_path: Path) ->
     assert (restored["step"], restored["source"]) == (5, "memory")
 
 
-def test_time_to_keep_the_state_is_told_with_the_next_step(
+def test_duration_of_a_backup_is_recorded_with_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = sg.checkpoint.MemoryBackup(sg.train.Checkpoint(value=sg.Variable(1.0)), tmp_path / "m")

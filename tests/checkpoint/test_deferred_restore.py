@@ -43,7 +43,7 @@ def layers() -> list[keras.Layer]:
 
 
 class Subclassed(keras.Model):
-    """What is built by its first call alone."""
+    """A model that is built only by its first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Subclassed(keras.Model):
 
 
 def fill(variables: list[Any]) -> list[np.ndarray]:
-    """Sets variables to numbers that no initializer gives; returns these."""
+    """Sets variables to values that no initializer produces, and returns them."""
     generator = np.random.default_rng(3)
     for variable in variables:
         value = generator.integers(5, 99, variable.shape) / (1 if "seed" in variable.path else 100)
@@ -66,7 +66,7 @@ def fill(variables: list[Any]) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[np.ndarray]]:
-    """A checkpoint of a model and a counter, and what the model's variables have in it."""
+    """A checkpoint of a model and a counter, and the saved values of the model."""
     model = keras.Sequential([keras.layers.Input((4,)), *layers()])
     values = fill(model.variables)
     checkpoint = sg.train.Checkpoint(model=model, step=sg.Variable(5, dtype="int32"))
@@ -149,7 +149,7 @@ def dense(*, is_built: bool) -> keras.Model:
 
 @pytest.fixture(scope="module")
 def halfway(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]:
-    """A checkpoint of plain Keras's training, and how its loss went on from there."""
+    """A checkpoint of plain Keras training, and the losses after it."""
     keras.utils.set_random_seed(1)
     model = dense(is_built=True)
     trained(model)
@@ -158,7 +158,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]
 
 
 @pytest.mark.parametrize("name", slow_but_for(["none", "two"], STRATEGIES))
-def test_fit_goes_on_where_another_strategy_was(name: str, halfway: Any) -> None:
+def test_fit_resumes_under_another_strategy(name: str, halfway: Any) -> None:
     path, losses = halfway
     with scope_of(STRATEGIES[name]()):
         model = dense(is_built=False)
@@ -169,7 +169,7 @@ def test_fit_goes_on_where_another_strategy_was(name: str, halfway: Any) -> None
     assert int(model.optimizer.iterations) == 8
 
 
-def test_own_loop_goes_on_with_an_optimizer_that_is_built_by_its_first_update(
+def test_custom_loop_resumes_with_an_optimizer_built_by_its_first_update(
     halfway: Any, tmp_path: Path
 ) -> None:
     """Saved as two objects by plain Keras, restored in a step of two replicas."""
@@ -309,7 +309,7 @@ def test_metric_that_makes_its_state_with_the_first_update(name: str, tmp_path: 
 
 
 class Counting(keras.layers.Layer):
-    """Its variable is there from the beginning, its build makes none."""
+    """A layer that creates its variable in the constructor and none in build."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -321,7 +321,7 @@ class Counting(keras.layers.Layer):
 
 
 def test_layer_that_is_built_in_a_step_and_makes_no_variables_there(tmp_path: Path) -> None:
-    """The value is set once: it is no part of the step."""
+    """The value is set once, outside the compiled step."""
     old = Counting()
     old.count.assign(5.0)
     old.built = True
@@ -348,7 +348,7 @@ def test_a_later_restore_takes_the_place_of_one_that_waits(saved: Any, tmp_path:
     assert "called" not in repr(vars(model)["build"])
 
 
-def test_what_is_waited_for_stays_on_disk(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_values_stay_on_disk(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     from stratagem.checkpoint import restoration
 
@@ -369,7 +369,7 @@ def test_what_is_waited_for_stays_on_disk(saved: Any, monkeypatch: pytest.Monkey
 
 
 def test_manager_restores_a_model_that_is_not_built(saved: Any, tmp_path: Path) -> None:
-    """Also where the newest one is damaged, which is found out at once."""
+    """Also if the newest checkpoint is damaged, which is detected at once."""
 
     def manager_of(step: int) -> tuple[sg.train.CheckpointManager, keras.Model]:
         model = keras.Sequential([keras.layers.Dense(1, use_bias=False)])

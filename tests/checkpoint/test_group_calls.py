@@ -13,7 +13,7 @@ from stratagem.errors import DataLossError
 
 
 class Group:
-    """A group of two of which the other hands in what the test says."""
+    """A group of two, with an answer of the other that the test sets."""
 
     def __init__(self, process_id: int, result: Any = None, error: Any = None) -> None:
         self.process_id = process_id
@@ -70,7 +70,7 @@ def test_all_work_and_keep_their_own_results(monkeypatch: pytest.MonkeyPatch) ->
     assert group.told == [("here", {"result": None, "error": None})]
 
 
-def test_own_error_is_told_and_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_error_is_sent_and_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(0)
     enter(monkeypatch, group)
     with pytest.raises(OSError, match="disk full"):

@@ -56,7 +56,7 @@ def weights(model: keras.Model) -> list[Any]:
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
-def test_training_goes_on_to_the_last_bit(num_devices: int, tmp_path: Path) -> None:
+def test_training_resumes_bit_for_bit(num_devices: int, tmp_path: Path) -> None:
     _, model, checkpoint, reader = build(num_devices, seed=1)
     train(model)
     reader.state = {"at": 5}
@@ -91,7 +91,7 @@ def test_each_replica_gets_its_own_part(tmp_path: Path) -> None:
     assert np.asarray(part.storage).tolist() == [1.0, 2.0]
 
 
-def test_what_is_restored_is_no_memory_of_later_snapshots(tmp_path: Path) -> None:
+def test_restored_values_do_not_alias_later_snapshots(tmp_path: Path) -> None:
     variable = sg.Variable(np.zeros(1000, "float32"))
     memory = MemoryBackup(sg.train.Checkpoint(variable=variable), tmp_path)
     for step in (1, 2):

@@ -58,7 +58,7 @@ def test_iterator_yields_each_newest_once_and_ends_by_its_function(checkpoint, t
     assert [os.path.basename(path) for path in found] == ["ckpt-1", "ckpt-2"]
 
 
-def test_iterator_passes_over_what_came_and_was_followed(checkpoint, tmp_path: Path) -> None:
+def test_iterator_skips_superseded_checkpoints(checkpoint, tmp_path: Path) -> None:
     found = sg.train.checkpoints_iterator(tmp_path, timeout=0)
     checkpoint.save(tmp_path / "ckpt")
     assert os.path.basename(next(found)) == "ckpt-1"

@@ -80,7 +80,7 @@ def test_metrics_of_a_model_may_be_left_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_expected", [False, True])
-def test_what_is_left_over_is_told_once_when_nothing_can_get_it_any_more(
+def test_unused_values_are_warned_of_once_nothing_can_use_them(
     is_expected: bool, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "stratagem")

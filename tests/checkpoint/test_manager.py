@@ -48,7 +48,7 @@ def test_numbers_are_compared_as_numbers(tmp_path: Path) -> None:
     assert names(manager) == ["ckpt-9", "ckpt-10", "ckpt-100"]
 
 
-def test_one_in_so_many_hours_is_kept_beside_the_newest(tmp_path: Path) -> None:
+def test_hourly_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> None:
     _, manager = make(tmp_path, max_to_keep=1, keep_checkpoint_every_n_hours=2)
     for hour in range(5):
         path = manager.save()
@@ -107,7 +107,7 @@ def test_init_fn_runs_where_there_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def cut(path: str) -> None:
-    """Takes half of the largest file of the arrays away."""
+    """Truncates the largest array file to half its size."""
     files = [file for file in Path(path, "step_state").rglob("*") if file.is_file()]
     for file in files:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -169,7 +169,7 @@ def test_a_number_that_is_taken_is_replaced_by_a_whole_one(tmp_path: Path, monke
     assert os.listdir(tmp_path) == ["ckpt-5"]
 
 
-def test_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch) -> None:
+def test_failed_save_keeps_earlier_checkpoints(tmp_path: Path, monkeypatch) -> None:
     step, manager = make(tmp_path, max_to_keep=1)
     step.assign(4)
     first = manager.save()
@@ -206,7 +206,7 @@ def test_interval_needs_a_counter(tmp_path: Path) -> None:
 
 
 def test_folder_that_another_process_names_is_there_after_a_save(tmp_path, monkeypatch) -> None:
-    """TensorFlow's guides delete it then; nothing is written into it."""
+    """TensorFlow's guides delete this folder afterwards; nothing is written to it."""
     checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
     monkeypatch.setattr("stratagem.checkpoint.manager.is_first", lambda: False)
     monkeypatch.setattr(checkpoint, "save_as", lambda path, options, place: path)

@@ -26,7 +26,7 @@ WAYS = ["one device", 1, 2, 5]  # or the number of shards on two servers
 
 @contextlib.contextmanager
 def placed(way: Any) -> Iterator[Any]:
-    """The scope in which a model is to be built."""
+    """The scope in which to build a model."""
     if way == "one device":
         yield contextlib.nullcontext
         return
@@ -36,7 +36,7 @@ def placed(way: Any) -> Iterator[Any]:
 
 
 def build(scope: Any, num_rows: int = NUM_ROWS) -> keras.Model:
-    """A model and an optimizer with slots, none of whose values are those of another one."""
+    """A model and an optimizer with slots, all with distinct values."""
     layers = keras.layers
     with scope():
         model = keras.Sequential(

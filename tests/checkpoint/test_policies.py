@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stratagem as sg
 from stratagem.checkpoint import (
     Any,
     KeepEveryHours,
@@ -48,7 +49,7 @@ def test_any_saves_where_one_does(steps: int, seconds: float, every: int, every_
 
 
 @given(TIMES_H, st.integers(1, 40), st.floats(0.01, 50))
-def test_what_is_kept(times_h: list[float], count: int, hours: float) -> None:
+def test_retained_checkpoints(times_h: list[float], count: int, hours: float) -> None:
     kept = [RetainedCheckpoint(number, time_h * 3600) for number, time_h in enumerate(times_h, 1)]
     latest, spaced = KeepLatest(count).keeps(kept), KeepEveryHours(hours).keeps(kept)
 
@@ -89,3 +90,7 @@ def test_times_are_positive(value) -> None:
 def test_any_takes_policies_of_one_kind(policies) -> None:
     with pytest.raises(ValueError, match="mixes kinds of policies or is empty"):
         Any(*policies)
+
+
+def test_older_name_of_a_retained_checkpoint_stays() -> None:
+    assert sg.checkpoint.Kept is RetainedCheckpoint

@@ -89,8 +89,8 @@ def test_shapes_and_dtypes_are_enough_to_restore(tmp_path: Path) -> None:
     assert_same(checkpoint.root, tree)
 
 
-def test_state_of_optax_goes_on(tmp_path: Path) -> None:
-    """Against the same updates without a checkpoint."""
+def test_optax_state_is_restored(tmp_path: Path) -> None:
+    """Compared with the same updates without a checkpoint."""
     params = {"w": jnp.arange(3.0)}
     optimizer = optax.chain(optax.clip(1.0), optax.adam(0.1))
 
@@ -177,7 +177,7 @@ def test_other_shapes_and_dtypes_name_the_path_and_both_shardings(tmp_path: Path
         sg.train.Checkpoint(state=tree | {"b": np.zeros(3, "int32")}).restore(path)
 
 
-def test_what_is_no_pytree_of_arrays_is_refused() -> None:
+def test_other_pytrees_are_rejected() -> None:
     @dataclasses.dataclass
     class Unregistered:
         w: Any

@@ -42,7 +42,7 @@ def no_launcher(monkeypatch) -> None:
     for name in list(os.environ):
         if name in _NAMES or name.startswith(_PREFIXES):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(environment, "_assigned_gpus", {})
+    monkeypatch.setattr(environment, "_shown_gpus", {})
     # A test may write it; monkeypatch then knows what to go back to.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -50,7 +50,7 @@ def no_launcher(monkeypatch) -> None:
 
 @pytest.fixture
 def variables(monkeypatch):
-    """Sets environment variables given by keyword."""
+    """Sets environment variables passed by keyword."""
 
     def set_all(**values: str) -> None:
         for name, value in values.items():
@@ -79,7 +79,7 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def metadata_server(variables) -> Iterator[None]:
-    """Answers as Google Cloud's, for the second host of a TPU."""
+    """A fake of Google Cloud's server, for the second host of a TPU."""
     server = http.server.HTTPServer(("127.0.0.1", 0), _Metadata)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -29,7 +29,7 @@ def test_machine_elsewhere_has_no_metadata_server(variables) -> None:
 
 @pytest.fixture
 def libraries(monkeypatch) -> list[tuple]:
-    """Stands in for Google's libraries and records how the client is built."""
+    """A fake of Google's libraries that records how the client is built."""
     calls: list[tuple] = []
 
     def default(scopes) -> tuple[str, str]:

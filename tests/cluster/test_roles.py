@@ -124,7 +124,7 @@ def test_spec_is_kept_and_other_forms_become_one() -> None:
         (_WORKERS, "evaluator", 1, "Task id 1 of 'evaluator' is not in the cluster"),
     ],
 )
-def test_what_is_wrong_is_said(cluster, task_type, task_id, message) -> None:
+def test_wrong_clusters_are_rejected(cluster, task_type, task_id, message) -> None:
     with pytest.raises(ValueError, match=message):
         is_chief(cluster, task_type, task_id)
 

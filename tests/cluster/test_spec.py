@@ -101,7 +101,7 @@ def test_specs_are_equal_by_content() -> None:
     assert ClusterSpec(ClusterDef((JobDef("worker", {0: "a:1", 1: "b:1"}),))) == spec
 
 
-def test_spec_does_not_follow_what_it_was_made_from() -> None:
+def test_spec_is_independent_of_its_argument() -> None:
     cluster = {"worker": ["a:1"]}
     spec = ClusterSpec(cluster)
     cluster["worker"].append("b:1")

@@ -35,6 +35,6 @@ def test_chips_take_the_assignment_second(monkeypatch) -> None:
     assignment = sg.tpu.experimental.DeviceAssignment.build(topology, num_replicas=2)
     strategy = sg.experimental.TPUStrategy(None, assignment, steps_per_run=4)
     assert isinstance(strategy, sg.TPUStrategy)
-    assert (strategy.num_replicas_in_sync, strategy.executor.steps_per_call) == (2, 4)
+    assert (strategy.num_replicas_in_sync, strategy.steps_per_run) == (2, 4)
     with pytest.raises(ValueError, match="tpu_cluster_resolver='local' is of type str"):
         sg.experimental.TPUStrategy("local")

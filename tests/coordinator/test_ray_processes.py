@@ -19,7 +19,7 @@ from stratagem.coordinator import restarts
 from stratagem.coordinator.ray_processes import RayProcesses
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.remote.ray.ray_cluster import RayCluster
-from stratagem.servers import ClusterKeys, Connections, Message, ShardLayout, ServerClient
+from stratagem.servers import ClusterKeys, Connections, Message, ServerClient, ShardLayout
 from tests.coordinator import served
 from tests.remote.living import wait_for_end
 

@@ -1,4 +1,4 @@
-"""An Estimator whose training only counts, for those that train, evaluate and export one."""
+"""Fake Estimator that only counts training steps."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ from tests.estimator.hooks.fake_loop import FakeSession
 
 
 class FakeEstimator:
-    """Its loss at a step is what a test says; its checkpoints are files with their step.
-
-    Args:
-        model_dir: the folder.
-        loss: of a step.
-        save_steps: steps between two checkpoints.
-        on_step: called after each step.
-        config: the settings.
-    """
+    """Estimator with given losses per step; its checkpoints are files that contain the step."""
 
     def __init__(
         self,

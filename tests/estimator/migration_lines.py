@@ -1,4 +1,4 @@
-"""A line of code for each row of the table in docs/estimator.md, by its first name."""
+"""One line of code per row of the table in docs/estimator.md, by its first name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model functions that the tests train, and the plain Keras models that they are compared with."""
+"""Model functions for tests, and the equivalent plain Keras models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def convolutional_layers(*, synchronized: bool, dropout: float) -> list[Any]:
 
 
 def classifier(make_layers: Any, make_optimizer: Any) -> Any:
-    """A model function for what layers make of the features."""
+    """Returns a model function for a network of layers."""
 
     def model_fn(features: Any, labels: Any, mode: str) -> Any:
         logits = keras.Sequential(make_layers())(features, training=mode == "train")
@@ -61,7 +61,7 @@ dense_classifier = classifier(dense_layers, lambda: keras.optimizers.Adam(0.01))
 
 
 def plain_model(layers: list[Any], optimizer: Any, shape: tuple[int, ...]) -> keras.Model:
-    """The same as plain Keras knows it."""
+    """Returns the equivalent plain Keras model."""
     model = keras.Sequential([keras.layers.Input(shape), *layers])
     model.compile(optimizer, cross_entropy(), metrics=["accuracy"])
     return model
@@ -74,7 +74,7 @@ def examples(count: int, shape: tuple[int, ...] = (5,)) -> tuple[Any, Any]:
 
 
 def dataset_of(x: Any, y: Any, batch_size: int) -> Any:
-    """An input function; `batch_size` is that of one replica."""
+    """Returns an input function; `batch_size` is per replica."""
     return lambda: sg.input.Dataset((x, y), batch_size=batch_size)
 
 
@@ -88,7 +88,7 @@ def estimator_of(model_fn: Any, model_dir: Any = None, strategy: Any = None, **c
 
 
 def weights_of(estimator: Any) -> dict[str, Any]:
-    """The trained weights of the latest checkpoint, by the last two parts of their names."""
+    """Returns trained weights of the latest checkpoint by the last two parts of their names."""
     return {
         "/".join(name.split("/")[-2:]): estimator.get_variable_value(name)
         for name in estimator.get_variable_names()
@@ -97,7 +97,7 @@ def weights_of(estimator: Any) -> dict[str, Any]:
 
 
 def weights_of_model(model: keras.Model) -> dict[str, Any]:
-    """The same of a Keras model, with the names that its layers have in a fresh process."""
+    """Returns a Keras model's weights by the names that its layers have in a fresh process."""
     found: dict[str, Any] = {}
     counts: dict[str, int] = {}
     for layer in model.layers:

@@ -1,4 +1,4 @@
-"""Metrics that are added to an Estimator are evaluated beside its own."""
+"""add_metrics evaluates extra metrics in addition to existing ones."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def test_metric_of_a_keras_model_that_is_not_trained() -> None:
 
 def test_metric_function_of_other_arguments_is_refused() -> None:
     estimator = sg.estimator.LinearRegressor([sg.feature_column.numeric_column("x")])
-    with pytest.raises(ValueError, match=r"metric_fn takes \['logits'\], which nobody passes"):
+    with pytest.raises(ValueError, match=r"metric_fn takes the unsupported arguments \['logits'\]"):
         sg.estimator.add_metrics(estimator, lambda logits: {})

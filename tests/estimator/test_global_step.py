@@ -1,4 +1,4 @@
-"""The variable that counts steps."""
+"""The global step variable."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_dataset_knows_its_length(num_epochs, steps) -> None:
 def test_endless_dataset_has_no_length() -> None:
     source = numpy_input_fn(X, Y, 4, num_epochs=None, shuffle=False)().as_source()
     assert source.cardinality < 0
-    with pytest.raises(TypeError, match="The length of data without an end was asked for"):
+    with pytest.raises(TypeError, match="Data with num_epochs=None has no length"):
         len(source._batches)
 
 
@@ -116,7 +116,7 @@ def test_workers_share_the_examples(shuffle) -> None:
 
 
 def test_fewer_examples_than_workers_are_an_error() -> None:
-    with pytest.raises(ValueError, match="5 examples were to be shared by 6 workers"):
+    with pytest.raises(ValueError, match="5 examples are too few for 6 workers"):
         numpy_input_fn(X, Y, shuffle=False)(sg.InputContext(6, 0, 6))
 
 
@@ -127,19 +127,19 @@ def test_strings_are_batched_as_they_are() -> None:
 
 
 WRONG = [
-    (ValueError, "shuffle=None does not say whether to shuffle", {"shuffle": None}),
-    (ValueError, "shuffle=1 does not say whether to shuffle", {"shuffle": 1}),
+    (ValueError, "shuffle=None is not a bool", {"shuffle": None}),
+    (ValueError, "shuffle=1 is not a bool", {"shuffle": 1}),
     (ValueError, "batch_size=0 is out of range", {"batch_size": 0}),
     (ValueError, "num_epochs=0 is out of range", {"num_epochs": 0}),
-    (ValueError, "x holds no examples", {"x": {}}),
-    (ValueError, "x holds no examples", {"x": np.zeros((0, 3))}),
-    (ValueError, "x holds no examples", {"x": np.array(3)}),
-    (ValueError, "y holds no examples", {"y": {}}),
+    (ValueError, "x is empty or contains an empty array", {"x": {}}),
+    (ValueError, "x is empty or contains an empty array", {"x": np.zeros((0, 3))}),
+    (ValueError, "x is empty or contains an empty array", {"x": np.array(3)}),
+    (ValueError, "y is empty or contains an empty array", {"y": {}}),
     (ValueError, r"names \['a'\] are in both", {"y": {"a": Y}}),
     (ValueError, r"The arrays of x and y have the shapes", {"y": np.arange(4)}),
-    (TypeError, "x is, or holds, ", {"x": [1, 2]}),
-    (TypeError, "y is, or holds, ", {"y": [1, 2, 3, 4, 5]}),
-    (TypeError, "x is, or holds, ", {"x": {"a": [1, 2]}}),
+    (TypeError, "x is or contains ", {"x": [1, 2]}),
+    (TypeError, "y is or contains ", {"y": [1, 2, 3, 4, 5]}),
+    (TypeError, "x is or contains ", {"x": {"a": [1, 2]}}),
 ]
 
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_an_error(error, words, changes) -> None:
 
 
 class Column:
-    """What is asked of a pandas Series."""
+    """Fake pandas Series."""
 
     def __init__(self, values, index=None) -> None:
         self._values = np.asarray(values)
@@ -164,7 +164,7 @@ class Column:
 
 
 class Frame:
-    """What is asked of a pandas DataFrame."""
+    """Fake pandas DataFrame."""
 
     def __init__(self, columns, index=None) -> None:
         self._columns = {name: Column(values, index) for name, values in columns.items()}
@@ -209,9 +209,9 @@ WRONG_FRAMES = [
     (TypeError, "y is of type list", {"y": [1, 2, 3]}),
     (TypeError, "target_column=3 is of type int", {"target_column": 3}),
     (ValueError, "The data frame x has no rows", {"x": Frame({"a": []})}),
-    (ValueError, "x has a column 'a', which is the name of the labels", {"target_column": "a"}),
+    (ValueError, "x has a column 'a', the name of the labels", {"target_column": "a"}),
     (ValueError, "x and y have different indices", {"y": Column([1, 2, 3])}),
-    (ValueError, "shuffle=None does not say", {"shuffle": None}),
+    (ValueError, "shuffle=None is not a bool", {"shuffle": None}),
 ]
 
 

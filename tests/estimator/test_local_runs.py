@@ -1,4 +1,4 @@
-"""A real Estimator, trained and evaluated with hooks, exporters and input functions of arrays."""
+"""A real Estimator with hooks, exporters and in-memory input functions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def weights_of(estimator) -> tuple[Any, Any]:
 
 
 def in_numpy(num_steps: int, batch_size: int, rate: float = 0.1) -> tuple[Any, Any]:
-    """Gradient descent on the training data, in order."""
+    """Runs gradient descent on the training data, in order."""
     kernel, bias = np.zeros(3), 0.0
     rows = np.tile(np.arange(len(TRAIN_X)), num_steps * batch_size // len(TRAIN_X) + 1)
     for step in range(num_steps):
@@ -134,7 +134,7 @@ def test_early_stopping_ends_a_real_training(tmp_path) -> None:
 
 
 class NoteExporter(est.Exporter):
-    """Notes what it is given, and exports a file."""
+    """Records its arguments and exports a file."""
 
     name = "notes"
 
@@ -230,7 +230,7 @@ def test_speed_of_training_is_written(tmp_path) -> None:
 
 def test_loss_that_diverges_ends_training(tmp_path) -> None:
     estimator = make(tmp_path, rate=1e30)
-    with pytest.raises(est.NanLossDuringTrainingError, match="became NaN during training"):
+    with pytest.raises(est.NanLossDuringTrainingError, match="became NaN at global step"):
         estimator.train(train_fn(), hooks=[est.NanTensorHook("loss")], max_steps=50)
     other = make(tmp_path / "other", rate=1e30)
     other.train(train_fn(), hooks=[est.NanTensorHook("loss", fail_on_nan_loss=False)], max_steps=50)

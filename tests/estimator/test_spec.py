@@ -1,9 +1,8 @@
-"""What a model function may return, by the rules of TensorFlow's EstimatorSpec."""
+"""EstimatorSpec follows TensorFlow's rules."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +12,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class Recorded:
-    optimizer: Any
-    loss: Any
-    variables: Any = None
+from stratagem.estimator.train_op import Minimize
 
 
 def trained(**changes) -> EstimatorSpec:
@@ -50,7 +43,7 @@ def test_parts_of_a_trace_are_taken() -> None:
 
     def step(x):
         loss = jnp.mean(x)
-        specs.append(trained(loss=loss, predictions={"x": x}, train_op=Recorded("sgd", loss)))
+        specs.append(trained(loss=loss, predictions={"x": x}, train_op=Minimize("sgd", loss, None)))
         return specs[0].loss
 
     assert jax.jit(step)(np.ones(3, "float32")) == 1.0
@@ -92,8 +85,8 @@ def test_unknown_mode_is_an_error() -> None:
     "op",
     [
         keras.optimizers.SGD(),
-        Recorded("optimizer", 0.5),
-        [Recorded("a", 0.5), Recorded("b", 0.5)],
+        Minimize("optimizer", 0.5, None),
+        [Minimize("a", 0.5, None), Minimize("b", 0.5, None)],
         (keras.optimizers.SGD(),),
     ],
 )
@@ -106,20 +99,20 @@ class Hook(sg.estimator.SessionRunHook):
 
 
 WRONG = [
-    ({"train_op": "sgd"}, r"train_op of the EstimatorSpec is 'sgd', of type str"),
-    ({"train_op": []}, r"train_op of the EstimatorSpec is \[\]"),
-    ({"train_op": [keras.optimizers.SGD(), 1]}, "train_op of the EstimatorSpec is 1"),
-    ({"loss": "low"}, "loss of the EstimatorSpec is 'low', of type str"),
-    ({"loss": lambda: 0.5}, "loss of the EstimatorSpec is .*, of type function"),
-    ({"predictions": {"p": "cat"}}, r"predictions\['p'\] of the EstimatorSpec is 'cat'"),
-    ({"predictions": [1, 2]}, r"predictions\['predictions'\] of the EstimatorSpec"),
-    ({"eval_metric_ops": [1]}, r"eval_metric_ops of the EstimatorSpec is \[1\], of type list"),
-    ({"eval_metric_ops": {"m": (1, 2)}}, r"eval_metric_ops\['m'\] of the EstimatorSpec"),
-    ({"export_outputs": [1]}, r"export_outputs of the EstimatorSpec is \[1\]"),
-    ({"training_hooks": [object()]}, "training_hooks of the EstimatorSpec is"),
-    ({"training_hooks": Hook()}, "training_hooks of the EstimatorSpec is"),
-    ({"evaluation_hooks": [Hook]}, "evaluation_hooks of the EstimatorSpec is"),
-    ({"scaffold": 1}, "scaffold of the EstimatorSpec is 1, of type int"),
+    ({"train_op": "sgd"}, r"received train_op='sgd' of type str"),
+    ({"train_op": []}, r"received train_op=\[\] of type list"),
+    ({"train_op": [keras.optimizers.SGD(), 1]}, "received train_op=1 of type int"),
+    ({"loss": "low"}, "received loss='low' of type str"),
+    ({"loss": lambda: 0.5}, "received loss=.* of type function"),
+    ({"predictions": {"p": "cat"}}, r"received predictions\['p'\]='cat' of type str"),
+    ({"predictions": [1, 2]}, r"received predictions\['predictions'\]="),
+    ({"eval_metric_ops": [1]}, r"received eval_metric_ops=\[1\] of type list"),
+    ({"eval_metric_ops": {"m": (1, 2)}}, r"received eval_metric_ops\['m'\]="),
+    ({"export_outputs": [1]}, r"received export_outputs=\[1\] of type list"),
+    ({"training_hooks": [object()]}, "training_hooks=.* is not a list of SessionRunHook objects"),
+    ({"training_hooks": Hook()}, "training_hooks=.* is not a list of SessionRunHook objects"),
+    ({"evaluation_hooks": [Hook]}, "evaluation_hooks=.* is not a list of SessionRunHook objects"),
+    ({"scaffold": 1}, "received scaffold=1 of type int"),
 ]
 
 
@@ -145,7 +138,7 @@ def test_single_export_output_is_the_default() -> None:
 
 
 def test_several_export_outputs_without_default_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"signatures \['a', 'b'\], and none is the default"):
+    with pytest.raises(ValueError, match=r"signatures \['a', 'b'\] without a default"):
         trained(export_outputs={"a": 1, "b": 2})
 
 
@@ -159,7 +152,7 @@ def test_scaffold_calls_its_function_with_itself_and_the_session() -> None:
 
 
 def test_scaffold_of_wrong_parts_is_an_error() -> None:
-    with pytest.raises(TypeError, match="init_fn=3 cannot be called"):
+    with pytest.raises(TypeError, match="init_fn=3 is not callable"):
         sg.estimator.Scaffold(init_fn=3)
-    with pytest.raises(TypeError, match="saver=3 has no method `save`"):
+    with pytest.raises(TypeError, match="saver=3 has no `save` method"):
         sg.estimator.Scaffold(saver=3)

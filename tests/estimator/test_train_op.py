@@ -1,4 +1,4 @@
-"""The updates that a model function asks for."""
+"""minimize records updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training that begins with the values of another one."""
+"""Warm start from another training run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trained(tmp_path_factory):
 
 
 def store_of(*names: str):
-    """Variables of zeros, those of the trained model unless they have other names."""
+    """Variables of zeros, named like the trained model's by default."""
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     store = VariableStore(strategy)
     with strategy.scope(), store.call("train"):
@@ -40,7 +40,7 @@ def store_of(*names: str):
 
 
 def changed(store, trained, renamed=None) -> list[str]:
-    """Names of variables that have the values of the trained model; the others have to be zero."""
+    """Returns the names of variables with the trained model's values; others must be zero."""
     found = []
     for name, variable in store.named.items():
         saved = (renamed or {}).get(name, name)
@@ -107,17 +107,17 @@ def test_other_types_are_refused() -> None:
 
 
 def test_vocabularies_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="var_name_to_vocab_info names vocabularies of"):
+    with pytest.raises(NotImplementedError, match="var_name_to_vocab_info is set for"):
         Settings("model", var_name_to_vocab_info={"table": object()})
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match="is no checkpoint of an Estimator, nor a folder"):
+    with pytest.raises(ValueError, match="is neither an Estimator checkpoint nor a folder"):
         warm_start(store_of(), Settings(str(tmp_path)))
 
 
 def test_an_expression_that_finds_nothing_is_refused(trained) -> None:
-    with pytest.raises(ValueError, match="which is in no name of a variable"):
+    with pytest.raises(ValueError, match="matches no variable"):
         warm_start(store_of(), Settings(trained.model_dir, "nothing"))
 
 
@@ -128,5 +128,5 @@ def test_a_name_that_is_not_used_is_refused(trained) -> None:
 
 
 def test_a_variable_that_was_not_saved_is_named(trained) -> None:
-    with pytest.raises(ValueError, match="Missing there: other/kernel"):
+    with pytest.raises(ValueError, match="other/kernel only here"):
         warm_start(store_of("other"), Settings(trained.model_dir))

@@ -37,7 +37,7 @@ _THERE = Link("10.0.0.7", "10.0.0.7", "10.0.0.1")
         ([_ITSELF, Link("no address", "10.0.0.7", "10.0.0.1")], ["10.0.0.1", "no address"]),
     ],
 )  # fmt: skip
-def test_who_is_on_the_host_of_process_0_listens_where_the_others_reach_it(links, wanted) -> None:
+def test_process_on_the_host_of_process_0_gets_a_reachable_address(links, wanted) -> None:
     assert reachable_addresses(links) == wanted
 
 
@@ -51,8 +51,8 @@ def test_group_on_one_host_stays_on_loopback() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.7"])
-def test_process_0_keeps_its_address_where_nobody_came_from_outside(address) -> None:
-    """Also where one on its own host came to 127.0.1.1, whatever that one says of itself."""
+def test_process_0_keeps_its_address_without_other_hosts(address) -> None:
+    """Also if a process on the host of process 0 connected to 127.0.1.1."""
     port, limits = free_port(), GroupLimits(join_s=20)
 
     with concurrent.futures.ThreadPoolExecutor(2) as executor:

@@ -23,7 +23,7 @@ def members() -> Iterator[list[Group]]:
 
 
 def heard_by(member: Group, topic: str) -> queue.Queue[tuple[int, list[int]]]:
-    """What a member hears from now on."""
+    """Announcements that a member receives from now on."""
     heard: queue.Queue[tuple[int, list[int]]] = queue.Queue()
     member.listen(topic, lambda process_id, numbers: heard.put((process_id, numbers)))
     return heard
@@ -37,7 +37,7 @@ def test_all_hear_all_in_one_order(members) -> None:
     assert [other == first for other in others] == [True, True]
 
 
-def test_what_was_announced_before_is_heard_by_who_asks_later(members) -> None:
+def test_earlier_announcements_reach_a_later_listener(members) -> None:
     early = heard_by(members[0], "topic")
     members[2].announce("topic", (7,))
     members[2].announce("another", [])
@@ -49,7 +49,7 @@ def test_what_was_announced_before_is_heard_by_who_asks_later(members) -> None:
     assert another.empty()
 
 
-def test_who_lives_still_hears_when_another_is_dead(members) -> None:
+def test_announcements_reach_processes_that_are_alive(members) -> None:
     heard = [heard_by(members[index], "topic") for index in (0, 2)]
     members[1].abandon()
     for index in (0, 2):
@@ -58,7 +58,7 @@ def test_who_lives_still_hears_when_another_is_dead(members) -> None:
     assert [one.get(timeout=_LIMIT_S) for one in heard] == [(2, [1])] * 2
 
 
-def test_nothing_is_waited_for_when_nobody_can_hear(members) -> None:
+def test_announcing_does_not_block_without_a_connection(members) -> None:
     members[0].abandon()
     members[1].wait_for_verdict()
     heard = heard_by(members[1], "topic")

@@ -67,7 +67,7 @@ def test_another_name_at_the_same_place_names_both_calls() -> None:
     )
 
 
-def test_who_does_not_come_is_named_with_the_limit_and_its_setting() -> None:
+def test_missing_process_is_named_with_the_limit_and_its_setting() -> None:
     exchanges = Exchanges(_LABELS)
     exchanges.add(0, _message("save", None, limit_s=10.0), 100.0)
     views = _views(Activity.EXCHANGE, Activity.PYTHON, Activity.COMPILE)
@@ -105,7 +105,7 @@ def _input(number: int, stream: str = "d") -> Any:
     return _message(f"batches of {stream}", 8, number=number, limit_s=None, stream=stream)
 
 
-def test_who_waits_in_a_stream_that_another_leaves_is_told_who_left() -> None:
+def test_waiting_process_receives_the_name_of_the_one_that_left() -> None:
     exchanges = Exchanges(_LABELS)
     exchanges.add(0, _input(4), 0.0)
     exchanges.add(1, _input(4), 0.0)
@@ -116,7 +116,7 @@ def test_who_waits_in_a_stream_that_another_leaves_is_told_who_left() -> None:
     assert exchanges.leave(1, "e") == [], "it is another stream"
 
 
-def test_who_comes_after_another_left_is_told_at_once_and_others_are_not() -> None:
+def test_process_that_arrives_after_another_left_gets_an_immediate_reply() -> None:
     exchanges = Exchanges(_LABELS)
     exchanges.leave(0, "d")
     exchanges.leave(2, "d")
@@ -125,7 +125,7 @@ def test_who_comes_after_another_left_is_told_at_once_and_others_are_not() -> No
     assert told == ExchangeReply([1], {"kind": "abandoned", "stream": "d", "number": 7, "by": by})
 
 
-def test_stream_that_was_left_makes_nobody_late() -> None:
+def test_closed_stream_is_never_overdue() -> None:
     exchanges = Exchanges(_LABELS)
     waiting = _views(Activity.INPUT, Activity.STEP, Activity.INPUT)
     exchanges.add(0, _input(0), 0.0)

@@ -42,7 +42,7 @@ def test_streams_of_two_threads_do_not_disturb_each_other(members) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_broken_connection_is_told_to_all_at_once(members, lost) -> None:
+def test_broken_connection_is_reported_to_all_at_once(members, lost) -> None:
     members[lost].begin_step()
     members[lost].abandon()
     others = [index for index in range(3) if index != lost]
@@ -59,7 +59,7 @@ def test_loss_of_process_0_is_noticed_by_each(members) -> None:
         assert "worker 0 (host0:1) died" in str(error)
 
 
-def test_different_calls_are_told_to_all(members) -> None:
+def test_different_calls_are_reported_to_all(members) -> None:
     names = ["save", "save", "evaluate"]
     for error in together(3, lambda i: members[i].exchange(names[i], None)):
         assert type(error) is RuntimeError
@@ -104,8 +104,8 @@ def test_missing_one_is_named_when_a_limit_of_the_call_is_over(members) -> None:
         members[1].begin_step()
 
 
-def test_error_that_a_thread_meets_is_told_once_it_reaches_the_program(members) -> None:
-    """Until then the program may wait inside JAX, and has to be ended there."""
+def test_error_of_a_thread_is_reported_once_it_reaches_the_program(members) -> None:
+    """Until then the program may be blocked inside JAX, and must be ended there."""
     members[1].abandon()
     (error,) = together(1, lambda _: members[0].stream("dataset 0 (1)").exchange(1))
     assert isinstance(error, UnavailableError)
@@ -129,7 +129,7 @@ def _explain_loss(member: Group) -> None:
 
 
 @pytest.mark.parametrize("act", [_check, _exchange, _explain_loss])
-def test_error_that_the_program_meets_is_told(members, act) -> None:
+def test_error_in_the_program_is_reported(members, act) -> None:
     members[0].mark_reported()
     assert not members[0].is_reported, "there is nothing to tell"
     members[1].abandon()
@@ -166,7 +166,7 @@ def test_one_that_leaves_while_others_need_it_is_named(members) -> None:
         )
 
 
-def test_broken_transport_is_explained_by_who_was_lost(members) -> None:
+def test_transport_error_is_explained_by_the_lost_process(members) -> None:
     members[1].abandon()
     error = members[0].explain_loss(OSError("reset by peer"))
     assert isinstance(error, UnavailableError)
@@ -179,7 +179,7 @@ def test_broken_transport_of_living_members_says_that_all_answer(members) -> Non
     assert "worker 0 (host0:1) lost a connection to another process: reset by peer" in str(error)
 
 
-def test_who_does_not_join_is_named_after_progress(capsys) -> None:
+def test_process_that_does_not_join_is_named_after_progress(capsys) -> None:
     port = free_port()
     limits = GroupLimits(join_s=3.0, peer_s=5)
     for error in together(2, lambda i: Group(identity(i, 3, port), limits)):
@@ -192,7 +192,7 @@ def test_who_does_not_join_is_named_after_progress(capsys) -> None:
     assert "worker 1 (host1:1): 2 of 3 joined" in told
 
 
-def test_nobody_at_the_address_of_process_0_is_told(capsys) -> None:
+def test_missing_process_0_is_named(capsys) -> None:
     with pytest.raises(
         DeadlineExceededError, match=r"waited 3 s for worker 0 \(host0:1\)(?s:.)*can be reached"
     ):
@@ -200,7 +200,7 @@ def test_nobody_at_the_address_of_process_0_is_told(capsys) -> None:
     assert "1 of 2 joined, waiting for worker 0" in capsys.readouterr().err
 
 
-def test_taken_port_is_told(members) -> None:
+def test_taken_port_raises(members) -> None:
     port = members[0].identity.port
     with pytest.raises(ValueError, match=rf"cannot listen on port {port}(?s:.)*free port"):
         Group(identity(0, 3, port), _LIMITS)
@@ -213,7 +213,7 @@ def test_taken_port_is_told(members) -> None:
         (lambda port: identity(1, 2, port), "Process 1 of 2 asked to join a group of 3"),
     ],
 )
-def test_process_that_does_not_fit_is_refused_and_told_why(make, message) -> None:
+def test_process_with_a_wrong_identity_is_rejected_with_the_reason(make, message) -> None:
     port = free_port()
     limits = GroupLimits(join_s=1.5)
 

@@ -81,7 +81,7 @@ def _read(message: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def asyncio_is_silent(caplog) -> Iterator[None]:
-    """The loop of process 0 has reported no error, as it does of tasks that nobody looks at."""
+    """The event loop of process 0 has logged no unretrieved task error."""
     caplog.set_level(logging.WARNING)
     yield
     assert [record.getMessage() for record in caplog.get_records("call")] == []
@@ -112,7 +112,7 @@ def two() -> Iterator[list[Group]]:
     ],
     ids=str,
 )
-def test_stranger_is_shown_out_and_the_group_goes_on(two, message) -> None:
+def test_unknown_client_is_disconnected_and_the_group_continues(two, message) -> None:
     with connected(two[0].identity.port, message) as connection:
         assert connection.recv(1) == b""
     assert together(2, lambda i: two[i].exchange("position", i)) == [[0, 1]] * 2

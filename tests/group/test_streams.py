@@ -25,7 +25,7 @@ def members() -> Iterator[list[Group]]:
 
 
 class _Waiting:
-    """A thread that calls a function, as one that reads ahead does."""
+    """A thread that calls a function, like one that reads ahead."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self._result: list[Any] = []
@@ -39,14 +39,14 @@ class _Waiting:
             self._result.append(error)
 
     def result(self) -> Any:
-        """What it returned or raised."""
+        """Returns the result or the exception."""
         self._thread.join(_LIMIT_S)
         assert self._result, "it still waits"
         return self._result[0]
 
 
 def _hub_knows(members: list[Group]) -> tuple[int, int]:
-    """How many open exchanges and streams that somebody left process 0 keeps."""
+    """Returns the numbers of open exchanges and of partly closed streams on process 0."""
     exchanges = members[0]._connection._hub._exchanges
     return len(exchanges._open), len(exchanges._left)
 
@@ -67,7 +67,7 @@ def test_closing_wakes_the_thread_that_waits_and_ends_the_stream_for_good(member
 
 
 def test_all_that_leave_early_go_on_together_and_nothing_is_kept(members) -> None:
-    """Each is ahead of its program by another number of batches when its program leaves."""
+    """Each reads ahead by a different number of batches when its program stops."""
     for epoch in range(3):
         streams = [member.stream(f"dataset 0 ({epoch})") for member in members]
         told = together(3, lambda i, streams=streams: [streams[i].exchange(i) for _ in range(2)])
@@ -85,7 +85,7 @@ def test_all_that_leave_early_go_on_together_and_nothing_is_kept(members) -> Non
 
 
 @pytest.mark.parametrize("left_first", [False, True])
-def test_who_needs_a_batch_of_a_loop_that_others_left_is_told_who(
+def test_process_that_needs_a_batch_of_a_closed_loop_gets_the_name_of_the_other(
     members, left_first, monkeypatch
 ) -> None:
     monkeypatch.setattr("stratagem.group.streams._ERROR_REPORT_S", 0.05)

@@ -44,7 +44,7 @@ def test_members_that_can_go_on_are_left_alone(others) -> None:
     assert judge([_IN_STEP_8, *others], _LIMITS) is None
 
 
-def test_nobody_who_waits_at_the_end_is_waited_for() -> None:
+def test_processes_waiting_at_exit_are_not_stuck() -> None:
     ended = _member(0, Activity.EXIT, has_left=True, unmoved_s=1000)
     assert judge([ended, _member(1, unmoved_s=1000)], _LIMITS) is None
 
@@ -110,7 +110,7 @@ def test_the_member_is_named_and_where_the_others_are(other, error, words) -> No
         assert word in str(raised)
 
 
-def test_others_that_are_silent_too_are_told() -> None:
+def test_other_silent_processes_are_named() -> None:
     verdict = judge([_member(0), _member(1, silent_s=31), _member(2, silent_s=29)], _LIMITS)
     assert verdict is not None
     assert "worker 1 (h1:1) has not answered for 31 s; it was last in your code" in verdict.message
@@ -138,5 +138,5 @@ def test_one_that_waits_for_batches_is_not_left_alone_by_one_that_ended() -> Non
         (Activity.EXIT, "at its end after shared program 7"),
     ],
 )
-def test_places_are_told_in_words(kind, text) -> None:
+def test_positions_are_described_in_words(kind, text) -> None:
     assert str(ProgramPosition(kind, "train", 7)) == text

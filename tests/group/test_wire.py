@@ -56,7 +56,7 @@ def test_arrays_come_back_with_their_shape_and_dtype(array) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1: 2}, {"a": {3}}, np.array(["a"]), len])
-def test_what_would_have_to_be_unpickled_is_refused(value) -> None:
+def test_values_that_need_pickling_are_rejected(value) -> None:
     with pytest.raises(TypeError, match=r"cannot be sent to other processes(?s:.)*pickled"):
         encode(value)
 
@@ -86,6 +86,6 @@ def test_frames_are_read_as_they_were_written() -> None:
         (b"\x00\x00\x00\x02[]", "a frame that holds no JSON object"),
     ],
 )
-def test_what_is_no_frame_is_taken_for_a_broken_connection(data, message) -> None:
+def test_invalid_frame_counts_as_a_broken_connection(data, message) -> None:
     with pytest.raises(ConnectionError, match=message):
         _read(data)

@@ -200,7 +200,7 @@ def _objects(rows: list[Any]) -> Any:
 
 
 class RaggedTensor:
-    """What of a tf.RaggedTensor, and of its value from tf.data, is looked at."""
+    """The attributes of a tf.RaggedTensor that are read."""
 
     row_splits = np.array([0, 2, 5])
 

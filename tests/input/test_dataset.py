@@ -106,6 +106,6 @@ def test_examples_without_numbers_cannot_be_batched() -> None:
         sg.input.Dataset(iter([1, 2]), batch_size=2)
 
 
-def test_what_is_no_dataset_is_refused() -> None:
+def test_other_objects_are_rejected_as_datasets() -> None:
     with pytest.raises(TypeError, match="7 of type int was passed as a dataset"):
         sg.input.Dataset(7)

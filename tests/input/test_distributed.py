@@ -93,7 +93,7 @@ def test_batches_from_a_function_go_to_replicas_in_turn(
     assert len(dataset) == len(steps)
 
 
-def test_a_dataset_a_replica_goes_on_until_the_longest_has_ended() -> None:
+def test_per_replica_datasets_last_until_the_longest_has_ended() -> None:
     contexts: list[sg.InputContext] = []
 
     def dataset_fn(context: sg.InputContext) -> sg.input.Dataset:
@@ -194,7 +194,7 @@ def test_length_that_is_not_known_has_no_len() -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("num_read", [0, 1, 2, 5])
-def test_iterator_goes_on_where_another_one_was(shuffle: bool, num_read: int) -> None:
+def test_iterator_resumes_from_another_one(shuffle: bool, num_read: int) -> None:
     def dataset() -> sg.DistributedDataset:
         return mirrored(2).distribute_dataset(_numbers(17, 4, shuffle=shuffle, seed=5))
 

@@ -66,7 +66,7 @@ def test_nothing_is_loaded_before_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("buffer_size", [0, 1])
-def test_error_comes_out_after_what_was_loaded_before(buffer_size: int) -> None:
+def test_error_is_raised_after_the_batches_before_it(buffer_size: int) -> None:
     error = OSError("disk")
     numbers = iter(range(2))
 
@@ -87,7 +87,7 @@ def test_error_comes_out_after_what_was_loaded_before(buffer_size: int) -> None:
     assert not _threads()
 
 
-def test_thread_ends_when_nobody_refers_to_the_prefetcher() -> None:
+def test_thread_ends_when_the_prefetcher_is_freed() -> None:
     prefetcher = Prefetcher(itertools.count().__next__, 1)
     prefetcher.take()
     (thread,) = _threads()
@@ -183,7 +183,7 @@ def test_load_that_waits_for_others_is_given_up(end: Callable[[list[Prefetcher]]
 
 @pytest.mark.parametrize("buffer_size", [0, 2])
 @pytest.mark.parametrize("end", [_close, list.clear])
-def test_what_was_never_begun_is_given_up_too(
+def test_give_up_is_called_even_if_nothing_was_loaded(
     end: Callable[[list[Prefetcher]], None], buffer_size: int
 ) -> None:
     is_given_up = threading.Event()

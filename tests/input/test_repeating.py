@@ -58,7 +58,7 @@ def test_repeated_batches_are_those_of_epoch_after_epoch(kind: str, num_replicas
 
 
 @pytest.mark.parametrize("kind", sorted(_KINDS))
-def test_a_repeated_dataset_goes_on_from_any_step(kind: str) -> None:
+def test_repeated_dataset_resumes_from_any_step(kind: str) -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     dataset = _KINDS[kind](strategy).repeat(2)
     whole = _seen(strategy, dataset)
@@ -102,7 +102,7 @@ def test_an_object_that_gives_the_same_iterator_again_is_an_error() -> None:
         list(dataset)
 
 
-def test_a_generator_that_has_more_goes_on() -> None:
+def test_generator_with_more_batches_continues() -> None:
     dataset = sg.input.Dataset(_batches())
     first = next(iter(dataset))
     assert first.tolist() == [0, 1]
@@ -113,7 +113,7 @@ def test_an_empty_generator_is_no_error() -> None:
     assert list(sg.input.Dataset(iter([]))) == []
 
 
-def test_a_function_is_no_dataset_and_the_error_says_what_makes_one_of_it() -> None:
+def test_function_is_rejected_with_the_way_to_wrap_it() -> None:
     with pytest.raises(TypeError, match=r"Dataset\.from_generator\(function\)"):
         sg.input.Dataset(_batches)
     with pytest.raises(TypeError, match="pass the function, not its result"):

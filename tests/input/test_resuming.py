@@ -70,7 +70,7 @@ def _run(program: Path, kind: str, file: Path, num_steps: int) -> list[list[list
     "kind",
     ["arrays", *(pytest.param(name, marks=pytest.mark.slow) for name in _OTHERS)],
 )
-def test_another_process_goes_on_with_the_very_next_example(kind: str, tmp_path: Path) -> None:
+def test_another_process_resumes_with_the_next_example(kind: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
     undisturbed = _run(program, kind, tmp_path / "whole.json", 18)  # two epochs and a half

@@ -29,14 +29,14 @@ def ids_of(file: str) -> np.ndarray:
 
 
 def read(files: list[str]) -> Any:
-    """Batches of 6 over the ends of files."""
+    """Batches of 6 across file boundaries."""
     return sg.input.Dataset(np.concatenate([ids_of(file) for file in files]), batch_size=6)
 
 
 def shards(
     dataset: Any, num_workers: int, num_local: int, policy: sg.AutoShardPolicy
 ) -> list[InputShard]:
-    """What each worker has of the dataset."""
+    """The shard of each worker."""
     count = num_workers * num_local
     return [
         InputShard.of(as_source(dataset), policy, sg.InputContext(num_workers, worker, count))
@@ -45,7 +45,7 @@ def shards(
 
 
 def steps_of(shard: InputShard) -> list[list[list[int]]]:
-    """The ids that each replica of a worker gets in each step."""
+    """The ids of each replica of a worker in each step."""
     return [
         [part.tolist() for part in batch.parts(shard.num_local_replicas)] for batch in shard.open(0)
     ]
@@ -176,7 +176,7 @@ def test_replicas_must_be_spread_evenly() -> None:
 
 
 def of_worker(dataset: Any, worker: int, policy: sg.AutoShardPolicy) -> DistributedDataset:
-    """The dataset as one of two workers with two replicas has it."""
+    """The dataset of one of two workers with two replicas each."""
     return DistributedDataset(
         sg.MirroredStrategy(["cpu:0", "cpu:1"]),
         as_source(dataset),
@@ -192,7 +192,7 @@ def ids_in(batches: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("policy", [sg.AutoShardPolicy.FILE, sg.AutoShardPolicy.DATA])
 @pytest.mark.parametrize("kind", ["arrays", "grain"])
-def test_each_worker_goes_on_at_the_next_example(policy: sg.AutoShardPolicy, kind: str) -> None:
+def test_each_worker_resumes_with_the_next_example(policy: sg.AutoShardPolicy, kind: str) -> None:
     def of_grain(files: list[str]) -> Any:
         ids = np.concatenate([ids_of(file) for file in files])
         return grain.MapDataset.source(ids).seed(3).shuffle().to_iter_dataset().batch(6)
@@ -210,7 +210,7 @@ def test_each_worker_goes_on_at_the_next_example(policy: sg.AutoShardPolicy, kin
         assert ids_in(resumed) == expected[stop:]
 
 
-def test_what_cannot_go_on_says_so_also_in_parts() -> None:
+def test_source_that_cannot_be_resumed_raises_also_when_sharded() -> None:
     dataset = sg.input.Dataset.from_files(FILES, lambda files: (ids_of(file) for file in files))
     iterator = iter(of_worker(dataset, 0, sg.AutoShardPolicy.FILE))
     next(iterator)

@@ -32,7 +32,7 @@ def members() -> Iterator[list[Group]]:
 
 @pytest.fixture
 def prefetchers(members, monkeypatch) -> list[Prefetcher]:
-    """Of both processes, each over 50 batches of its own."""
+    """Prefetchers of both processes, each with its own 50 batches."""
     both = []
     for index, member in enumerate(members):
         monkeypatch.setattr(size_exchange, "current_group", lambda member=member: member)
@@ -69,7 +69,7 @@ def test_loop_that_both_leave_early_ends_at_once(prefetchers, members, order) ->
     assert together(2, lambda i: members[i].exchange("after", i)) == [[0, 1]] * 2
 
 
-def test_loop_that_one_leaves_is_told_to_the_other_when_its_program_asks(
+def test_loop_closed_by_one_process_raises_when_the_other_needs_a_batch(
     prefetchers, monkeypatch
 ) -> None:
     monkeypatch.setattr("stratagem.group.streams._ERROR_REPORT_S", 0.05)

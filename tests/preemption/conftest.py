@@ -31,7 +31,7 @@ def no_scheduler(monkeypatch) -> None:
 
 @pytest.fixture(autouse=True)
 def same_handlers() -> Iterator[None]:
-    """Fails a test that leaves another handler behind than it has found."""
+    """Fails a test that changes a signal handler permanently."""
     before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
     yield
     after = {signum: signal.getsignal(signum) for signum in _SIGNALS}
@@ -42,7 +42,7 @@ def same_handlers() -> Iterator[None]:
 
 @pytest.fixture
 def received() -> Iterator[list[int]]:
-    """What handlers of the test's own get, which are there before any source."""
+    """Signals received by the test's own handlers, installed before any source."""
     seen: list[int] = []
     before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
     for signum in _SIGNALS:

@@ -35,7 +35,7 @@ def code_of(config: TerminationConfig) -> object:
         (GOOGLE | {"CUDA_VISIBLE_DEVICES": ""}, 143, 0, [GoogleCloudSource, SignalSource]),
     ],
 )
-def test_environment_fills_in_what_is_left_out(
+def test_environment_fills_in_missing_values(
     monkeypatch, variables, code, grace_s, sources
 ) -> None:
     for name, text in variables.items():
@@ -49,7 +49,7 @@ def test_environment_fills_in_what_is_left_out(
 
 
 @pytest.mark.parametrize("variables", [{}, {"SLURM_JOB_ID": "7"}, GOOGLE])
-def test_what_was_chosen_stays(monkeypatch, variables) -> None:
+def test_chosen_values_are_kept(monkeypatch, variables) -> None:
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
 
@@ -156,7 +156,7 @@ def test_sigterm_on_google_cloud_leaves_half_a_minute() -> None:
         (3600, [(100.0, 10.0), (500.0, 30.0)], 110.0),
     ],
 )
-def test_training_goes_on_until_the_earliest_grace_is_over(
+def test_training_continues_until_the_earliest_grace_period_ends(
     grace_period, notices, leave_at_s
 ) -> None:
     config = TerminationConfig(grace_period=grace_period)

@@ -29,7 +29,7 @@ def test_scheduler_stands_before_the_cloud(monkeypatch, variables, name) -> None
     assert name_of_environment() == name
 
 
-def test_pod_has_what_it_is_told(monkeypatch) -> None:
+def test_pod_uses_its_grace_period(monkeypatch) -> None:
     assert pod_time_left()() == 30.0
     monkeypatch.setenv("STRATAGEM_POD_GRACE_S", "120")
     assert pod_time_left()() == 120.0

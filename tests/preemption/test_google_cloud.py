@@ -18,7 +18,7 @@ MAINTENANCE = "instance/maintenance-event"
 
 
 class MetadataServer:
-    """Answers a request at once, or with `wait_for_change` when its value changes."""
+    """Answers a request at once, or with `wait_for_change` on a change of its value."""
 
     def __init__(self) -> None:
         self.values = {PREEMPTED: "FALSE", MAINTENANCE: "NONE"}
@@ -114,14 +114,14 @@ def test_change_is_heard(metadata_server, key, value, grace_s, words) -> None:
     assert all(waits for _, waits in metadata_server.requests[2:])
 
 
-def test_what_is_so_already_is_heard_at_the_start(metadata_server) -> None:
+def test_alarm_at_start_is_a_notice(metadata_server) -> None:
     metadata_server.set(PREEMPTED, "TRUE")
     with GoogleCloudSource() as source:
         assert source.notice is not None
         assert source.notice.source == f"metadata {PREEMPTED}"
 
 
-def test_vm_that_is_moved_goes_on(metadata_server) -> None:
+def test_live_migration_is_no_notice(metadata_server) -> None:
     with GoogleCloudSource() as source:
         metadata_server.wait_for_requests(4)
         metadata_server.set(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")

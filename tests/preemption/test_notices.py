@@ -10,7 +10,7 @@ from stratagem.preemption import AnySource, Notice, NoticeSource, PolledSource
 
 
 class Told(NoticeSource):
-    """A source that hears what a test tells it."""
+    """A source that receives notices from the test."""
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()

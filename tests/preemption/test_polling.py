@@ -29,7 +29,7 @@ def test_function_is_asked_until_there_is_notice() -> None:
     assert (answers, source.notices) == ([], (notice,))
 
 
-def test_nobody_is_asked_after_the_end() -> None:
+def test_function_is_not_called_after_stop() -> None:
     asked = threading.Event()
     calls: list[None] = []
 

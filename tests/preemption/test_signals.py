@@ -62,7 +62,7 @@ with config.source() as source:
 def test_sigterm_is_noted_and_the_program_leaves_with_its_code(child) -> None:
     process = child(NOTE_AND_LEAVE)
     os.kill(process.pid, signal.SIGTERM)
-    assert line(process) == f"SIGTERM SIGTERM came to process {process.pid}."
+    assert line(process) == f"SIGTERM SIGTERM was sent to process {process.pid}."
     assert process.wait(TIMEOUT_S) == 42
 
 
@@ -209,7 +209,7 @@ def test_handler_that_was_set_since_stays(received) -> None:
     assert received == [signal.SIGTERM]
 
 
-def test_source_that_another_thread_stops_leaves_what_was_there_in_effect(received) -> None:
+def test_source_stopped_by_another_thread_keeps_the_previous_handler_in_effect(received) -> None:
     source = SignalSource()
     source.start()
     thread = threading.Thread(target=source.stop)
@@ -294,7 +294,7 @@ def test_signal_while_python_ends_changes_the_exit_code_unless_it_is_ignored(
     assert child(LAST_SIGNAL.format(ignores=ignores)).wait(TIMEOUT_S) == code
 
 
-def test_only_what_is_listened_to_is_ignored_until_the_end(received) -> None:
+def test_only_signals_with_listeners_are_ignored_until_exit(received) -> None:
     with SignalSource():
         ignore_until_exit()
         signal.raise_signal(signal.SIGTERM)

@@ -22,7 +22,7 @@ def test_message_tells_of_a_preemption(received) -> None:
         signal.raise_signal(signal.SIGTERM)
         message = watcher.preemption_message
         assert message is not None
-        assert message.startswith("SIGTERM came to process")
+        assert message.startswith("SIGTERM was sent to process")
     assert received == []
     signal.raise_signal(signal.SIGTERM)
     assert received == [signal.SIGTERM]

@@ -47,7 +47,7 @@ def test_the_next_process_finds_them_and_spares_the_newest(tmp_path: Path) -> No
     assert numbers(again) == [4, 3]
 
 
-def test_what_is_newer_than_what_training_goes_on_from_is_forgotten(tmp_path: Path) -> None:
+def test_snapshots_newer_than_the_restored_step_are_deleted(tmp_path: Path) -> None:
     slots = MemorySlots(tmp_path, "worker-0")
     for step in (5, 6):
         slots.put(step, items(step), {})
@@ -103,7 +103,7 @@ while True:
 
 
 @pytest.mark.parametrize("where", ["mark", "description"])
-def test_what_is_not_whole_does_not_count(where: str, tmp_path: Path) -> None:
+def test_incomplete_snapshots_are_ignored(where: str, tmp_path: Path) -> None:
     slots = MemorySlots(tmp_path, "worker-0")
     for step in (1, 2):
         slots.put(step, items(step), {})

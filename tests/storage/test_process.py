@@ -40,7 +40,9 @@ def write(process: StorageProcess, folder: Path, then: Any = nothing) -> Any:
     return process.write(lambda: folder, ITEMS, {"note": 1}, then=then)
 
 
-def test_what_it_writes_is_what_this_process_reads(process: StorageProcess, tmp_path: Path) -> None:
+def test_this_process_reads_checkpoints_of_the_storage_process(
+    process: StorageProcess, tmp_path: Path
+) -> None:
     followed: list[Path] = []
     write(process, tmp_path / "one", followed.append).result()
     assert followed == [tmp_path / "one"]
@@ -52,8 +54,8 @@ def test_what_it_writes_is_what_this_process_reads(process: StorageProcess, tmp_
         np.testing.assert_array_equal(arrays["pytree"][path], array, strict=True)
 
 
-def test_who_waits_hears_what_was_to_be_told_then(process: StorageProcess, tmp_path: Path) -> None:
-    """`sync` raises what a callback has reported: it must not return before that."""
+def test_wait_returns_after_the_callbacks(process: StorageProcess, tmp_path: Path) -> None:
+    """`sync` must not return before a callback reports its error, which it raises."""
     go_on = threading.Event()
     told: list[Any] = []
 
@@ -71,7 +73,9 @@ def test_who_waits_hears_what_was_to_be_told_then(process: StorageProcess, tmp_p
     assert told == [writing]
 
 
-def test_what_this_process_writes_is_what_it_reads(process: StorageProcess, tmp_path: Path) -> None:
+def test_storage_process_reads_checkpoints_of_this_process(
+    process: StorageProcess, tmp_path: Path
+) -> None:
     storage.write(tmp_path / "one", ITEMS, {"note": 2})
     manifest = process.read_manifest(tmp_path / "one")
     assert manifest == storage.read_manifest(tmp_path / "one")
@@ -99,7 +103,7 @@ def test_a_copy_is_written_whatever_becomes_of_the_arrays(
     assert not storage.read_arrays(tmp_path / "one", manifest, ["pytree"])["pytree"]["x"].any()
 
 
-def test_errors_come_back_as_what_they_are(process: StorageProcess, tmp_path: Path) -> None:
+def test_errors_keep_their_class(process: StorageProcess, tmp_path: Path) -> None:
     write(process, tmp_path / "one").result()
     with pytest.raises(FileExistsError, match="already exists"):
         write(process, tmp_path / "one").result()
@@ -129,7 +133,7 @@ def test_signals_may_come_before_it_has_loaded_anything(tmp_path: Path) -> None:
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_its_death_is_told_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
+def test_lost_process_raises_and_is_replaced(tmp_path: Path) -> None:
     first = storage.storage_process()
     assert storage.storage_process() is first
     os.kill(first.pid, signal.SIGKILL)
@@ -142,7 +146,7 @@ def test_its_death_is_told_and_the_next_one_takes_its_place(tmp_path: Path) -> N
     assert storage.is_whole(tmp_path / "one")
 
 
-def test_it_finishes_what_it_was_told_to_write_when_training_is_killed(tmp_path: Path) -> None:
+def test_pending_write_finishes_when_training_is_killed(tmp_path: Path) -> None:
     program = f"""
 import time
 from pathlib import Path
@@ -171,7 +175,7 @@ time.sleep(600)
     assert storage.is_whole(tmp_path / "one")
 
 
-def test_an_error_that_nobody_has_heard_of_is_told_at_the_end(tmp_path: Path) -> None:
+def test_error_that_was_not_raised_is_printed_at_exit(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     program = f"""
 from pathlib import Path

@@ -34,7 +34,7 @@ def equal(found: Any, wanted: Any) -> bool:
     )
 
 
-def test_what_is_put_is_got() -> None:
+def test_arrays_are_returned_as_they_were_put() -> None:
     staging = Staging()
     placed = staging.put(ITEMS)
     found = staging.get(placed)
@@ -45,7 +45,7 @@ def test_what_is_put_is_got() -> None:
     assert all(one.offset_bytes % 64 == 0 for one in placed)
 
 
-def test_another_user_of_the_memory_sees_the_same_and_what_is_put_later() -> None:
+def test_second_user_of_the_memory_sees_the_same_and_later_arrays() -> None:
     ours = Staging()
     theirs = Staging(os.dup(ours.descriptor))
     assert equal(theirs.get(ours.put(ITEMS)), ITEMS)

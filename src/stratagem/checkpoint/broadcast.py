@@ -1,4 +1,4 @@
-"""What process 0 has read, given to all: no other process needs to see the folder."""
+"""Broadcast of arrays read by process 0, so that no other process needs access to the folder."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ from stratagem.storage import Arrays
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compute_on_every_process
 
-__all__ = ["shared_by_first"]
+__all__ = ["broadcast_from_first"]
 
 _MIN_PIECE_BYTES = 2**16
 _MAX_PIECE_BYTES = 2**25
 
 
-def shared_by_first(
+def broadcast_from_first(
     items: Mapping[str, Arrays] | None, entries: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> dict[str, Arrays]:
-    """Returns the arrays that process 0 has. Call on every process.
+    """Returns the arrays of process 0 by item and path. Call on every process.
 
     Args:
-        items: arrays by path, by item; only those of process 0 matter.
+        items: arrays by path, by item; None on other processes.
         entries: path, shape and dtype of each array, by item, the same on all processes.
 
     Returns:
         The arrays by path, by item.
-
-    Raises:
-        UnavailableError: a process was lost; and what else `compute_on_every_process` raises.
     """
     group = current_group()
     if group is None:
@@ -53,7 +50,7 @@ def shared_by_first(
     flats = [_bytes_of(array) for arrays in shared.values() for array in arrays.values()]
     total_bytes = sum(flat.size for flat in flats)
     topology = Topology(tuple(jax.devices()))
-    # One size for all pieces, and few sizes at all: each is a program to compile.
+    # All pieces have one of a few sizes, since each size compiles a program.
     piece_bytes = min(
         max(2 ** math.ceil(math.log2(max(total_bytes, 1))), _MIN_PIECE_BYTES), _MAX_PIECE_BYTES
     )
@@ -62,17 +59,17 @@ def shared_by_first(
         if is_first:
             for index, begin, end, at in spans:
                 piece[at : at + end - begin] = flats[index][begin:end]
-        told = np.asarray(compute_on_every_process(_on_all(topology, piece), _first))
+        received = np.asarray(compute_on_every_process(_on_all(topology, piece), _first))
         if not is_first:
             for index, begin, end, at in spans:
-                flats[index][begin:end] = told[at : at + end - begin]
+                flats[index][begin:end] = received[at : at + end - begin]
     return dict(shared)
 
 
 def _pieces(
     sizes_bytes: Sequence[int], piece_bytes: int
 ) -> Iterator[list[tuple[int, int, int, int]]]:
-    """Which parts of which arrays go into each piece: (array, begin, end, place in the piece)."""
+    """Yields the spans of arrays that fill each piece: (array, begin, end, offset in the piece)."""
     spans: list[tuple[int, int, int, int]] = []
     at = 0
     for index, size_bytes in enumerate(sizes_bytes):
@@ -97,5 +94,5 @@ def _on_all(topology: Topology, piece: np.ndarray[Any, Any]) -> jax.Array:
     return topology.stack([piece] * topology.num_local_replicas)
 
 
-def _first(stacked: Any) -> Any:
+def _first(stacked: jax.Array) -> jax.Array:
     return jnp.asarray(stacked)[0]

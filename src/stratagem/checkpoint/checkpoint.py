@@ -313,7 +313,7 @@ class Checkpoint:
         return LoadStatus(restoration.consumption)
 
 
-def _check_kind(name: str, value: Any) -> None:
+def _check_kind(name: str, value: object) -> None:
     try:
         part_of(name, value)
     except ValueError:  # not built yet; it only has to be built before it is saved

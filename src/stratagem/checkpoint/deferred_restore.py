@@ -217,7 +217,7 @@ def _may_be_built(layer: Any) -> bool:
     return layer.built or (bool(inner) and all(one.built for one in inner))
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if isinstance(value, keras.Layer):
         return "layer"
     return "optimizer" if isinstance(value, keras.optimizers.Optimizer) else "metric"

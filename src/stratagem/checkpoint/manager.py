@@ -274,7 +274,7 @@ def _keep_policy(
     return latest if every_n_hours is None else AnyPolicy(latest, KeepEveryHours(every_n_hours))
 
 
-def _save_policy(interval: int | SavePolicy | None, step_counter: Any) -> SavePolicy | None:
+def _save_policy(interval: int | SavePolicy | None, step_counter: object) -> SavePolicy | None:
     if interval is None:
         return None
     if step_counter is None:

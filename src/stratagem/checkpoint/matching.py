@@ -100,7 +100,12 @@ def _variables_error(
 
 
 def _shape_error(
-    part: Part, path: str, shape: Any, saved_path: str, saved_shape: Any, where: str
+    part: Part,
+    path: str,
+    shape: tuple[int, ...],
+    saved_path: str,
+    saved_shape: tuple[int, ...],
+    where: str,
 ) -> ValueError:
     saved_as = "" if path == saved_path else f", saved as {saved_path},"
     return ValueError(

@@ -180,7 +180,7 @@ _KINDS: dict[str, type] = {
 }
 
 
-def _not_built(name: str, kind: str, value: Any) -> ValueError:
+def _not_built(name: str, kind: str, value: object) -> ValueError:
     fix = {
         "optimizer": "call optimizer.build(model.trainable_variables) first.",
     }.get(kind, "build it, or call it with a batch, first.")

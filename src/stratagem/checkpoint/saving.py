@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -95,7 +95,10 @@ def load_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dic
 
 
 def _write_now(
-    items: Mapping[str, Arrays], notes: Mapping[str, Any], place: CheckpointLocation, then: Any
+    items: Mapping[str, Arrays],
+    notes: Mapping[str, Any],
+    place: CheckpointLocation,
+    then: Callable[[Path], None],
 ) -> str:
     if jax.process_count() > 1:
         storage_process().write(place.prepare, items, notes, then=then).result()

@@ -113,7 +113,7 @@ class Tree:
         return jax.tree.unflatten(self._treedef, [leaf.restored for leaf in self.leaves.values()])
 
 
-def is_tree(value: Any) -> bool:
+def is_tree(value: object) -> bool:
     """True for an array or a container that JAX flattens."""
     is_container = not jax.tree_util.all_leaves([value]) and value is not None
     return is_container or (_is_leaf(value) and not isinstance(value, _NUMBERS))
@@ -128,7 +128,7 @@ def _is_leaf(value: Any) -> bool:
     return _is_key(value) or np.dtype(value.dtype).kind not in "OUSMm"
 
 
-def _is_key(value: Any) -> bool:
+def _is_key(value: object) -> bool:
     dtype = getattr(value, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
@@ -137,7 +137,7 @@ def _text(key: Any) -> str:
     return jax.tree_util.keystr((key,), simple=True).replace("/", "%2F")
 
 
-def _key_kind(value: Any) -> Any:
+def _key_kind(value: jax.Array | jax.ShapeDtypeStruct) -> Any:
     """Returns the generator of a key, or for a ShapeDtypeStruct the generator with its dtype."""
     if isinstance(value, jax.Array):
         return jax.random.key_impl(value)

@@ -1,4 +1,4 @@
-"""The values of variables on the host: taken for a checkpoint, and given back from one."""
+"""Variable values on the host: reading them for a checkpoint and assigning restored ones."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.checkpoint.creation import is_in_step
+from stratagem.checkpoint.creation_hooks import is_in_step
 from stratagem.checkpoint.objects import Part
-from stratagem.checkpoint.trees import Leaf
+from stratagem.checkpoint.trees import ArrayLeaf
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, wait_until_ready
 from stratagem.topology.shards import assemble_on_host
 from stratagem.values import PerReplica
 from stratagem.variables import VariableKind, home_of, store_of, stored_components
 
 __all__ = [
+    "assign_local_values",
+    "assign_values",
     "components_of",
-    "give",
-    "give_own",
     "has_components",
-    "lies_in_parts",
-    "own_arrays_of",
-    "own_values_of",
+    "is_sharded_over_processes",
+    "local_arrays_of",
+    "local_values_of",
     "values_of",
 ]
 
@@ -31,18 +31,16 @@ _Array = np.ndarray[Any, Any]
 
 
 def values_of(part: Part) -> dict[str, _Array]:
-    """Returns what the copies or components of each variable stand for. Call on every process.
+    """Returns the logical value of each variable by path. Call on every process.
 
-    Args:
-        part: the object.
-
-    Returns:
-        Values by path. They may be the variables' own memory: to be let go of before the next step,
-        which takes new memory otherwise.
+    The arrays may alias the variables' memory. Release them before the next step, which would
+    otherwise allocate new memory.
     """
     values = {
-        # What lies in parts may be too large, with others, for the device that it is joined on.
-        path: _on_host(_whole(variable)) if lies_in_parts(variable) else _whole(variable)
+        # Copy sharded values one by one: gathered together, they may not fit on one device.
+        path: _on_host(_whole(variable))
+        if is_sharded_over_processes(variable)
+        else _whole(variable)
         for path, variable in part.variables.items()
     }
     wait_until_ready(list(values.values()))
@@ -50,102 +48,75 @@ def values_of(part: Part) -> dict[str, _Array]:
 
 
 def components_of(part: Part) -> dict[str, _Array]:
-    """Returns the components of variables that have one on each replica. Call on every process.
+    """Returns the per-replica components of ON_READ variables. Call on every process.
 
-    With them training goes on to the last bit where the number of replicas is the same; their
-    aggregate says less.
-
-    Args:
-        part: the object.
-
-    Returns:
-        Arrays of shape (num_replicas, ...) by path.
+    Restoring them, with the same number of replicas, continues training bit for bit; their
+    aggregate loses information. The arrays have shape (num_replicas, ...).
     """
     return {
-        path: _on_host(_all_of(variable.storage))
+        path: _on_host(_gather_components(variable.storage))
         for path, variable in part.variables.items()
         if has_components(variable)
     }
 
 
-def own_arrays_of(part: Part) -> dict[str, Any]:
-    """Returns what this process has of each variable, when it is computed; no other is asked.
+def local_arrays_of(part: Part) -> dict[str, Any]:
+    """Returns this process's arrays of each variable, once computed, without communication.
 
-    Args:
-        part: the object.
-
-    Returns:
-        By path its value; of what has components, or lies in parts, those of all replicas.
+    Per-replica components and sharded values cover all replicas.
     """
-    arrays = {path: _own(variable) for path, variable in part.variables.items()}
+    arrays = {path: _local_array(variable) for path, variable in part.variables.items()}
     wait_until_ready(list(arrays.values()))
     return jax.block_until_ready(arrays)
 
 
-def own_values_of(part: Part, arrays: Mapping[str, Any]) -> dict[str, _Array]:
-    """Returns what this process has of each variable, on the host.
+def local_values_of(part: Part, arrays: Mapping[str, Any]) -> dict[str, _Array]:
+    """Returns the arrays of `local_arrays_of` on the host, limited to this process's replicas.
 
-    Args:
-        part: the object.
-        arrays: what `own_arrays_of` returned.
-
-    Returns:
-        By path its value, or the components or parts of this process's replicas, of shape
-        (num_local_replicas, ...). They may be the variables' own memory, as with `values_of`.
+    Components and shards have shape (num_local_replicas, ...). The arrays may alias the variables'
+    memory, as in `values_of`.
     """
-    return {path: _own_on_host(part.variables[path], value) for path, value in arrays.items()}
+    return {path: _local_value(part.variables[path], value) for path, value in arrays.items()}
 
 
-def has_components(variable: Any) -> bool:
-    """Tells whether each replica has a component of a variable.
-
-    Args:
-        variable: any.
-    """
+def has_components(variable: object) -> bool:
+    """True if each replica has a component of the variable."""
     home = home_of(variable)
     return home is not None and home.kind is VariableKind.ON_READ
 
 
-def lies_in_parts(variable: Any) -> bool:
-    """Tells whether several processes have a part each of the value of a variable.
-
-    Args:
-        variable: any.
-    """
+def is_sharded_over_processes(variable: Any) -> bool:
+    """True if several processes hold a part of the variable's value each."""
     if store_of(variable) is None:
         return False
     return is_multi_process(variable.stored) and not variable.stored.is_fully_replicated
 
 
-def give_own(part: Part, paths: Mapping[str, str], values: Mapping[str, _Array]) -> None:
-    """Sets variables to what `own_values_of` returned on this process.
+def assign_local_values(part: Part, paths: Mapping[str, str], values: Mapping[str, _Array]) -> None:
+    """Sets variables from values that `local_values_of` returned on this process.
 
-    Args:
-        part: the object.
-        paths: of what was kept, by that of the variable.
-        values: by path of what was kept.
+    `paths` maps the path of each variable to the path in `values`.
     """
-    for path, kept_path in paths.items():
+    for path, saved_path in paths.items():
         variable: Any = part.variables[path]
         home = home_of(variable)
         if home is not None and has_components(variable):
-            variable.storage = home.strategy.topology.put_stacked(values[kept_path])
-        elif lies_in_parts(variable):
-            variable.stored = variable.store.from_local_shards(values[kept_path], variable.shape)
+            variable.storage = home.strategy.topology.put_stacked(values[saved_path])
+        elif is_sharded_over_processes(variable):
+            variable.stored = variable.store.from_local_shards(values[saved_path], variable.shape)
         else:
-            variable.assign(values[kept_path])
+            variable.assign(values[saved_path])
 
 
-def give(
-    part: Part, paths: Mapping[str, str], values: Mapping[str, _Array], components: Any
+def assign_values(
+    part: Part,
+    paths: Mapping[str, str],
+    values: Mapping[str, _Array],
+    components: Mapping[str, _Array],
 ) -> None:
-    """Sets variables to what was saved.
+    """Sets variables from saved values, and from per-replica components if they fit.
 
-    Args:
-        part: the object.
-        paths: in the checkpoint, by that of the variable.
-        values: by path in the checkpoint.
-        components: likewise, for those that had some.
+    `paths` maps the path of each variable to the path in the checkpoint.
     """
     for path, saved_path in paths.items():
         variable: Any = part.variables[path]
@@ -160,8 +131,8 @@ def give(
 
 
 def _set(variable: Any, value: _Array) -> None:
-    """Sets a value now, also while a step is traced that is to find it."""
-    if isinstance(variable, Leaf) or not is_in_step():
+    """Assigns a value immediately, even while a step is traced."""
+    if isinstance(variable, ArrayLeaf) or not is_in_step():
         variable.assign(value)
         return
     store = getattr(variable, "store_whole", variable._direct_assign)
@@ -169,7 +140,7 @@ def _set(variable: Any, value: _Array) -> None:
 
 
 def _whole(variable: Any) -> Any:
-    """The value in the variable's own dtype, also where Keras casts what layers read."""
+    """Returns the value in the variable's own dtype, even if Keras autocasts it for layers."""
     if getattr(variable, "division", None) is not None:
         return variable.storage
     if store_of(variable) is not None and not is_multi_process(variable.stored):
@@ -178,30 +149,30 @@ def _whole(variable: Any) -> Any:
     return variable.value if own is None else own()
 
 
-def _own(variable: Any) -> Any:
-    if lies_in_parts(variable):
+def _local_array(variable: Any) -> Any:
+    if is_sharded_over_processes(variable):
         return variable.stored
     return variable.storage if has_components(variable) else _whole(variable)
 
 
-def _own_on_host(variable: Any, value: Any) -> _Array:
-    if lies_in_parts(variable):
+def _local_value(variable: Any, value: Any) -> _Array:
+    if is_sharded_over_processes(variable):
         return variable.store.local_shards(value)
-    return _own_components(value) if has_components(variable) else _on_host(value)
+    return _local_components(value) if has_components(variable) else _on_host(value)
 
 
-def _all_of(storage: Any) -> Any:
+def _gather_components(storage: Any) -> Any:
     return compute_on_every_process(storage) if is_multi_process(storage) else storage
 
 
-def _own_components(storage: Any) -> _Array:
+def _local_components(storage: Any) -> _Array:
     components = PerReplica(stacked=storage).components
     return np.stack([np.asarray(component) for component in components])
 
 
 def _on_host(value: Any) -> _Array:
     if isinstance(value, jax.Array) and value.is_fully_replicated:
-        # An object of its own: JAX keeps the host's view with the object that was asked for it,
-        # and memory of which there is a view cannot be given away to the next step.
+        # Use a separate array object: JAX caches the host view in the object that created it,
+        # and memory with a host view cannot be donated to the next step.
         value = value.addressable_shards[0].data
     return assemble_on_host(value)

@@ -83,6 +83,16 @@ def resolve_cluster(
     """
     client = override_client or core_api(executable_location, needed_by="resolve_cluster")
     services = client.list_service_for_all_namespaces().items
+    found = _services_by_task(services, parse_task_name_fn)
+    jobs: dict[str, list[str]] = {}
+    for (task_type, _), service in sorted(found.items(), key=lambda item: item[0]):
+        jobs.setdefault(task_type, []).append(join_address(_address(service), port))
+    return ClusterSpec(jobs)
+
+
+def _services_by_task(
+    services: list[Any], parse_task_name_fn: Callable[[str], tuple[str | None, int | None]]
+) -> dict[tuple[str, int], Any]:
     found: dict[tuple[str, int], Any] = {}
     others: list[str] = []
     for service in services:
@@ -105,10 +115,7 @@ def resolve_cluster(
             )
         found[task] = service
     _check_complete(found, others)
-    jobs: dict[str, list[str]] = {}
-    for (task_type, _), service in sorted(found.items(), key=lambda item: item[0]):
-        jobs.setdefault(task_type, []).append(join_address(_address(service), port))
-    return ClusterSpec(jobs)
+    return found
 
 
 def _check_complete(found: dict[tuple[str, int], Any], others: list[str]) -> None:

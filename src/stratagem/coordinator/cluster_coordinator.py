@@ -24,6 +24,7 @@ from stratagem.messages import explain
 from stratagem.servers import Connections, Message, ServerError
 from stratagem.servers.closing import Closing
 from stratagem.strategies import RemoteStateStrategy
+from stratagem.strategies.process_parts import Scheduling
 from stratagem.tracebacks import filters_traceback
 
 __all__ = ["ClusterCoordinator"]
@@ -59,11 +60,15 @@ class ClusterCoordinator(Closing):
                 )
             )
         with _making:
-            if strategy.executor.coordinator is None:
+            executor = strategy.executor
+            executor.check_scope()
+            if not isinstance(executor, Scheduling):
+                raise _not_the_coordinator()
+            if executor.coordinator is None:
                 made = object.__new__(cls)
                 made._begin(strategy)
-                strategy.executor.coordinator = made
-            return strategy.executor.coordinator
+                executor.coordinator = made
+            return executor.coordinator
 
     def __init__(self, strategy: Any) -> None:
         assert strategy is self._strategy
@@ -401,3 +406,13 @@ class _Iterator:
         """Returns the iterator."""
         source = self._dataset_or_fn
         return iter(source if hasattr(source, "__iter__") else source())
+
+
+def _not_the_coordinator() -> RuntimeError:
+    return RuntimeError(
+        explain(
+            "A ClusterCoordinator was made in a worker that runs a program of its own.",
+            expected="strategy.run, or fit, in this program.",
+            fix="leave independent=True out if one process coordinates the others.",
+        )
+    )

@@ -1,56 +1,51 @@
-"""Estimators: a model function, trained, evaluated and served under any strategy."""
+"""Estimators: training, evaluation and export of a model function under any strategy."""
 
 from stratagem.estimator import experimental, export
 from stratagem.estimator.add_metrics import add_metrics
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.exporting.exported_model import ExportedModel, load_exported
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
-from stratagem.estimator.heads import (
-    BinaryClassHead,
-    Head,
+from stratagem.estimator.heads.binary_class import BinaryClassHead
+from stratagem.estimator.heads.head import Head
+from stratagem.estimator.heads.linked_regression import (
     LogisticRegressionHead,
-    MultiClassHead,
     PoissonRegressionHead,
-    RegressionHead,
 )
-from stratagem.estimator.hooks import (
-    CheckpointSaverHook,
-    CheckpointSaverListener,
-    FeedFnHook,
-    FinalOpsHook,
-    GlobalStepWaiterHook,
-    LoggingTensorHook,
-    NanLossDuringTrainingError,
-    NanTensorHook,
-    ProfilerHook,
-    SecondOrStepTimer,
+from stratagem.estimator.heads.multi_class import MultiClassHead
+from stratagem.estimator.heads.regression import RegressionHead
+from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
+from stratagem.estimator.hooks.final_ops import FeedFnHook, FinalOpsHook
+from stratagem.estimator.hooks.global_step_waiter import GlobalStepWaiterHook
+from stratagem.estimator.hooks.logging_tensor import LoggingTensorHook
+from stratagem.estimator.hooks.nan import NanLossDuringTrainingError, NanTensorHook
+from stratagem.estimator.hooks.profiler import ProfilerHook
+from stratagem.estimator.hooks.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
-    StepCounterHook,
-    StopAtStepHook,
-    SummarySaverHook,
 )
+from stratagem.estimator.hooks.step_counter import StepCounterHook
+from stratagem.estimator.hooks.stop_at_step import StopAtStepHook
+from stratagem.estimator.hooks.summary_saver import SummarySaverHook
+from stratagem.estimator.hooks.timers import SecondOrStepTimer
 from stratagem.estimator.inputs import numpy_input_fn, pandas_input_fn
 from stratagem.estimator.keras_models.model_to_estimator import model_to_estimator
 from stratagem.estimator.loops.evaluation_record import read_eval_metrics
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.named_values import identity
-from stratagem.estimator.premade import (
+from stratagem.estimator.premade.baseline import (
     BaselineClassifier,
     BaselineEstimator,
     BaselineRegressor,
-    DNNClassifier,
-    DNNEstimator,
+)
+from stratagem.estimator.premade.dnn import DNNClassifier, DNNEstimator, DNNRegressor
+from stratagem.estimator.premade.dnn_linear_combined import (
     DNNLinearCombinedClassifier,
     DNNLinearCombinedEstimator,
     DNNLinearCombinedRegressor,
-    DNNRegressor,
-    LinearClassifier,
-    LinearEstimator,
-    LinearRegressor,
 )
+from stratagem.estimator.premade.linear import LinearClassifier, LinearEstimator, LinearRegressor
 from stratagem.estimator.scaffold import Scaffold
 from stratagem.estimator.settings.distribute_config import DistributeConfig
 from stratagem.estimator.settings.run_config import RunConfig

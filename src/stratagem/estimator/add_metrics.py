@@ -1,4 +1,4 @@
-"""add_metrics: an Estimator with more metrics than its model function has."""
+"""add_metrics: extra evaluation metrics for an existing Estimator."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _KNOWN = ("features", "labels", "predictions", "config")
 class _WithMetrics(Estimator):
     def __init__(self, other: Estimator, model_fn: Callable[..., EstimatorSpec]) -> None:
         super().__init__(model_fn, config=other.config, warm_start_from=other._warm_start)
-        self._host_parts = other._host_parts
+        self._host_transforms = other._host_transforms
 
 
 class _ModelFunction:
-    """The model function of another Estimator, with more metrics."""
+    """Model function of another Estimator, with extra metrics."""
 
     def __init__(self, other: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> None:
         self._model_fn = other.model_fn
@@ -48,19 +48,21 @@ class _ModelFunction:
 
 
 def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
-    """Returns an Estimator that evaluates more metrics, with the same folder and settings.
+    """Returns an Estimator that also evaluates the metrics of `metric_fn`.
+
+    It shares the folder and the settings of the original Estimator.
 
     Args:
-        estimator: whose model function is used; of any kind.
+        estimator: any Estimator; its model function is reused.
         metric_fn: takes any of `features`, `labels`, `predictions` and `config` by name, as the
-            model function has them, and returns a dict from names to Keras metrics, which it makes
-            and updates in each call. One of the name of a metric that there is takes its place.
+            model function sees them. Returns a dict from names to Keras metrics, which it creates
+            and updates in each call. A metric replaces an existing one of the same name.
 
     Returns:
-        The new Estimator.
+        A new Estimator.
 
     Raises:
-        ValueError: a `metric_fn` that takes other arguments.
+        ValueError: if `metric_fn` takes other arguments.
 
     Example:
         >>> column = sg.feature_column.numeric_column("x")
@@ -80,9 +82,9 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
     if unknown:
         raise ValueError(
             explain(
-                f"metric_fn takes {unknown}, which nobody passes.",
-                expected=f"arguments among {list(_KNOWN)}.",
-                fix="give others a value with functools.partial.",
+                f"metric_fn takes the unsupported arguments {unknown}.",
+                expected=f"a subset of {list(_KNOWN)}.",
+                fix="bind other arguments with functools.partial.",
             )
         )
     return _WithMetrics(estimator, _ModelFunction(estimator, metric_fn))

@@ -1,4 +1,4 @@
-"""What is asked of an Estimator by those that train, evaluate and export it."""
+"""Protocol for Estimators accepted by train_and_evaluate, exporters and early stopping."""
 
 from __future__ import annotations
 
@@ -13,49 +13,42 @@ __all__ = ["EstimatorProtocol", "check_estimator"]
 
 @runtime_checkable
 class EstimatorProtocol(Protocol):
-    """The part of `Estimator` that `train_and_evaluate`, exporters and early stopping use."""
+    """Subset of `Estimator` that `train_and_evaluate`, exporters and early stopping use."""
 
     @property
     def config(self) -> RunConfig:
-        """How it runs."""
+        """Run configuration."""
         ...
 
     @property
     def model_dir(self) -> str:
-        """The folder of checkpoints and summaries."""
+        """Folder of checkpoints and summaries."""
         ...
 
     def train(self, input_fn: Any, **options: Any) -> Any:
-        """Trains."""
+        """Trains the model."""
         ...
 
     def evaluate(self, input_fn: Any, **options: Any) -> Mapping[str, Any]:
-        """Evaluates a checkpoint."""
+        """Evaluates a checkpoint and returns its metrics by name."""
         ...
 
     def latest_checkpoint(self) -> str | None:
-        """Returns the path of the latest checkpoint; None where there is none."""
+        """Returns the path of the latest checkpoint, or None."""
         ...
 
     def eval_dir(self, name: str | None = None) -> str:
-        """Returns the folder of an evaluation."""
+        """Returns the folder of an evaluation's summaries."""
         ...
 
 
 def check_estimator(estimator: object) -> None:
-    """Raises unless something is an Estimator.
-
-    Args:
-        estimator: what was given.
-
-    Raises:
-        TypeError: another type.
-    """
+    """Raises TypeError unless the object is an Estimator."""
     if not isinstance(estimator, EstimatorProtocol):
         raise TypeError(
             explain(
                 f"estimator={estimator!r} is of type {type(estimator).__name__}.",
                 expected="an Estimator.",
-                fix="pass sg.estimator.Estimator(model_fn), or a pre-made one.",
+                fix="pass sg.estimator.Estimator(model_fn) or a pre-made Estimator.",
             )
         )

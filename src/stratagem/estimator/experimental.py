@@ -1,4 +1,4 @@
-"""The names of `tf.estimator.experimental`: `sg.estimator.experimental.X` is `sg.estimator.X`."""
+"""Names of `tf.estimator.experimental`: early-stopping hooks."""
 
 from stratagem.estimator.tasks.early_stopping import (
     make_early_stopping_hook,

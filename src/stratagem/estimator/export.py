@@ -1,4 +1,4 @@
-"""What `tf.estimator.export` has: inputs and outputs of exported models."""
+"""Names of `tf.estimator.export`: inputs and outputs of exported models."""
 
 from stratagem.estimator.exporting.export_output import (
     ClassificationOutput,

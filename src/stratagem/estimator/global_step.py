@@ -1,4 +1,4 @@
-"""The variable that counts the steps of training."""
+"""Global step variable: creation and lookup."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _outside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def get_global_step() -> Any:
-    """Returns the variable that counts the steps of training.
+    """Returns the variable that counts training steps.
 
-    In a model function it is the Estimator's, which counts it up after each step. Elsewhere it is
-    what `get_or_create_global_step` has made for the current strategy.
+    Inside a model function it is the Estimator's step, incremented after each training step.
+    Elsewhere it is the one that `get_or_create_global_step` created for the current strategy.
 
     Returns:
-        An int32 variable; None where there is none.
+        An int32 variable, or None if there is none.
 
     Source: TF 2.21 training_util.py, get_global_step.
     """
@@ -30,10 +30,10 @@ def get_global_step() -> Any:
 
 
 def get_or_create_global_step() -> Any:
-    """Returns the variable that counts the steps of training, and makes one where there is none.
+    """Returns the variable that counts training steps, creating it if necessary.
 
     Returns:
-        An int32 variable; the Estimator's in a model function.
+        An int32 variable; inside a model function, the Estimator's.
 
     Example:
         >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():

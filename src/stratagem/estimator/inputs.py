@@ -1,4 +1,4 @@
-"""Input functions of what is in memory: NumPy arrays and data frames."""
+"""Input functions for in-memory data: NumPy arrays and pandas data frames."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from stratagem.estimator.number_checks import check_minimum
 from stratagem.input import Dataset
 from stratagem.input.sources import every_nth
 from stratagem.messages import explain
@@ -27,29 +28,28 @@ def numpy_input_fn(
     queue_capacity: int | None = 1000,
     num_threads: int = 1,
 ) -> _InputFn:
-    """Returns an input function of NumPy arrays.
+    """Returns an input function that reads NumPy arrays.
 
-    Each worker of several gets its share of the examples: every nth one. Batches go over the ends
-    of epochs, so that only the very last one can be short. The order of shuffled examples is
-    another one in each epoch; it follows from NumPy's global seed, which
+    With several workers, each reads every nth example. Batches span epoch boundaries, so only the
+    very last batch can be short. Each epoch is shuffled differently, by NumPy's global seed, which
     `RunConfig(tf_random_seed=...)` sets.
 
     Args:
-        x: the features: an array, or a dict of arrays.
-        y: the labels: an array, or a dict of arrays; None for none.
-        batch_size: examples of one replica in a step.
-        num_epochs: how often to read the data; None for ever.
-        shuffle: whether to shuffle, which has to be said: True for training, False for prediction.
-        queue_capacity: accepted and not used: nothing is copied into a queue.
-        num_threads: accepted and not used.
+        x: the features, an array or a dict of arrays, shape (examples, ...).
+        y: the labels, an array or a dict of arrays; None for no labels.
+        batch_size: the per-replica batch size.
+        num_epochs: the number of passes over the data; None to repeat forever.
+        shuffle: required: True for training, False for evaluation and prediction.
+        queue_capacity: ignored; there is no queue.
+        num_threads: ignored.
 
     Returns:
-        A function that an Estimator takes as `input_fn`.
+        A function to pass as `input_fn`.
 
     Raises:
-        TypeError: `x` or `y` of another type.
-        ValueError: no data, arrays of different lengths, a name in both dicts, `shuffle` not given,
-            or a number below 1; when it is called, fewer examples than workers.
+        TypeError: if `x` or `y` holds anything but NumPy arrays.
+        ValueError: if there is no data, lengths differ, a name is in both dicts, `shuffle` is
+            missing, or a number is below 1; when called, if there are more workers than examples.
 
     Example:
         >>> x, y = {"a": np.arange(3)}, np.arange(3) * 2
@@ -79,27 +79,28 @@ def pandas_input_fn(
     num_threads: int = 1,
     target_column: str = "target",
 ) -> _InputFn:
-    """Returns an input function of a pandas `DataFrame`.
+    """Returns an input function that reads a pandas `DataFrame`.
 
-    The features are a dict with an array a column; all else is as with `numpy_input_fn`.
+    The features are a dict with one array per column. Everything else works as in
+    `numpy_input_fn`.
 
     Args:
         x: a data frame.
-        y: the labels: a `Series`, or a data frame for a dict of labels; None for none.
-        batch_size: examples of one replica in a step.
-        num_epochs: how often to read the data; None for ever.
-        shuffle: whether to shuffle, which has to be said.
-        queue_capacity: accepted and not used.
-        num_threads: accepted and not used.
-        target_column: the name of the labels of a `Series`, which no feature may have.
+        y: the labels: a `Series`, a data frame for a dict of labels, or None.
+        batch_size: the per-replica batch size.
+        num_epochs: the number of passes over the data; None to repeat forever.
+        shuffle: required: True or False.
+        queue_capacity: ignored.
+        num_threads: ignored.
+        target_column: a name for the labels of a `Series`, which no feature may have.
 
     Returns:
-        A function that an Estimator takes as `input_fn`.
+        A function to pass as `input_fn`.
 
     Raises:
-        TypeError: `x` is no data frame, `y` neither that nor a series, or `target_column` no
-            string.
-        ValueError: indices of `x` and `y` that differ, a feature with the name of the labels, and
+        TypeError: if `x` is not a data frame, `y` is neither a data frame nor a series, or
+            `target_column` is not a string.
+        ValueError: if the indices of `x` and `y` differ, a feature has the name of the labels, or
             as for `numpy_input_fn`.
 
     Example::
@@ -131,19 +132,19 @@ def _input_fn(data: Any, batch_size: int, num_epochs: int | None, *, shuffle: bo
         if num_examples < num_shards:
             raise ValueError(
                 explain(
-                    f"{num_examples} examples were to be shared by {num_shards} workers.",
-                    expected="at least one example for each worker.",
-                    fix="give more examples, or train with fewer workers.",
+                    f"{num_examples} examples are too few for {num_shards} workers.",
+                    expected="at least one example per worker.",
+                    fix="add examples, or train with fewer workers.",
                 )
             )
         examples = data if num_shards == 1 else every_nth(data, num_shards, shard)
-        return Dataset(_Batches(examples, batch_size, num_epochs, shuffle=shuffle))
+        return Dataset(_EpochBatches(examples, batch_size, num_epochs, shuffle=shuffle))
 
     return input_fn
 
 
-class _Batches:
-    """Batches of all epochs, one after the other."""
+class _EpochBatches:
+    """Batches of all epochs in sequence."""
 
     def __init__(
         self, examples: Any, batch_size: int, num_epochs: int | None, *, shuffle: bool
@@ -158,7 +159,7 @@ class _Batches:
         if self._num_epochs is None:
             raise TypeError(
                 explain(
-                    "The length of data without an end was asked for.",
+                    "Data with num_epochs=None has no length.",
                     expected="a number of epochs.",
                     fix="pass num_epochs.",
                 )
@@ -176,7 +177,7 @@ class _Batches:
             yield self._take(waiting)
 
     def _orders(self) -> Iterator[np.ndarray[Any, Any]]:
-        """The examples of each epoch, in its order."""
+        """Yields the example indices of each epoch, in reading order."""
         generator = None if self._seed is None else np.random.default_rng(self._seed)
         epoch = 0
         while self._num_epochs is None or epoch < self._num_epochs:
@@ -192,20 +193,13 @@ def _check_options(batch_size: int, num_epochs: int | None, shuffle: object) -> 
     if not isinstance(shuffle, bool):
         raise ValueError(
             explain(
-                f"shuffle={shuffle!r} does not say whether to shuffle.",
+                f"shuffle={shuffle!r} is not a bool.",
                 expected="True or False.",
-                fix="pass shuffle=True for training, and False for evaluation and prediction.",
+                fix="pass shuffle=True for training, shuffle=False for evaluation and prediction.",
             )
         )
-    for name, number in (("batch_size", batch_size), ("num_epochs", num_epochs)):
-        if number is not None and number < 1:
-            raise ValueError(
-                explain(
-                    f"{name}={number} is out of range.",
-                    expected="a number of at least 1.",
-                    fix=f"correct {name}.",
-                )
-            )
+    check_minimum("batch_size", batch_size, 1)
+    check_minimum("num_epochs", num_epochs, 1)
 
 
 def _check_arrays(name: str, value: Any) -> None:
@@ -214,17 +208,17 @@ def _check_arrays(name: str, value: Any) -> None:
         if not isinstance(array, np.ndarray):
             raise TypeError(
                 explain(
-                    f"{name} is, or holds, {array!r}, of type {type(array).__name__}.",
-                    expected="a NumPy array, or a dict of them.",
+                    f"{name} is or contains {array!r} of type {type(array).__name__}.",
+                    expected="a NumPy array or a dict of NumPy arrays.",
                     fix="pass np.asarray(values).",
                 )
             )
     if not arrays or any(array.size == 0 or not array.shape for array in arrays):
         raise ValueError(
             explain(
-                f"{name} holds no examples, or an array that has none.",
+                f"{name} is empty or contains an empty array.",
                 expected="arrays with at least one example on axis 0.",
-                fix="see where the data comes from.",
+                fix="check the source of the data.",
             )
         )
 
@@ -235,7 +229,7 @@ def _check_names_and_lengths(x: Any, y: Any) -> None:
         raise ValueError(
             explain(
                 f"The names {both} are in both x and y.",
-                expected="each name in one of them.",
+                expected="different names for features and labels.",
                 fix="rename the labels.",
             )
         )
@@ -244,19 +238,19 @@ def _check_names_and_lengths(x: Any, y: Any) -> None:
         raise ValueError(
             explain(
                 f"The arrays of x and y have the shapes {shapes}.",
-                expected="one length of them all, with the examples on axis 0.",
-                fix="cut them to the same examples.",
+                expected="the same number of examples on axis 0 of every array.",
+                fix="trim the arrays to the same examples.",
             )
         )
 
 
 def _check_frame(name: str, value: Any, *, has_columns: bool) -> None:
-    """Looks at what a frame can do, so that pandas itself need not be installed."""
+    """Duck-types a data frame, so that pandas need not be installed."""
     if not has_columns or not all(hasattr(value, part) for part in ("index", "to_numpy")):
         raise TypeError(
             explain(
                 f"{name} is of type {type(value).__name__}.",
-                expected="a pandas DataFrame" + (", or a Series." if name == "y" else "."),
+                expected="a pandas DataFrame" + (" or Series." if name == "y" else "."),
                 fix="pass arrays to numpy_input_fn.",
             )
         )
@@ -265,7 +259,7 @@ def _check_frame(name: str, value: Any, *, has_columns: bool) -> None:
             explain(
                 f"The data frame {name} has no rows.",
                 expected="at least one example.",
-                fix="see where the data comes from.",
+                fix="check the source of the data.",
             )
         )
 
@@ -280,7 +274,7 @@ def _check_labels(x: Any, y: Any, target_column: str) -> None:
             explain(
                 f"target_column={target_column!r} is of type {type(target_column).__name__}.",
                 expected="a string.",
-                fix="leave it out.",
+                fix="omit target_column to use the default name.",
             )
         )
     if y is None:
@@ -289,8 +283,8 @@ def _check_labels(x: Any, y: Any, target_column: str) -> None:
     if not hasattr(y, "columns") and target_column in x.columns:
         raise ValueError(
             explain(
-                f"x has a column {target_column!r}, which is the name of the labels.",
-                expected="another name.",
+                f"x has a column {target_column!r}, the name of the labels.",
+                expected="different names for features and labels.",
                 fix="pass another target_column, or remove the column from the features.",
             )
         )
@@ -299,6 +293,6 @@ def _check_labels(x: Any, y: Any, target_column: str) -> None:
             explain(
                 f"x and y have different indices: {x.index!r} and {y.index!r}.",
                 expected="the same rows in the same order.",
-                fix="y = y.loc[x.index] brings labels into the order of the features.",
+                fix="reorder the labels with y = y.loc[x.index].",
             )
         )

@@ -1,4 +1,4 @@
-"""What a model function is called for."""
+"""Modes of a model function: train, eval and infer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ModeKeys"]
 
 
 class ModeKeys:
-    """The values of `mode` that a model function may be called with.
+    """Values of the `mode` argument of a model function.
 
     Example:
         >>> sg.estimator.ModeKeys.PREDICT

@@ -1,4 +1,4 @@
-"""Values of a model function that hooks can fetch by name."""
+"""Named values of a model function, which hooks can fetch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ _names: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def naming_values() -> Generator[dict[str, Any]]:
-    """Collects what `identity` is given in a `with` block.
-
-    Yields:
-        The values by name.
-    """
+    """Collects the values passed to `identity` inside the `with` block, by name."""
     values: dict[str, Any] = {}
     token = _names.set(values)
     try:
@@ -32,20 +28,20 @@ def naming_values() -> Generator[dict[str, Any]]:
 
 
 def identity(value: Any, name: str) -> Any:
-    """Names a value of a model function, so that hooks can fetch it.
+    """Names a value of a model function so that hooks can fetch it.
 
-    Of a scalar with a fraction hooks get the average over the replicas, by their true examples;
-    of any other value that of the first replica.
+    A hook receives the example-weighted average over replicas for a floating-point scalar, and
+    the first replica's value for anything else.
 
     Args:
         value: an array.
-        name: by which hooks fetch it; the later of two with one name counts.
+        name: the name to fetch it by. A later value replaces an earlier one of the same name.
 
     Returns:
-        The value.
+        `value`, unchanged.
 
     Raises:
-        ValueError: "loss" or "global_step", which are known without.
+        ValueError: if `name` is "loss" or "global_step", which the loop defines.
 
     Example:
         >>> def model_fn(features, labels, mode):
@@ -57,9 +53,9 @@ def identity(value: Any, name: str) -> Any:
     if name in ("loss", "global_step"):
         raise ValueError(
             explain(
-                f"identity received name={name!r}.",
-                expected="another name: this one stands for what the loop knows by itself.",
-                fix="rename it.",
+                f"identity received name={name!r}, which is reserved.",
+                expected='any name except "loss" and "global_step": the training loop sets those.',
+                fix="choose another name.",
             )
         )
     values = _names.get()

@@ -1,4 +1,4 @@
-"""What a model function adds to the start of training."""
+"""Scaffold: initialization and custom saving of a training run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["Scaffold"]
 
 
 class Scaffold:
-    """What is to be done once, when variables have their first values.
+    """Runs a function once the variables are initialized, and can replace the saver.
 
-    There is no graph, and so none of the operations that TensorFlow's scaffold holds: checkpoints,
-    summaries and the checks that all variables have values are the Estimator's.
+    The other parts of TensorFlow's scaffold are graph operations and don't exist here: the
+    Estimator saves checkpoints, writes summaries and checks that variables are initialized.
 
     Args:
-        init_fn: called with this scaffold and the session when the variables are made, where
-            training does not continue from a checkpoint.
-        saver: what `CheckpointSaverHook` saves with instead of the session: an object whose
-            `save(session)` returns the path of the checkpoint.
+        init_fn: called with this scaffold and the session after the variables are created, unless
+            training resumes from a checkpoint.
+        saver: an object whose `save(session)` returns the path of the checkpoint.
+            `CheckpointSaverHook` calls it instead of the session.
 
     Raises:
-        TypeError: `init_fn` cannot be called, or `saver` has no `save`.
+        TypeError: if `init_fn` is not callable, or `saver` has no `save` method.
 
     Example:
         >>> scaffold = sg.estimator.Scaffold(init_fn=lambda scaffold, session: print("start"))
@@ -42,27 +42,27 @@ class Scaffold:
         if init_fn is not None and not callable(init_fn):
             raise TypeError(
                 explain(
-                    f"init_fn={init_fn!r} cannot be called.",
-                    expected="a function that takes the scaffold and the session.",
+                    f"init_fn={init_fn!r} is not callable.",
+                    expected="a function of the scaffold and the session.",
                     fix="pass lambda scaffold, session: ...",
                 )
             )
         if saver is not None and not callable(getattr(saver, "save", None)):
             raise TypeError(
                 explain(
-                    f"saver={saver!r} has no method `save`.",
+                    f"saver={saver!r} has no `save` method.",
                     expected="an object whose save(session) returns a path.",
-                    fix="leave saver out: the session saves everything that was trained.",
+                    fix="omit saver: the session then saves all variables.",
                 )
             )
         self._init_fn = init_fn
         self.saver = saver
 
     def init_fn(self, session: Session) -> None:
-        """Calls the function that was given, if there is one.
+        """Calls the `init_fn` passed to the constructor, if any.
 
         Args:
-            session: of the training that begins.
+            session: the training session.
         """
         if self._init_fn is not None:
             self._init_fn(self, session)

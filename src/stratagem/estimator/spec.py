@@ -1,75 +1,61 @@
-"""What a model function returns."""
+"""EstimatorSpec: the return value of a model function."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 
+from stratagem.estimator.argument_checks import check_instances
 from stratagem.estimator.hooks.session_run_hook import SessionRunHook
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.scaffold import Scaffold
+from stratagem.estimator.train_op import Minimize
 from stratagem.messages import explain
 
-__all__ = ["DEFAULT_SIGNATURE", "EstimatorSpec", "RecordedUpdate"]
+__all__ = ["DEFAULT_SIGNATURE", "EstimatorSpec"]
 
 DEFAULT_SIGNATURE = "serving_default"
 
-_MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
+_REQUIRED = {
+    ModeKeys.TRAIN: ("train_op", "loss"),
+    ModeKeys.EVAL: ("loss",),
+    ModeKeys.PREDICT: ("predictions",),
+}
 _HOOKS = ("training_chief_hooks", "training_hooks", "evaluation_hooks", "prediction_hooks")
-
-
-@runtime_checkable
-class RecordedUpdate(Protocol):
-    """What `sg.estimator.minimize` returns: which loss an optimizer is to make smaller."""
-
-    @property
-    def optimizer(self) -> Any:
-        """The Keras optimizer."""
-        ...
-
-    @property
-    def loss(self) -> Any:
-        """The loss to differentiate."""
-        ...
-
-    @property
-    def variables(self) -> Any:
-        """The variables to update; None for all that can be trained."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EstimatorSpec:
-    """What a model function has made for a mode: losses, predictions, metrics, the update.
+    """Losses, predictions, metrics and updates of a model function in one mode.
 
-    TRAIN needs `loss` and `train_op`, EVAL `loss`, PREDICT `predictions`. Values may be those of a
-    trace.
+    TRAIN needs `loss` and `train_op`, EVAL needs `loss`, PREDICT needs `predictions`. Values may
+    be JAX tracers.
 
     Args:
         mode: the mode that the model function was called with.
-        predictions: an array, or a dict of arrays, with a row an example.
-        loss: the mean over the examples, a scalar.
-        train_op: what `sg.estimator.minimize` returns, or a Keras optimizer, which then makes
-            `loss` smaller; or a list of these.
-        eval_metric_ops: name to Keras metric, which the model function has updated.
-        export_outputs: signature to what it gives. Without one of the name "serving_default", a
-            single one is also that.
-        training_chief_hooks: hooks of training on the chief.
-        training_hooks: hooks of training on each process.
-        scaffold: what to do once before training.
-        evaluation_hooks: hooks of evaluation.
-        prediction_hooks: hooks of prediction.
+        predictions: an array or a dict of arrays, shape (batch, ...).
+        loss: a scalar, the mean over the examples.
+        train_op: the result of `sg.estimator.minimize`, a Keras optimizer that minimizes `loss`,
+            or a list of these.
+        eval_metric_ops: a dict from names to Keras metrics that the model function has updated.
+        export_outputs: a dict from signature names to `ExportOutput` objects. A single one also
+            becomes "serving_default".
+        training_chief_hooks: training hooks for the chief only.
+        training_hooks: training hooks for every process.
+        scaffold: one-time initialization before training.
+        evaluation_hooks: evaluation hooks.
+        prediction_hooks: prediction hooks.
 
     Raises:
-        TypeError: a part of another type.
-        ValueError: an unknown mode, a part missing that the mode needs, a loss that is no scalar,
-            or several export outputs none of which is the default.
+        TypeError: if an argument has the wrong type.
+        ValueError: if the mode is unknown, an argument that the mode needs is missing, the loss is
+            not a scalar, or several export outputs are given without a default.
 
     Example:
         >>> spec = sg.estimator.EstimatorSpec("eval", loss=0.5)
@@ -93,7 +79,7 @@ class EstimatorSpec:
 
     def __post_init__(self) -> None:
         self._check_mode()
-        checked = {
+        checked: dict[str, Any] = {
             "predictions": _checked_predictions(self.predictions, self.mode),
             "loss": _checked_loss(self.loss),
             "eval_metric_ops": _checked_metrics(self.eval_metric_ops),
@@ -102,36 +88,29 @@ class EstimatorSpec:
         _check_train_op(self.train_op)
         if self.scaffold is not None and not isinstance(self.scaffold, Scaffold):
             raise _wrong_type("scaffold", self.scaffold, "a Scaffold")
-        checked |= {name: _checked_hooks(name, getattr(self, name)) for name in _HOOKS}
+        for name in _HOOKS:
+            checked[name] = check_instances(name, getattr(self, name), SessionRunHook)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
     def _check_mode(self) -> None:
-        if self.mode not in _MODES:
+        if self.mode not in _REQUIRED:
             raise ValueError(
                 explain(
                     f"mode={self.mode!r} is unknown.",
-                    expected=f"one of {list(_MODES)}.",
-                    fix="pass on the mode that the model function was called with.",
+                    expected=f"one of {list(_REQUIRED)}.",
+                    fix="pass the mode that the model function was called with.",
                 )
             )
-        if self.mode == ModeKeys.TRAIN:
-            self._require("train_op")
-        if self.mode in (ModeKeys.TRAIN, ModeKeys.EVAL):
-            self._require("loss")
-        if self.mode == ModeKeys.PREDICT:
-            self._require("predictions")
-
-    def _require(self, name: str) -> None:
-        if getattr(self, name) is None:
-            raise ValueError(
-                explain(
-                    f"The EstimatorSpec for mode {self.mode!r} has no {name}.",
-                    expected="loss and train_op for training, loss for evaluation, predictions "
-                    "for prediction.",
-                    fix=f"pass {name}=... where mode is {self.mode!r}.",
+        for name in _REQUIRED[self.mode]:
+            if getattr(self, name) is None:
+                raise ValueError(
+                    explain(
+                        f"The EstimatorSpec for mode {self.mode!r} has no {name}.",
+                        expected=f"the arguments {list(_REQUIRED[self.mode])}.",
+                        fix=f"pass {name}=... when mode is {self.mode!r}.",
+                    )
                 )
-            )
 
 
 def _checked_predictions(predictions: Any, mode: str) -> Any:
@@ -153,8 +132,8 @@ def _checked_loss(loss: Any) -> Any:
         raise ValueError(
             explain(
                 f"loss has shape {np.shape(loss)}.",
-                expected="a scalar: the mean over the examples.",
-                fix="average it: keras.ops.mean(loss).",
+                expected="a scalar, the mean over the examples.",
+                fix="average it with keras.ops.mean(loss).",
             )
         )
     return jnp.reshape(loss, ())
@@ -165,11 +144,9 @@ def _check_train_op(train_op: Any) -> None:
     if train_op is not None and not updates:
         raise _wrong_type("train_op", train_op, "an update")
     for update in updates:
-        if update is not None and not isinstance(
-            update, keras.optimizers.Optimizer | RecordedUpdate
-        ):
+        if update is not None and not isinstance(update, keras.optimizers.Optimizer | Minimize):
             raise _wrong_type(
-                "train_op", update, "what sg.estimator.minimize returns, or a Keras optimizer"
+                "train_op", update, "the result of sg.estimator.minimize or a Keras optimizer"
             )
 
 
@@ -194,24 +171,13 @@ def _checked_outputs(outputs: Any) -> dict[str, Any] | None:
     if len(outputs) > 1 and DEFAULT_SIGNATURE not in outputs:
         raise ValueError(
             explain(
-                f"export_outputs has the signatures {sorted(outputs)}, and none is the default.",
-                expected=f"one of several outputs to be {DEFAULT_SIGNATURE!r}.",
-                fix=f"give one of them the name {DEFAULT_SIGNATURE!r}, too.",
+                f"export_outputs has the signatures {sorted(outputs)} without a default.",
+                expected=f"an output named {DEFAULT_SIGNATURE!r}.",
+                fix=f"add one of them again under the name {DEFAULT_SIGNATURE!r}.",
             )
         )
     (single,) = outputs.values() if len(outputs) == 1 else [None]
     return {DEFAULT_SIGNATURE: single} | dict(outputs) if outputs else {}
-
-
-def _checked_hooks(name: str, hooks: Any) -> tuple[SessionRunHook, ...]:
-    if hooks is None:
-        return ()
-    if not isinstance(hooks, list | tuple):
-        raise _wrong_type(name, hooks, "a list of SessionRunHook objects")
-    for hook in hooks:
-        if not isinstance(hook, SessionRunHook):
-            raise _wrong_type(name, hook, "SessionRunHook objects in it")
-    return tuple(hooks)
 
 
 def _is_array(value: Any) -> bool:
@@ -223,7 +189,7 @@ def _is_array(value: Any) -> bool:
 def _wrong_type(name: str, value: Any, expected: str) -> TypeError:
     return TypeError(
         explain(
-            f"{name} of the EstimatorSpec is {value!r}, of type {type(value).__name__}.",
+            f"EstimatorSpec received {name}={value!r} of type {type(value).__name__}.",
             expected=f"{expected}.",
             fix=f"correct {name} in the model function.",
         )

@@ -1,4 +1,4 @@
-"""The updates of a model function: which optimizer makes which loss smaller, by which variables."""
+"""minimize: optimizer updates of a model function."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Minimize", "as_train_ops", "minimize"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Minimize:
-    """An update that a training step is to make. Made by `sg.estimator.minimize`.
+    """Update of some variables by an optimizer. Created by `sg.estimator.minimize`.
 
     Args:
         optimizer: the Keras optimizer.
-        loss: the loss, a scalar of the model function.
-        variables: those to update; None for all that can be trained.
+        loss: the loss, a scalar.
+        variables: the variables to update; None for all trainable ones.
     """
 
     optimizer: keras.optimizers.Optimizer
@@ -29,23 +29,24 @@ class Minimize:
 
 
 def minimize(optimizer: Any, loss: Any, var_list: Sequence[Any] | None = None) -> Minimize:
-    """Makes the `train_op` of an `EstimatorSpec`: what `optimizer.minimize` was in TensorFlow 1.
+    """Creates the `train_op` of an `EstimatorSpec`, as `optimizer.minimize` did in TensorFlow 1.
 
-    Nothing is computed here: the step differentiates the model function by the variables, averages
-    the gradients over replicas and applies them.
+    Nothing is computed here. The training step differentiates the model function, averages the
+    gradients over replicas and applies them.
 
     Args:
-        optimizer: a Keras optimizer, made in the model function.
-        loss: the mean over the examples, a scalar that the model function has computed; or a
-            function without arguments that computes it, which is called now.
-        var_list: Keras variables to update; None for all trainable ones that the loss depends on.
+        optimizer: a Keras optimizer, created in the model function.
+        loss: a scalar that the model function computed, the mean over the examples; or a function
+            without arguments that computes it, which is called immediately.
+        var_list: the Keras variables to update; None for all trainable ones that the loss depends
+            on.
 
     Returns:
         The update.
 
     Raises:
-        TypeError: no Keras optimizer.
-        ValueError: no variables.
+        TypeError: if `optimizer` is not a Keras optimizer.
+        ValueError: if `var_list` is empty.
 
     Example:
         >>> op = sg.estimator.minimize(keras.optimizers.SGD(0.1), loss=0.5)
@@ -68,8 +69,8 @@ def minimize(optimizer: Any, loss: Any, var_list: Sequence[Any] | None = None) -
             explain(
                 "minimize received an empty var_list.",
                 expected="variables to update.",
-                fix="leave var_list out for all, or build the layers before their variables are "
-                "listed.",
+                fix="omit var_list to update all variables, or build the layers before listing "
+                "their variables.",
             )
         )
     compute: Callable[[], Any] | None = loss if callable(loss) else None
@@ -77,11 +78,6 @@ def minimize(optimizer: Any, loss: Any, var_list: Sequence[Any] | None = None) -
 
 
 def as_train_ops(train_op: Any, loss: Any) -> list[Minimize]:
-    """Returns the updates of an `EstimatorSpec`.
-
-    Args:
-        train_op: a `Minimize` or a Keras optimizer, or a list of these.
-        loss: of the spec, for optimizers.
-    """
-    given: list[Any] = list(train_op) if isinstance(train_op, list | tuple) else [train_op]
-    return [op if isinstance(op, Minimize) else minimize(op, loss) for op in given]
+    """Returns the `train_op` of an `EstimatorSpec` as a list of updates."""
+    ops: list[Any] = list(train_op) if isinstance(train_op, list | tuple) else [train_op]
+    return [op if isinstance(op, Minimize) else minimize(op, loss) for op in ops]

@@ -1,4 +1,4 @@
-"""Training that begins with the values of an earlier one."""
+"""Warm start: initial values of variables from an earlier training run."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["WarmStartSettings", "as_warm_start", "warm_start"]
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartSettings:
-    """Which variables begin with values of an earlier training.
+    """Selects the variables to initialize from an earlier training run.
 
     Args:
-        ckpt_to_initialize_from: a checkpoint of an Estimator, or its `model_dir`, of which the
-            latest is taken.
-        vars_to_warm_start: a regular expression that the names of trainable variables are searched
-            for; or a list of such, for all variables, also those of optimizers; or a list of
-            variables.
-        var_name_to_vocab_info: None.
-        var_name_to_prev_var_name: names in the checkpoint, by the names here where they differ.
+        ckpt_to_initialize_from: an Estimator's checkpoint, or its `model_dir` for the latest one.
+        vars_to_warm_start: a regular expression, searched for in the names of trainable variables;
+            a list of expressions, searched for in the names of all variables, including
+            optimizers'; or a list of variables.
+        var_name_to_vocab_info: must be None.
+        var_name_to_prev_var_name: a dict from names here to names in the checkpoint, where they
+            differ.
 
     Raises:
-        NotImplementedError: vocabularies.
+        NotImplementedError: if `var_name_to_vocab_info` is set.
 
     Example:
         >>> settings = sg.estimator.WarmStartSettings("model", vars_to_warm_start="dense.*")
@@ -51,47 +51,31 @@ class WarmStartSettings:
         if self.var_name_to_vocab_info:
             raise NotImplementedError(
                 explain(
-                    "var_name_to_vocab_info names vocabularies of "
-                    f"{sorted(self.var_name_to_vocab_info)}.",
-                    expected="None: rows of tables are not sorted by another vocabulary.",
-                    fix="keep the vocabulary, or leave these tables out of vars_to_warm_start.",
+                    f"var_name_to_vocab_info is set for {sorted(self.var_name_to_vocab_info)}.",
+                    expected="None: embedding rows are not remapped to a new vocabulary.",
+                    fix="keep the vocabulary, or exclude these tables from vars_to_warm_start.",
                 )
             )
 
 
-def as_warm_start(given: Any) -> WarmStartSettings | None:
-    """Returns what an Estimator's `warm_start_from` stands for.
-
-    Args:
-        given: settings, the path of a checkpoint or a folder of some, or None.
-
-    Raises:
-        TypeError: of another type.
-    """
-    if given is None or isinstance(given, WarmStartSettings):
-        return given
-    if not isinstance(given, str | os.PathLike):
+def as_warm_start(source: Any) -> WarmStartSettings | None:
+    """Returns the settings for an Estimator's `warm_start_from` argument."""
+    if source is None or isinstance(source, WarmStartSettings):
+        return source
+    if not isinstance(source, str | os.PathLike):
         raise TypeError(
             explain(
-                f"warm_start_from={given!r} is of type {type(given).__name__}.",
-                expected="a path, or an sg.estimator.WarmStartSettings.",
-                fix="pass the model_dir of the Estimator to begin with.",
+                f"warm_start_from={source!r} is of type {type(source).__name__}.",
+                expected="a path or an sg.estimator.WarmStartSettings.",
+                fix="pass the model_dir of the Estimator to start from.",
             )
         )
-    return WarmStartSettings(os.fspath(given))
+    return WarmStartSettings(os.fspath(source))
 
 
 def warm_start(store: VariableStore, settings: WarmStartSettings) -> None:
-    """Gives variables the values that they begin with. Call on every process.
-
-    Args:
-        store: the variables, which exist.
-        settings: which, and from where.
-
-    Raises:
-        ValueError: there is no checkpoint, or it does not hold a variable, or with another shape.
-    """
-    path = _checkpoint(settings.ckpt_to_initialize_from)
+    """Initializes the selected variables from the checkpoint. Call on every process."""
+    path = _checkpoint_path(settings.ckpt_to_initialize_from)
     renamed = dict(settings.var_name_to_prev_var_name or {})
     chosen = _chosen(store, settings.vars_to_warm_start)
     unused = sorted(set(renamed) - set(chosen))
@@ -104,20 +88,19 @@ def warm_start(store: VariableStore, settings: WarmStartSettings) -> None:
             )
         )
     left = [(renamed.get(name, name), variable) for name, variable in chosen.items()]
-    while left:  # several may begin with one of the checkpoint
+    while left:  # several variables may read the same entry of the checkpoint
         round_ = dict(reversed(left))
         Checkpoint(**{VARIABLES: round_}).read(path).expect_partial()
         left = [pair for pair in left if round_[pair[0]] is not pair[1]]
 
 
-def _checkpoint(path: str) -> str:
-    # Whether it is a checkpoint or a folder of some.
+def _checkpoint_path(path: str) -> str:
     found = path if is_whole(Path(path)) else latest_checkpoint(path)
     if found is None:
         raise ValueError(
             explain(
-                f"{path} is no checkpoint of an Estimator, nor a folder of some.",
-                expected="the model_dir of an Estimator that was trained, or a checkpoint in it.",
+                f"{path} is neither an Estimator checkpoint nor a folder of checkpoints.",
+                expected="the model_dir of a trained Estimator, or a checkpoint in it.",
                 fix="correct the path to warm-start from.",
             )
         )
@@ -139,9 +122,9 @@ def _chosen(store: VariableStore, wanted: str | Sequence[Any]) -> dict[str, Any]
         if not found:
             raise ValueError(
                 explain(
-                    f"vars_to_warm_start has {one!r}, which is in no name of a variable.",
-                    expected=f"a regular expression for some of {sorted(named)}.",
-                    fix="correct it; a list of expressions also finds what is not trained.",
+                    f"vars_to_warm_start={one!r} matches no variable.",
+                    expected=f"a regular expression that matches some of {sorted(named)}.",
+                    fix="correct it, or pass a list to include variables that are not trainable.",
                 )
             )
         chosen |= found

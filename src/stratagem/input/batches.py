@@ -196,16 +196,8 @@ def join_parts(
     batches = [None if part is None else take_batch(next(present), 1) for part in parts]
     first = next(batch for batch in batches if batch is not None)
     for batch in batches:
-        if batch is not None and _describe(batch) != _describe(first):
-            raise ValueError(
-                explain(
-                    f"Replicas received different batches: {_describe(first)} and "
-                    f"{_describe(batch)}.",
-                    expected="one structure and dtypes, and shapes that differ only in the batch "
-                    "axis.",
-                    fix="return the same structure of batches for every replica from dataset_fn.",
-                )
-            )
+        if batch is not None:
+            _check_same_kind(first, batch)
     counts = tuple(0 if batch is None else batch.num_examples for batch in batches)
     size = size or max(counts)
     arrays = [
@@ -229,6 +221,17 @@ def join_parts(
         all_lengths,
         signature,
     )
+
+
+def _check_same_kind(first: HostBatch, other: HostBatch) -> None:
+    if _describe(other) != _describe(first):
+        raise ValueError(
+            explain(
+                f"Replicas received different batches: {_describe(first)} and {_describe(other)}.",
+                expected="one structure and dtypes, and shapes that differ only in the batch axis.",
+                fix="return the same structure of batches for every replica from dataset_fn.",
+            )
+        )
 
 
 def _describe(batch: HostBatch) -> str:
@@ -350,7 +353,7 @@ def _as_one_view(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | No
     return np.lib.stride_tricks.as_strided(first, shape, strides, writeable=False)
 
 
-def _put(array: Any, topology: Topology, *, many: bool) -> jax.Array:
+def _put(array: np.ndarray[Any, Any] | jax.Array, topology: Topology, *, many: bool) -> jax.Array:
     if topology.num_replicas == 1:
         return topology.replicate(array)
     return topology.put_stacked(array, axis=1 if many else 0)

@@ -270,7 +270,7 @@ class DistributedDataset:
         self._epoch = epoch
 
 
-def _as_on_devices(spec: Any) -> Any:
+def _as_on_devices(spec: ArraySpec) -> ArraySpec:
     return ArraySpec(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.context import stack
 from stratagem.context.function_trace import current_function_trace
@@ -15,6 +15,9 @@ from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import waiting_for_input
 from stratagem.tracebacks import filters_traceback
+
+if TYPE_CHECKING:
+    from stratagem.input.distributed import DistributedDataset
 
 __all__ = ["DistributedIterator", "OptionalBatch", "require_outside_replicas"]
 
@@ -64,7 +67,7 @@ class DistributedIterator:
     Source: TF 2.21 input_lib.py, DistributedIterator.
     """
 
-    def __init__(self, dataset: Any, epoch: int) -> None:
+    def __init__(self, dataset: DistributedDataset, epoch: int) -> None:
         self._dataset = dataset
         self._topology: Topology = dataset.strategy.topology
         self._pending: list[BatchGroup] = []

@@ -47,20 +47,11 @@ def batch_sizes_for_worker(
 
     Source: TF 2.21 data/experimental/ops/distribute.py, batch_sizes_for_worker.
     """
-    sizes = {
-        "global_batch_size": global_batch_size,
-        "num_workers": num_workers,
-        "num_replicas_per_worker": num_replicas_per_worker,
-    }
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(
-                explain(
-                    f"{name}={value} is out of range.",
-                    expected="1 or more.",
-                    fix=f"pass a positive {name}.",
-                )
-            )
+    _check_positive(
+        global_batch_size=global_batch_size,
+        num_workers=num_workers,
+        num_replicas_per_worker=num_replicas_per_worker,
+    )
     if not 0 <= worker_index < num_workers:
         raise ValueError(
             explain(
@@ -74,3 +65,15 @@ def batch_sizes_for_worker(
     parts = [smaller + 1] * num_larger + [smaller] * (num_parts - num_larger)
     start = worker_index * num_replicas_per_worker
     return parts[start:] + parts[:start]
+
+
+def _check_positive(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(
+                explain(
+                    f"{name}={value} is out of range.",
+                    expected="1 or more.",
+                    fix=f"pass a positive {name}.",
+                )
+            )

@@ -13,7 +13,7 @@ import numpy as np
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.planning.accelerators import Accelerator
 from stratagem.planning.programs import held_bytes, is_held_by_host, variables_of
-from stratagem.variables import ShardedStore, ShardedState, VariableKind, home_of, store_of
+from stratagem.variables import ShardedState, ShardedStore, VariableKind, home_of, store_of
 
 __all__ = ["CompilerMemory", "MemoryPlan", "plan_memory", "shared_state_bytes"]
 

@@ -10,7 +10,7 @@ from stratagem.strategies.offloaded_state import PINNED_HOST, OffloadedState
 from stratagem.strategies.placement_rules import PlacementRules
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology.abstract_devices import planning_for
-from stratagem.variables import UniformPlacement, ShardedState
+from stratagem.variables import Replicated, ShardedState, UniformPlacement
 
 __all__ = ["planned_strategy"]
 
@@ -41,5 +41,6 @@ def planned_strategy(
             return CentralStorageStrategy()
         planned = MirroredStrategy(groups, like.cross_device_ops, shard_state=shard_state)
         if like.placement.layouts is not None:
+            assert isinstance(planned.placement, Replicated)
             planned.placement.layouts = like.placement.layouts.on(planned.topology)
     return planned

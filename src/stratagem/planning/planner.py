@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from stratagem.context import ReplicaBatch, get_strategy, has_strategy
-from stratagem.execution.tracing.arguments import Arguments, Leaf
 from stratagem.execution.programs.step_capture import CapturedStep, capture
+from stratagem.execution.tracing.arguments import Arguments, Leaf
 from stratagem.input.batches import place, take_batch
 from stratagem.keras.planned_models import as_planned, is_model, training_step
 from stratagem.messages import explain

@@ -16,8 +16,8 @@ from stratagem.execution.programs.step_program import StepProgram
 from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import Topology
 from stratagem.variables import (
-    Store,
     ShardedStore,
+    Store,
     VariableKind,
     home_of,
     store_of,

@@ -68,7 +68,7 @@ class SignalSource(NoticeSource):
         self.hear(
             Notice(
                 source=signum.name,
-                message=f"{signum.name} came to process {os.getpid()}.",
+                message=f"{signum.name} was sent to process {os.getpid()}.",
                 heard_at_s=time.monotonic(),
                 grace_s=grace_s,
             )

@@ -27,7 +27,7 @@ class PreemptionWatcher:
         ...     signal.raise_signal(signal.SIGTERM)
         ...     print(watcher.preemption_message)
         None
-        SIGTERM came to process ...
+        SIGTERM was sent to process ...
 
     Source: TF 2.21 preemption_watcher.py, PreemptionWatcher.
     """

@@ -21,7 +21,7 @@ from stratagem.strategies.placement_rules import (
 )
 from stratagem.strategies.recreate import recreatable
 from stratagem.strategies.strategy import Strategy
-from stratagem.topology.abstract_devices import refuse_to_plan
+from stratagem.strategies.table_servers import table_servers
 from stratagem.topology.devices import DeviceLike
 from stratagem.variables import SingleDeviceStore
 

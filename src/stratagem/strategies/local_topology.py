@@ -9,7 +9,12 @@ import jax
 
 from stratagem.messages import explain
 from stratagem.topology import Topology, find_devices, local_devices
-from stratagem.topology.abstract_devices import AbstractDevice, planned_devices, refuse_to_plan
+from stratagem.topology.abstract_devices import (
+    AbstractDevice,
+    planned_devices,
+    planned_topology,
+    refuse_to_plan,
+)
 from stratagem.topology.devices import find_groups
 
 __all__ = ["local_topology", "parameter_device_of"]

@@ -20,9 +20,8 @@ from stratagem.strategies.recreate import recreatable
 from stratagem.strategies.state_placement import state_placement
 from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
-from stratagem.topology.abstract_devices import planned_devices
+from stratagem.topology.abstract_devices import planned_devices, planned_topology
 from stratagem.topology.groups import adjacent_groups
-from stratagem.variables import VariableLayouts
 
 __all__ = ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"]
 

@@ -21,8 +21,6 @@ from stratagem.strategies.served_cluster import (
     make_cluster,
     update_mode,
 )
-from stratagem.strategies.served_strategy import RemoteStateStrategy
-from stratagem.strategies.served_worker import begin_independent
 from stratagem.topology.abstract_devices import refuse_to_plan
 
 __all__ = ["ParameterServerStrategy"]

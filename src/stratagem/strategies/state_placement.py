@@ -8,7 +8,13 @@ from stratagem.messages import explain
 from stratagem.strategies.placement_rules import PlacementRules, places_on_replicas
 from stratagem.topology import Topology
 from stratagem.topology.abstract_devices import planned_shard_state
-from stratagem.variables import Placement, ShardedStore, ShardedState
+from stratagem.variables import (
+    Placement,
+    Replicated,
+    ShardedState,
+    ShardedStore,
+    VariableLayouts,
+)
 
 __all__ = ["state_placement"]
 

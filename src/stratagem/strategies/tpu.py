@@ -21,7 +21,6 @@ from stratagem.topology import Topology
 from stratagem.topology.abstract_devices import planned_topology
 from stratagem.topology.device_assignment import DeviceAssignment
 from stratagem.topology.tpu_coordinates import assigned_devices, in_ring_order
-from stratagem.variables import VariableLayouts
 
 __all__ = ["TPUStrategy"]
 

@@ -31,10 +31,12 @@ class Topology:
     Args:
         devices: in replica order, the first of each group; None for JAX's default device.
         groups: all devices of each replica; None for one device each. See `of_groups`.
+        first_replica_id: number of replicas of earlier workers, if workers are not in lockstep.
     """
 
     devices: tuple[jax.Device, ...] | None
     groups: tuple[tuple[jax.Device, ...], ...] | None = None
+    first_replica_id: int = 0
 
     @classmethod
     def of_groups(cls, groups: Sequence[Sequence[jax.Device]]) -> Topology:

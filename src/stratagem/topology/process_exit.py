@@ -24,7 +24,7 @@ import jax
 
 from stratagem.goodput import close_events, current_events
 from stratagem.group import Group, current_group
-from stratagem.preemption.signals import ignore_until_the_end
+from stratagem.preemption.signals import ignore_until_exit
 from stratagem.topology.private import exit_now, main_thread_file
 
 __all__ = ["SHUTDOWN_S", "expect_exit", "watch"]
@@ -57,7 +57,7 @@ def watch(group: Group) -> None:
     ) -> None:
         _state.exit_code = _INTERRUPTED if kind is KeyboardInterrupt else 1
         if group.verdict is None:
-            group.tell_error("".join(traceback.format_exception(kind, error, trace)))
+            group.report_error("".join(traceback.format_exception(kind, error, trace)))
         previous(kind, error, trace)
 
     sys.excepthook = report
@@ -80,8 +80,8 @@ def _exit_if_stuck(group: Group) -> None:
     pause = threading.Event()
     while waited_s < _GRACE_S:
         pause.wait(_POLL_INTERVAL_S)
-        waited_s = waited_s + _POLL_INTERVAL_S if _is_in_jax() and not group.is_told else 0.0
-        if group.is_told:
+        waited_s = waited_s + _POLL_INTERVAL_S if _is_in_jax() and not group.is_reported else 0.0
+        if group.is_reported:
             return
     assert group.verdict is not None
     faulthandler.dump_traceback()
@@ -116,7 +116,7 @@ def _exit_with_group() -> None:
     group = current_group()
     if group is not None:
         _leave_group(group)
-    ignore_until_the_end()
+    ignore_until_exit()
 
 
 def _leave_group(group: Group) -> None:
@@ -129,7 +129,7 @@ def _leave_group(group: Group) -> None:
     _record_loss(group)
     group.drain(_DRAIN_S)
     # The program ended by itself while others still waited for it.
-    planned = 1 if group.is_told else _state.planned_code
+    planned = 1 if group.is_reported else _state.planned_code
     _exit(planned if _state.exit_code is None else _state.exit_code)
 
 

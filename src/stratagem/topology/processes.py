@@ -12,7 +12,7 @@ import jax
 
 from stratagem import environment
 from stratagem.goodput import current_events
-from stratagem.group import Group, Identity, Kind, Limits, current_group, set_current_group
+from stratagem.group import Activity, Group, GroupLimits, Identity, current_group, set_current_group
 from stratagem.messages import explain
 from stratagem.topology import process_exit
 from stratagem.topology.devices import local_devices
@@ -25,7 +25,7 @@ _NEVER_S = 10_000_000
 
 
 def start_processes(
-    identity: Identity, limits: Limits, local_device_ids: list[int] | None
+    identity: Identity, limits: GroupLimits, local_device_ids: list[int] | None
 ) -> tuple[jax.Device, ...]:
     """Joins the group and starts JAX on all its processes; call it once per process.
 
@@ -93,7 +93,7 @@ def _start_jax(group: Group, local_device_ids: list[int] | None) -> None:
     jax.config.update("jax_enable_recoverability", True)
     if group.process_id and environment.lookup("STRATAGEM_PROGRAM_DIR"):
         enable_compilation_cache()
-    door = group.open_door()
+    door = group.open_coordination_port()
     jax.distributed.initialize(
         f"127.0.0.1:{door}",
         group.num_processes,
@@ -105,7 +105,7 @@ def _start_jax(group: Group, local_device_ids: list[int] | None) -> None:
         shutdown_timeout_seconds=process_exit.SHUTDOWN_S,
         coordinator_bind_address=f"127.0.0.1:{door}",
     )
-    with group.at(Kind.COMPILE, "starting JAX"), gloo_bound_to(group.own_address):
+    with group.at(Activity.COMPILE, "starting JAX"), gloo_bound_to(group.own_address):
         local_devices()
 
 

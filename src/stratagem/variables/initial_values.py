@@ -13,7 +13,6 @@ from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compute_on_every_process
 from stratagem.topology.shards import local_copy
-from stratagem.variables.store import store_of
 from stratagem.variables.layouts import put_stored
 from stratagem.variables.registry import VariableRegistry
 from stratagem.variables.store import store_of

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.topology.lockstep import replicate_to_all, is_multi_process, compute_on_every_process
+from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, replicate_to_all
 from stratagem.topology.shards import put_shards
 from stratagem.variables.single_device_store import take_rows
 

@@ -18,7 +18,7 @@ class _Request:
 
 
 class _Compute:
-    """The part of the compute API that is asked, with a page for each list of instances."""
+    """A fake of the compute API, with a page per list of instances."""
 
     def __init__(self, *pages: dict[str, str]) -> None:
         self.pages = pages

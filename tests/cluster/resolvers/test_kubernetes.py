@@ -22,7 +22,7 @@ def _pod(name: str, address: str | None, phase: str = "Running") -> types.Simple
 
 
 class _Client:
-    """Answers `list_pod_for_all_namespaces` as CoreV1Api does."""
+    """A fake of CoreV1Api with `list_pod_for_all_namespaces`."""
 
     def __init__(self, **pods: list[types.SimpleNamespace]) -> None:
         self.pods = {f"job-name={job}": listed for job, listed in pods.items()}

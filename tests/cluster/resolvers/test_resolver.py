@@ -8,7 +8,7 @@ from stratagem.cluster import ClusterResolver, ClusterSpec, Processes
 
 
 class _Resolver(ClusterResolver):
-    """As a user's own resolver for TensorFlow is written: two methods, no constructor."""
+    """Like a user's resolver for TensorFlow: two methods, no constructor."""
 
     def cluster_spec(self) -> ClusterSpec:
         return ClusterSpec({"worker": ["a:1", "b:1"]})

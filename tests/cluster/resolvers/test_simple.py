@@ -18,7 +18,7 @@ def test_defaults_are_tensorflow_s() -> None:
     assert resolver.num_accelerators() == {}
 
 
-def test_it_holds_what_it_is_given() -> None:
+def test_arguments_are_returned() -> None:
     resolver = SimpleClusterResolver(_SPEC, "m:1", "worker", 1, "test", {"GPU": 8}, "grpc")
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
     assert resolver.environment == "test"

@@ -20,7 +20,7 @@ _NODE = {
 
 
 class _HttpError(Exception):
-    """As googleapiclient's: the status is that of its `resp`."""
+    """Like googleapiclient's, with the status in `resp`."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"HttpError {status}")
@@ -29,7 +29,7 @@ class _HttpError(Exception):
 
 
 class _Service:
-    """The part of the TPU API that is asked, with one TPU or an error."""
+    """A fake of the TPU API, with one TPU or an error."""
 
     def __init__(self, node: dict | None = None, *, status: int = 404) -> None:
         self.node = node

@@ -106,8 +106,8 @@ def test_other_arguments_are_refused() -> None:
         _union({}, job=1)
 
 
-def test_single_resolver_answers_what_its_cluster_does_not_tell() -> None:
-    """A launcher such as torchrun tells how many there are, and the address of the first alone."""
+def test_single_resolver_supplies_facts_missing_in_its_cluster() -> None:
+    """Launchers such as torchrun give the number of processes and one address."""
     processes = Processes(4, 2, "10.0.0.1:2222")
     resolver = ProcessClusterResolver(processes)
     assert UnionResolver(resolver).processes() == processes

@@ -1,4 +1,4 @@
-"""Exports predict what the Estimator predicts, without the model function and for any batch."""
+"""Exports predict the same values as the Estimator, for any batch size."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_size_that_the_model_function_needs_may_be_fixed(tmp_path) -> None:
 
     estimator = estimator_of(model_fn, tmp_path)
     estimator.train(lambda: sg.input.Dataset(X, batch_size=4), steps=1)
-    with pytest.raises(ValueError, match="cannot be exported for batches of any size"):
+    with pytest.raises(ValueError, match="cannot be exported for arbitrary batch sizes"):
         estimator.export_saved_model(tmp_path / "e", RAW)
     spec = jax.ShapeDtypeStruct((1, 5), "float32")
     fixed = export.build_raw_serving_input_receiver_fn(spec, default_batch_size=4)
@@ -193,11 +193,11 @@ def test_a_folder_is_taken_only_when_it_is_free(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(exporting.time, "time", lambda: 100.0)
     (tmp_path / "100").mkdir()
     (tmp_path / "temp-101").mkdir()
-    assert exporting._begin(str(tmp_path)) == [str(tmp_path / "temp-102"), "102"]
+    assert exporting._make_temporary_folder(str(tmp_path)) == [str(tmp_path / "temp-102"), "102"]
 
 
 def test_what_is_no_export_is_refused(trained, tmp_path) -> None:
-    with pytest.raises(ValueError, match="holds no exported model"):
+    with pytest.raises(ValueError, match="contains no exported model"):
         sg.estimator.load_exported(tmp_path)
     folder = trained.export_saved_model(tmp_path, RAW)
     serve = sg.estimator.load_exported(folder)["serving_default"]

@@ -1,4 +1,4 @@
-"""Inputs and outputs of exports."""
+"""ServingInputReceiver and export outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def test_outputs_by_the_names_of_tensorflow() -> None:
 
 
 def test_a_classification_has_something() -> None:
-    with pytest.raises(ValueError, match="ClassificationOutput got neither scores nor classes"):
+    with pytest.raises(
+        ValueError, match="ClassificationOutput received neither scores nor classes"
+    ):
         export.ClassificationOutput()
 
 
@@ -49,16 +51,18 @@ def test_features_of_other_inputs_are_refused() -> None:
         receiver.features_of(values)
     shape = jax.ShapeDtypeStruct((1, 2), "float32")
     receiver = export.ServingInputReceiver(shape, {"x": keras.Input((2,))})
-    with pytest.raises(ValueError, match="receiver_tensors: a feature is no input"):
+    with pytest.raises(ValueError, match="receiver_tensors: a feature is not an input"):
         receiver.features_of(values)
 
 
 def test_values_are_no_inputs() -> None:
-    with pytest.raises(TypeError, match="A ServingInputReceiver got"):
+    with pytest.raises(TypeError, match="ServingInputReceiver received"):
         export.ServingInputReceiver(np.ones(3), np.ones(3))
 
 
 def test_alternatives_are_refused() -> None:
     x = keras.Input((2,))
-    with pytest.raises(NotImplementedError, match="receiver_tensors_alternatives are given"):
+    with pytest.raises(
+        NotImplementedError, match="receiver_tensors_alternatives are not supported"
+    ):
         export.ServingInputReceiver(x, x, {"other": x})

@@ -1,4 +1,4 @@
-"""Hashes are TensorFlow's, in every process."""
+"""Fingerprints match TensorFlow's in every process."""
 
 from __future__ import annotations
 

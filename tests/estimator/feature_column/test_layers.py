@@ -1,4 +1,4 @@
-"""Layers of columns: stated values of TensorFlow 2.21, NumPy by hand, gradients, files, fit."""
+"""Column layers against TensorFlow 2.21 and NumPy: values, gradients, saving and fit."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_linear_model_takes_dense_columns_with_tables() -> None:
 def test_features_that_are_not_encoded_are_refused_in_a_step() -> None:
     layer = fc.DenseFeatures([fc.indicator_column(IDS)])
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    with pytest.raises(ValueError, match="A layer of feature columns misses"):
+    with pytest.raises(ValueError, match="A feature-column layer found no"):
         strategy.run(lambda ids: layer({"id": ids}), args=(np.array([0, 1], np.int32),))
 
 
@@ -133,7 +133,7 @@ def test_linear_model_refuses_another_combiner() -> None:
 
 
 def test_layers_refuse_features_that_are_no_dict() -> None:
-    with pytest.raises(ValueError, match="features is a ndarray"):
+    with pytest.raises(ValueError, match="features is of type ndarray"):
         fc.DenseFeatures([fc.indicator_column(IDS)])(np.zeros(2))
 
 

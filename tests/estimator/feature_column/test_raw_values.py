@@ -1,4 +1,4 @@
-"""Features of every form become NumPy arrays with one row an example."""
+"""Raw features in every form become NumPy arrays with one row per example."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stratagem.estimator.feature_column.raw_values import (
 
 
 class Ragged:
-    """What ragged tensors and columns of Pandas have."""
+    """Object with the `to_list` of ragged tensors and pandas columns."""
 
     def to_list(self) -> list[list[int]]:
         return [[1], [2, 3]]
@@ -78,7 +78,7 @@ def test_numeric_rows_of_strings_are_refused(value) -> None:
 
 
 def test_numeric_rows_that_lack_values_without_a_default_are_refused() -> None:
-    with pytest.raises(ValueError, match="lacks 1 values"):
+    with pytest.raises(ValueError, match="has 1 missing values"):
         numeric_rows([1.0, None], "x", (1,), None, "float32")
 
 
@@ -88,9 +88,9 @@ def test_numeric_rows_of_another_shape_are_refused() -> None:
 
 
 def test_feature_that_is_missing_is_named() -> None:
-    with pytest.raises(ValueError, match="Feature 'x' is not in the features"):
+    with pytest.raises(ValueError, match="Feature 'x' is missing from the features"):
         feature_of({"y": 1}, "x")
-    with pytest.raises(ValueError, match="features is a ndarray"):
+    with pytest.raises(ValueError, match="features is of type ndarray"):
         feature_of(np.zeros(2), "x")
 
 

@@ -1,4 +1,4 @@
-"""Heads against stated values of TensorFlow's documentation, NumPy by hand, and Keras's metrics."""
+"""Heads against TensorFlow's documented values, NumPy and Keras metrics."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_labels_that_are_numbers_stay_numbers() -> None:
         (lambda e: e.BinaryClassHead(label_vocabulary=["a"]), "label_vocabulary="),
         (lambda e: e.MultiClassHead(2), "n_classes=2"),
         (lambda e: e.RegressionHead(0), "received label_dimension=0"),
-        (lambda e: e.BinaryClassHead().encode_labels(["a"]), "were given with label_vocabulary="),
+        (lambda e: e.BinaryClassHead().encode_labels(["a"]), "do not fit label_vocabulary="),
         (
             lambda e: e.BinaryClassHead(label_vocabulary=["a", "b"]).encode_labels(["c"]),
             "are not in the vocabulary",
@@ -195,7 +195,7 @@ def test_labels_that_are_numbers_stay_numbers() -> None:
             lambda e: e.BinaryClassHead(
                 sg.feature_column.numeric_column("w", shape=(2,))
             ).loss(LABELS, LOGITS, {"w": np.ones((5, 2))}),
-            "weight_column has 2 numbers",
+            "weight_column has 2 weights per example",
         ),
         (
             lambda e: e.BinaryClassHead().create_estimator_spec({}, "train", LOGITS, LABELS),

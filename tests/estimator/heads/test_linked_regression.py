@@ -1,4 +1,4 @@
-"""Heads of counts and proportions have the losses of their distributions."""
+"""Losses of the Poisson and logistic regression heads."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_estimator_with_such_a_head_finds_the_mean() -> None:
 
 
 def test_labels_outside_the_range_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Labels of a Poisson regression go down to -1\.0"):
+    with pytest.raises(ValueError, match=r"Labels of a Poisson regression include -1\.0"):
         PoissonRegressionHead().encode_labels([[2], [-1]])
-    with pytest.raises(ValueError, match=r"Labels of a logistic regression are from 0\.0 to 2\.0"):
+    with pytest.raises(ValueError, match=r"a logistic regression range from 0\.0 to 2\.0"):
         LogisticRegressionHead().encode_labels([[0], [2]])

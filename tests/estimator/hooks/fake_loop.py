@@ -1,4 +1,4 @@
-"""A loop that calls hooks in TensorFlow's order, with values of its own in place of a model."""
+"""Fake loop that calls hooks in TensorFlow's order, without a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stratagem.estimator import SessionRunArgs, SessionRunContext, SessionRunHoo
 
 
 class FakeClock:
-    """The time is what a test says."""
+    """Clock that a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -21,7 +21,7 @@ class FakeClock:
 
 
 class FakeSession:
-    """What hooks see of a loop."""
+    """Fake session of a loop."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class FakeSession:
         return f"{self.model_dir}/model.ckpt-{self.global_step}"
 
     def loop(self, hooks: Sequence[SessionRunHook], num_steps: int) -> int:
-        """Runs until a hook asks for the end, and returns how many steps that were."""
+        """Runs until a hook requests a stop and returns the number of steps."""
         for hook in hooks:
             hook.begin()
         for hook in hooks:

@@ -1,4 +1,4 @@
-"""Scalars of a folder, by TensorBoard's own reader."""
+"""Scalars of a summary folder, read with TensorBoard."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Tag to steps and numbers."""
+    """Returns (step, value) pairs by tag."""
     reader = EventAccumulator(str(folder)).Reload()
     return {
         tag: [

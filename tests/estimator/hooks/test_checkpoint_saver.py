@@ -1,4 +1,4 @@
-"""Which steps are saved, what listeners are told and when, by TensorFlow's CheckpointSaverHook."""
+"""CheckpointSaverHook saves and calls listeners at the same steps as TensorFlow's."""
 
 from __future__ import annotations
 
@@ -131,12 +131,12 @@ def test_scaffold_without_saver_leaves_it_to_the_session() -> None:
 
 
 def test_saver_and_scaffold_are_an_error() -> None:
-    with pytest.raises(ValueError, match="got both a saver and a scaffold"):
+    with pytest.raises(ValueError, match="received both a saver and a scaffold"):
         CheckpointSaverHook("model", save_steps=2, saver=Saver(), scaffold=Saver())
 
 
 def test_other_name_without_saver_is_an_error() -> None:
-    with pytest.raises(ValueError, match="checkpoint_basename='mine' is not how the session"):
+    with pytest.raises(ValueError, match="checkpoint_basename='mine' is set without a saver"):
         CheckpointSaverHook("model", save_steps=2, checkpoint_basename="mine")
 
 
@@ -151,11 +151,13 @@ def test_other_folder_without_saver_is_an_error() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"save_secs": 1, "save_steps": 1}])
 def test_interval_has_to_be_one_of_two(given) -> None:
-    with pytest.raises(ValueError, match="A timer got every_secs="):
+    with pytest.raises(ValueError, match="A timer received every_secs="):
         CheckpointSaverHook("model", **given)
 
 
 @pytest.mark.parametrize("listeners", [[object()], Listener(), [Listener]])
 def test_other_listeners_are_an_error(listeners) -> None:
-    with pytest.raises(TypeError, match=r"listeners=.* are not all listeners"):
+    with pytest.raises(
+        TypeError, match=r"listeners=.* is not a list of CheckpointSaverListener objects"
+    ):
         CheckpointSaverHook("model", save_steps=1, listeners=listeners)

@@ -1,4 +1,4 @@
-"""A worker that starts when the others have brought the global step so far."""
+"""GlobalStepWaiterHook waits for other workers' steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.estimator.hooks.fake_loop import FakeClock, FakeSession
 
 
 class Others:
-    """Brings the global step on while the hook waits."""
+    """Advances the global step while the hook waits."""
 
     def __init__(self, session, clock, *, steps_per_look: int, stops_at: int = 10**9) -> None:
         self.session, self.clock, self.looks = session, clock, 0
@@ -38,7 +38,7 @@ def test_global_step_that_does_not_move_is_an_error() -> None:
     session, clock = FakeSession(), FakeClock()
     others = Others(session, clock, steps_per_look=4, stops_at=8)
     hook = GlobalStepWaiterHook(100, timeout_s=60, clock=clock, sleep=others)
-    with pytest.raises(DeadlineExceededError, match="The global step stayed 8 for 60 s"):
+    with pytest.raises(DeadlineExceededError, match="The global step stayed at 8 for 60 s"):
         session.loop([hook], 5)
     assert others.looks == 122  # 60 s after the second look, in which it moved for the last time
 
@@ -48,5 +48,5 @@ def test_limit_is_that_of_joining(monkeypatch) -> None:
     session, clock = FakeSession(), FakeClock()
     others = Others(session, clock, steps_per_look=0)
     hook = GlobalStepWaiterHook(1, clock=clock, sleep=others)
-    with pytest.raises(DeadlineExceededError, match="The global step stayed 0 for 2 s"):
+    with pytest.raises(DeadlineExceededError, match="The global step stayed at 0 for 2 s"):
         session.loop([hook], 5)

@@ -1,4 +1,4 @@
-"""Lines about values of the step, in the steps in which TensorFlow logs them."""
+"""LoggingTensorHook logs at the same steps as TensorFlow's."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def test_small_numbers_are_not_in_scientific_notation(lines) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"every_n_iter": 1, "every_n_secs": 1}])
 def test_interval_has_to_be_one_of_two(given) -> None:
-    with pytest.raises(ValueError, match="LoggingTensorHook got every_n_iter="):
+    with pytest.raises(ValueError, match="LoggingTensorHook received every_n_iter="):
         LoggingTensorHook(["loss"], **given)
     if given:
-        with pytest.raises(ValueError, match="LoggingTensorHook got every_n_iter="):
+        with pytest.raises(ValueError, match="LoggingTensorHook received every_n_iter="):
             LoggingTensorHook(["loss"], at_end=True, **given)
 
 

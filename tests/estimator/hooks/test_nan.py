@@ -1,4 +1,4 @@
-"""A loss that is not a number any more."""
+"""NanTensorHook fails or stops on NaN losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def nan_at(bad_step: int):
 
 def test_nan_is_an_error() -> None:
     session = FakeSession(values=nan_at(3))
-    with pytest.raises(NanLossDuringTrainingError, match="became NaN during training, at global"):
+    with pytest.raises(NanLossDuringTrainingError, match="became NaN at global step"):
         session.loop([NanTensorHook("loss")], 10)
     assert session.global_step == 3
 
@@ -26,7 +26,7 @@ def test_nan_ends_training_where_it_may_not_fail(caplog) -> None:
     caplog.set_level(logging.WARNING, logger="stratagem.estimator")
     session = FakeSession(values=nan_at(3))
     assert session.loop([NanTensorHook("loss", fail_on_nan_loss=False)], 10) == 3
-    assert "The loss became NaN at global step 3: training ends." in caplog.text
+    assert "The loss became NaN at global step 3: stopping training." in caplog.text
 
 
 def test_numbers_and_infinity_pass() -> None:

@@ -1,4 +1,4 @@
-"""Profiles of single steps."""
+"""ProfilerHook profiles single steps."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def test_profile_whose_step_does_not_come_is_ended(tmp_path, monkeypatch) -> Non
 
 
 def test_interval_has_to_be_one_of_two() -> None:
-    with pytest.raises(ValueError, match="A timer got every_secs="):
+    with pytest.raises(ValueError, match="A timer received every_secs="):
         ProfilerHook()

@@ -1,4 +1,4 @@
-"""The base of all hooks, and what they are told."""
+"""Base class of hooks, and its arguments and values."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def test_context_tells_its_session_and_the_stop() -> None:
 
 
 def test_feeding_is_an_error() -> None:
-    with pytest.raises(NotImplementedError, match="A hook feeds"):
+    with pytest.raises(NotImplementedError, match=r"feed_dict=.* is not supported"):
         SessionRunArgs("loss", feed_dict={"x": 1})

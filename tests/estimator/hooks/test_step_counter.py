@@ -1,4 +1,4 @@
-"""Steps per second, in lines and as summaries."""
+"""StepCounterHook logs steps per second and writes summaries."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def test_time_that_stands_still_gives_no_number(tmp_path, lines) -> None:
 
 @pytest.mark.parametrize("given", [{"every_n_secs": 1}, {"every_n_steps": None}])
 def test_interval_has_to_be_one_of_two(given) -> None:
-    with pytest.raises(ValueError, match="StepCounterHook got every_n_steps="):
+    with pytest.raises(ValueError, match="StepCounterHook received every_n_steps="):
         StepCounterHook(**given)

@@ -1,4 +1,4 @@
-"""The step at which training ends."""
+"""StopAtStepHook stops at the right step."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_step_that_is_past_ends_after_one() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"num_steps": 1, "last_step": 1}])
 def test_neither_and_both_are_errors(given) -> None:
-    with pytest.raises(ValueError, match="StopAtStepHook got num_steps="):
+    with pytest.raises(ValueError, match="StopAtStepHook received num_steps="):
         StopAtStepHook(**given)

@@ -1,4 +1,4 @@
-"""Values of the step as summaries, read by TensorBoard's own reader."""
+"""SummarySaverHook writes summaries that TensorBoard reads."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_own_writer_is_made_anew_in_a_second_run(tmp_path) -> None:
 
 
 def test_wrong_arguments_are_errors() -> None:
-    with pytest.raises(ValueError, match="SummarySaverHook got summary_op=None"):
+    with pytest.raises(ValueError, match="SummarySaverHook received summary_op=None"):
         SummarySaverHook(1)
-    with pytest.raises(ValueError, match="SummarySaverHook got summary_op='loss' and scaffold"):
+    with pytest.raises(ValueError, match="received summary_op='loss', scaffold=<"):
         SummarySaverHook(1, summary_op="loss", scaffold=sg.estimator.Scaffold())
-    with pytest.raises(ValueError, match="A timer got every_secs="):
+    with pytest.raises(ValueError, match="A timer received every_secs="):
         SummarySaverHook(summary_op="loss")

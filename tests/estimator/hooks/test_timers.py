@@ -1,4 +1,4 @@
-"""When a hook is due, by the rules of TensorFlow's SecondOrStepTimer; and by one clock for all."""
+"""Timers follow TensorFlow's SecondOrStepTimer, and one clock across processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from stratagem.collectives import host
 from stratagem.estimator.hooks import timers
-from stratagem.estimator.hooks.timers import AgreedTimer, NeverTriggerTimer, SecondOrStepTimer
+from stratagem.estimator.hooks.timers import NeverTriggerTimer, SecondOrStepTimer, SynchronizedTimer
 from tests.estimator.hooks.fake_loop import FakeClock
 
 
@@ -22,7 +22,7 @@ def triggered(timer, steps, *, before_each=lambda: None) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("kind", [SecondOrStepTimer, AgreedTimer])
+@pytest.mark.parametrize("kind", [SecondOrStepTimer, SynchronizedTimer])
 def test_steps_trigger_at_the_first_and_then_after_each_interval(kind) -> None:
     timer = kind(every_steps=3)
     assert triggered(timer, [1, 2, 3, 4, 5, 6, 7, 20, 21, 23]) == [1, 4, 7, 20, 23]
@@ -30,7 +30,7 @@ def test_steps_trigger_at_the_first_and_then_after_each_interval(kind) -> None:
     assert triggered(timer, [5, 6]) == [5]
 
 
-@pytest.mark.parametrize("kind", [SecondOrStepTimer, AgreedTimer])
+@pytest.mark.parametrize("kind", [SecondOrStepTimer, SynchronizedTimer])
 def test_seconds_trigger_when_they_are_over(kind) -> None:
     clock = FakeClock()
     timer = kind(every_secs=10, clock=clock)
@@ -62,12 +62,12 @@ def test_tells_what_passed_since_it_was_triggered() -> None:
 
 @pytest.mark.parametrize("interval", [{}, {"every_secs": 1, "every_steps": 1}])
 def test_interval_has_to_be_one_of_two(interval) -> None:
-    with pytest.raises(ValueError, match="A timer got every_secs="):
+    with pytest.raises(ValueError, match="A timer received every_secs="):
         SecondOrStepTimer(**interval)
 
 
 def test_negative_interval_is_an_error() -> None:
-    with pytest.raises(ValueError, match="A timer got a negative interval"):
+    with pytest.raises(ValueError, match="A timer received a negative interval"):
         SecondOrStepTimer(every_steps=-1)
 
 
@@ -80,10 +80,10 @@ def test_never_is_never() -> None:
 
 
 class Processes:
-    """Several timers that ask in lockstep, and how often they told each other."""
+    """Several timers in lockstep that count their broadcasts."""
 
     def __init__(self, monkeypatch, clocks) -> None:
-        self.timers = [AgreedTimer(every_secs=10, clock=clock) for clock in clocks]
+        self.timers = [SynchronizedTimer(every_secs=10, clock=clock) for clock in clocks]
         self.num_told = 0
         self._asking, self._told = 0, {}
         monkeypatch.setattr(timers, "current_group", lambda: "a group")

@@ -1,4 +1,4 @@
-"""Batches reach a Keras model as it takes them, and its outputs have names."""
+"""Conversion of batches to Keras inputs and of outputs to names."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_subclassed_model_gets_features_as_they_are() -> None:
 
 
 def test_missing_feature_is_named() -> None:
-    with pytest.raises(ValueError, match=r"features has the names \['a', 'c'\], and not \['b'\]"):
+    with pytest.raises(ValueError, match=r"features has the names \['a', 'c'\] but lacks \['b'\]"):
         inputs_of(_functional(), {"a": A, "c": C})
 
 
@@ -101,7 +101,7 @@ def test_labels_by_name_have_the_structure_of_the_outputs() -> None:
 
 
 def test_missing_labels_are_named() -> None:
-    with pytest.raises(ValueError, match=r"labels has the names \['sum'\], and not"):
+    with pytest.raises(ValueError, match=r"labels has the names \['sum'\] but lacks"):
         targets_of(_functional(), [C, C], {"sum": A}, "labels")
 
 
@@ -111,5 +111,5 @@ def test_weights_of_some_outputs_leave_the_others_alone() -> None:
 
 
 def test_weights_of_unknown_outputs_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"sample_weights has the names \['total'\]"):
+    with pytest.raises(ValueError, match=r"sample_weights has the unknown names \['total'\]"):
         targets_of(_functional(), [C, C], {"total": B}, "sample_weights")

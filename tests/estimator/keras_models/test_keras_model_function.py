@@ -1,4 +1,4 @@
-"""A compiled Keras model as a model function: what is copied, and what is not."""
+"""Copies of compiled Keras models."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_copy_has_the_configuration_and_other_variables() -> None:
 def test_what_is_sent_makes_no_variable_before_it_is_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A variable starts JAX, and processes in lockstep have to find each other before."""
+    """A variable would initialize JAX before the processes connect."""
     sent = cloudpickle.dumps(_function(_model()))
 
     def fail(*args: Any, **kwargs: Any) -> None:

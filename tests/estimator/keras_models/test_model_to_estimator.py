@@ -1,4 +1,4 @@
-"""A Keras model as an Estimator has the numbers of the model's own `fit`."""
+"""Converted Keras models train like the model's own `fit`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCH = 8
 
 
 def _strategy(replicas: int) -> sg.MirroredStrategy | None:
-    """No strategy at all where there is one replica."""
+    """Returns None for one replica."""
     return sg.MirroredStrategy([f"cpu:{i}" for i in range(replicas)]) if replicas > 1 else None
 
 
@@ -57,7 +57,7 @@ def _assert_same_evaluation(estimator: Any, input_fn: Any, expected: dict[str, A
 
 
 def _assert_same_variables(estimator: Any, variables: Any) -> None:
-    """Names are those of the model; a Sequential one's own name is not in front."""
+    """Returns the model's weights by path, without a Sequential model's name."""
     names = estimator.get_variable_names()
     for variable in variables:
         name = variable.path if variable.path in names else variable.path.partition("/")[2]
@@ -231,7 +231,7 @@ def test_several_inputs_and_outputs_by_name_with_weights(replicas: int, named: b
 
 
 class _Halved(keras.optimizers.SGD):
-    """Of a class that nobody registered."""
+    """Model of an unregistered class."""
 
     def update_step(self, gradient, variable, learning_rate):
         super().update_step(0.5 * gradient, variable, learning_rate)
@@ -345,7 +345,7 @@ def test_copy_with_other_variables_is_refused() -> None:
     model.compile("sgd", ["mse", "mse"])
     model(x)
     estimator = model_to_estimator(model)
-    with pytest.raises(ValueError, match=r"A copy of 'two' has the variables .* of shapes"):
+    with pytest.raises(ValueError, match=r"A copy of 'two' has the variables .* with shapes"):
         next(estimator.predict(lambda: x))
 
 
@@ -358,7 +358,7 @@ def test_model_with_its_own_step_is_refused() -> None:
     inputs = layers.Input((2,))
     model = _OwnStep(inputs, layers.Dense(1)(inputs))
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"has its own \['train_step'\], which no Estimator calls"):
+    with pytest.raises(ValueError, match=r"overrides \['train_step'\]; an Estimator never"):
         model_to_estimator(model)
 
 
@@ -440,5 +440,5 @@ def test_export_has_a_signature_for_each_named_output(tmp_path) -> None:
 def test_export_outputs_are_named_as_outputs() -> None:
     x, y = _vectors()
     estimator = model_to_estimator(_classifier(), export_outputs={"age": dict})
-    with pytest.raises(ValueError, match=r"export_outputs has the names \['age'\]"):
+    with pytest.raises(ValueError, match=r"export_outputs has the unknown names \['age'\]"):
         estimator.evaluate(lambda: (x, y))

@@ -1,4 +1,4 @@
-"""Batches that input functions give."""
+"""Batches of input functions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 
 import stratagem as sg
 from stratagem.estimator.loops.batches import InputFunction, ModelBatches
-from stratagem.estimator.loops.host_parts import HostParts
+from stratagem.estimator.loops.host_transforms import HostTransforms
 
 STRATEGY = sg.OneDeviceStrategy("cpu:0")
 
 
 def batches(input_fn, *, repeats=True):
-    source = InputFunction(input_fn, "train", None, None, HostParts(), repeats=repeats)
+    source = InputFunction(input_fn, "train", None, None, HostTransforms(), repeats=repeats)
     return ModelBatches(source, STRATEGY)
 
 
@@ -35,16 +35,16 @@ def test_a_generator_is_a_dataset_and_arrays_are_a_batch() -> None:
 
 
 def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"input_fn=\[1\] of type list cannot be called"):
+    with pytest.raises(TypeError, match=r"input_fn=\[1\] of type list is not callable"):
         batches([1])
 
 
 def test_batches_of_three_parts_are_refused() -> None:
     x = np.zeros(2, "float32")
-    with pytest.raises(ValueError, match="input_fn gives batches of 3 parts"):
+    with pytest.raises(ValueError, match="input_fn returned batches of 3 elements"):
         next(batches(lambda: [(x, x, x)]))
 
 
 def test_an_empty_dataset_is_refused() -> None:
-    with pytest.raises(ValueError, match="input_fn gives no batch"):
+    with pytest.raises(ValueError, match="input_fn returned an empty dataset"):
         batches(lambda: iter(())).first()

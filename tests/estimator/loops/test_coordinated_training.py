@@ -1,4 +1,4 @@
-"""A coordinator schedules the steps of an Estimator on workers: compared with one device."""
+"""Coordinated training on workers gives the results of one device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import stratagem as sg
 from tests.coordinator.clusters import local_strategy
-from tests.estimator.served import X, Y, endless, model_fn
+from tests.estimator.independent_workers import X, Y, endless, model_fn
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -28,7 +28,7 @@ def own_rows(input_context: sg.InputContext) -> Any:
 
 
 class Seen(sg.estimator.SessionRunHook):
-    """Keeps the losses and steps that it is told, and what is known at the end."""
+    """Records losses, steps and the final values."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -51,17 +51,17 @@ def test_one_worker_makes_the_updates_of_one_device(tmp_path) -> None:
     alone = estimator_of(tmp_path / "alone")
     alone.train(endless, hooks=[expected], steps=12)
     with local_strategy(1) as strategy:
-        served = estimator_of(tmp_path / "served", strategy)
-        served.train(endless, hooks=[seen], steps=5)
-        served.train(endless, steps=1)  # from the first batch on, as on one device
-        served.train(endless, hooks=[seen], max_steps=7)
+        trained = estimator_of(tmp_path / "trained", strategy)
+        trained.train(endless, hooks=[seen], steps=5)
+        trained.train(endless, steps=1)  # from the first batch on, as on one device
+        trained.train(endless, hooks=[seen], max_steps=7)
     again = estimator_of(tmp_path / "again")
     for steps in (5, 1, 1):
         again.train(endless, steps=steps)
-    assert served.get_variable_names() == again.get_variable_names()
+    assert trained.get_variable_names() == again.get_variable_names()
     for name in again.get_variable_names():
         np.testing.assert_allclose(
-            served.get_variable_value(name),
+            trained.get_variable_value(name),
             again.get_variable_value(name),
             rtol=1e-5,
             atol=1e-6,
@@ -98,7 +98,7 @@ def test_max_steps_are_those_of_all_workers_and_no_more(tmp_path) -> None:
 def test_input_without_batches_is_told(tmp_path) -> None:
     with (
         local_strategy(1) as strategy,
-        pytest.raises(ValueError, match="input_fn gives no batch"),
+        pytest.raises(ValueError, match="input_fn returned an empty dataset"),
     ):
         estimator_of(tmp_path, strategy).train(list)
 

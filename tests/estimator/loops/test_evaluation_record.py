@@ -1,4 +1,4 @@
-"""The record of evaluations in a folder."""
+"""Evaluation records in a folder."""
 
 from __future__ import annotations
 

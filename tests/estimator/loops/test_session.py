@@ -1,4 +1,4 @@
-"""What hooks see of a loop, and in which order they are called."""
+"""Values that hooks fetch, and the order of their calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SessionRunArgs = sg.estimator.SessionRunArgs
 
 
 class Recorder(sg.estimator.SessionRunHook):
-    """Notes its calls, and asks for something in each step."""
+    """Records its calls and fetches values in each step."""
 
     def __init__(self, fetches=None, stop_at=None) -> None:
         self.calls = []
@@ -128,13 +128,13 @@ def test_value_of_a_step_before_the_first_is_refused(tmp_path) -> None:
             assert session.run("global_step") == 0
             session.run("loss")
 
-    with pytest.raises(ValueError, match="A hook asked for 'loss' before the first step"):
+    with pytest.raises(ValueError, match="A hook fetched 'loss' before the first step"):
         estimator_of(dense_classifier, tmp_path).train(DATA, hooks=[Early()])
 
 
 @pytest.mark.parametrize("wanted", ["no_such_name", 3])
 def test_what_no_step_gives_is_refused(wanted, tmp_path) -> None:
-    with pytest.raises(ValueError, match="which no step gives"):
+    with pytest.raises(ValueError, match="which the step does not return"):
         estimator_of(dense_classifier, tmp_path).train(DATA, hooks=[Recorder(wanted)])
 
 

@@ -1,4 +1,4 @@
-"""Training an Estimator gives what plain Keras gives on one device."""
+"""Training an Estimator gives the results of plain Keras on one device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STRATEGIES = {
 
 
 def of_strategies(*quick: str):
-    """Every strategy; those that are not named here only with the slow tests."""
+    """Every strategy; those not listed here run only with the slow tests."""
     return pytest.mark.parametrize(
         ("make", "num_replicas"),
         [
@@ -204,7 +204,7 @@ def test_two_optimizers_update_from_the_same_weights(num_replicas, tmp_path) -> 
 
 
 def table_of_words(features, labels, mode, params):
-    """A table that is large enough for its gradient to be rows, and an optimizer that scales."""
+    """A table large enough for sparse gradients, and an optimizer with loss scaling."""
     normal = keras.initializers.RandomNormal(seed=1)
     rows = keras.layers.Embedding(20_000, 8, embeddings_initializer=normal)(features)
     outputs = keras.layers.Dense(1, kernel_initializer=normal)(keras.ops.mean(rows, axis=1))

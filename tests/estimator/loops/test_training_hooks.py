@@ -1,4 +1,4 @@
-"""Which hooks a training has without being told."""
+"""Default hooks of a training run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_listeners_are_told_by_the_saver_of_the_user(tmp_path) -> None:
 
 def test_listeners_without_anything_that_saves_are_refused(tmp_path) -> None:
     estimator = estimator_of(dense_classifier, tmp_path, save_checkpoints_steps=None)
-    with pytest.raises(ValueError, match="saving_listeners are given, and the config saves no"):
+    with pytest.raises(
+        ValueError, match="saving_listeners are set, but the RunConfig disables checkpoints"
+    ):
         estimator.train(DATA, saving_listeners=[Listener()])
 
 

@@ -1,4 +1,4 @@
-"""Summaries of training and evaluation, read by TensorBoard's own reader."""
+"""Training and evaluation summaries that TensorBoard reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data of the pre-made estimators' tests, and the encoding of its columns by hand."""
+"""Data of the pre-made Estimators' tests, with hand-encoded columns."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wide_columns() -> list[Any]:
 
 
 def encoded_by_hand() -> dict[str, np.ndarray]:
-    """What plain Keras models read: numbers, ids, and one-hot rows of the wide part."""
+    """Returns inputs of plain Keras models: numbers, ids and one-hot rows."""
     city = np.array([CITIES.index(name) for name in FEATURES["city"]])
     bucket = np.digitize(FEATURES["age"], [25, 75])
     crossed = wide_columns()[2].ids(FEATURES)[:, 0]  # compared with TensorFlow's elsewhere
@@ -49,7 +49,7 @@ def encoded_by_hand() -> dict[str, np.ndarray]:
 
 
 def batches(labels: Any, size: int):
-    """An input function: dicts of strings and numbers, and labels as they are."""
+    """Input function with dicts of strings and numbers, and raw labels."""
 
     def input_fn():
         for start in range(0, COUNT, size):

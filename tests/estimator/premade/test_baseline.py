@@ -1,4 +1,4 @@
-"""Baselines learn what the labels are without a look at features."""
+"""Baseline Estimators learn the label distribution."""
 
 from __future__ import annotations
 

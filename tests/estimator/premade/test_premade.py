@@ -1,4 +1,4 @@
-"""Pre-made estimators give what plain Keras models give on one device with the same weights."""
+"""Pre-made Estimators match plain Keras models with the same weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def config(strategy=None) -> sg.estimator.RunConfig:
 
 
 def first_weights(make, labels, folder, **optimizers) -> dict[str, np.ndarray]:
-    """The weights that an estimator of this seed begins with."""
+    """Returns the initial weights of an Estimator with this seed."""
     still = {name: keras.optimizers.SGD(0.0) for name in optimizers}
     estimator = make(config=config(), model_dir=str(folder / "first"), **still)
     estimator.train(batches(labels, GLOBAL_BATCH), steps=1)
@@ -135,7 +135,7 @@ def test_dnn_classifier_of_strings_is_that_of_one_device(make, num_replicas, tmp
 
 
 def train_with_two_optimizers(model, optimizers, labels) -> None:
-    """An epoch of the gradients that JAX computes on one device."""
+    """Trains one epoch with JAX gradients on one device."""
     encoded = encoded_by_hand()
     for optimizer, variables in optimizers:
         optimizer.build(variables)
@@ -296,34 +296,34 @@ def test_export_predicts_of_encoded_features_what_the_estimator_predicts(tmp_pat
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda e: e.DNNClassifier([], deep_columns()), r"hidden_units=\[\] and dropout=None"),
+        (lambda e: e.DNNClassifier([], deep_columns()), r"hidden_units=\[\] or dropout=None"),
         (lambda e: e.DNNClassifier([4], []), "feature_columns is empty"),
         (
             lambda e: e.DNNRegressor([4], deep_columns(), optimizer="Adamw"),
-            "optimizer='Adamw' was given",
+            "optimizer='Adamw' is not an optimizer",
         ),
         (
             lambda e: e.LinearRegressor(deep_columns(), optimizer=lambda: "x").train(
                 batches(NUMBERS, 8), steps=1
             ),
-            "optimizer='x' was given",
+            "optimizer='x' is not an optimizer",
         ),
-        (lambda e: e.DNNRegressor([4], deep_columns(), optimizer=3), "optimizer=3 was given"),
+        (lambda e: e.DNNRegressor([4], deep_columns(), optimizer=3), "optimizer=3 is not an"),
         (
             lambda e: e.DNNLinearCombinedRegressor(),
             "Neither linear_feature_columns nor dnn_feature_columns",
         ),
         (
             lambda e: e.DNNLinearCombinedRegressor(dnn_feature_columns=deep_columns()),
-            "with dnn_hidden_units=None",
+            "dnn_feature_columns are set, but dnn_hidden_units=None",
         ),
         (
             lambda e: e.LinearClassifier(wide_columns()).train(lambda: FEATURES),
-            "input_fn gives labels of type NoneType",
+            "input_fn returned labels of type NoneType",
         ),
         (
             lambda e: e.LinearClassifier(wide_columns()).train(lambda: (FEATURES, NAMES)),
-            "were given with label_vocabulary=None",
+            "do not fit label_vocabulary=None",
         ),
         (
             lambda e: e.DNNClassifier([4], wide_columns()).train(

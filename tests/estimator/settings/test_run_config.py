@@ -1,4 +1,4 @@
-"""Settings of an Estimator's runs, by TensorFlow's defaults, rules and reading of TF_CONFIG."""
+"""RunConfig follows TensorFlow's defaults, rules and reading of TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -143,13 +143,13 @@ def test_worker_0_is_the_chief_where_a_strategy_is_asked_for(monkeypatch) -> Non
 
 WRONG_TASKS = [
     (WORKERS, {"type": "worker", "index": 0}, "a cluster without a chief"),
-    (CLUSTER, None, "a task with type None and index None"),
-    (CLUSTER, {"type": "worker"}, "a task with type 'worker' and index None"),
+    (CLUSTER, None, "its task has type None and index None"),
+    (CLUSTER, {"type": "worker"}, "its task has type 'worker' and index None"),
     (CLUSTER, {"type": "worker", "index": 3}, "index 3 is outside the job 'worker'"),
-    (CLUSTER, {"type": "worker", "index": -1}, "Task index -1 is invalid"),
+    (CLUSTER, {"type": "worker", "index": -1}, "Task index -1 is no index"),
     (CLUSTER, {"type": "master", "index": 0}, "Task type 'master' is unknown"),
-    (None, {"type": "ps", "index": 0}, "no cluster, and the task 'ps' with index 0"),
-    (None, {"type": "worker", "index": 1}, "no cluster, and the task 'worker' with index 1"),
+    (None, {"type": "ps", "index": 0}, "task type 'ps' and index 0 but no cluster"),
+    (None, {"type": "worker", "index": 1}, "task type 'worker' and index 1 but no cluster"),
 ]
 
 
@@ -164,7 +164,7 @@ def test_service_is_kept_and_has_to_be_an_object(monkeypatch) -> None:
     set_tf_config(monkeypatch, None, None, service={"key": 1})
     assert RunConfig().service == {"key": 1}
     set_tf_config(monkeypatch, None, None, service=3)
-    with pytest.raises(TypeError, match="part 'service', is 3, a int"):
+    with pytest.raises(TypeError, match=r"service'.* is 3 of type int"):
         RunConfig()
 
 
@@ -214,7 +214,7 @@ def test_numbers_that_mean_never_are_taken() -> None:
 
 
 def test_device_function_is_an_error_that_names_the_strategy() -> None:
-    with pytest.raises(ValueError, match="would place operations on devices"):
+    with pytest.raises(ValueError, match=r"device_fn=.* is not supported"):
         RunConfig(device_fn=lambda op: "cpu")
 
 
@@ -234,9 +234,9 @@ def test_strategies_come_from_either_place() -> None:
     other = config.replace(experimental_distribute=DistributeConfig(b))
     assert (other.train_distribute, other.eval_distribute) == (b, None)
     assert config.replace(tf_random_seed=2).eval_distribute is b
-    with pytest.raises(ValueError, match="train_distribute is set, and experimental_distribute"):
+    with pytest.raises(ValueError, match="train_distribute is set both directly"):
         RunConfig(train_distribute=a, experimental_distribute=DistributeConfig(b))
-    with pytest.raises(ValueError, match="eval_distribute is set, and experimental_distribute"):
+    with pytest.raises(ValueError, match="eval_distribute is set both directly"):
         config.replace(eval_distribute=a)
 
 

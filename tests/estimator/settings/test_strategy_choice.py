@@ -1,4 +1,4 @@
-"""The strategy of training is made where it is needed, once, and closed at the end."""
+"""Training strategies are created once and closed at exit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import stratagem as sg
 from stratagem.estimator.settings import strategy_choice
 from stratagem.estimator.settings.strategy_choice import (
-    close_made,
-    made_strategy,
-    strategy_of_training,
+    close_strategies,
+    resolve_strategy,
+    training_strategy,
 )
 from stratagem.remote.jobs.job_plan import JOB_VARIABLE
 from tests.coordinator.clusters import local_strategy
@@ -22,7 +22,7 @@ from tests.coordinator.clusters import local_strategy
 def _nothing_made(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     yield
-    close_made()
+    close_strategies()
 
 
 def in_cluster(monkeypatch, task_type: str, **jobs: int) -> None:
@@ -36,22 +36,22 @@ def test_function_makes_one_strategy_for_all_that_name_it() -> None:
         return sg.MirroredStrategy(["cpu:0", "cpu:1"])
 
     config = sg.estimator.RunConfig(train_distribute=make)
-    made = strategy_of_training(config)
+    made = training_strategy(config)
     assert made is not None
     assert made.num_replicas_in_sync == 2
-    assert strategy_of_training(sg.estimator.RunConfig(train_distribute=make)) is made
-    assert made_strategy(lambda: sg.OneDeviceStrategy("cpu:1")) is not made
+    assert training_strategy(sg.estimator.RunConfig(train_distribute=make)) is made
+    assert resolve_strategy(lambda: sg.OneDeviceStrategy("cpu:1")) is not made
 
 
 def test_strategies_and_none_are_themselves() -> None:
     strategy = sg.OneDeviceStrategy("cpu:0")
-    assert made_strategy(strategy) is strategy
-    assert made_strategy(None) is None
-    assert strategy_of_training(sg.estimator.RunConfig()) is None
+    assert resolve_strategy(strategy) is strategy
+    assert resolve_strategy(None) is None
+    assert training_strategy(sg.estimator.RunConfig()) is None
 
 
 def test_estimator_trains_and_evaluates_with_what_functions_make(tmp_path) -> None:
-    from tests.estimator.served import X, Y, model_fn
+    from tests.estimator.independent_workers import X, Y, model_fn
 
     made = []
 
@@ -70,8 +70,8 @@ def test_estimator_trains_and_evaluates_with_what_functions_make(tmp_path) -> No
 
 
 def test_function_that_makes_something_else_is_told() -> None:
-    with pytest.raises(TypeError, match="has made 3 of type int"):
-        made_strategy(lambda: 3)
+    with pytest.raises(TypeError, match="returned 3 of type int"):
+        resolve_strategy(lambda: 3)
 
 
 def test_what_is_no_function_and_no_strategy_is_told() -> None:
@@ -81,7 +81,7 @@ def test_what_is_no_function_and_no_strategy_is_told() -> None:
 
 def test_cluster_with_servers_trains_on_them_where_nobody_asks_for_more(monkeypatch) -> None:
     in_cluster(monkeypatch, "ps", chief=1, ps=1, worker=1)
-    strategy = strategy_of_training(sg.estimator.RunConfig())
+    strategy = training_strategy(sg.estimator.RunConfig())
     assert isinstance(strategy, sg.ParameterServerStrategy)
     assert strategy.executor.task == ("ps", 0)
 
@@ -89,20 +89,20 @@ def test_cluster_with_servers_trains_on_them_where_nobody_asks_for_more(monkeypa
 def test_what_a_client_has_sent_coordinates_the_workers(monkeypatch) -> None:
     monkeypatch.setenv(JOB_VARIABLE, "1")
     in_cluster(monkeypatch, "worker", chief=1, ps=1, worker=1)
-    strategy = strategy_of_training(sg.estimator.RunConfig())
+    strategy = training_strategy(sg.estimator.RunConfig())
     assert isinstance(strategy, sg.ParameterServerStrategy)
     assert strategy.executor.task == ("worker", 0)  # where it would train otherwise
 
 
 def test_workers_that_share_nothing_are_refused(monkeypatch) -> None:
     in_cluster(monkeypatch, "chief", chief=1, worker=2)
-    with pytest.raises(ValueError, match=r"3 tasks of .* are to train, without a strategy"):
-        strategy_of_training(sg.estimator.RunConfig())
+    with pytest.raises(ValueError, match=r"3 tasks of .* cannot train together without a strategy"):
+        training_strategy(sg.estimator.RunConfig())
 
 
 def test_evaluator_builds_a_strategy_of_workers_by_itself(monkeypatch) -> None:
     in_cluster(monkeypatch, "evaluator", chief=1, worker=2)
-    strategy = made_strategy(sg.MultiWorkerMirroredStrategy)
+    strategy = resolve_strategy(sg.MultiWorkerMirroredStrategy)
     assert strategy is not None
     assert strategy.num_replicas_in_sync == 8
     assert not strategy.topology.spans_processes
@@ -112,12 +112,12 @@ def test_what_was_made_is_closed_once(monkeypatch) -> None:
     with local_strategy(1) as strategy:
         closed = []
         monkeypatch.setattr(strategy, "close", lambda: closed.append(1))
-        made_strategy(lambda: strategy)
+        resolve_strategy(lambda: strategy)
         monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
-        strategy_choice._close_at_the_end()  # the others are not waited for
+        strategy_choice._close_at_exit()  # the others are not waited for
         assert closed == []
         monkeypatch.delattr(sys, "last_value")
-        strategy_choice._close_at_the_end()
-        close_made()
+        strategy_choice._close_at_exit()
+        close_strategies()
         assert closed == [1]
         monkeypatch.undo()

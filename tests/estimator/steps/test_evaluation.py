@@ -1,4 +1,4 @@
-"""Evaluation of an Estimator gives the numbers of plain Keras on one device."""
+"""Evaluation gives the results of plain Keras on one device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.estimator.model_functions import (
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """An estimator after 8 steps, and the same model in plain Keras."""
+    """Returns an Estimator after 8 steps and the same plain Keras model."""
     x, y = examples(32)
     estimator = estimator_of(dense_classifier, tmp_path_factory.mktemp("model"))
     estimator.train(dataset_of(x, y, 8))
@@ -104,7 +104,7 @@ def test_a_metric_may_not_be_called_loss(tmp_path) -> None:
 
     x, y = examples(4)
     estimator = estimator_of(model_fn, tmp_path).train(dataset_of(x, y, 4))
-    with pytest.raises(ValueError, match='eval_metric_ops has a metric of the name "loss"'):
+    with pytest.raises(ValueError, match='eval_metric_ops contains a metric named "loss"'):
         estimator.evaluate(dataset_of(x, y, 4))
 
 

@@ -1,4 +1,4 @@
-"""Model functions get the arguments that they take, and are checked."""
+"""Model functions receive their arguments and are checked."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_what_partial_has_given_is_no_argument() -> None:
 @pytest.mark.parametrize(
     ("function", "params", "match"),
     [
-        (None, None, "model_fn=None cannot be called"),
-        (lambda labels: SPEC, None, "and no features"),
-        (lambda features: SPEC, {"a": 1}, "are given, and model_fn does not take them"),
-        (lambda features, size: SPEC, None, r"model_fn takes \['size'\], which nobody passes"),
+        (None, None, "model_fn=None is not callable"),
+        (lambda labels: SPEC, None, "but not `features`"),
+        (lambda features: SPEC, {"a": 1}, "model_fn does not take params="),
+        (lambda features, size: SPEC, None, r"model_fn takes the unsupported arguments \['size'\]"),
     ],
 )
 def test_other_functions_are_refused(function, params, match) -> None:
@@ -46,7 +46,7 @@ def test_other_functions_are_refused(function, params, match) -> None:
 
 
 def test_labels_have_to_be_taken() -> None:
-    with pytest.raises(ValueError, match="input_fn returns labels, and model_fn does not"):
+    with pytest.raises(ValueError, match="input_fn returns labels, but model_fn does not"):
         ModelFunction(lambda features: SPEC, None, None)("x", "y", "train")
 
 

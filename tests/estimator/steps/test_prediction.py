@@ -1,4 +1,4 @@
-"""Predictions come a row an example, in the order of the input."""
+"""Predictions are rows in input order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X, Y = examples(19)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Trained on several replicas; prediction runs on one device all the same."""
+    """Trained on several replicas; prediction still runs on one device."""
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     estimator = estimator_of(dense_classifier, tmp_path_factory.mktemp("model"), strategy)
     return estimator.train(dataset_of(X, Y, 4))
@@ -56,7 +56,7 @@ def test_batches_as_they_are(trained) -> None:
 
 @pytest.mark.parametrize("keys", [["logits", "scores"], []])
 def test_unknown_keys_are_refused(trained, keys) -> None:
-    with pytest.raises(ValueError, match=r"of which \[.*\] are no predictions of model_fn"):
+    with pytest.raises(ValueError, match=r"is empty or contains unknown names: \[.*\]"):
         next(trained.predict(dataset_of(X, Y, 8), predict_keys=keys))
 
 
@@ -73,7 +73,7 @@ def test_an_array_has_no_keys(tmp_path) -> None:
     data = dataset_of(X, Y, 8)
     estimator = estimator_of(array_function, tmp_path).train(data)
     assert [row.shape for row in estimator.predict(data)] == [(1,)] * 19
-    with pytest.raises(ValueError, match="name predictions, and model_fn gives one without"):
+    with pytest.raises(ValueError, match="cannot select from predictions without names"):
         next(estimator.predict(data, predict_keys=["logits"]))
 
 

@@ -1,4 +1,4 @@
-"""Training that ends when evaluations say so, by the rules of TensorFlow's hooks."""
+"""Early-stopping hooks follow TensorFlow's rules."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ def test_second_run_asks_at_its_first_step() -> None:
 
 
 def test_wrong_arguments_are_errors(estimator) -> None:
-    with pytest.raises(TypeError, match="should_stop_fn=3 cannot be called"):
+    with pytest.raises(TypeError, match="should_stop_fn=3 is not callable"):
         est.make_early_stopping_hook(estimator, 3)
     with pytest.raises(TypeError, match="estimator='model' is of type str"):
         est.make_early_stopping_hook("model", lambda: True)
-    with pytest.raises(ValueError, match="Early stopping got run_every_secs=60"):
+    with pytest.raises(ValueError, match="make_early_stopping_hook received run_every_secs=60"):
         est.make_early_stopping_hook(estimator, lambda: True, run_every_steps=1)

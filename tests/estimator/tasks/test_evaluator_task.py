@@ -1,4 +1,4 @@
-"""An evaluator that follows checkpoints, with a clock of its own."""
+"""Evaluator task with a fake clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def input_fn():
 
 
 class Training:
-    """Writes checkpoints at its times while the evaluator waits; and then gives notice."""
+    """Writes checkpoints at given times while the evaluator waits, then signals a stop."""
 
     def __init__(self, estimator, clock, times: dict[float, int], ends_at_s=float("inf")) -> None:
         self.is_given = False
@@ -42,7 +42,7 @@ class Training:
 
 
 class Evaluator(FakeEstimator):
-    """Notes when it evaluates; an evaluation takes its time."""
+    """Records when it evaluates; an evaluation takes some time."""
 
     def __init__(self, folder, clock, took_s=0.0, **options) -> None:
         super().__init__(folder, **options)
@@ -68,7 +68,7 @@ def run(estimator, clock, training, *, max_steps=None, timeout_s=100.0, **spec):
         estimator.model_dir,
         eval_spec,
         timeout_s=timeout_s,
-        notice=training,
+        stop_signal=training,
         clock=clock,
     ).run()
 
@@ -111,7 +111,7 @@ def test_training_that_dies_ends_the_evaluator(tmp_path, clock, caplog) -> None:
     caplog.set_level(logging.WARNING, logger="stratagem.estimator")
     estimator = Evaluator(tmp_path, clock)
     training = Training(estimator, clock, {50: 10})
-    words = "got no new checkpoint in .* for 100 s; the last was .*model.ckpt-10"
+    words = r"found no new checkpoint in .* for 100 s \(last evaluated: .*model.ckpt-10"
     with pytest.raises(DeadlineExceededError, match=words):
         run(estimator, clock, training, max_steps=1000)
     assert estimator.evaluated == [10]
@@ -121,7 +121,7 @@ def test_training_that_dies_ends_the_evaluator(tmp_path, clock, caplog) -> None:
 
 def test_training_that_never_begins_ends_the_evaluator(tmp_path, clock) -> None:
     estimator = Evaluator(tmp_path, clock)
-    with pytest.raises(DeadlineExceededError, match="for 100 s; none so far"):
+    with pytest.raises(DeadlineExceededError, match=r"for 100 s \(last evaluated: none\)"):
         run(estimator, clock, Training(estimator, clock, {}), start_delay_secs=500)
     assert clock() == 100 + 500 + 100
 
@@ -129,7 +129,7 @@ def test_training_that_never_begins_ends_the_evaluator(tmp_path, clock) -> None:
 def test_news_come_every_ten_minutes(tmp_path, clock, caplog) -> None:
     caplog.set_level(logging.WARNING, logger="stratagem.estimator")
     estimator = Evaluator(tmp_path, clock)
-    with pytest.raises(DeadlineExceededError, match="The evaluator got no new checkpoint"):
+    with pytest.raises(DeadlineExceededError, match="The evaluator found no new checkpoint"):
         run(estimator, clock, Training(estimator, clock, {}), timeout_s=2000)
     waited = [record.args[1] for record in caplog.records]
     assert waited == [30, 630, 1230, 1830]
@@ -186,7 +186,7 @@ def test_exports_of_a_checkpoint_are_returned(tmp_path, clock) -> None:
 def test_limit_is_that_of_the_environment(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_CHECKPOINT_TIMEOUT_S", "0.01")
     spec = EvalSpec(input_fn, start_delay_secs=0, throttle_secs=0)
-    with pytest.raises(DeadlineExceededError, match=r"the next within 0.01 s"):
+    with pytest.raises(DeadlineExceededError, match=r"a new one every 0.01 s"):
         run_evaluator(FakeEstimator(tmp_path), TrainSpec(input_fn), spec)
 
 

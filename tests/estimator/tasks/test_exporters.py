@@ -1,4 +1,4 @@
-"""Which evaluations are exported, and what stays of the exports."""
+"""Exporters choose evaluations to export and remove old exports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def receiver_fn():
 
 
 def exported(exporter, estimator, losses, *, first_step=1, is_final=False) -> list[int]:
-    """At which steps it exports, where evaluations write their record first."""
+    """Returns the exported steps; evaluations write their records first."""
     steps = []
     for step, loss in enumerate(losses, start=first_step):
         result = {"loss": loss, "global_step": step}
@@ -95,7 +95,7 @@ def test_evaluation_without_loss_needs_a_comparison(tmp_path) -> None:
     estimator = FakeEstimator(tmp_path)
     options = {"export_path": str(tmp_path), "checkpoint_path": "c", "is_the_final_export": False}
     exporter.export(estimator=estimator, eval_result={"auc": 1.0}, **options)
-    with pytest.raises(ValueError, match="An evaluation without a loss is to be compared"):
+    with pytest.raises(ValueError, match="cannot compare an evaluation without a loss"):
         exporter.export(estimator=estimator, eval_result={"auc": 2.0}, **options)
 
 
@@ -105,11 +105,11 @@ def test_exporters_are_abstract() -> None:
 
 
 def test_wrong_arguments_are_errors() -> None:
-    with pytest.raises(ValueError, match=r"has the arguments \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"takes the arguments \['a', 'b'\]"):
         BestExporter(compare_fn=lambda a, b: True)
-    with pytest.raises(ValueError, match=r"compare_fn=None has the arguments \[\]"):
+    with pytest.raises(ValueError, match=r"compare_fn=None takes the arguments \[\]"):
         BestExporter(compare_fn=None)
     with pytest.raises(ValueError, match="exports_to_keep=0 is out of range"):
         BestExporter(exports_to_keep=0)
-    with pytest.raises(TypeError, match="serving_input_receiver_fn=3 cannot be called"):
+    with pytest.raises(TypeError, match="serving_input_receiver_fn=3 is not callable"):
         FinalExporter("final", 3)

@@ -1,4 +1,4 @@
-"""A program that is the client of a cluster: what it trains is sent there and trained there."""
+"""Standalone clients send training to a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from tests.estimator.served import X, Y, model_fn
+from tests.estimator.independent_workers import X, Y, model_fn
 from tests.remote.heads import Head, head
 
 _CLUSTER = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
@@ -21,7 +21,7 @@ _CLUSTER = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0
 
 @pytest.fixture
 def cluster_head(tmp_path, monkeypatch):
-    """The head of a cluster, whose jobs are processes of this machine."""
+    """Fake cluster head that runs jobs as local processes."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -1,4 +1,4 @@
-"""Training with evaluations in between, in the order and at the times of TensorFlow's."""
+"""train_and_evaluate evaluates in TensorFlow's order and at its times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stratagem.estimator import (
     stop_if_lower_hook,
     train_and_evaluate,
 )
-from stratagem.estimator.settings.strategy_choice import close_made
+from stratagem.estimator.settings.strategy_choice import close_strategies
 from stratagem.estimator.tasks.checkpoint_evaluation import CheckpointEvaluator, EvaluationListener
 from tests.estimator.fake_estimator import FakeEstimator
 from tests.estimator.hooks.fake_loop import FakeClock
@@ -144,7 +144,7 @@ def test_checkpoint_that_is_gone_is_an_error(tmp_path) -> None:
     evaluator = CheckpointEvaluator(estimator, EvalSpec(eval_fn), None)
     listener = EvaluationListener(evaluator, throttle_secs=0)
     listener.begin()
-    with pytest.raises(RuntimeError, match="There is no new checkpoint after step 3"):
+    with pytest.raises(RuntimeError, match="The checkpoint of step 3 is missing"):
         listener.end(None, 3)
 
 
@@ -204,8 +204,8 @@ def test_cluster_of_one_trains_and_evaluates_nothing(tmp_path, monkeypatch) -> N
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (None, "2 tasks of .* are to train, without a strategy"),
-        (lambda: sg.OneDeviceStrategy("cpu:0"), "of 2 workers, of which 1 train together"),
+        (None, "2 tasks of .* cannot train together without a strategy"),
+        (lambda: sg.OneDeviceStrategy("cpu:0"), "trains with 1 of 2 workers"),
     ],
 )
 def test_workers_that_nothing_brings_together_are_an_error(
@@ -236,7 +236,7 @@ def test_tasks_that_serve_a_training_wait_for_its_end(
     specs = TrainSpec(train_fn, 20), EvalSpec(eval_fn)
     assert train_and_evaluate(estimator, *specs) == (None, None)
     assert (Server.num_joined, estimator.trained) == (1, [])
-    close_made()
+    close_strategies()
 
 
 @pytest.mark.parametrize("is_due", [True, False])
@@ -265,5 +265,5 @@ def test_evaluator_evaluates_what_is_there(tmp_path, monkeypatch) -> None:
 
 def test_second_evaluator_is_an_error(monkeypatch) -> None:
     in_cluster(monkeypatch, "evaluator", 1, chief=1)
-    with pytest.raises(ValueError, match="Task id 1 of 'evaluator' is not in the cluster"):
+    with pytest.raises(ValueError, match="Task id 1 of 'evaluator' is past the end"):
         RunConfig()

@@ -1,4 +1,4 @@
-"""What training and evaluation may be asked for."""
+"""Validation of TrainSpec and EvalSpec."""
 
 from __future__ import annotations
 
@@ -40,22 +40,32 @@ def test_parts_are_kept_in_order() -> None:
 
 TWO_OF_ONE_NAME = [LatestExporter("a", input_fn), FinalExporter("a", input_fn)]
 WRONG = [
-    (TrainSpec, {"input_fn": 3}, TypeError, "input_fn=3 cannot be called"),
-    (EvalSpec, {"input_fn": None}, TypeError, "input_fn=None cannot be called"),
+    (TrainSpec, {"input_fn": 3}, TypeError, "input_fn=3 of type int is not callable"),
+    (EvalSpec, {"input_fn": None}, TypeError, "input_fn=None of type NoneType is not callable"),
     (TrainSpec, {"max_steps": 0}, ValueError, "max_steps=0 is out of range"),
     (TrainSpec, {"max_steps": 2.5}, TypeError, "max_steps=2.5 is of type float"),
     (EvalSpec, {"steps": -1}, ValueError, "steps=-1 is out of range"),
     (EvalSpec, {"steps": True}, TypeError, "steps=True is of type bool"),
     (EvalSpec, {"name": 3}, TypeError, "name=3 is of type int"),
-    (EvalSpec, {"start_delay_secs": -1}, ValueError, "start_delay_secs=-1 is negative"),
-    (EvalSpec, {"throttle_secs": -0.1}, ValueError, "throttle_secs=-0.1 is negative"),
-    (TrainSpec, {"hooks": [3]}, TypeError, r"hooks=\[3\] are not all hooks"),
-    (EvalSpec, {"hooks": StopAtStepHook(1)}, TypeError, "are not all hooks"),
-    (TrainSpec, {"saving_listeners": [3]}, TypeError, r"saving_listeners=\[3\] are not all"),
-    (EvalSpec, {"exporters": 3}, TypeError, "exporters hold 3, of type int"),
-    (EvalSpec, {"exporters": "best"}, TypeError, "exporters hold 'best', of type str"),
-    (EvalSpec, {"exporters": TWO_OF_ONE_NAME}, ValueError, r"have the names \['a', 'a'\]"),
-    (EvalSpec, {"exporters": LatestExporter("", input_fn)}, ValueError, "have the names"),
+    (EvalSpec, {"start_delay_secs": -1}, ValueError, "start_delay_secs=-1 is out of range"),
+    (EvalSpec, {"throttle_secs": -0.1}, ValueError, "throttle_secs=-0.1 is out of range"),
+    (TrainSpec, {"hooks": [3]}, TypeError, r"hooks=\[3\] is not a list of SessionRunHook objects"),
+    (EvalSpec, {"hooks": StopAtStepHook(1)}, TypeError, "is not a list of SessionRunHook objects"),
+    (
+        TrainSpec,
+        {"saving_listeners": [3]},
+        TypeError,
+        r"listeners=\[3\] is not a list of Checkpoint",
+    ),
+    (EvalSpec, {"exporters": 3}, TypeError, "exporters contains 3 of type int"),
+    (EvalSpec, {"exporters": "best"}, TypeError, "exporters contains 'best' of type str"),
+    (
+        EvalSpec,
+        {"exporters": TWO_OF_ONE_NAME},
+        ValueError,
+        r"names \['a', 'a'\] are empty or not unique",
+    ),
+    (EvalSpec, {"exporters": LatestExporter("", input_fn)}, ValueError, "are empty or not unique"),
 ]
 
 

@@ -33,7 +33,7 @@ def _rows(batches: Any) -> list[Any]:
 
 
 def _check_going_on(make: Any) -> None:
-    """Compares a reader that is restored in the middle with one that was never disturbed."""
+    """Compares a restored reader with an uninterrupted one."""
     undisturbed = make().open(0)
     state_of_all = undisturbed.state()
     expected = _rows(undisturbed)

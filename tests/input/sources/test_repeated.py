@@ -47,7 +47,7 @@ def test_a_repetition_of_none_gives_nothing() -> None:
 
 
 @pytest.mark.parametrize("num_read", [0, 1, 2, 3, 5, 6])
-def test_a_reader_goes_on_where_another_one_was(num_read: int) -> None:
+def test_reader_resumes_from_another_one(num_read: int) -> None:
     source = RepeatedSource(as_source([np.full(1, i) for i in range(2)]), 3)
     reader = source.open(0)
     before = [int(next(reader)[0]) for _ in range(num_read)]

@@ -21,7 +21,7 @@ from stratagem.input.sources import (
 
 
 class _Batches(keras.utils.PyDataset):
-    """Batches of two, in another order after each epoch."""
+    """Batches of two, reordered after each epoch."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -47,7 +47,7 @@ class _Endless(_Batches):
 
 
 class _Resumable:
-    """An iterator as other libraries write them."""
+    """An iterator with the state methods of other libraries."""
 
     def __init__(self, names: tuple[str, str]) -> None:
         self._next = 0
@@ -68,7 +68,7 @@ class _Resumable:
 
 
 class _LoaderWithState:
-    """An iterable whose state is in itself, as torchdata's StatefulDataLoader and Hugging Face."""
+    """An iterable with its own state, like torchdata's StatefulDataLoader and Hugging Face."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -120,7 +120,7 @@ def _values(batches: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", _RESUMABLE)
-def test_reader_goes_on_where_another_one_was(name: str) -> None:
+def test_reader_resumes_from_another_one(name: str) -> None:
     expected = _values(_RESUMABLE[name]().open(2))
     assert len(expected) >= 3
     for num_read in (0, 1, len(expected) - 1, len(expected)):
@@ -157,7 +157,7 @@ def test_each_epoch_has_an_order_of_its_own(name: str) -> None:
         ("state_dict", UNKNOWN_CARDINALITY),
     ],
 )
-def test_cardinality_is_told_where_it_is_known(name: str, expected: int) -> None:
+def test_known_cardinality(name: str, expected: int) -> None:
     assert _RESUMABLE[name]().cardinality == expected
 
 
@@ -169,7 +169,7 @@ def test_endless_pydataset_has_no_end() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"workers": 3}], ids=["alone", "threads"])
-def test_pydataset_is_told_of_each_epoch(options: dict[str, Any]) -> None:
+def test_pydataset_is_notified_of_each_epoch(options: dict[str, Any]) -> None:
     dataset = _Batches(**options)
     source = as_source(dataset)
     for epoch in range(2):
@@ -206,6 +206,6 @@ def test_iterable_begins_anew_in_each_epoch() -> None:
         source.open(0).state()
 
 
-def test_spec_of_no_data_is_none() -> None:
+def test_element_spec_without_data_is_none() -> None:
     assert as_source([]).element_spec() is None
     assert as_source(iter([])).element_spec() is None

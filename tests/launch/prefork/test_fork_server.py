@@ -154,6 +154,6 @@ def test_nothing_is_left_when_who_started_it_is_killed() -> None:
 
 def test_backend_that_has_started_is_refused() -> None:
     server = ForkServer(["jax", "tests.launch.prefork.starts_backend"], _VARIABLES)
-    with pytest.raises(RuntimeError, match="A backend of JAX has started"):
+    with pytest.raises(RuntimeError, match="A JAX backend has started"):
         server.fork("object", _SERVE)
     server.close()

@@ -1,4 +1,4 @@
-"""What an exported model gives: the outputs of a signature."""
+"""Outputs of exported signatures: prediction, classification and regression."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["ClassificationOutput", "ExportOutput", "PredictOutput", "RegressionO
 
 
 class ExportOutput:
-    """The outputs of one signature of an exported model.
+    """Base class for the outputs of one exported signature.
 
     Source: TF 2.21 export_output.py, ExportOutput.
     """
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """The arrays by the names that the signature gives them."""
+        """Output arrays by name."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PredictOutput(ExportOutput):
-    """Outputs of any kind.
+    """Arbitrary outputs.
 
     Args:
-        predictions: an array, which is called "output" then, or a dict of arrays.
+        predictions: an array, exported as "output", or a dict of arrays.
 
     Example:
         >>> sorted(sg.estimator.export.PredictOutput({"classes": 1, "logits": 2}).outputs)
@@ -41,7 +41,7 @@ class PredictOutput(ExportOutput):
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """The predictions."""
+        """The predictions by name."""
         if isinstance(self.predictions, Mapping):
             return dict(self.predictions)
         return {"output": self.predictions}
@@ -52,11 +52,11 @@ class ClassificationOutput(ExportOutput):
     """Outputs of a classifier.
 
     Args:
-        scores: of each class, shape (batch, classes).
-        classes: numbers of classes, shape (batch, ...).
+        scores: the score of each class, shape (batch, classes).
+        classes: class ids, shape (batch, ...).
 
     Raises:
-        ValueError: neither of the two.
+        ValueError: if both are None.
 
     Example:
         >>> sorted(sg.estimator.export.ClassificationOutput(scores=np.ones((1, 2))).outputs)
@@ -72,7 +72,7 @@ class ClassificationOutput(ExportOutput):
         if self.scores is None and self.classes is None:
             raise ValueError(
                 explain(
-                    "ClassificationOutput got neither scores nor classes.",
+                    "ClassificationOutput received neither scores nor classes.",
                     expected="at least one of them.",
                     fix="pass scores=probabilities.",
                 )
@@ -80,17 +80,17 @@ class ClassificationOutput(ExportOutput):
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """What is there of "scores" and "classes"."""
+        """Scores and classes, whichever are set."""
         both = {"scores": self.scores, "classes": self.classes}
         return {name: value for name, value in both.items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RegressionOutput(ExportOutput):
-    """The output of a regression.
+    """Output of a regression.
 
     Args:
-        value: a number for each example.
+        value: one number per example, shape (batch, ...).
 
     Example:
         >>> sorted(sg.estimator.export.RegressionOutput(np.ones(3)).outputs)
@@ -103,5 +103,5 @@ class RegressionOutput(ExportOutput):
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """The value under the name "outputs"."""
+        """The value, named "outputs"."""
         return {"outputs": self.value}

@@ -1,7 +1,8 @@
-"""Export of an Estimator: the prediction of its model function as programs for any batch size."""
+"""Export of a model function's predictions as programs for any batch size."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import time
@@ -38,19 +39,12 @@ _ASSETS_FOLDER = "assets.extra"
 
 
 def check_receiver(function: Any) -> ServingInputReceiver:
-    """Returns what a `serving_input_receiver_fn` gives.
-
-    Args:
-        function: the function.
-
-    Raises:
-        TypeError: it cannot be called, or gives something else.
-    """
+    """Calls a `serving_input_receiver_fn` and checks its result."""
     receiver = function() if callable(function) else function
     if not callable(function) or not isinstance(receiver, ServingInputReceiver):
         raise TypeError(
             explain(
-                f"serving_input_receiver_fn={function!r} gives {receiver!r}.",
+                f"serving_input_receiver_fn={function!r} returned {receiver!r}.",
                 expected="a function that returns an sg.estimator.export.ServingInputReceiver.",
                 fix="pass sg.estimator.export.build_raw_serving_input_receiver_fn(features).",
             )
@@ -59,38 +53,21 @@ def check_receiver(function: Any) -> ServingInputReceiver:
 
 
 def make_variables(step: ModelStep, receiver: ServingInputReceiver) -> EstimatorSpec:
-    """Calls the model function once, which makes the variables that it predicts with.
-
-    Args:
-        step: of prediction.
-        receiver: the inputs.
-
-    Returns:
-        What the model function returned.
-
-    Raises:
-        ValueError: the model function cannot be traced for any size of a batch.
-    """
-    jax.eval_shape(_Serving(step, receiver).outputs, [], _shapes(receiver))
+    """Creates the variables of prediction by calling the model function once."""
+    jax.eval_shape(_ServingFunction(step, receiver).outputs, [], _shapes(receiver))
     initialize_created_variables(step.strategy)
     assert step.spec is not None
     return step.spec
 
 
 def signatures_of(step: ModelStep, receiver: ServingInputReceiver) -> dict[str, Signature]:
-    """Returns the functions to export.
-
-    Args:
-        step: of prediction, whose variables exist.
-        receiver: the inputs.
-
-    """
+    """Traces and exports the function of each signature."""
     named = step.store.named
     values = [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in named.values()]
     assert step.spec is not None
     signatures: dict[str, Signature] = {}
     for name, output in _outputs_of(step.spec).items():
-        serving = _Serving(step, receiver, name)
+        serving = _ServingFunction(step, receiver, name)
         exported = jax.export.export(jax.jit(serving.outputs), platforms=_PLATFORMS)(
             values, _shapes(receiver)
         )
@@ -106,27 +83,19 @@ def write_export(
     *,
     as_text: bool,
 ) -> str:
-    """Writes an export under a folder of its own. Call on every process; process 0 writes.
+    """Writes an export and returns its folder. Call on every process; process 0 writes.
 
-    Args:
-        base: the folder of all exports.
-        step: of prediction, whose variables have their values.
-        signatures: its functions.
-        assets: files to copy, by their paths in the export.
-        as_text: whether to write the programs for people, too.
-
-    Returns:
-        The new folder, whose name is the time in seconds; it is there when it is whole.
+    The folder appears under its final name, the time in seconds, only when complete.
     """
-    folder, name = run_on_first("export_saved_model", lambda: _begin(base))
+    folder, name = run_on_first("export_saved_model", lambda: _make_temporary_folder(base))
     Checkpoint(**{VARIABLES: step.store.named}).write(os.path.join(folder, VARIABLES_FOLDER))
 
     def finish() -> str:
         write_signatures(Path(folder), signatures, as_text=as_text)
         for target, source in assets.items():
-            place = Path(folder, _ASSETS_FOLDER, target)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, place)
+            path = Path(folder, _ASSETS_FOLDER, target)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, path)
         final = Path(base, name)
         Path(folder).rename(final)
         return str(final)
@@ -134,52 +103,39 @@ def write_export(
     return run_on_first("export_saved_model", finish)
 
 
-class _Serving:
-    """The prediction as a pure function of the values of variables and of inputs.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ServingFunction:
+    """Prediction as a pure function of variable values and inputs; default signature if None."""
 
-    Args:
-        step: of prediction.
-        receiver: the inputs.
-        signature: which outputs; None for no particular ones.
-    """
-
-    def __init__(
-        self, step: ModelStep, receiver: ServingInputReceiver, signature: str | None = None
-    ) -> None:
-        self._step = step
-        self._receiver = receiver
-        self._signature = signature
+    step: ModelStep
+    receiver: ServingInputReceiver
+    signature: str | None = None
 
     def outputs(self, values: list[Any], inputs: dict[str, Any]) -> dict[str, Any]:
-        step = self._step
+        step = self.step
         variables = step.store.named.values() if values else ()
         of_variable = {id(one): value for one, value in zip(variables, values, strict=True)}
         context = ReplicaContext(step.strategy, 0, SoleCommunicator(), ReplicaBatch())
         frame = stack.push(stack.FrameKind.REPLICA, step.strategy, context)
         with frame, ReplicaScope(lambda variable: of_variable.get(id(variable))):
-            features = self._receiver.features_of(inputs)
+            features = self.receiver.features_of(inputs)
             try:
                 spec = step.call(features, None).spec
             except Exception as error:
                 if not self._takes_any_size:
                     raise
-                raise _not_for_any_size(error) from error
+                raise _fixed_size_error(error) from error
         outputs = _outputs_of(spec)
-        chosen = (
-            next(iter(outputs.values())) if self._signature is None else outputs[self._signature]
-        )
+        chosen = next(iter(outputs.values())) if self.signature is None else outputs[self.signature]
         return {name: jnp.asarray(value) for name, value in chosen.outputs.items()}
 
     @property
     def _takes_any_size(self) -> bool:
-        return any(None in spec.shape for spec in self._receiver.inputs.values())
+        return any(None in spec.shape for spec in self.receiver.inputs.values())
 
 
 def _outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
-    given = spec.export_outputs
-    outputs: dict[str, Any] = (
-        dict(given) if given else {DEFAULT_SIGNATURE: PredictOutput(spec.predictions)}
-    )
+    outputs = spec.export_outputs or {DEFAULT_SIGNATURE: PredictOutput(spec.predictions)}
     for name, output in outputs.items():
         if not isinstance(output, ExportOutput):
             raise TypeError(
@@ -189,11 +145,11 @@ def _outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
                     fix="pass sg.estimator.export.PredictOutput(predictions), for example.",
                 )
             )
-    return outputs
+    return dict(outputs)
 
 
 def _shapes(receiver: ServingInputReceiver) -> dict[str, jax.ShapeDtypeStruct]:
-    """The inputs with symbols for sizes that are not known; all batches are of one size."""
+    """Returns input shapes with symbols for unknown sizes; all batch sizes share one symbol."""
     scope = jax.export.SymbolicScope()
     shapes: dict[str, jax.ShapeDtypeStruct] = {}
     for number, (name, spec) in enumerate(receiver.inputs.items()):
@@ -206,8 +162,8 @@ def _shapes(receiver: ServingInputReceiver) -> dict[str, jax.ShapeDtypeStruct]:
     return shapes
 
 
-def _begin(base: str) -> list[str]:
-    """Makes the folder that an export is written in, and chooses its name."""
+def _make_temporary_folder(base: str) -> list[str]:
+    """Creates a temporary folder and reserves the export's name."""
     Path(base).mkdir(parents=True, exist_ok=True)
     number = int(time.time())
     while True:
@@ -222,11 +178,11 @@ def _begin(base: str) -> list[str]:
         number += 1
 
 
-def _not_for_any_size(error: Exception) -> ValueError:
+def _fixed_size_error(error: Exception) -> ValueError:
     return ValueError(
         explain(
-            f"The model function cannot be exported for batches of any size: {error}",
-            expected="a model function that predicts for batches of every size.",
+            f"The model function cannot be exported for arbitrary batch sizes: {error}",
+            expected="a model function that does not depend on the batch size.",
             fix="use keras.ops.shape(x) for sizes; or export for one size with "
             "build_raw_serving_input_receiver_fn(features, default_batch_size=n).",
         )

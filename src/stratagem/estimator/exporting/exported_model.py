@@ -1,4 +1,4 @@
-"""Exported models: how they lie in a folder, and how they are called."""
+"""Exported models: file format, loading and calling."""
 
 from __future__ import annotations
 
@@ -34,15 +34,7 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """One function of an exported model.
-
-    Args:
-        inputs: by name.
-        outputs: names.
-        variables: names of the variables that it takes first, in this order.
-        exported: the function: of a list of values of these, and a dict of inputs; it returns a
-            dict of outputs.
-    """
+    """Function of an exported model, with its inputs, outputs and variables by name."""
 
     inputs: Mapping[str, InputSpec]
     outputs: tuple[str, ...]
@@ -51,13 +43,7 @@ class Signature:
 
 
 def write_signatures(folder: Path, signatures: Mapping[str, Signature], *, as_text: bool) -> None:
-    """Writes the functions of an exported model.
-
-    Args:
-        folder: of the model; it exists.
-        signatures: by name.
-        as_text: whether to write their programs for people, too.
-    """
+    """Writes the functions of an exported model."""
     _load_serialization()
     described: dict[str, Any] = {}
     for number, (name, signature) in enumerate(signatures.items()):
@@ -76,24 +62,14 @@ def write_signatures(folder: Path, signatures: Mapping[str, Signature], *, as_te
 
 
 def read_signatures(folder: Path) -> dict[str, Signature]:
-    """Reads the functions of an exported model.
-
-    Args:
-        folder: of the model.
-
-    Returns:
-        The signatures by name.
-
-    Raises:
-        ValueError: the folder holds no exported model, or one of a later version.
-    """
+    """Reads the functions of an exported model."""
     file = folder / _SIGNATURES_FILE
     if not file.is_file():
         raise ValueError(
             explain(
-                f"{folder} holds no exported model.",
+                f"{folder} contains no exported model.",
                 expected="a folder that export_saved_model returned.",
-                fix="correct the path: it ends with a number.",
+                fix="correct the path; its last component is a number.",
             )
         )
     _load_serialization()
@@ -102,7 +78,7 @@ def read_signatures(folder: Path) -> dict[str, Signature]:
         raise ValueError(
             explain(
                 f"{folder} was exported in format {described['format']}.",
-                expected=f"format {_FORMAT}, the one that is known here.",
+                expected=f"format {_FORMAT}.",
                 fix="load it with the version of Stratagem that exported it.",
             )
         )
@@ -121,12 +97,12 @@ def read_signatures(folder: Path) -> dict[str, Signature]:
 
 
 def _load_serialization() -> None:
-    """JAX writes and reads exported functions by it."""
+    """Loads the package that JAX serializes exported functions with."""
     load("flatbuffers", needed_by="An exported model", install="'stratagem[export]'")
 
 
-class _Callable:
-    """A signature with the values of its variables."""
+class _SignatureFunction:
+    """Callable signature, bound to the values of its variables."""
 
     def __init__(self, name: str, signature: Signature, values: list[Any]) -> None:
         self._name = name
@@ -136,61 +112,53 @@ class _Callable:
 
     @property
     def inputs(self) -> dict[str, InputSpec]:
-        """The inputs by name."""
+        """Inputs by name."""
         return dict(self._signature.inputs)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the outputs."""
+        """Names of the outputs."""
         return self._signature.outputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Calls the function.
-
-        Args:
-            *args: the input, where there is only one; or a dict of all.
-            **kwargs: inputs by name.
-
-        Returns:
-            NumPy arrays by the name of the output.
-        """
-        given = dict(kwargs)
+        """Calls the function with named inputs, a dict, or a sole input; returns NumPy arrays."""
+        values = dict(kwargs)
         if len(args) == 1 and not kwargs:
             sole = next(iter(self.inputs))
-            given = dict(args[0]) if isinstance(args[0], Mapping) else {sole: args[0]}
-        if set(given) != set(self.inputs) or len(args) > 1:
+            values = dict(args[0]) if isinstance(args[0], Mapping) else {sole: args[0]}
+        if set(values) != set(self.inputs) or len(args) > 1:
             raise ValueError(
                 explain(
-                    f"The signature {self._name!r} was called with {sorted(given)} and "
-                    f"{len(args)} arguments without names.",
-                    expected=f"the inputs {sorted(self.inputs)}, by name.",
-                    fix="pass them all by name, or one alone without.",
+                    f"The signature {self._name!r} was called with {sorted(values)} and "
+                    f"{len(args)} positional arguments.",
+                    expected=f"the inputs {sorted(self.inputs)} by name.",
+                    fix="pass all inputs by name; a sole input may be positional.",
                 )
             )
         arrays = {
-            name: jnp.asarray(np.asarray(given[name]), spec.dtype)
+            name: jnp.asarray(np.asarray(values[name]), spec.dtype)
             for name, spec in self.inputs.items()
         }
         outputs = self._call(self._values, arrays)
         return {name: np.asarray(value) for name, value in outputs.items()}
 
 
-class ExportedModel(Mapping[str, _Callable]):
-    """An exported model: its functions by signature. Made by `load_exported`.
+class ExportedModel(Mapping[str, _SignatureFunction]):
+    """Mapping from signature names to callable functions. Created by `load_exported`.
 
     Args:
-        signatures: by name.
-        values: of all variables, by name.
+        signatures: the functions by name.
+        values: the values of all variables by name.
     """
 
     def __init__(self, signatures: Mapping[str, Signature], values: Mapping[str, Any]) -> None:
         on_device = {name: jnp.asarray(value) for name, value in values.items()}
         self._functions = {
-            name: _Callable(name, one, [on_device[variable] for variable in one.variables])
+            name: _SignatureFunction(name, one, [on_device[variable] for variable in one.variables])
             for name, one in signatures.items()
         }
 
-    def __getitem__(self, name: str) -> _Callable:
+    def __getitem__(self, name: str) -> _SignatureFunction:
         return self._functions[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -200,23 +168,23 @@ class ExportedModel(Mapping[str, _Callable]):
         return len(self._functions)
 
     @property
-    def signatures(self) -> Mapping[str, _Callable]:
-        """The functions by signature."""
+    def signatures(self) -> Mapping[str, _SignatureFunction]:
+        """Functions by signature name."""
         return dict(self._functions)
 
 
 def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
-    """Loads what `Estimator.export_saved_model` has written; the model function is not needed.
+    """Loads an export of `Estimator.export_saved_model`; the model function is not needed.
 
     Args:
-        path: the folder that it returned.
+        path: the folder that `export_saved_model` returned.
 
     Returns:
-        The functions by signature: each takes arrays by name, in batches of any size unless the
-        export says otherwise, and returns a dict of arrays.
+        Functions by signature name. Each takes arrays by name, in any batch size unless the export
+        fixed it, and returns a dict of arrays.
 
     Raises:
-        ValueError: the folder holds no exported model.
+        ValueError: if the folder contains no exported model.
 
     Example::
 

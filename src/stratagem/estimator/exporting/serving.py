@@ -1,4 +1,4 @@
-"""What an exported model takes: names, shapes and dtypes, and how features are made of them."""
+"""ServingInputReceiver: inputs of an exported model and the features computed from them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,13 @@ __all__ = [
     "build_raw_serving_input_receiver_fn",
 ]
 
-# What TensorFlow calls an input that has no name.
+# TensorFlow's name for a single unnamed input.
 _SOLE_INPUT = "input"
 
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """One input of an exported model.
-
-    Args:
-        shape: with None where any size is taken.
-        dtype: its dtype.
-    """
+    """Shape and dtype of one input; None in the shape means any size."""
 
     shape: tuple[int | None, ...]
     dtype: str
@@ -36,20 +31,20 @@ class InputSpec:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ServingInputReceiver:
-    """What an exported model takes, and what of it the model function gets.
+    """Inputs of an exported model, and the features that the model function gets from them.
 
-    Inputs are told by `keras.Input`, `keras.KerasTensor` or `jax.ShapeDtypeStruct`. Features may be
-    computed from inputs of the first two kinds with Keras operations and layers.
+    Inputs are `keras.Input`, `keras.KerasTensor` or `jax.ShapeDtypeStruct` objects. Features may
+    be computed from the first two with Keras operations and layers.
 
     Args:
-        features: what `model_fn` gets: the inputs, or what was computed of them, in the structure
-            that `input_fn` gives.
-        receiver_tensors: the inputs by name, or a single one, which is called "input".
-        receiver_tensors_alternatives: None.
+        features: the features for `model_fn`: the inputs or values computed from them, in the
+            structure that `input_fn` returns.
+        receiver_tensors: a dict of inputs by name, or a single input, named "input".
+        receiver_tensors_alternatives: must be None.
 
     Raises:
-        NotImplementedError: alternatives.
-        TypeError: an input of another kind.
+        NotImplementedError: if alternatives are set.
+        TypeError: if an input has another type.
 
     Example:
         >>> pixels = keras.Input((28, 28), dtype="uint8", name="pixels")
@@ -69,25 +64,24 @@ class ServingInputReceiver:
         if self.receiver_tensors_alternatives:
             raise NotImplementedError(
                 explain(
-                    "receiver_tensors_alternatives are given.",
+                    "receiver_tensors_alternatives are not supported.",
                     expected="None: an export has one set of inputs.",
-                    fix="export once more for the other inputs.",
+                    fix="export once per set of inputs.",
                 )
             )
         for value in jax.tree.leaves((self.features, self._named)):
             if not isinstance(value, keras.KerasTensor | jax.ShapeDtypeStruct):
                 raise TypeError(
                     explain(
-                        f"A ServingInputReceiver got {value!r} of type {type(value).__name__}.",
-                        expected="keras.Input(...) or jax.ShapeDtypeStruct(...): shapes and "
-                        "dtypes, no values.",
+                        f"ServingInputReceiver received {value!r} of type {type(value).__name__}.",
+                        expected="keras.Input(...) or jax.ShapeDtypeStruct(...), without values.",
                         fix='pass {"x": keras.Input((4,), dtype="float32")}, for example.',
                     )
                 )
 
     @property
     def inputs(self) -> dict[str, InputSpec]:
-        """The inputs by name."""
+        """Inputs by name."""
         return {
             name: InputSpec(tuple(one.shape), keras.backend.standardize_dtype(one.dtype))
             for name, one in self._named.items()
@@ -95,17 +89,20 @@ class ServingInputReceiver:
 
     @property
     def _named(self) -> dict[str, Any]:
-        given = self.receiver_tensors
-        return dict(given) if isinstance(given, Mapping) else {_SOLE_INPUT: given}
+        inputs = self.receiver_tensors
+        return dict(inputs) if isinstance(inputs, Mapping) else {_SOLE_INPUT: inputs}
 
     def features_of(self, values: Mapping[str, Any]) -> Any:
-        """Returns the features for values of the inputs.
+        """Computes the features from input values.
 
         Args:
-            values: arrays by the name of the input.
+            values: arrays by input name.
+
+        Returns:
+            The features, in the structure of `features`.
 
         Raises:
-            ValueError: a feature that is no input, and was not computed from any.
+            ValueError: if a feature is neither an input nor computed from inputs.
         """
         of_input = {id(one): values[name] for name, one in self._named.items()}
         features, structure = jax.tree.flatten(self.features)
@@ -122,13 +119,13 @@ class ServingInputReceiver:
         )
         try:
             if not are_symbolic:
-                raise ValueError("a feature is no input.")
+                raise ValueError("a feature is not an input.")
             function = keras.Function(list(named.values()), features)
         except ValueError as error:
             raise ValueError(
                 explain(
                     f"Features cannot be computed from the receiver_tensors: {error}",
-                    expected="features that are receiver_tensors, or made of them with Keras.",
+                    expected="features that are receiver_tensors or Keras operations on them.",
                     fix="use the objects of receiver_tensors in features.",
                 )
             ) from error
@@ -139,12 +136,12 @@ class ServingInputReceiver:
 def build_raw_serving_input_receiver_fn(
     features: Any, default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """Returns a `serving_input_receiver_fn` for features that are served as they are.
+    """Returns a `serving_input_receiver_fn` for features that are served unchanged.
 
     Args:
-        features: a dict from names to `keras.Input`, `jax.ShapeDtypeStruct` or arrays, or a single
-            one; of arrays shape and dtype are taken. The first axis is the batch.
-        default_batch_size: the only size of a batch that the export takes; None for any.
+        features: a `keras.Input`, `jax.ShapeDtypeStruct` or array, or a dict of them. Only shapes
+            and dtypes matter. Axis 0 is the batch.
+        default_batch_size: the only batch size that the export accepts; None for any.
 
     Returns:
         A function without arguments.

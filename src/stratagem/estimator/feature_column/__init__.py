@@ -1,4 +1,4 @@
-"""Feature columns: how features of any kind become inputs of a model."""
+"""Feature columns: conversion of raw features to model inputs."""
 
 from stratagem.estimator.feature_column.columns import encode_features
 from stratagem.estimator.feature_column.embeddings import (

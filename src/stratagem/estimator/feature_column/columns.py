@@ -1,8 +1,8 @@
-"""What every feature column is: a part on the host and a part on the device.
+"""Base classes of feature columns, and encode_features.
 
-Strings cannot reach a device. So the host part of a column (`encode`) turns what the input function
-gave into arrays of numbers, and its device part reads those in a Keras layer. Categorical columns
-are the ones whose device part is ids: int32 arrays of shape (batch, values) where -1 is no value.
+Devices cannot hold strings. A column's `encode` turns raw features into numeric arrays on the
+host, and a Keras layer reads these on the device. Categorical columns become ids: int32 arrays
+of shape (batch, values), where -1 means no value.
 """
 
 from __future__ import annotations
@@ -32,31 +32,24 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class FeatureColumn(abc.ABC):
-    """How one or more features become inputs of a model."""
+    """Conversion of one or more features to model inputs."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """Its name, which TensorFlow gives such a column."""
+        """Column name, the same as in TensorFlow."""
 
     @abc.abstractmethod
     def encode(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Does the host part.
-
-        Args:
-            features: dict of a batch, as the input function gives it.
-
-        Returns:
-            Dict of the arrays that the device part reads.
-        """
+        """Converts raw features to numeric arrays on the host."""
 
     @property
     @abc.abstractmethod
     def encoded_names(self) -> tuple[str, ...]:
-        """The names of the arrays that `encode` returns."""
+        """Names of the arrays that `encode` returns."""
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this column, for Keras's files."""
+        """Returns the constructor arguments for Keras serialization."""
         return {
             field.name: keras.saving.serialize_keras_object(getattr(self, field.name))
             for field in dataclasses.fields(self)
@@ -64,84 +57,89 @@ class FeatureColumn(abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Makes a column of what `get_config` returned."""
+        """Creates a column from its config."""
         read = {key: keras.saving.deserialize_keras_object(value) for key, value in config.items()}
-        # JSON knows no tuples, and a list cannot be compared by hash.
+        # JSON turns tuples into lists, which are not hashable.
         return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in read.items()})
 
 
 class DenseColumn(FeatureColumn):
-    """A column whose device part is numbers, one row an example."""
+    """Column that becomes numbers on the device, one row per example."""
 
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """Numbers that one example has."""
+        """Number of values per example."""
 
     @abc.abstractmethod
     def numbers(self, features: Mapping[str, Any]) -> Any:
-        """Does the device part without weights of its own.
-
-        Args:
-            features: the encoded features.
-
-        Returns:
-            float32 array of shape (batch, size).
-        """
+        """Returns a float32 array of shape (batch, size), on the device."""
 
 
 class CategoricalColumn(FeatureColumn):
-    """A column whose device part is ids."""
+    """Column that becomes ids on the device."""
 
     @property
     @abc.abstractmethod
     def num_buckets(self) -> int:
-        """Ids are below this number."""
+        """Upper bound of ids, exclusive."""
 
     @abc.abstractmethod
     def ids(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Returns the ids of a batch on the host, shape (batch, values), int32, -1 for none."""
+        """Returns ids on the host: int32, shape (batch, values), -1 for no value."""
 
     @property
     def encoded_name(self) -> str:
-        """The name under which the ids travel: another one for every other way to make them."""
+        """Name of the encoded ids, unique to this column's settings."""
         content = f"{type(self).__name__} {self!r}".encode()
         return f"{self.name}/ids_{hashlib.blake2s(content, digest_size=4).hexdigest()}"
 
     @property
     def encoded_names(self) -> tuple[str, ...]:
-        """Its ids' name."""
+        """Name of the encoded ids."""
         return (self.encoded_name,)
 
     def encode(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Returns the ids under their name."""
+        """Returns the ids under their encoded name."""
         return {self.encoded_name: self.ids(features)}
 
     def ids_and_weights(self, features: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Does the device part: the ids, and the weights of a weighted column (else None)."""
+        """Returns ids and weights on the device; weights are None unless the column is weighted."""
         return feature_of(features, self.encoded_name), None
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyedCategoricalColumn(CategoricalColumn):
+    """Categorical column of a single feature."""
+
+    key: str
+
+    @property
+    def name(self) -> str:
+        """Name of the feature."""
+        return self.key
 
 
 def encode_features(
     features: Mapping[str, Any], feature_columns: Iterable[FeatureColumn]
 ) -> dict[str, np.ndarray]:
-    """Does on the host what feature columns do there: vocabularies, hashes, crosses, padding.
+    """Encodes a batch on the host: vocabularies, hashes, crosses and padding.
 
-    Pre-made estimators do it by themselves. A `model_fn` or a Keras model with `DenseFeatures` or
-    `LinearModel` in it gets its batches through this function, in the input function.
+    Pre-made estimators call it themselves. For a `model_fn` or a Keras model with `DenseFeatures`
+    or `LinearModel`, call it in the input function.
 
     Args:
-        features: dict of a batch: arrays, or lists, of strings or numbers. Several values an
-            example are rows padded with '' or -1, or lists of any lengths, which are padded to the
-            next power of two above the longest.
+        features: a dict of a batch's features: arrays or lists of strings or numbers. Several
+            values per example are rows padded with '' or -1, or lists of different lengths, which
+            are padded to the next power of two of the longest.
         feature_columns: all columns of the model.
 
     Returns:
-        Dict of NumPy arrays: what the columns read. Features that no column names are left out.
+        A dict of the NumPy arrays that the columns read. Features without a column are dropped.
 
     Raises:
-        ValueError: a feature is missing or of the wrong kind; two columns share a name or read a
-            feature differently.
+        ValueError: if a feature is missing or has the wrong type, or two columns share a name or
+            read a feature differently.
 
     Example:
         >>> color = sg.feature_column.categorical_column_with_vocabulary_list("color", ["r", "g"])
@@ -156,12 +154,7 @@ def encode_features(
 def encode_groups(
     features: Mapping[str, Any], groups: Iterable[Iterable[FeatureColumn]]
 ) -> dict[str, np.ndarray]:
-    """Does what `encode_features` does for the columns of several layers.
-
-    Args:
-        features: dict of a batch.
-        groups: columns, of which only those of one group must have different names.
-    """
+    """Encodes a batch for the columns of several layers, like `encode_features`."""
     encoded: dict[str, np.ndarray] = {}
     for column in dict.fromkeys(column for group in groups for column in check_columns(group)):
         for name, array in column.encode(features).items():
@@ -175,8 +168,8 @@ def _check_same(name: str, first: np.ndarray, second: np.ndarray) -> None:
         raise ValueError(
             explain(
                 f"Two feature columns read {name!r} differently.",
-                expected="one column for one way to read a feature.",
-                fix="make the source column once and use it in both.",
+                expected="a single column that reads the feature.",
+                fix="create the source column once and use it in both.",
             )
         )
 
@@ -184,11 +177,7 @@ def _check_same(name: str, first: np.ndarray, second: np.ndarray) -> None:
 def check_columns(
     feature_columns: Iterable[FeatureColumn] | FeatureColumn,
 ) -> list[FeatureColumn]:
-    """Returns columns in the order of their names.
-
-    Raises:
-        ValueError: none, something that is no column, or two that share a name.
-    """
+    """Returns columns sorted by name."""
     columns: Sequence[Any] = (
         [feature_columns] if isinstance(feature_columns, FeatureColumn) else list(feature_columns)
     )
@@ -196,9 +185,9 @@ def check_columns(
     if wrong or not columns:
         raise ValueError(
             explain(
-                f"feature_columns holds {wrong[0]!r}." if wrong else "feature_columns is empty.",
-                expected="columns made by sg.feature_column.",
-                fix="make it with sg.feature_column.numeric_column or another function there.",
+                f"feature_columns contains {wrong[0]!r}." if wrong else "feature_columns is empty.",
+                expected="columns created by sg.feature_column.",
+                fix="pass sg.feature_column.numeric_column(key), for example.",
             )
         )
     ordered = sorted(columns, key=lambda column: column.name)
@@ -206,9 +195,9 @@ def check_columns(
         if first.name == second.name:
             raise ValueError(
                 explain(
-                    f"Two feature columns have the name {first.name!r}: {first} and {second}.",
-                    expected="every column once.",
-                    fix="leave one of them out.",
+                    f"Two feature columns are named {first.name!r}: {first} and {second}.",
+                    expected="each column once.",
+                    fix="remove one of them.",
                 )
             )
     return ordered

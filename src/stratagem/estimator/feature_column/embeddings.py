@@ -1,4 +1,4 @@
-"""Dense columns of categorical ones: counts, and rows of tables that are trained."""
+"""Indicator and embedding columns: counts of ids, and trained rows per id."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ Combiner = Literal["mean", "sqrtn", "sum"]
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfCategories(DenseColumn):
+class _CategoricalWrapper(DenseColumn):
     categorical_column: CategoricalColumn
 
     @property
     def encoded_names(self) -> tuple[str, ...]:
-        """Those of the categorical column."""
+        """Names of the categorical column's arrays."""
         return self.categorical_column.encoded_names
 
     def encode(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Returns what the categorical column reads."""
+        """Encodes the categorical column."""
         return self.categorical_column.encode(features)
 
 
 @keras.saving.register_keras_serializable("stratagem")
 @dataclasses.dataclass(frozen=True)
-class IndicatorColumn(_OfCategories):
-    """What `indicator_column` returns."""
+class IndicatorColumn(_CategoricalWrapper):
+    """Column created by `indicator_column`."""
 
     @property
     def name(self) -> str:
-        """TensorFlow's name."""
+        """Column name, the same as in TensorFlow."""
         return f"{self.categorical_column.name}_indicator"
 
     @property
     def size(self) -> int:
-        """One number an id."""
+        """One value per id."""
         return self.categorical_column.num_buckets
 
     def numbers(self, features: Mapping[str, Any]) -> Any:
-        """Returns how often each id occurs, or its weights added up."""
+        """Returns the count of each id, or the sum of its weights."""
         ids, weights = self.categorical_column.ids_and_weights(features)
         rows: Any = keras.ops.one_hot(ids, self.size, dtype="float32")
         if weights is not None:
@@ -65,8 +65,8 @@ class IndicatorColumn(_OfCategories):
 
 @keras.saving.register_keras_serializable("stratagem")
 @dataclasses.dataclass(frozen=True)
-class EmbeddingColumn(_OfCategories):
-    """What `embedding_column` and `shared_embeddings` return."""
+class EmbeddingColumn(_CategoricalWrapper):
+    """Column created by `embedding_column` and `shared_embeddings`."""
 
     dimension: int
     combiner: Combiner
@@ -77,32 +77,32 @@ class EmbeddingColumn(_OfCategories):
 
     @property
     def name(self) -> str:
-        """TensorFlow's name."""
+        """Column name, the same as in TensorFlow."""
         suffix = "embedding" if self.shared_name is None else "shared_embedding"
         return f"{self.categorical_column.name}_{suffix}"
 
     @property
     def table_name(self) -> str:
-        """The name of its table, which all columns that share it have."""
+        """Name of the table, common to all columns that share it."""
         return self.shared_name or self.name
 
     @property
     def size(self) -> int:
-        """Numbers of a row of the table."""
+        """Size of a row of the table."""
         return self.dimension
 
     def numbers(self, features: Mapping[str, Any]) -> Any:
-        """Cannot be: the rows are those of a table, which a layer has."""
+        """Raises an error: rows come from a layer's table."""
         raise ValueError(
             explain(
-                f"{self.name!r} was read without its table.",
-                expected="a layer that holds the table.",
+                f"The embedding column {self.name!r} was read without its table.",
+                expected="a layer that contains the table.",
                 fix="pass the column to sg.feature_column.DenseFeatures.",
             )
         )
 
     def table(self) -> keras.layers.Embedding:
-        """Makes a layer that looks up rows of a new table."""
+        """Creates an embedding layer for the table."""
         initializer: Any = self.initializer
         if initializer is None:
             deviation = 1 / math.sqrt(self.dimension)
@@ -116,15 +116,7 @@ class EmbeddingColumn(_OfCategories):
         )
 
     def rows(self, features: Mapping[str, Any], table: keras.layers.Embedding) -> Any:
-        """Does the device part.
-
-        Args:
-            features: the encoded features.
-            table: a layer that `table` made.
-
-        Returns:
-            float32 array of shape (batch, dimension); zeros for an example without values.
-        """
+        """Returns combined rows, float32, shape (batch, dimension); zeros without values."""
         ids, weights = self.categorical_column.ids_and_weights(features)
         return combine_rows(table, ids, weights, self.combiner, self.max_norm)
 
@@ -132,18 +124,10 @@ class EmbeddingColumn(_OfCategories):
 def combine_rows(
     table: Any, ids: Any, weights: Any, combiner: str, max_norm: float | None = None
 ) -> Any:
-    """Looks up the rows of an example's ids and makes one of them.
+    """Looks up and combines the rows of each example's ids.
 
-    Args:
-        table: a `keras.layers.Embedding`.
-        ids: int array of shape (batch, values), -1 for no value.
-        weights: of the same shape, or None for ones. Those that are not above 0 count in sums only.
-        combiner: "sum" of rows times weights; "mean", that over the sum of weights; "sqrtn", that
-            over the root of the sum of their squares.
-        max_norm: rows longer than this are made as long as this first.
-
-    Returns:
-        Array of shape (batch, dimension).
+    `ids` are ints of shape (batch, values), -1 for no value. `weights` have the same shape, or are
+    None for ones; non-positive weights count only in sums. Returns shape (batch, dimension).
 
     Source: TF 2.21 embedding_ops.py, safe_embedding_lookup_sparse.
     """
@@ -152,7 +136,7 @@ def combine_rows(
     rows = ops.cast(table(ops.maximum(ids, 0)), "float32")
     if max_norm is not None:
         squares = ops.sum(rows * rows, axis=-1, keepdims=True)
-        # The root has no gradient at 0, where nothing is to be made shorter.
+        # sqrt has no gradient at 0, where rows need no scaling anyway.
         norms = ops.sqrt(ops.where(squares > 0.0, squares, 1.0))
         rows = rows * (max_norm / ops.maximum(norms, max_norm))
     present = ops.cast(ids >= 0, "float32")
@@ -168,16 +152,16 @@ def combine_rows(
 
 
 def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
-    """Makes of each id a number: how often an example has it.
+    """Returns a column that counts how often an example has each id.
 
     Args:
-        categorical_column: the feature.
+        categorical_column: the categorical column.
 
     Returns:
-        The column.
+        A dense column of shape (batch, num_buckets).
 
     Raises:
-        ValueError: no categorical column.
+        ValueError: if the column is not categorical.
 
     Example:
         >>> color = sg.feature_column.categorical_column_with_vocabulary_list("color", ["r", "g"])
@@ -199,22 +183,23 @@ def embedding_column(
     max_norm: float | None = None,
     trainable: bool = True,
 ) -> EmbeddingColumn:
-    """Makes of each id a row of a table that is trained.
+    """Returns a column that looks up each id in a trained table.
 
     Args:
-        categorical_column: the feature.
-        dimension: numbers of a row.
-        combiner: what is made of the rows of several values: "mean", "sqrtn" or "sum".
-        initializer: of the table, as Keras takes it; None for a truncated normal distribution of
-            deviation 1/sqrt(dimension).
-        max_norm: rows longer than this are made as long as this; None for no limit.
-        trainable: whether the table is trained.
+        categorical_column: the categorical column.
+        dimension: the size of a row.
+        combiner: how to combine the rows of several values: "mean", "sqrtn" or "sum".
+        initializer: a Keras initializer of the table; None for a truncated normal distribution with
+            standard deviation 1/sqrt(dimension).
+        max_norm: scales longer rows down to this norm; None for no limit.
+        trainable: True to train the table.
 
     Returns:
-        The column.
+        A dense column of shape (batch, dimension).
 
     Raises:
-        ValueError: no categorical column, no positive dimension, or another combiner.
+        ValueError: if the column is not categorical, `dimension` is below 1, or the combiner is
+            unknown.
 
     Example:
         >>> city = sg.feature_column.categorical_column_with_hash_bucket("city", 100)
@@ -239,22 +224,22 @@ def shared_embeddings(
     max_norm: float | None = None,
     trainable: bool = True,
 ) -> list[EmbeddingColumn]:
-    """Makes embedding columns that share one table within a layer.
+    """Returns embedding columns that share one table within a layer.
 
     Args:
-        categorical_columns: features whose ids mean the same.
-        dimension: numbers of a row.
+        categorical_columns: columns whose ids have the same meaning.
+        dimension: the size of a row.
         combiner: as for `embedding_column`.
         initializer: as for `embedding_column`.
-        shared_embedding_collection_name: name of the table; None for one made of the columns'.
+        shared_embedding_collection_name: the name of the table; None derives it from the columns.
         max_norm: as for `embedding_column`.
         trainable: as for `embedding_column`.
 
     Returns:
-        A list of columns, in the order given.
+        A list of columns, in the order of `categorical_columns`.
 
     Raises:
-        ValueError: as for `embedding_column`, or columns of unequal numbers of ids.
+        ValueError: as for `embedding_column`, or if the columns have different numbers of ids.
 
     Example:
         >>> seen = sg.feature_column.categorical_column_with_identity("seen", 10)
@@ -271,8 +256,8 @@ def shared_embeddings(
         raise ValueError(
             explain(
                 f"shared_embeddings received columns with {sizes} ids.",
-                expected="at least one column, all with equally many ids.",
-                fix="give them the same vocabulary.",
+                expected="at least one column, all with the same number of ids.",
+                fix="use the same vocabulary for all columns.",
             )
         )
     names = sorted(column.name for column in categorical_columns)
@@ -283,24 +268,24 @@ def shared_embeddings(
     ]
 
 
-def _check_categorical(what: str, columns: Sequence[Any]) -> None:
+def _check_categorical(function_name: str, columns: Sequence[Any]) -> None:
     for column in columns:
         if not isinstance(column, CategoricalColumn):
             raise ValueError(
                 explain(
-                    f"{what} received {column!r}.",
+                    f"{function_name} received {column!r}.",
                     expected="a categorical column.",
-                    fix="pass a categorical_column_with_..., a crossed or a bucketized column.",
+                    fix="pass a categorical_column_with_*, crossed or bucketized column.",
                 )
             )
 
 
-def _check_rows(what: str, dimension: int, combiner: str) -> None:
+def _check_rows(function_name: str, dimension: int, combiner: str) -> None:
     if dimension < 1 or combiner not in ("mean", "sqrtn", "sum"):
         raise ValueError(
             explain(
-                f"{what} received dimension={dimension} and combiner={combiner!r}.",
+                f"{function_name} received dimension={dimension} and combiner={combiner!r}.",
                 expected="a positive dimension, and 'mean', 'sqrtn' or 'sum'.",
-                fix="leave combiner out for the mean.",
+                fix="omit combiner for the mean.",
             )
         )

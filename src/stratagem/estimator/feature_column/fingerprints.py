@@ -1,8 +1,7 @@
-"""The hash of TensorFlow's hashed and crossed columns, so that ids are TensorFlow's.
+"""FarmHash fingerprints, TensorFlow's hash for hashed and crossed columns.
 
-FarmHash's `Fingerprint64` is the same on every machine and in every process, unlike Python's
-`hash`. It is written out here, because ids that depended on an optional package would differ from
-one installation to the next.
+`Fingerprint64` is the same on every machine and in every process, unlike Python's `hash`. It is
+implemented here so that ids don't depend on an optional package.
 """
 
 from __future__ import annotations
@@ -20,16 +19,7 @@ _CONCATENATION = 0xC6A4A7935BD1E995
 
 @functools.lru_cache(maxsize=1 << 18)
 def fingerprint(text: bytes) -> int:
-    """Returns the 64-bit fingerprint of a string.
-
-    Args:
-        text: the bytes of the string.
-
-    Returns:
-        An int of 64 bits, unsigned.
-
-    Source: FarmHash 1.1, farmhashna::Hash64; TF 2.21 string_to_hash_bucket_fast_op.h.
-    """
+    """Returns the 64-bit fingerprint of a string (FarmHash 1.1, farmhashna::Hash64)."""
     size = len(text)
     if size <= 16:
         return _up_to_16(text, size)
@@ -44,10 +34,7 @@ def fingerprint(text: bytes) -> int:
 
 
 def concatenated_fingerprint(first: int, second: int) -> int:
-    """Returns the fingerprint of two fingerprints, in this order.
-
-    Source: TF 2.21 core/platform/fingerprint.h, FingerprintCat64.
-    """
+    """Returns the fingerprint of two fingerprints in order (TensorFlow's FingerprintCat64)."""
     result = first ^ _CONCATENATION
     result ^= _shift_mix(second * _CONCATENATION) * _CONCATENATION & _WORD
     result = _shift_mix(result * _CONCATENATION) * _CONCATENATION
@@ -99,7 +86,7 @@ def _up_to_64(text: bytes, size: int, multiplier: int) -> int:
 
 
 def _long(text: bytes, size: int) -> int:
-    """Strings of more than 64 bytes: 56 bytes of state, 64 bytes a round, the last 64 once more."""
+    """Hashes over 64 bytes: 56 bytes of state, 64 bytes per round, the last 64 twice."""
     x = y = 81
     y = (y * _K1 + 113) & _WORD
     z = _shift_mix(y * _K2 + 113) * _K2 & _WORD

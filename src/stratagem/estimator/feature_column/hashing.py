@@ -1,4 +1,4 @@
-"""Categorical columns whose ids are hashes: of values, of combinations of values."""
+"""Hashed and crossed categorical columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem.estimator.feature_column.columns import CategoricalColumn
+from stratagem.estimator.feature_column.columns import CategoricalColumn, KeyedCategoricalColumn
 from stratagem.estimator.feature_column.fingerprints import concatenated_fingerprint, fingerprint
 from stratagem.estimator.feature_column.raw_values import as_bytes, categorical_rows, feature_of
 from stratagem.estimator.feature_column.weighted import WeightedCategoricalColumn
@@ -29,24 +29,18 @@ _DEFAULT_HASH_KEY = 0xDECAFCAFFE
 
 @keras.saving.register_keras_serializable("stratagem")
 @dataclasses.dataclass(frozen=True)
-class HashedCategoricalColumn(CategoricalColumn):
-    """What `categorical_column_with_hash_bucket` returns."""
+class HashedCategoricalColumn(KeyedCategoricalColumn):
+    """Column created by `categorical_column_with_hash_bucket`."""
 
-    key: str
     hash_bucket_size: int
 
     @property
-    def name(self) -> str:
-        """The feature's name."""
-        return self.key
-
-    @property
     def num_buckets(self) -> int:
-        """Ids are below this number."""
+        """Upper bound of ids, exclusive."""
         return self.hash_bucket_size
 
     def ids(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Returns the fingerprints of strings, or of integers as written, modulo the buckets."""
+        """Returns fingerprints of strings, or of integers in digits, modulo the buckets."""
         rows = categorical_rows(feature_of(features, self.key), self.key)
         ids = [
             -1
@@ -60,7 +54,7 @@ class HashedCategoricalColumn(CategoricalColumn):
 @keras.saving.register_keras_serializable("stratagem")
 @dataclasses.dataclass(frozen=True)
 class CrossedColumn(CategoricalColumn):
-    """What `crossed_column` returns."""
+    """Column created by `crossed_column`."""
 
     keys: tuple[str | CategoricalColumn, ...]
     hash_bucket_size: int
@@ -68,32 +62,32 @@ class CrossedColumn(CategoricalColumn):
 
     @property
     def name(self) -> str:
-        """The names of what is crossed, in the order of the alphabet."""
+        """Sorted names of the crossed features."""
         names = (key if isinstance(key, str) else key.name for key in self.leaves)
         return "_X_".join(sorted(names))
 
     @property
     def num_buckets(self) -> int:
-        """Ids are below this number."""
+        """Upper bound of ids, exclusive."""
         return self.hash_bucket_size
 
     @property
     def leaves(self) -> list[str | CategoricalColumn]:
-        """What is crossed: columns, then features; crosses in crosses are taken apart."""
+        """Crossed columns, then feature names; nested crosses are flattened."""
         parts = (key.leaves if isinstance(key, CrossedColumn) else [key] for key in self.keys)
         # TensorFlow hashes sparse inputs before dense ones.
         return sorted(itertools.chain(*parts), key=lambda leaf: isinstance(leaf, str))
 
     def ids(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Returns a hash of every combination of values, the last feature's varying fastest."""
+        """Returns a hash of each combination of values, the last feature varying fastest."""
         columns = [_fingerprints(leaf, features) for leaf in self.leaves]
         if len({len(column) for column in columns}) != 1:
             raise ValueError(
                 explain(
                     f"The features of {self.name!r} have {[len(column) for column in columns]} "
                     "examples.",
-                    expected="equally many.",
-                    fix="let the input function return one row an example for every feature.",
+                    expected="the same number of examples in each.",
+                    fix="return one row per example for every feature from the input function.",
                 )
             )
         crosses = [
@@ -113,11 +107,11 @@ class CrossedColumn(CategoricalColumn):
 
 
 def _fingerprints(leaf: str | CategoricalColumn, features: Mapping[str, Any]) -> list[list[Any]]:
-    """The 64 bits of every value: of a string its fingerprint, of an integer itself."""
+    """Returns each value's 64 bits: fingerprints of strings, integers as they are."""
     if isinstance(leaf, str):
         rows = categorical_rows(feature_of(features, leaf), leaf)
         return [[_bits(value) for value in row] for row in rows.tolist()]
-    return [[None if place < 0 else place for place in row] for row in leaf.ids(features).tolist()]
+    return [[None if id_ < 0 else id_ for id_ in row] for row in leaf.ids(features).tolist()]
 
 
 def _bits(value: Any) -> int | None:
@@ -129,21 +123,21 @@ def _bits(value: Any) -> int | None:
 def categorical_column_with_hash_bucket(
     key: str, hash_bucket_size: int, dtype: Any = "string"
 ) -> HashedCategoricalColumn:
-    """Spreads the values of a feature over ids by hash, where no vocabulary is known.
+    """Returns a column that hashes the values of a feature to ids.
 
-    The hash is TensorFlow's (FarmHash's `Fingerprint64`): the same ids on every machine and in
-    every run, and those of a model trained there.
+    The hash is TensorFlow's (FarmHash's `Fingerprint64`): ids are the same on every machine, in
+    every run, and as in a model trained with TensorFlow.
 
     Args:
-        key: the feature's name.
-        hash_bucket_size: ids are below this number, at least 2.
-        dtype: of the feature, "string" or an integer type; both are understood in any case.
+        key: the name of the feature.
+        hash_bucket_size: the number of ids, at least 2.
+        dtype: "string" or an integer type; ignored, since both are accepted.
 
     Returns:
-        The column.
+        A categorical column.
 
     Raises:
-        ValueError: fewer than two buckets.
+        ValueError: if `hash_bucket_size` is below 2.
 
     Example:
         >>> city = sg.feature_column.categorical_column_with_hash_bucket("city", 100)
@@ -160,20 +154,21 @@ def categorical_column_with_hash_bucket(
 def crossed_column(
     keys: Sequence[str | CategoricalColumn], hash_bucket_size: int, hash_key: int | None = None
 ) -> CrossedColumn:
-    """Makes one categorical feature of every combination of several, by hash.
+    """Returns a column that hashes each combination of several features' values to an id.
 
     Args:
-        keys: two or more names of features of strings or integers, or categorical columns: not
-            hashed ones (cross the feature itself), not weighted ones. Of a feature itself, ''
-            and -1 are values like others.
-        hash_bucket_size: ids are below this number.
-        hash_key: start of the hash; None for TensorFlow's.
+        keys: two or more names of string or integer features, or categorical columns. Hashed
+            columns (cross the feature itself) and weighted columns are not allowed. In a feature
+            crossed by name, '' and -1 are ordinary values.
+        hash_bucket_size: the number of ids.
+        hash_key: the hash seed; None for TensorFlow's.
 
     Returns:
-        The column.
+        A categorical column.
 
     Raises:
-        ValueError: fewer than two keys, a hashed or weighted column, no bucket.
+        ValueError: if there are fewer than two keys, a column is hashed or weighted, or
+            `hash_bucket_size` is below 1.
 
     Example:
         >>> sg.feature_column.crossed_column(["city", "day"], 1000).name
@@ -196,7 +191,7 @@ def crossed_column(
         raise ValueError(
             explain(
                 f"crossed_column received {wrong[0]!r}.",
-                expected="names of features, or categorical columns without hash and weights.",
+                expected="feature names, or categorical columns that are not hashed or weighted.",
                 fix="pass the name of the feature itself.",
             )
         )
@@ -205,12 +200,12 @@ def crossed_column(
     return CrossedColumn(tuple(keys), hash_bucket_size, start)
 
 
-def _check_buckets(what: str, hash_bucket_size: int, *, least: int) -> None:
+def _check_buckets(function_name: str, hash_bucket_size: int, *, least: int) -> None:
     if not isinstance(hash_bucket_size, int) or hash_bucket_size < least:
         raise ValueError(
             explain(
-                f"{what} received hash_bucket_size={hash_bucket_size!r}.",
+                f"{function_name} received hash_bucket_size={hash_bucket_size!r}.",
                 expected=f"an integer of at least {least}.",
-                fix="pass a few times the number of different values.",
+                fix="pass several times the number of distinct values.",
             )
         )

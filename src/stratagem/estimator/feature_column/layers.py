@@ -1,4 +1,4 @@
-"""Keras layers that read feature columns."""
+"""DenseFeatures and LinearModel: Keras layers that read feature columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["DenseFeatures", "LinearModel"]
 
 
 class _ColumnsLayer(keras.layers.Layer):
-    """A layer of columns, called with a dict of features."""
+    """Keras layer of feature columns, called with a dict of features."""
 
     def __init__(self, feature_columns: Iterable[FeatureColumn], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -32,21 +32,17 @@ class _ColumnsLayer(keras.layers.Layer):
         self._tables: dict[str, keras.layers.Embedding] = {}
 
     def __call__(self, features: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer with features that are encoded, or encodes them first.
-
-        Raises:
-            ValueError: features that are not encoded in a compiled step.
-        """
+        """Calls the layer, encoding the features first if necessary."""
         return super().__call__(_encoded(features, self._columns), *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this layer, for Keras's files."""
+        """Returns the constructor arguments for Keras serialization."""
         columns = [keras.saving.serialize_keras_object(column) for column in self._columns]
         return {**super().get_config(), "feature_columns": columns}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Makes a layer of what `get_config` returned."""
+        """Creates a layer from its config."""
         columns = map(keras.saving.deserialize_keras_object, config.pop("feature_columns"))
         return cls(list(columns), **config)
 
@@ -62,17 +58,17 @@ class _ColumnsLayer(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("stratagem")
 class DenseFeatures(_ColumnsLayer):
-    """A Keras layer that puts dense columns side by side, in the order of their names.
+    """Keras layer that concatenates dense columns, sorted by name.
 
-    In compiled steps it is called with features that `encode_features` made; elsewhere with any.
+    In compiled steps, the features must come from `encode_features`; elsewhere they may be raw.
 
     Args:
         feature_columns: numeric, bucketized, indicator and embedding columns.
-        kwargs: those of `keras.layers.Layer`.
+        kwargs: arguments of `keras.layers.Layer`.
 
     Raises:
-        ValueError: a categorical column; two columns of one name; or features that a column
-            cannot read.
+        ValueError: if a column is categorical, two columns share a name, or a column cannot read
+            the features.
 
     Example:
         >>> age = sg.feature_column.numeric_column("age")
@@ -91,19 +87,19 @@ class DenseFeatures(_ColumnsLayer):
                 raise ValueError(
                     explain(
                         f"DenseFeatures received the categorical column {column.name!r}.",
-                        expected="columns of numbers.",
+                        expected="dense columns.",
                         fix="wrap it in embedding_column or indicator_column.",
                     )
                 )
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights."""
+        """Creates the embedding tables."""
         for column in self._columns:
             if isinstance(column, EmbeddingColumn) and column.table_name not in self._tables:
                 self._add_table(column.table())
 
     def call(self, features: Mapping[str, Any]) -> Any:
-        """Does the device parts of the columns."""
+        """Returns an array of shape (batch, sum of sizes)."""
         dense = [
             self._dense(column, features)
             for column in self._columns
@@ -112,27 +108,27 @@ class DenseFeatures(_ColumnsLayer):
         return keras.ops.concatenate(dense, axis=-1)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
-        """Tells Keras the shape of what `call` returns."""
+        """Returns the shape of the output."""
         sizes = [column.size for column in self._columns if isinstance(column, DenseColumn)]
         return (None, sum(sizes))
 
 
 @keras.saving.register_keras_serializable("stratagem")
 class LinearModel(_ColumnsLayer):
-    """A Keras layer that adds up the weights of ids and numbers times weights, and a bias.
+    """Keras layer that adds weights of ids, weighted numbers and a bias.
 
-    Weights and bias begin as zeros. In compiled steps it is called with features that
-    `encode_features` made; elsewhere with any.
+    Weights and bias start at zero. In compiled steps, the features must come from
+    `encode_features`; elsewhere they may be raw.
 
     Args:
         feature_columns: any columns.
-        units: numbers of the result.
-        sparse_combiner: what is made of the weights of several ids: "sum", "mean" or "sqrtn".
-        kwargs: those of `keras.layers.Layer`.
+        units: the size of the output.
+        sparse_combiner: how to combine the weights of several ids: "sum", "mean" or "sqrtn".
+        kwargs: arguments of `keras.layers.Layer`.
 
     Raises:
-        ValueError: two columns of one name; another combiner; or features that a column cannot
-            read.
+        ValueError: if two columns share a name, the combiner is unknown, or a column cannot read
+            the features.
 
     Example:
         >>> layer = sg.feature_column.LinearModel([sg.feature_column.numeric_column("age")])
@@ -154,8 +150,8 @@ class LinearModel(_ColumnsLayer):
             raise ValueError(
                 explain(
                     f"LinearModel received units={units} and sparse_combiner={sparse_combiner!r}.",
-                    expected="a positive number, and 'sum', 'mean' or 'sqrtn'.",
-                    fix="leave sparse_combiner out for the sum.",
+                    expected="positive units, and 'sum', 'mean' or 'sqrtn'.",
+                    fix="omit sparse_combiner for the sum.",
                 )
             )
         self.units = units
@@ -163,7 +159,7 @@ class LinearModel(_ColumnsLayer):
         self._kernels: dict[str, Any] = {}
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights."""
+        """Creates the weights and the bias."""
         for column in self._columns:
             if isinstance(column, CategoricalColumn):
                 weights = keras.layers.Embedding(
@@ -184,7 +180,7 @@ class LinearModel(_ColumnsLayer):
         self.bias = self.add_weight(shape=(self.units,), initializer="zeros", name="bias_weights")
 
     def call(self, features: Mapping[str, Any]) -> Any:
-        """Does the device parts of the columns."""
+        """Returns an array of shape (batch, units)."""
         total: Any = self.bias
         for column in self._columns:
             if isinstance(column, CategoricalColumn):
@@ -197,17 +193,17 @@ class LinearModel(_ColumnsLayer):
         return total
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
-        """Tells Keras the shape of what `call` returns."""
+        """Returns the shape of the output."""
         return (None, self.units)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this layer, for Keras's files."""
+        """Returns the constructor arguments for Keras serialization."""
         own = {"units": self.units, "sparse_combiner": self.sparse_combiner}
         return {**super().get_config(), **own}
 
 
 def _encoded(features: Any, columns: tuple[FeatureColumn, ...]) -> dict[str, Any]:
-    """Returns what the device parts read, encoding features that are not."""
+    """Returns the arrays that the columns read, encoding raw features."""
     names = sorted({name for column in columns for name in column.encoded_names})
     if not isinstance(features, Mapping):
         return encode_features(features, columns)
@@ -218,12 +214,10 @@ def _encoded(features: Any, columns: tuple[FeatureColumn, ...]) -> dict[str, Any
     if any(isinstance(value, Tracer | keras.KerasTensor) for value in features.values()):
         raise ValueError(
             explain(
-                f"A layer of feature columns misses {missing} among the features "
-                f"{sorted(features)}.",
-                expected="encoded features: strings, vocabularies and hashes cannot be handled "
-                "in a compiled step.",
-                fix="let the input function return sg.feature_column.encode_features(features, "
-                "columns).",
+                f"A feature-column layer found no {missing} in the features {sorted(features)}.",
+                expected="encoded features: compiled steps cannot process strings.",
+                fix="return sg.feature_column.encode_features(features, columns) from the input "
+                "function.",
             )
         )
     return encode_features(features, columns)

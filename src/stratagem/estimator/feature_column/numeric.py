@@ -1,4 +1,4 @@
-"""Columns of numbers, and of the buckets into which numbers fall."""
+"""Numeric and bucketized columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["BucketizedColumn", "NumericColumn", "bucketized_column", "numeric_co
 @keras.saving.register_keras_serializable("stratagem")
 @dataclasses.dataclass(frozen=True)
 class NumericColumn(DenseColumn):
-    """What `numeric_column` returns."""
+    """Column created by `numeric_column`."""
 
     key: str
     shape: tuple[int, ...]
@@ -31,25 +31,25 @@ class NumericColumn(DenseColumn):
 
     @property
     def name(self) -> str:
-        """The feature's name."""
+        """Name of the feature."""
         return self.key
 
     @property
     def size(self) -> int:
-        """Numbers of one example."""
+        """Number of values per example."""
         return math.prod(self.shape)
 
     @property
     def encoded_names(self) -> tuple[str, ...]:
-        """The feature's name."""
+        """Name of the feature."""
         return (self.key,)
 
     def encode(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Returns the feature, checked, with defaults for what is missing."""
+        """Returns the checked feature, with defaults for missing values."""
         return {self.key: self._rows(features)}
 
     def numbers(self, features: Mapping[str, Any]) -> Any:
-        """Returns the numbers, normalized."""
+        """Returns the normalized numbers on the device."""
         rows = keras.ops.convert_to_tensor(feature_of(features, self.key))
         rows = keras.ops.cast(keras.ops.reshape(rows, (-1, *self.shape)), self.dtype)
         if self.normalizer_fn is not None:
@@ -57,7 +57,7 @@ class NumericColumn(DenseColumn):
         return keras.ops.cast(keras.ops.reshape(rows, (-1, self.size)), "float32")
 
     def normalized(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Returns the numbers, normalized, on the host."""
+        """Returns the normalized numbers on the host."""
         rows = self._rows(features)
         if self.normalizer_fn is not None:
             rows = np.asarray(self.normalizer_fn(rows))
@@ -71,33 +71,33 @@ class NumericColumn(DenseColumn):
 @keras.saving.register_keras_serializable("stratagem")
 @dataclasses.dataclass(frozen=True)
 class BucketizedColumn(CategoricalColumn, DenseColumn):
-    """What `bucketized_column` returns: categorical in crosses and linear models, else one-hot."""
+    """Column created by `bucketized_column`: ids in crosses and linear models, else one-hot."""
 
     source_column: NumericColumn
     boundaries: tuple[float, ...]
 
     @property
     def name(self) -> str:
-        """TensorFlow's name."""
+        """Column name, the same as in TensorFlow."""
         return f"{self.source_column.name}_bucketized"
 
     @property
     def size(self) -> int:
-        """Places of the one-hot numbers."""
+        """Size of the one-hot vector."""
         return self.num_buckets
 
     @property
     def num_buckets(self) -> int:
-        """Buckets of all numbers of an example together."""
+        """Number of buckets of all values of an example."""
         return (len(self.boundaries) + 1) * self.source_column.size
 
     @property
     def encoded_names(self) -> tuple[str, ...]:
-        """The feature's name."""
+        """Name of the feature."""
         return self.source_column.encoded_names
 
     def encode(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Returns the numbers: their buckets are found on the device."""
+        """Returns the numbers; the device computes the buckets."""
         return self.source_column.encode(features)
 
     def ids(self, features: Mapping[str, Any]) -> np.ndarray:
@@ -107,13 +107,13 @@ class BucketizedColumn(CategoricalColumn, DenseColumn):
         return (buckets + self._first_buckets()).astype(np.int32)
 
     def ids_and_weights(self, features: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Returns the buckets, found on the device."""
+        """Returns the buckets on the device."""
         boundaries = np.asarray(self.boundaries, np.float32)
         buckets = keras.ops.digitize(self.source_column.numbers(features), boundaries)
         return keras.ops.cast(buckets, "int32") + self._first_buckets(), None
 
     def numbers(self, features: Mapping[str, Any]) -> Any:
-        """Returns the one-hot numbers."""
+        """Returns the one-hot buckets."""
         ids, _ = self.ids_and_weights(features)
         return keras.ops.sum(keras.ops.one_hot(ids, self.num_buckets, dtype="float32"), axis=-2)
 
@@ -128,22 +128,22 @@ def numeric_column(
     dtype: str = "float32",
     normalizer_fn: Callable[[Any], Any] | None = None,
 ) -> NumericColumn:
-    """Says that a feature is numbers.
+    """Returns a column that reads a numeric feature.
 
     Args:
-        key: the feature's name.
-        shape: of the numbers of one example.
-        default_value: stands for None in lists; one number, or one a place.
-        dtype: of the numbers as they are read; a model sees float32.
-        normalizer_fn: called with the numbers, shape (batch, *shape), on the device.
+        key: the name of the feature.
+        shape: the shape of one example's values.
+        default_value: replaces None in lists; one number, or one per value.
+        dtype: the dtype to read the feature in; models receive float32.
+        normalizer_fn: a function of the numbers, shape (batch, *shape), called on the device.
 
     Returns:
-        The column.
+        A dense column of shape (batch, prod(shape)).
 
     Raises:
-        ValueError: a shape that is not positive, a dtype of no numbers, or defaults of another
-            size.
-        TypeError: `normalizer_fn` cannot be called.
+        ValueError: if the shape is not positive, the dtype is not numeric, or `default_value` has
+            another size.
+        TypeError: if `normalizer_fn` is not callable.
 
     Example:
         >>> sg.feature_column.numeric_column("age", normalizer_fn=lambda x: x / 100.0).name
@@ -157,7 +157,7 @@ def numeric_column(
             explain(
                 f"numeric_column({key!r}) received normalizer_fn={normalizer_fn!r}.",
                 expected="a function of an array.",
-                fix="pass a function such as lambda x: x / 100.0.",
+                fix="pass a function, for example lambda x: x / 100.0.",
             )
         )
     _check_numbers(key, sizes, dtype)
@@ -171,28 +171,28 @@ def _check_numbers(key: str, sizes: tuple[int, ...], dtype: str) -> None:
             explain(
                 f"numeric_column({key!r}) received shape={sizes}.",
                 expected="positive integers.",
-                fix="pass the shape of one example, such as (3,).",
+                fix="pass the shape of one example, for example (3,).",
             )
         )
     if np.dtype(dtype).kind not in "iuf":
         raise ValueError(
             explain(
                 f"numeric_column({key!r}) received dtype={dtype!r}.",
-                expected="integers or floating-point numbers.",
-                fix="leave dtype out.",
+                expected="an integer or floating-point dtype.",
+                fix="omit dtype to use float32.",
             )
         )
 
 
-def _default(key: str, sizes: tuple[int, ...], given: Any) -> tuple[float, ...] | None:
-    if given is None:
+def _default(key: str, sizes: tuple[int, ...], value: Any) -> tuple[float, ...] | None:
+    if value is None:
         return None
-    default = tuple(float(number) for number in np.ravel(given))
+    default = tuple(float(number) for number in np.ravel(value))
     if len(default) not in (1, math.prod(sizes)):
         raise ValueError(
             explain(
-                f"numeric_column({key!r}) received default_value={given!r}.",
-                expected=f"one number, or {math.prod(sizes)} for shape {sizes}.",
+                f"numeric_column({key!r}) received default_value={value!r}.",
+                expected=f"one number, or {math.prod(sizes)} numbers for shape {sizes}.",
                 fix="pass one number.",
             )
         )
@@ -202,17 +202,18 @@ def _default(key: str, sizes: tuple[int, ...], given: Any) -> tuple[float, ...] 
 def bucketized_column(
     source_column: NumericColumn, boundaries: Sequence[float]
 ) -> BucketizedColumn:
-    """Turns numbers into the buckets into which they fall.
+    """Returns a column that maps numbers to buckets.
 
     Args:
-        source_column: column of one number an example, or of a vector of them.
-        boundaries: in rising order; [0., 1.] makes the buckets (-inf, 0), [0, 1) and [1, inf).
+        source_column: a numeric column of one number or one vector per example.
+        boundaries: increasing numbers. [0., 1.] gives the buckets (-inf, 0), [0, 1) and [1, inf).
 
     Returns:
-        The column.
+        A column that is both dense and categorical.
 
     Raises:
-        ValueError: no numeric column of at most one dimension, or boundaries that do not rise.
+        ValueError: if the source is not a numeric column of at most one axis, or the boundaries do
+            not increase.
 
     Example:
         >>> age = sg.feature_column.numeric_column("age")
@@ -225,7 +226,7 @@ def bucketized_column(
         raise ValueError(
             explain(
                 f"bucketized_column received {source_column!r}.",
-                expected="a numeric_column of one dimension.",
+                expected="a numeric_column of at most one axis.",
                 fix="pass sg.feature_column.numeric_column(key).",
             )
         )
@@ -234,8 +235,8 @@ def bucketized_column(
         raise ValueError(
             explain(
                 f"bucketized_column received boundaries={list(boundaries)!r}.",
-                expected="at least one number, each larger than the one before.",
-                fix="sort them and leave out doubles.",
+                expected="at least one number, in strictly increasing order.",
+                fix="sort them and remove duplicates.",
             )
         )
     return BucketizedColumn(source_column, limits)

@@ -1,4 +1,4 @@
-"""Features as input functions give them, as NumPy arrays on the host."""
+"""Raw feature values of input functions, as NumPy arrays on the host."""
 
 from __future__ import annotations
 
@@ -13,44 +13,31 @@ __all__ = ["as_bytes", "categorical_rows", "feature_of", "numeric_rows"]
 
 
 def feature_of(features: Mapping[str, Any], key: str) -> Any:
-    """Returns a feature by name.
-
-    Raises:
-        ValueError: there is none of this name, or `features` is no dict.
-    """
+    """Returns a feature by name."""
     if not isinstance(features, Mapping):
         raise ValueError(
             explain(
-                f"features is a {type(features).__name__}.",
-                expected="a dict from names to arrays, whose keys the feature columns name.",
+                f"features is of type {type(features).__name__}.",
+                expected="a dict from feature names to arrays.",
                 fix=f"pass {{{key!r}: ...}}.",
             )
         )
     if key not in features:
         raise ValueError(
             explain(
-                f"Feature {key!r} is not in the features {sorted(features)}.",
-                expected="every feature that a column names.",
-                fix=f"let the input function return {key!r}, or leave out the column.",
+                f"Feature {key!r} is missing from the features {sorted(features)}.",
+                expected="every feature that a column reads.",
+                fix=f"return {key!r} from the input function, or remove the column.",
             )
         )
     return features[key]
 
 
 def categorical_rows(value: Any, key: str) -> np.ndarray:
-    """Returns a feature of strings or integers as one row an example.
+    """Returns a string or integer feature as an array of shape (batch, values).
 
-    Args:
-        value: array of shape (batch,) or (batch, values); or a list of values; or of lists of
-            them of any lengths (the rows are padded with None).
-        key: the feature's name.
-
-    Returns:
-        Array of shape (batch, values): of integers, or of objects, which are strings, bytes,
-        integers or None.
-
-    Raises:
-        ValueError: more than two dimensions, or values that are no strings or integers.
+    `value` is an array of shape (batch,) or (batch, values), or a list of values or lists. Ragged
+    lists are padded with None. Elements are integers, or objects: strings, bytes, integers, None.
     """
     array = _with_equal_rows(value)
     if array.ndim not in (1, 2):
@@ -58,7 +45,7 @@ def categorical_rows(value: Any, key: str) -> np.ndarray:
             explain(
                 f"Feature {key!r} of a categorical column has shape {array.shape}.",
                 expected="shape (batch,) or (batch, values).",
-                fix="flatten what belongs to one example to one axis.",
+                fix="flatten the values of an example to one axis.",
             )
         )
     if not array.size:
@@ -75,7 +62,7 @@ def categorical_rows(value: Any, key: str) -> np.ndarray:
         explain(
             f"Feature {key!r} of a categorical column has dtype {rows.dtype}.",
             expected="strings or integers.",
-            fix="put numbers into a numeric_column, and its buckets into a bucketized_column.",
+            fix="use a numeric_column for numbers, and a bucketized_column for their buckets.",
         )
     )
 
@@ -83,17 +70,9 @@ def categorical_rows(value: Any, key: str) -> np.ndarray:
 def numeric_rows(
     value: Any, key: str, shape: tuple[int, ...], default: tuple[float, ...] | None, dtype: str
 ) -> np.ndarray:
-    """Returns a feature of numbers as an array of shape (batch, *shape).
+    """Returns a numeric feature as an array of shape (batch, *shape).
 
-    Args:
-        value: array or list; a list may hold None for what is missing.
-        key: the feature's name.
-        shape: of one example.
-        default: what stands for None, one number or one a place; None if nothing may be missing.
-        dtype: of the result.
-
-    Raises:
-        ValueError: values that are no numbers, of another shape, or missing without a default.
+    `default` replaces None in lists: one number or one per value; None allows no missing values.
     """
     array = np.asarray(_with_equal_rows(value))
     if array.dtype == object:
@@ -110,15 +89,15 @@ def numeric_rows(
         raise ValueError(
             explain(
                 f"Feature {key!r} has shape {array.shape}.",
-                expected=f"shape (batch, {', '.join(map(str, shape))}), as its column says.",
-                fix="give numeric_column the shape of one example.",
+                expected=f"shape (batch, {', '.join(map(str, shape))}), as its column declares.",
+                fix="pass the shape of one example to numeric_column.",
             )
         )
     return array.reshape(-1, *shape).astype(dtype)
 
 
 def as_bytes(value: Any) -> bytes:
-    """Returns what TensorFlow's string tensors hold of a string, bytes or integer."""
+    """Returns a string, bytes or integer as in TensorFlow's string tensors."""
     return value if isinstance(value, bytes) else str(value).encode()
 
 
@@ -131,8 +110,8 @@ def _without_missing(
     elif default is None:
         raise ValueError(
             explain(
-                f"Feature {key!r} lacks {int(missing.sum())} values.",
-                expected="a number in every place, for its column has no default_value.",
+                f"Feature {key!r} has {int(missing.sum())} missing values.",
+                expected="no missing values, since its column has no default_value.",
                 fix="pass default_value to numeric_column.",
             )
         )
@@ -142,11 +121,11 @@ def _without_missing(
     try:
         return np.where(missing, defaults, array).astype(np.float64)
     except (TypeError, ValueError):
-        return array.astype(str)  # the caller refuses strings, by name
+        return array.astype(str)  # the caller rejects strings with a clear error
 
 
 def _with_equal_rows(value: Any) -> np.ndarray:
-    """Returns an array, rows of unequal lengths padded with None."""
+    """Returns an array, padding ragged rows with None."""
     if callable(to_list := getattr(value, "to_list", None)):  # ragged tensors and Pandas columns
         value = to_list()
     if not isinstance(value, list | tuple):
@@ -159,6 +138,6 @@ def _with_equal_rows(value: Any) -> np.ndarray:
     if all(len(row) == width for row in lists):
         holds_none = any(None in row for row in lists)
         return np.asarray(lists, dtype=object if holds_none else None)
-    # Widths are rounded up, so that a compiled step meets few of them.
+    # Rounding up the width limits the number of compiled shapes.
     width = 1 << (width - 1).bit_length()
     return np.asarray([row + [None] * (width - len(row)) for row in lists], dtype=object)

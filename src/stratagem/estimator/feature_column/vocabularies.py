@@ -1,4 +1,4 @@
-"""Categorical columns whose ids are places: in a range, in a list, in a file."""
+"""Categorical columns of integer ids, vocabulary lists and vocabulary files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem.estimator.feature_column.columns import CategoricalColumn
+from stratagem.estimator.feature_column.columns import KeyedCategoricalColumn
 from stratagem.estimator.feature_column.fingerprints import fingerprint
 from stratagem.estimator.feature_column.raw_values import as_bytes, categorical_rows, feature_of
 from stratagem.messages import explain
@@ -28,44 +28,38 @@ __all__ = [
 
 @keras.saving.register_keras_serializable("stratagem")
 @dataclasses.dataclass(frozen=True)
-class IdentityCategoricalColumn(CategoricalColumn):
-    """What `categorical_column_with_identity` returns."""
+class IdentityCategoricalColumn(KeyedCategoricalColumn):
+    """Column created by `categorical_column_with_identity`."""
 
-    key: str
     number_buckets: int
     default_value: int | None
 
     @property
-    def name(self) -> str:
-        """The feature's name."""
-        return self.key
-
-    @property
     def num_buckets(self) -> int:
-        """Ids are below this number."""
+        """Upper bound of ids, exclusive."""
         return self.number_buckets
 
     def ids(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Returns the feature, with the default for what is out of range."""
+        """Returns the feature, with the default for ids out of range."""
         rows = categorical_rows(feature_of(features, self.key), self.key)
         if rows.dtype == object:
             if any(isinstance(value, str | bytes) for value in rows.flat):
                 raise ValueError(
                     explain(
-                        f"Feature {self.key!r} of an identity column holds strings.",
+                        f"Feature {self.key!r} of an identity column contains strings.",
                         expected="integers.",
                         fix="use categorical_column_with_vocabulary_list.",
                     )
                 )
-            places = [-1 if value is None else value for value in rows.flat]
-            rows = np.asarray(places, np.int64).reshape(rows.shape)
+            ids = [-1 if value is None else value for value in rows.flat]
+            rows = np.asarray(ids, np.int64).reshape(rows.shape)
         outside = (rows != -1) & ((rows < 0) | (rows >= self.num_buckets))
         if outside.any() and self.default_value is None:
             raise ValueError(
                 explain(
-                    f"Feature {self.key!r} holds {int(rows[outside][0])}.",
+                    f"Feature {self.key!r} contains {int(rows[outside][0])}.",
                     expected=f"0 <= id < num_buckets={self.num_buckets}, or -1 for no value.",
-                    fix="pass default_value for the ids that are out of range.",
+                    fix="pass default_value to replace ids that are out of range.",
                 )
             )
         default = -1 if self.default_value is None else self.default_value
@@ -74,50 +68,44 @@ class IdentityCategoricalColumn(CategoricalColumn):
 
 @keras.saving.register_keras_serializable("stratagem")
 @dataclasses.dataclass(frozen=True)
-class VocabularyCategoricalColumn(CategoricalColumn):
-    """What the columns with a vocabulary are; strings are kept as bytes-like text."""
+class VocabularyCategoricalColumn(KeyedCategoricalColumn):
+    """Column with a vocabulary of strings or integers."""
 
-    key: str
     vocabulary: tuple[str | int, ...]
     default_value: int
     num_oov_buckets: int
 
     @property
-    def name(self) -> str:
-        """The feature's name."""
-        return self.key
-
-    @property
     def num_buckets(self) -> int:
-        """Words and buckets for other words."""
+        """Number of words and out-of-vocabulary buckets."""
         return len(self.vocabulary) + self.num_oov_buckets
 
     @functools.cached_property
-    def _places(self) -> dict[Any, int]:
-        return {_as_word(word): place for place, word in enumerate(self.vocabulary)}
+    def _ids_by_word(self) -> dict[Any, int]:
+        return {_as_word(word): index for index, word in enumerate(self.vocabulary)}
 
     def ids(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Returns the places of words in the vocabulary."""
+        """Returns the positions of words in the vocabulary."""
         rows = categorical_rows(feature_of(features, self.key), self.key)
         words = [_as_word(value) for value in rows.ravel().tolist()]
         kind = type(_as_word(self.vocabulary[0]))
         if any(word is not None and type(word) is not kind for word in words):
             raise ValueError(
                 explain(
-                    f"Feature {self.key!r} holds values of other types than its vocabulary.",
-                    expected=f"{kind.__name__}, as {self.vocabulary[0]!r} is.",
-                    fix="give the vocabulary in the type of the feature.",
+                    f"Feature {self.key!r} and its vocabulary have different types.",
+                    expected=f"{kind.__name__}, like {self.vocabulary[0]!r}.",
+                    fix="convert the vocabulary to the type of the feature.",
                 )
             )
-        places = [self._place(word) for word in words]
-        return np.asarray(places, np.int32).reshape(rows.shape)
+        ids = [self._id_of(word) for word in words]
+        return np.asarray(ids, np.int32).reshape(rows.shape)
 
-    def _place(self, word: Any) -> int:
+    def _id_of(self, word: Any) -> int:
         if word is None or word in (b"", -1):
             return -1
-        place = self._places.get(word)
-        if place is not None:
-            return place
+        known_id = self._ids_by_word.get(word)
+        if known_id is not None:
+            return known_id
         if self.num_oov_buckets:
             return len(self.vocabulary) + fingerprint(as_bytes(word)) % self.num_oov_buckets
         return self.default_value
@@ -130,18 +118,18 @@ def _as_word(value: Any) -> Any:
 def categorical_column_with_identity(
     key: str, num_buckets: int, default_value: int | None = None
 ) -> IdentityCategoricalColumn:
-    """Says that a feature is ids already.
+    """Returns a column for a feature that consists of ids.
 
     Args:
-        key: the feature's name.
-        num_buckets: ids are 0 to this number less one; -1 is no value.
-        default_value: what other ids become; None if they are errors.
+        key: the name of the feature.
+        num_buckets: the number of ids, which start at 0; -1 means no value.
+        default_value: replaces other ids; None makes them an error.
 
     Returns:
-        The column.
+        A categorical column.
 
     Raises:
-        ValueError: `num_buckets` below one, or a default outside of it.
+        ValueError: if `num_buckets` is below 1, or `default_value` is out of range.
 
     Example:
         >>> sg.feature_column.categorical_column_with_identity("city", num_buckets=3).num_buckets
@@ -154,7 +142,7 @@ def categorical_column_with_identity(
             explain(
                 f"categorical_column_with_identity({key!r}) received num_buckets={num_buckets}.",
                 expected="at least 1.",
-                fix="pass the largest id plus one.",
+                fix="pass the largest id plus 1.",
             )
         )
     if default_value is not None and not 0 <= default_value < num_buckets:
@@ -163,7 +151,7 @@ def categorical_column_with_identity(
                 f"categorical_column_with_identity({key!r}) received "
                 f"default_value={default_value}.",
                 expected=f"0 <= default_value < num_buckets={num_buckets}.",
-                fix="pass an id of the range.",
+                fix="pass an id in this range.",
             )
         )
     return IdentityCategoricalColumn(key, num_buckets, default_value)
@@ -176,22 +164,22 @@ def categorical_column_with_vocabulary_list(
     default_value: int = -1,
     num_oov_buckets: int = 0,
 ) -> VocabularyCategoricalColumn:
-    """Says that a feature is words of a list; ids are their places.
+    """Returns a column whose ids are positions in a vocabulary list.
 
     Args:
-        key: the feature's name.
-        vocabulary_list: the words: strings, or integers.
-        dtype: of the feature, "string" or an integer type; None for that of the list.
-        default_value: id of other words; -1 for none.
-        num_oov_buckets: instead, the number of further ids over which other words are spread by
-            hash.
+        key: the name of the feature.
+        vocabulary_list: the words: strings or integers.
+        dtype: "string" or an integer type; None for the type of the list.
+        default_value: the id of other words; -1 for no value.
+        num_oov_buckets: the number of extra ids that other words are hashed to; excludes
+            `default_value`.
 
     Returns:
-        The column.
+        A categorical column.
 
     Raises:
-        ValueError: an empty list, a word twice, words of other types, or both of default and
-            buckets.
+        ValueError: if the list is empty, has duplicates or mixed types, or both `default_value` and
+            `num_oov_buckets` are set.
 
     Example:
         >>> color = sg.feature_column.categorical_column_with_vocabulary_list(
@@ -207,9 +195,9 @@ def categorical_column_with_vocabulary_list(
         raise ValueError(
             explain(
                 f"categorical_column_with_vocabulary_list({key!r}) received {len(words)} words, "
-                f"{len(set(words))} of them different.",
-                expected="at least one word, each once.",
-                fix="leave out doubles.",
+                f"{len(set(words))} of them distinct.",
+                expected="at least one word and no duplicates.",
+                fix="remove duplicates.",
             )
         )
     kinds = {type(word) for word in words}
@@ -217,10 +205,10 @@ def categorical_column_with_vocabulary_list(
     if len(kinds) > 1 or not kinds <= {str, int} or kinds != wanted:
         raise ValueError(
             explain(
-                f"categorical_column_with_vocabulary_list({key!r}) received words of the types "
+                f"categorical_column_with_vocabulary_list({key!r}) received words of types "
                 f"{sorted(kind.__name__ for kind in kinds)}, dtype={dtype!r}.",
-                expected="only strings or only integers, as dtype says.",
-                fix="turn the words into the type of the feature.",
+                expected="only strings or only integers, matching dtype.",
+                fix="convert the words to the type of the feature.",
             )
         )
     return _vocabulary_column(key, tuple(words), default_value, num_oov_buckets)
@@ -234,25 +222,25 @@ def categorical_column_with_vocabulary_file(
     default_value: int | None = None,
     num_oov_buckets: int = 0,
 ) -> VocabularyCategoricalColumn:
-    """Says that a feature is words of a file, one a line; ids are line numbers from 0.
+    """Returns a column whose ids are line numbers of a vocabulary file, from 0.
 
-    The file is read here and now: the column carries its words.
+    The file is read immediately; the column stores its words.
 
     Args:
-        key: the feature's name.
-        vocabulary_file: its path.
-        vocabulary_size: how many lines to take; None for all.
-        dtype: of the feature, "string" or an integer type.
-        default_value: id of other words; None for none.
-        num_oov_buckets: instead, the number of further ids over which other words are spread by
-            hash.
+        key: the name of the feature.
+        vocabulary_file: the path of the file, with one word per line.
+        vocabulary_size: the number of lines to use; None for all.
+        dtype: "string" or an integer type.
+        default_value: the id of other words; None for no value.
+        num_oov_buckets: the number of extra ids that other words are hashed to; excludes
+            `default_value`.
 
     Returns:
-        The column.
+        A categorical column.
 
     Raises:
-        ValueError: fewer lines than `vocabulary_size`, an empty file, or both of default and
-            buckets.
+        ValueError: if the file is empty or has fewer lines than `vocabulary_size`, or both
+            `default_value` and `num_oov_buckets` are set.
 
     Example::
 
@@ -265,13 +253,14 @@ def categorical_column_with_vocabulary_file(
     if not 0 < size <= len(lines):
         raise ValueError(
             explain(
-                f"{vocabulary_file} holds {len(lines)} words; vocabulary_size={vocabulary_size}.",
+                f"vocabulary_size={vocabulary_size} does not fit the {len(lines)} lines of "
+                f"{vocabulary_file}.",
                 expected="a size from 1 to the number of lines.",
-                fix="leave vocabulary_size out to take all lines.",
+                fix="omit vocabulary_size to use all lines.",
             )
         )
-    kept = lines[:size]
-    words = tuple(kept) if dtype in ("string", str) else tuple(int(line) for line in kept)
+    to_word = str if dtype in ("string", str) else int
+    words = tuple(to_word(line) for line in lines[:size])
     default = -1 if default_value is None else default_value
     return _vocabulary_column(key, words, default, num_oov_buckets)
 
@@ -284,8 +273,8 @@ def _vocabulary_column(
             explain(
                 f"The vocabulary of {key!r} received num_oov_buckets={num_oov_buckets} and "
                 f"default_value={default_value}.",
-                expected="0 or more buckets, and a default only without them.",
-                fix="leave one of them out.",
+                expected="at least 0 buckets, and no default value with them.",
+                fix="remove one of them.",
             )
         )
     if default_value != -1 and not 0 <= default_value < len(words):
@@ -293,7 +282,7 @@ def _vocabulary_column(
             explain(
                 f"The vocabulary of {key!r} received default_value={default_value}.",
                 expected=f"-1, or 0 <= default_value < {len(words)}.",
-                fix="pass the id of a word.",
+                fix="pass the id of a word in the vocabulary.",
             )
         )
     return VocabularyCategoricalColumn(key, words, default_value, num_oov_buckets)

@@ -1,4 +1,4 @@
-"""Categorical columns whose values have weights, given by another feature."""
+"""Weighted categorical columns: values with weights from another feature."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["WeightedCategoricalColumn", "weighted_categorical_column"]
 @keras.saving.register_keras_serializable("stratagem")
 @dataclasses.dataclass(frozen=True)
 class WeightedCategoricalColumn(CategoricalColumn):
-    """What `weighted_categorical_column` returns."""
+    """Column created by `weighted_categorical_column`."""
 
     categorical_column: CategoricalColumn
     weight_feature_key: str
@@ -27,28 +27,28 @@ class WeightedCategoricalColumn(CategoricalColumn):
 
     @property
     def name(self) -> str:
-        """TensorFlow's name."""
+        """Column name, the same as in TensorFlow."""
         return f"{self.categorical_column.name}_weighted_by_{self.weight_feature_key}"
 
     @property
     def num_buckets(self) -> int:
-        """Those of its column."""
+        """Upper bound of ids, exclusive."""
         return self.categorical_column.num_buckets
 
     @property
     def encoded_names(self) -> tuple[str, ...]:
-        """Those of the ids and of their weights."""
+        """Names of the ids and the weights."""
         return self.encoded_name, f"{self.encoded_name}_weights"
 
     def ids(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Returns those of its column."""
+        """Returns the ids of the categorical column."""
         return self.categorical_column.ids(features)
 
     def encode(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Returns the ids and their weights."""
         ids = self.ids(features)
         value = feature_of(features, self.weight_feature_key)
-        if isinstance(value, list | tuple):  # of lists, which may be ragged as those of the values
+        if isinstance(value, list | tuple):  # lists may be ragged, like the values
             value = [list(np.ravel(row)) + [0.0] * (ids.shape[1] - np.size(row)) for row in value]
         value = np.asarray(value)
         shape = (1,) if value.ndim == 1 else value.shape[1:]
@@ -57,15 +57,15 @@ class WeightedCategoricalColumn(CategoricalColumn):
             raise ValueError(
                 explain(
                     f"Feature {self.weight_feature_key!r} has shape {weights.shape}.",
-                    expected=f"one weight for each of the values of shape {ids.shape}.",
-                    fix="give values and weights the same shape.",
+                    expected=f"one weight per value, shape {ids.shape}.",
+                    fix="use the same shape for values and weights.",
                 )
             )
         weights = weights.astype(np.float32)
         return dict(zip(self.encoded_names, (ids, weights), strict=True))
 
     def ids_and_weights(self, features: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Returns ids and weights."""
+        """Returns ids and weights on the device."""
         ids, weights = (feature_of(features, name) for name in self.encoded_names)
         return ids, weights
 
@@ -73,18 +73,18 @@ class WeightedCategoricalColumn(CategoricalColumn):
 def weighted_categorical_column(
     categorical_column: CategoricalColumn, weight_feature_key: str, dtype: Any = "float32"
 ) -> WeightedCategoricalColumn:
-    """Gives the values of a categorical feature weights.
+    """Returns a categorical column with a weight for each value.
 
     Args:
-        categorical_column: the feature, of one or several values an example.
-        weight_feature_key: name of the feature with one weight for each value.
-        dtype: of the weights.
+        categorical_column: a column of one or more values per example.
+        weight_feature_key: the name of a feature with one weight per value.
+        dtype: the dtype of the weights.
 
     Returns:
-        The column.
+        A categorical column.
 
     Raises:
-        ValueError: no categorical column, or a dtype of no numbers.
+        ValueError: if the column is not categorical, or the dtype is not numeric.
 
     Example:
         >>> word = sg.feature_column.categorical_column_with_identity("word", 10)
@@ -98,8 +98,8 @@ def weighted_categorical_column(
         raise ValueError(
             explain(
                 f"weighted_categorical_column received {categorical_column!r} and dtype={dtype!r}.",
-                expected="a categorical column, and a dtype of numbers.",
-                fix="pass a categorical_column_with_..., and leave dtype out.",
+                expected="a categorical column and a numeric dtype.",
+                fix="pass a categorical_column_with_* column, and omit dtype.",
             )
         )
     return WeightedCategoricalColumn(categorical_column, weight_feature_key, np.dtype(dtype).name)

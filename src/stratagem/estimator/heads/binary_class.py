@@ -1,8 +1,8 @@
-"""The head for one class out of two."""
+"""BinaryClassHead: binary classification."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
@@ -22,19 +22,19 @@ __all__ = ["BinaryClassHead"]
 
 
 class BinaryClassHead(ClassHead):
-    """The head of models that tell two classes apart: sigmoid cross-entropy of one logit.
+    """Head for binary classification: sigmoid cross-entropy of one logit.
 
     Args:
-        weight_column: name of the feature that weighs examples, or a numeric column.
-        thresholds: numbers between 0 and 1; accuracy, precision and recall are evaluated for each.
-        label_vocabulary: two strings, where labels are strings; else labels are 0 and 1.
+        weight_column: the name of a feature of example weights, or a numeric column.
+        thresholds: numbers between 0 and 1 at which to evaluate accuracy, precision and recall.
+        label_vocabulary: two strings, if labels are strings; otherwise labels are 0 and 1.
         loss_reduction: "sum_over_batch_size" or "sum".
-        loss_fn: losses of one's own, a function of labels and logits, and features.
-        name: put behind the names of metrics.
+        loss_fn: a custom loss function of labels, logits and optionally features.
+        name: a suffix for metric names.
 
     Raises:
-        TypeError: a `weight_column` of another type.
-        ValueError: thresholds out of range, or one of the other arguments.
+        TypeError: if `weight_column` has the wrong type.
+        ValueError: if a threshold is out of range, or another argument is invalid.
 
     Example:
         >>> head = sg.estimator.BinaryClassHead()
@@ -61,7 +61,7 @@ class BinaryClassHead(ClassHead):
         if any(not 0 < threshold < 1 for threshold in self._thresholds):
             raise ValueError(
                 explain(
-                    f"thresholds={self._thresholds} was given.",
+                    f"thresholds={self._thresholds} is out of range.",
                     expected="numbers between 0 and 1.",
                     fix="pass probabilities, such as [0.5, 0.9].",
                 )
@@ -69,7 +69,7 @@ class BinaryClassHead(ClassHead):
 
     @property
     def logits_dimension(self) -> int:
-        """One logit."""
+        """Always 1."""
         return 1
 
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
@@ -84,9 +84,9 @@ class BinaryClassHead(ClassHead):
         return select(available, keys)
 
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Makes accuracy, precision, recall, auc and means of labels and predictions."""
+        """Creates accuracy, precision, recall, AUC, and means of labels and predictions."""
         metrics = keras.metrics
-        made: dict[str, Any] = {
+        created: dict[str, Any] = {
             "average_loss": metrics.Mean(name="average_loss"),
             "accuracy": metrics.Accuracy(name="accuracy"),
             "precision": metrics.Precision(name="precision"),
@@ -98,53 +98,32 @@ class BinaryClassHead(ClassHead):
             "auc_precision_recall": metrics.AUC(curve="PR", name="auc_precision_recall"),
         }
         if regularization_losses is not None:
-            made["regularization_loss"] = metrics.Mean(name="regularization_loss")
+            created["regularization_loss"] = metrics.Mean(name="regularization_loss")
         for number, threshold in enumerate(self._thresholds):
             at = f"positive_threshold_{threshold:g}"
-            made |= {
+            created |= {
                 f"accuracy/{at}": metrics.BinaryAccuracy(f"accuracy_{number}", threshold=threshold),
                 f"precision/{at}": metrics.Precision(threshold, name=f"precision_{number}"),
                 f"recall/{at}": metrics.Recall(threshold, name=f"recall_{number}"),
             }
-        return {self._key(key): metric for key, metric in made.items()}
+        return {self._key(key): metric for key, metric in created.items()}
 
-    def update_metrics(
-        self,
-        eval_metrics: dict[str, Any],
-        features: Mapping[str, Any],
-        logits: Any,
-        labels: Any,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> dict[str, Any]:
-        """Updates what `metrics` made with a batch, and returns it."""
-        logits = self._checked_logits(logits)
-        losses, weights = self._losses_and_weights(logits, labels, features)
-        labels = self._processed_labels(logits, labels)
+    def _metric_values(self, logits: Any, labels: Any) -> dict[str, tuple[Any, ...]]:
         predicted = self.predictions(logits, ["class_ids", "logistic"])
-        class_ids, logistic = (
-            keras.ops.cast(predicted["class_ids"], "float32"),
-            predicted["logistic"],
-        )
-
-        def update(key: str, *values: Any) -> None:
-            eval_metrics[self._key(key)].update_state(*values, sample_weight=weights)
-
-        update("average_loss", losses)
-        for key in ("accuracy", "precision", "recall"):
-            update(key, labels, class_ids)
-        update("prediction/mean", logistic)
-        update("label/mean", labels)
-        update("accuracy_baseline", labels)
-        at = [f"positive_threshold_{threshold:g}" for threshold in self._thresholds]
+        class_ids = keras.ops.cast(predicted["class_ids"], "float32")
+        logistic = predicted["logistic"]
         by_threshold = [
-            f"{kind}/{one}" for one in at for kind in ("accuracy", "precision", "recall")
+            f"{kind}/positive_threshold_{threshold:g}"
+            for threshold in self._thresholds
+            for kind in ("accuracy", "precision", "recall")
         ]
-        for key in ("auc", "auc_precision_recall", *by_threshold):
-            update(key, labels, logistic)
-        if regularization_losses is not None:
-            added = sum(regularization_losses)
-            eval_metrics[self._key("regularization_loss")].update_state(added)
-        return eval_metrics
+        return {
+            **dict.fromkeys(("accuracy", "precision", "recall"), (labels, class_ids)),
+            "prediction/mean": (logistic,),
+            "label/mean": (labels,),
+            "accuracy_baseline": (labels,),
+            **dict.fromkeys(("auc", "auc_precision_recall", *by_threshold), (labels, logistic)),
+        }
 
     def _processed_labels(self, logits: Any, labels: Any) -> Any:
         labels = matching_labels(labels, logits, 1)
@@ -165,7 +144,7 @@ class BinaryClassHead(ClassHead):
 
 
 class _AccuracyBaseline(keras.metrics.Mean):
-    """The accuracy of always saying the more frequent of the labels 0 and 1."""
+    """Accuracy of always predicting the more frequent of the labels 0 and 1."""
 
     def result(self) -> Any:
         mean: Any = super().result()

@@ -1,4 +1,4 @@
-"""Heads whose labels are classes: names, ids, probabilities."""
+"""ClassHead: base of classification heads, with class names and ids."""
 
 from __future__ import annotations
 
@@ -17,16 +17,7 @@ __all__ = ["ClassHead"]
 
 
 class ClassHead(Head):
-    """What heads have in common whose labels are one class an example.
-
-    Args:
-        n_classes: number of classes.
-        weight_column: as of `Head`.
-        label_vocabulary: one string a class, where labels are strings.
-        loss_reduction: as of `Head`.
-        loss_fn: as of `Head`.
-        name: as of `Head`.
-    """
+    """Base class for heads whose labels are one class per example."""
 
     def __init__(
         self,
@@ -43,11 +34,11 @@ class ClassHead(Head):
         self._names = class_names(self._vocabulary, n_classes)
 
     def encode_labels(self, labels: Any) -> np.ndarray:
-        """Returns ids of labels, which may be strings of the vocabulary."""
+        """Converts labels, which may be strings of the vocabulary, to ids."""
         return label_ids(labels, self._vocabulary, self._n_classes)
 
     def decode(self, predictions: dict[str, Any]) -> dict[str, Any]:
-        """Makes strings (bytes, as TensorFlow's are) of `classes` and `all_classes`."""
+        """Converts `classes` and `all_classes` to bytes, as in TensorFlow."""
         of_names = predictions.keys() & {"classes", "all_classes"}
         return {**predictions, **{key: self._names[predictions[key]] for key in of_names}}
 

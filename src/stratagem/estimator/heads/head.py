@@ -1,4 +1,4 @@
-"""What every head does: from logits to loss, predictions, metrics and an EstimatorSpec."""
+"""Head: base class from logits to loss, predictions, metrics and EstimatorSpec."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _LOSS_ARGUMENTS = ("labels", "logits", "features")
 
 
 class Head(abc.ABC):
-    """The top of a model: what a model function makes of logits.
+    """Base class for the top of a model, which turns logits into losses and predictions.
 
     Args:
-        weight_column: name of the feature that weighs examples, or a numeric column; None for none.
-        loss_reduction: "sum_over_batch_size", the sum over the number of losses, or "sum".
-        loss_fn: called with labels and logits, and features if it has that argument; returns losses
-            of shape (batch, 1), or of the labels. None for the head's own.
-        name: put behind the names of metrics, after a slash.
+        weight_column: the name of a feature of example weights, or a numeric column; None for none.
+        loss_reduction: "sum_over_batch_size" (the sum divided by the number of losses) or "sum".
+        loss_fn: a function of labels, logits and optionally features that returns losses of shape
+            (batch, 1) or of the labels' shape; None for the head's own loss.
+        name: a suffix for metric names, after a slash.
 
     Raises:
-        TypeError: a `weight_column` of another type.
-        ValueError: another reduction, or a `loss_fn` of other arguments.
+        TypeError: if `weight_column` has the wrong type.
+        ValueError: if the reduction is unknown, or `loss_fn` takes other arguments.
 
     Source: tensorflow/estimator base_head.py, Head.
     """
@@ -51,9 +51,9 @@ class Head(abc.ABC):
         if loss_reduction not in ("sum", "sum_over_batch_size"):
             raise ValueError(
                 explain(
-                    f"loss_reduction={loss_reduction!r} was given to a head.",
+                    f"loss_reduction={loss_reduction!r} is unknown.",
                     expected="'sum_over_batch_size' or 'sum'.",
-                    fix="leave it out for the average over the batch.",
+                    fix="omit it to average over the batch.",
                 )
             )
         self._loss_reduction = loss_reduction
@@ -64,44 +64,42 @@ class Head(abc.ABC):
 
     @property
     def name(self) -> str | None:
-        """The name that was given."""
+        """Suffix for metric names, or None."""
         return self._name
 
     @property
     def loss_reduction(self) -> str:
-        """How losses of examples become one."""
+        """Reduction of example losses to a scalar."""
         return self._loss_reduction
 
     @property
     @abc.abstractmethod
     def logits_dimension(self) -> int:
-        """Size of the last axis of logits."""
+        """Size of the last axis of the logits."""
 
     @abc.abstractmethod
     def encode_labels(self, labels: Any) -> np.ndarray:
-        """Does what has to be done with labels on the host: strings become ids, ranges are checked.
+        """Encodes labels on the host: converts strings to ids and checks ranges.
 
-        Pre-made estimators do it by themselves; other input functions call it where labels are
-        strings.
+        Pre-made estimators call it themselves. Other input functions call it if labels are strings.
         """
 
     @abc.abstractmethod
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns what the model says, by TensorFlow's names.
+        """Returns predictions under TensorFlow's names.
 
         Args:
             logits: shape (batch, logits_dimension).
-            keys: which predictions; None for all.
+            keys: the predictions to return; None for all.
 
         Returns:
-            Dict of arrays. Names of classes are ids here; `decode` makes strings of them.
+            A dict of arrays. Class names are ids here; `decode` converts them to strings.
         """
 
     @abc.abstractmethod
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Makes the Keras metrics of an evaluation, by TensorFlow's names."""
+        """Creates the Keras metrics of an evaluation, by TensorFlow's names."""
 
-    @abc.abstractmethod
     def update_metrics(
         self,
         eval_metrics: dict[str, Any],
@@ -110,25 +108,41 @@ class Head(abc.ABC):
         labels: Any,
         regularization_losses: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
-        """Updates what `metrics` made with a batch, and returns it."""
+        """Updates the metrics with a batch and returns them."""
+        logits = self._checked_logits(logits)
+        losses, weights = self._losses_and_weights(logits, labels, features)
+        values = self._metric_values(logits, self._processed_labels(logits, labels))
+        for key, arguments in {"average_loss": (losses,), **values}.items():
+            eval_metrics[self._key(key)].update_state(*arguments, sample_weight=weights)
+        if regularization_losses is not None:
+            total = sum(regularization_losses)
+            eval_metrics[self._key("regularization_loss")].update_state(total)
+        return eval_metrics
+
+    def _metric_values(self, logits: Any, labels: Any) -> dict[str, tuple[Any, ...]]:
+        """Returns the arguments of each metric's update; `labels` are processed."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def _processed_labels(self, logits: Any, labels: Any) -> Any:
-        """Labels as the loss reads them, of rank 2."""
+        """Returns labels as the loss needs them, rank 2."""
 
     @abc.abstractmethod
     def _own_loss(self, labels: Any, logits: Any) -> Any:
-        """Losses of examples, of rank 2."""
+        """Returns the losses of the examples, rank 2."""
 
     @abc.abstractmethod
     def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:
-        """What an export gives, by signature."""
+        """Returns the export outputs by signature."""
 
     def decode(self, predictions: dict[str, Any]) -> dict[str, Any]:
-        """Makes strings of the names of classes, on the host.
+        """Converts class ids to names, on the host.
 
         Args:
-            predictions: those of a batch, as NumPy arrays.
+            predictions: the predictions of a batch, as NumPy arrays.
+
+        Returns:
+            The predictions, with strings for the names of classes.
         """
         return predictions
 
@@ -140,17 +154,18 @@ class Head(abc.ABC):
         mode: str | None = None,
         regularization_losses: Sequence[Any] | None = None,
     ) -> Any:
-        """Returns the loss of a batch, with regularization.
+        """Returns the loss of a batch, including regularization.
 
         Args:
             labels: shape (batch, label dimension), or (batch,).
             logits: shape (batch, logits_dimension).
-            features: of the batch, for weights.
-            mode: has no influence.
-            regularization_losses: scalars to be added.
+            features: the features of the batch, for weights.
+            mode: ignored.
+            regularization_losses: scalars to add.
 
         Returns:
-            A scalar. In a step of an Estimator its average over replicas is the loss of one device.
+            A scalar. In an Estimator's step, its average over replicas equals the loss of one
+            device.
         """
         del mode
         logits = self._checked_logits(logits)
@@ -173,23 +188,23 @@ class Head(abc.ABC):
         train_op_fn: Callable[[Any], Any] | None = None,
         regularization_losses: Sequence[Any] | None = None,
     ) -> EstimatorSpec:
-        """Makes what a model function returns.
+        """Returns the `EstimatorSpec` of a model function.
 
         Args:
-            features: of the batch.
+            features: the features of the batch.
             mode: one of `ModeKeys`.
             logits: shape (batch, logits_dimension).
             labels: for training and evaluation.
-            optimizer: the Keras optimizer of training.
-            trainable_variables: what it trains; None for all.
-            train_op_fn: instead, called with the loss, returns the `train_op`.
-            regularization_losses: scalars to be added to the loss.
+            optimizer: the Keras optimizer for training.
+            trainable_variables: the variables to train; None for all.
+            train_op_fn: a function from the loss to the `train_op`; replaces `optimizer`.
+            regularization_losses: scalars to add to the loss.
 
         Returns:
             The spec.
 
         Raises:
-            ValueError: neither or both of optimizer and `train_op_fn` for training.
+            ValueError: in training, unless exactly one of `optimizer` and `train_op_fn` is set.
         """
         logits = self._checked_logits(logits)
         predictions = self.predictions(logits)
@@ -206,7 +221,7 @@ class Head(abc.ABC):
                 explain(
                     f"create_estimator_spec received optimizer={optimizer!r} and "
                     f"train_op_fn={train_op_fn!r} for training.",
-                    expected="one of them.",
+                    expected="exactly one of them.",
                     fix="pass a Keras optimizer.",
                 )
             )
@@ -234,19 +249,19 @@ class Head(abc.ABC):
     def _losses_and_weights(
         self, logits: Any, labels: Any, features: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        """Losses of examples, of rank 2, and weights that broadcast against them or None."""
+        """Returns example losses, rank 2, and weights that broadcast against them, or None."""
         labels = self._processed_labels(logits, labels)
-        own = self._own_loss(labels, logits)
-        losses = own
+        default = self._own_loss(labels, logits)
+        losses = default
         if self._loss_fn is not None:
-            given = {"features": features} if "features" in self._loss_fn_arguments else {}
-            losses = jnp.asarray(self._loss_fn(labels=labels, logits=logits, **given), "float32")
-            if losses.shape != own.shape:
+            extra = {"features": features} if "features" in self._loss_fn_arguments else {}
+            losses = jnp.asarray(self._loss_fn(labels=labels, logits=logits, **extra), "float32")
+            if losses.shape != default.shape:
                 raise ValueError(
                     explain(
                         f"loss_fn returned shape {tuple(losses.shape)}.",
-                        expected=f"shape {tuple(own.shape)}: losses of the examples.",
-                        fix="do not reduce them; keep the last axis.",
+                        expected=f"shape {tuple(default.shape)}, one loss per label.",
+                        fix="return unreduced losses and keep the last axis.",
                     )
                 )
         return losses, self._weights(features, logits)
@@ -254,31 +269,31 @@ class Head(abc.ABC):
     def _weights(self, features: Mapping[str, Any], logits: Any) -> Any:
         if self.weight_column is None:
             return None
-        if self.weight_column.size not in (1, self._weights_an_example):
+        if self.weight_column.size not in (1, self._max_weights_per_example):
             raise ValueError(
                 explain(
-                    f"weight_column has {self.weight_column.size} numbers an example.",
-                    expected=f"1 or {self._weights_an_example}.",
-                    fix="pass the name of a feature with one number an example.",
+                    f"weight_column has {self.weight_column.size} weights per example.",
+                    expected=f"1 or {self._max_weights_per_example}.",
+                    fix="pass the name of a feature with one number per example.",
                 )
             )
         return self.weight_column.numbers(features)
 
     @property
-    def _weights_an_example(self) -> int:
-        """Weights that an example may have where it has not one."""
+    def _max_weights_per_example(self) -> int:
+        """Number of weights an example may have besides one."""
         return 1
 
 
 class _ReducedLosses(keras.losses.Loss):
-    """Losses that are computed already: Keras's seam leaves out rows that only pad."""
+    """Reduction of computed losses, which excludes padding rows as all Keras losses do."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return y_pred
 
 
 def _as_average_over_replicas(total: Any) -> Any:
-    """Scales a replica's sum so that the average by true examples is the sum over replicas."""
+    """Scales a replica's sum so that the example-weighted average is the sum over replicas."""
     context = replica_context()
     if context is None or current_mode() is not StepMode.MEAN:
         return total
@@ -293,8 +308,8 @@ def _weight_column(column: Any) -> NumericColumn | None:
         raise TypeError(
             explain(
                 f"weight_column={column!r} is of type {type(column).__name__}.",
-                expected="the name of a feature, or a numeric column.",
-                fix="pass the name.",
+                expected="the name of a feature or a numeric column.",
+                fix="pass the name of the feature.",
             )
         )
     return column
@@ -306,7 +321,7 @@ def _arguments_of(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
         raise ValueError(
             explain(
                 f"loss_fn takes the arguments {list(names)}.",
-                expected=f"labels and logits, of the arguments {list(_LOSS_ARGUMENTS)}.",
+                expected="labels, logits and optionally features.",
                 fix="write it as def loss_fn(labels, logits).",
             )
         )

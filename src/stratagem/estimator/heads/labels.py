@@ -1,4 +1,4 @@
-"""Labels: strings of a vocabulary become ids on the host, and ids become strings again."""
+"""Class labels: conversion between strings and ids, and checks of shape and range."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ __all__ = ["check_range", "check_vocabulary", "class_names", "label_ids", "match
 
 
 def check_vocabulary(label_vocabulary: Any, n_classes: int) -> tuple[str, ...] | None:
-    """Returns the vocabulary of labels.
-
-    Raises:
-        ValueError: no list or tuple, or of another length than the number of classes.
-    """
+    """Returns a label vocabulary as strings, one per class."""
     if label_vocabulary is None:
         return None
     if not isinstance(label_vocabulary, list | tuple) or len(label_vocabulary) != n_classes:
         raise ValueError(
             explain(
-                f"label_vocabulary={label_vocabulary!r} was given for n_classes={n_classes}.",
-                expected="a list or tuple of one string a class.",
+                f"label_vocabulary={label_vocabulary!r} does not match n_classes={n_classes}.",
+                expected="a list or tuple of one string per class.",
                 fix="pass as many strings as there are classes.",
             )
         )
@@ -33,49 +29,36 @@ def check_vocabulary(label_vocabulary: Any, n_classes: int) -> tuple[str, ...] |
 
 
 def label_ids(labels: Any, vocabulary: Sequence[str] | None, n_classes: int) -> np.ndarray:
-    """Returns labels of classes as int32 ids, on the host.
-
-    Args:
-        labels: array or list of ids, or of strings of the vocabulary.
-        vocabulary: None if labels are ids.
-        n_classes: ids are below this number.
-
-    Raises:
-        ValueError: strings without a vocabulary, or the other way round; labels of no class.
-    """
+    """Converts class labels to int32 ids on the host; without a vocabulary labels are ids."""
     array = np.asarray(labels)
     is_text = array.dtype.kind in "USO"
     if is_text != (vocabulary is not None):
         raise ValueError(
             explain(
-                f"Labels of dtype {array.dtype} were given with label_vocabulary={vocabulary}.",
-                expected="strings with a vocabulary, and integers without.",
-                fix="pass label_vocabulary with every string that a label can be, or ids.",
+                f"Labels of dtype {array.dtype} do not fit label_vocabulary={vocabulary}.",
+                expected="strings with a vocabulary, integers without.",
+                fix="pass label_vocabulary with all possible strings, or integer labels.",
             )
         )
     if vocabulary is None:
         check_range(array, n_classes)
         return array.astype(np.int32) if array.dtype.kind in "iub" else array
-    places = {word: place for place, word in enumerate(vocabulary)}
+    ids = {word: index for index, word in enumerate(vocabulary)}
     words = [w.decode() if isinstance(w, bytes) else str(w) for w in array.ravel().tolist()]
-    unknown = sorted(set(words) - set(places))
+    unknown = sorted(set(words) - set(ids))
     if unknown:
         raise ValueError(
             explain(
                 f"Labels {unknown[:5]} are not in the vocabulary {list(vocabulary)}.",
-                expected="labels of the vocabulary.",
+                expected="labels from the vocabulary.",
                 fix="add them to label_vocabulary.",
             )
         )
-    return np.asarray([places[word] for word in words], np.int32).reshape(array.shape)
+    return np.asarray([ids[word] for word in words], np.int32).reshape(array.shape)
 
 
 def check_range(labels: Any, n_classes: int) -> None:
-    """Checks the values of labels where they are known, which they are not in a compiled step.
-
-    Raises:
-        ValueError: one that is below 0, or above the last class.
-    """
+    """Checks label values, unless they are traced."""
     if isinstance(labels, Tracer) or not np.size(labels):
         return
     low, high = np.min(labels), np.max(labels)
@@ -83,35 +66,26 @@ def check_range(labels: Any, n_classes: int) -> None:
         raise ValueError(
             explain(
                 f"Labels range from {low} to {high}.",
-                expected=f"0 to {n_classes - 1}, for {n_classes} classes.",
-                fix="check n_classes, or pass label_vocabulary for labels of other values.",
+                expected=f"0 to {n_classes - 1} for {n_classes} classes.",
+                fix="check n_classes, or pass label_vocabulary for other labels.",
             )
         )
 
 
 def class_names(vocabulary: Sequence[str] | None, n_classes: int) -> np.ndarray:
-    """Returns the names of classes, as bytes like TensorFlow's; in digits where they have none."""
+    """Returns class names as bytes, as in TensorFlow; without a vocabulary, the ids in digits."""
     words = range(n_classes) if vocabulary is None else vocabulary
     return np.asarray([str(word).encode() for word in words], dtype=object)
 
 
 def matching_labels(labels: Any, logits: Any, dimension: int) -> Any:
-    """Returns labels of the shape of logits, but for the last axis.
-
-    Args:
-        labels: shape (batch, dimension); (batch,) is understood where `dimension` is 1.
-        logits: shape (batch, logits_dimension).
-        dimension: numbers that a label has.
-
-    Raises:
-        ValueError: no labels, or of another shape.
-    """
+    """Returns labels in the shape of the logits except for the last axis, `dimension`."""
     if labels is None:
         raise ValueError(
             explain(
                 "labels is None.",
                 expected="labels for training and evaluation.",
-                fix="let the input function return (features, labels).",
+                fix="return (features, labels) from the input function.",
             )
         )
     if labels.ndim == logits.ndim - 1 and dimension == 1:

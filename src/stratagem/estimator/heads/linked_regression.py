@@ -1,4 +1,4 @@
-"""Heads for numbers whose prediction is a function of the logit: counts and proportions."""
+"""PoissonRegressionHead and LogisticRegressionHead: counts and proportions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["LogisticRegressionHead", "PoissonRegressionHead"]
 
 
 class PoissonRegressionHead(RegressionHead):
-    """The head of models that predict counts: the log of their mean is the logit.
+    """Head for counts: the logit is the log of their mean.
 
     Args:
-        label_dimension: counts that a label has.
-        weight_column: name of the feature that weighs examples, or a numeric column.
+        label_dimension: the number of counts per label.
+        weight_column: the name of a feature of example weights, or a numeric column.
         loss_reduction: "sum_over_batch_size" or "sum".
-        compute_full_loss: whether the loss has Stirling's approximation of the log of the labels'
-            factorials, which no gradient depends on.
-        name: put behind the names of metrics.
+        compute_full_loss: True to add Stirling's approximation of log(labels!), which has no
+            gradient.
+        name: a suffix for metric names.
 
     Raises:
-        TypeError: a `weight_column` of another type.
-        ValueError: no positive dimension, or another reduction.
+        TypeError: if `weight_column` has the wrong type.
+        ValueError: if `label_dimension` is below 1 or the reduction is unknown.
 
     Example:
         >>> head = sg.estimator.PoissonRegressionHead()
@@ -54,17 +54,13 @@ class PoissonRegressionHead(RegressionHead):
         self._compute_full_loss = compute_full_loss
 
     def encode_labels(self, labels: Any) -> np.ndarray:
-        """Returns labels as float32.
-
-        Raises:
-            ValueError: labels that are no numbers, or below 0.
-        """
+        """Converts labels to float32 and checks that they are not negative."""
         counts = super().encode_labels(labels)
         if np.any(counts < 0):
             raise ValueError(
                 explain(
-                    f"Labels of a Poisson regression go down to {counts.min()}.",
-                    expected="counts: numbers of 0 and more.",
+                    f"Labels of a Poisson regression include {counts.min()}.",
+                    expected="counts of at least 0.",
                     fix="use a RegressionHead for other numbers.",
                 )
             )
@@ -74,23 +70,23 @@ class PoissonRegressionHead(RegressionHead):
         losses = jnp.exp(logits) - labels * logits
         if not self._compute_full_loss:
             return losses
-        above = jnp.maximum(labels, 1.0)  # so that no branch has the log of 0
+        above = jnp.maximum(labels, 1.0)  # keeps log(0) out of both branches
         stirling = above * jnp.log(above) - above + 0.5 * jnp.log(2 * math.pi * above)
         return losses + jnp.where(labels > 1, stirling, 0.0)
 
 
 class LogisticRegressionHead(RegressionHead):
-    """The head of models that predict proportions, numbers from 0 to 1: the crossentropy.
+    """Head for proportions from 0 to 1: the loss is the cross-entropy.
 
     Args:
-        label_dimension: proportions that a label has.
-        weight_column: name of the feature that weighs examples, or a numeric column.
+        label_dimension: the number of proportions per label.
+        weight_column: the name of a feature of example weights, or a numeric column.
         loss_reduction: "sum_over_batch_size" or "sum".
-        name: put behind the names of metrics.
+        name: a suffix for metric names.
 
     Raises:
-        TypeError: a `weight_column` of another type.
-        ValueError: no positive dimension, or another reduction.
+        TypeError: if `weight_column` has the wrong type.
+        ValueError: if `label_dimension` is below 1 or the reduction is unknown.
 
     Example:
         >>> head = sg.estimator.LogisticRegressionHead()
@@ -116,19 +112,15 @@ class LogisticRegressionHead(RegressionHead):
         )
 
     def encode_labels(self, labels: Any) -> np.ndarray:
-        """Returns labels as float32.
-
-        Raises:
-            ValueError: labels that are no numbers, or not from 0 to 1.
-        """
+        """Converts labels to float32 and checks that they are from 0 to 1."""
         proportions = super().encode_labels(labels)
         if np.any((proportions < 0) | (proportions > 1)):
             raise ValueError(
                 explain(
-                    f"Labels of a logistic regression are from {proportions.min()} to "
+                    f"Labels of a logistic regression range from {proportions.min()} to "
                     f"{proportions.max()}.",
                     expected="proportions from 0 to 1.",
-                    fix="divide them by what they are parts of.",
+                    fix="divide the labels by their totals.",
                 )
             )
         return proportions

@@ -1,8 +1,8 @@
-"""The head for one class out of many."""
+"""MultiClassHead: classification with more than two classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
@@ -19,19 +19,19 @@ __all__ = ["MultiClassHead", "binary_or_multi_class_head"]
 
 
 class MultiClassHead(ClassHead):
-    """The head of models that tell more than two classes apart: softmax cross-entropy.
+    """Head for more than two classes: softmax cross-entropy.
 
     Args:
-        n_classes: number of classes, at least 3.
-        weight_column: name of the feature that weighs examples, or a numeric column.
-        label_vocabulary: one string a class, where labels are strings; else labels are ids.
+        n_classes: the number of classes, at least 3.
+        weight_column: the name of a feature of example weights, or a numeric column.
+        label_vocabulary: one string per class, if labels are strings; otherwise labels are ids.
         loss_reduction: "sum_over_batch_size" or "sum".
-        loss_fn: losses of one's own, a function of labels and logits, and features.
-        name: put behind the names of metrics.
+        loss_fn: a custom loss function of labels, logits and optionally features.
+        name: a suffix for metric names.
 
     Raises:
-        TypeError: a `weight_column` of another type.
-        ValueError: fewer classes, or one of the other arguments.
+        TypeError: if `weight_column` has the wrong type.
+        ValueError: if `n_classes` is below 3, or another argument is invalid.
 
     Example:
         >>> head = sg.estimator.MultiClassHead(n_classes=3)
@@ -55,7 +55,7 @@ class MultiClassHead(ClassHead):
             raise ValueError(
                 explain(
                     f"MultiClassHead received n_classes={n_classes!r}.",
-                    expected="an integer above 2.",
+                    expected="an integer of at least 3.",
                     fix="use BinaryClassHead for two classes.",
                 )
             )
@@ -63,11 +63,11 @@ class MultiClassHead(ClassHead):
 
     @property
     def logits_dimension(self) -> int:
-        """One logit a class."""
+        """One logit per class."""
         return self._n_classes
 
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns logits, probabilities, class_ids, classes and those of all classes."""
+        """Returns logits, probabilities, class_ids, classes, all_class_ids and all_classes."""
         logits = self._checked_logits(logits)
         available: dict[str, Callable[[], Any]] = {
             "logits": lambda: logits,
@@ -76,35 +76,17 @@ class MultiClassHead(ClassHead):
         return select(available, keys)
 
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Makes accuracy and the average loss."""
-        made: dict[str, Any] = {
+        """Creates accuracy and average loss."""
+        metrics: dict[str, Any] = {
             "average_loss": keras.metrics.Mean(name="average_loss"),
             "accuracy": keras.metrics.Accuracy(name="accuracy"),
         }
         if regularization_losses is not None:
-            made["regularization_loss"] = keras.metrics.Mean(name="regularization_loss")
-        return {self._key(key): metric for key, metric in made.items()}
+            metrics["regularization_loss"] = keras.metrics.Mean(name="regularization_loss")
+        return {self._key(key): metric for key, metric in metrics.items()}
 
-    def update_metrics(
-        self,
-        eval_metrics: dict[str, Any],
-        features: Mapping[str, Any],
-        logits: Any,
-        labels: Any,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> dict[str, Any]:
-        """Updates what `metrics` made with a batch, and returns it."""
-        logits = self._checked_logits(logits)
-        losses, weights = self._losses_and_weights(logits, labels, features)
-        class_ids = self.predictions(logits, ["class_ids"])["class_ids"]
-        eval_metrics[self._key("average_loss")].update_state(losses, sample_weight=weights)
-        eval_metrics[self._key("accuracy")].update_state(
-            self._processed_labels(logits, labels), class_ids, sample_weight=weights
-        )
-        if regularization_losses is not None:
-            added = sum(regularization_losses)
-            eval_metrics[self._key("regularization_loss")].update_state(added)
-        return eval_metrics
+    def _metric_values(self, logits: Any, labels: Any) -> dict[str, tuple[Any, ...]]:
+        return {"accuracy": (labels, self.predictions(logits, ["class_ids"])["class_ids"])}
 
     def _processed_labels(self, logits: Any, labels: Any) -> Any:
         labels = matching_labels(labels, logits, 1)
@@ -112,7 +94,7 @@ class MultiClassHead(ClassHead):
             raise ValueError(
                 explain(
                     f"labels have dtype {labels.dtype}.",
-                    expected="integers, the ids of classes.",
+                    expected="integer class ids.",
                     fix="cast them to int32, or pass label_vocabulary for strings.",
                 )
             )
@@ -140,10 +122,7 @@ def binary_or_multi_class_head(
     label_vocabulary: Sequence[str] | None,
     loss_reduction: Literal["sum", "sum_over_batch_size"],
 ) -> BinaryClassHead | MultiClassHead:
-    """Makes the head for a number of classes.
-
-    Source: tensorflow/estimator head_utils.py, binary_or_multi_class_head.
-    """
+    """Creates the head for a number of classes, as in TensorFlow's head_utils.py."""
     if n_classes == 2:
         return BinaryClassHead(
             weight_column, label_vocabulary=label_vocabulary, loss_reduction=loss_reduction

@@ -1,4 +1,4 @@
-"""TensorFlow's names of predictions and metrics."""
+"""Selection of predictions by TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -13,22 +13,14 @@ __all__ = ["select"]
 def select(
     available: Mapping[str, Callable[[], Any]], keys: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Computes the predictions that are asked for.
-
-    Args:
-        available: name to what computes it.
-        keys: the names; None for all.
-
-    Raises:
-        ValueError: a name that is not available.
-    """
+    """Computes the requested predictions; None for all."""
     unknown = [key for key in keys or () if key not in available]
     if unknown:
         raise ValueError(
             explain(
                 f"Prediction keys {unknown} are unknown.",
                 expected=f"some of {list(available)}.",
-                fix="correct the names, or leave keys out for all.",
+                fix="correct the names, or omit keys for all predictions.",
             )
         )
     return {key: available[key]() for key in keys or available}

@@ -1,8 +1,8 @@
-"""The head for numbers."""
+"""RegressionHead: regression with squared error."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
@@ -23,20 +23,20 @@ __all__ = ["RegressionHead"]
 
 
 class RegressionHead(Head):
-    """The head of models that predict numbers: the squared error.
+    """Head for regression: squared error.
 
     Args:
-        label_dimension: numbers that a label has.
-        weight_column: name of the feature that weighs examples, or a numeric column, which may have
-            one number for each of a label's.
-        loss_reduction: "sum_over_batch_size", the sum over examples times numbers, or "sum".
-        loss_fn: losses of one's own, a function of labels and logits, and features.
-        inverse_link_fn: makes predictions of logits; None where they are the same.
-        name: put behind the names of metrics.
+        label_dimension: the number of values per label.
+        weight_column: the name of a feature of example weights, or a numeric column, which may have
+            one weight per value of a label.
+        loss_reduction: "sum_over_batch_size" (the average over examples and values) or "sum".
+        loss_fn: a custom loss function of labels, logits and optionally features.
+        inverse_link_fn: maps logits to predictions; None if they are the same.
+        name: a suffix for metric names.
 
     Raises:
-        TypeError: a `weight_column` of another type.
-        ValueError: no positive dimension, or one of the other arguments.
+        TypeError: if `weight_column` has the wrong type.
+        ValueError: if `label_dimension` is below 1, or another argument is invalid.
 
     Example:
         >>> head = sg.estimator.RegressionHead()
@@ -62,7 +62,7 @@ class RegressionHead(Head):
                 explain(
                     f"RegressionHead received label_dimension={label_dimension}.",
                     expected="at least 1.",
-                    fix="pass how many numbers a label has.",
+                    fix="pass the number of values per label.",
                 )
             )
         self._dimension = label_dimension
@@ -70,28 +70,24 @@ class RegressionHead(Head):
 
     @property
     def logits_dimension(self) -> int:
-        """One logit a number of a label."""
+        """One logit per value of a label."""
         return self._dimension
 
     def encode_labels(self, labels: Any) -> np.ndarray:
-        """Returns labels as float32.
-
-        Raises:
-            ValueError: labels that are no numbers.
-        """
+        """Converts labels to float32."""
         array = np.asarray(labels)
         if array.dtype.kind not in "biuf":
             raise ValueError(
                 explain(
                     f"Labels of a regression have dtype {array.dtype}.",
                     expected="numbers.",
-                    fix="use a classifier for labels that are strings.",
+                    fix="use a classifier for string labels.",
                 )
             )
         return array.astype(np.float32)
 
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns predictions, and logits where they differ."""
+        """Returns predictions, and logits if they differ."""
         logits = self._checked_logits(logits)
         if self._inverse_link_fn is None:
             available: dict[str, Callable[[], Any]] = {"predictions": lambda: logits}
@@ -101,34 +97,15 @@ class RegressionHead(Head):
         return select(available, keys)
 
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Makes the average loss, and means of labels and predictions."""
+        """Creates the average loss, and means of labels and predictions."""
         keys = ["average_loss", "prediction/mean", "label/mean"]
         if regularization_losses is not None:
             keys.append("regularization_loss")
         return {self._key(key): keras.metrics.Mean(name=key.replace("/", "_")) for key in keys}
 
-    def update_metrics(
-        self,
-        eval_metrics: dict[str, Any],
-        features: Mapping[str, Any],
-        logits: Any,
-        labels: Any,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> dict[str, Any]:
-        """Updates what `metrics` made with a batch, and returns it."""
-        logits = self._checked_logits(logits)
-        losses, weights = self._losses_and_weights(logits, labels, features)
-        values = {
-            "average_loss": losses,
-            "prediction/mean": self.predictions(logits)["predictions"],
-            "label/mean": self._processed_labels(logits, labels),
-        }
-        for key, value in values.items():
-            eval_metrics[self._key(key)].update_state(value, sample_weight=weights)
-        if regularization_losses is not None:
-            added = sum(regularization_losses)
-            eval_metrics[self._key("regularization_loss")].update_state(added)
-        return eval_metrics
+    def _metric_values(self, logits: Any, labels: Any) -> dict[str, tuple[Any, ...]]:
+        predictions = self.predictions(logits)["predictions"]
+        return {"prediction/mean": (predictions,), "label/mean": (labels,)}
 
     def _processed_labels(self, logits: Any, labels: Any) -> Any:
         return keras.ops.cast(matching_labels(labels, logits, self._dimension), "float32")
@@ -145,5 +122,5 @@ class RegressionHead(Head):
         }
 
     @property
-    def _weights_an_example(self) -> int:
+    def _max_weights_per_example(self) -> int:
         return self._dimension

@@ -1,4 +1,4 @@
-"""Saves checkpoints while training goes on, and tells listeners."""
+"""CheckpointSaverHook and listeners: periodic checkpoints during training."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.collectives import host
+from stratagem.estimator.argument_checks import check_instances
 from stratagem.estimator.hooks.session_run_hook import (
     Session,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
-from stratagem.estimator.hooks.timers import AgreedTimer, Clock
+from stratagem.estimator.hooks.timers import Clock, SynchronizedTimer
 from stratagem.messages import explain
 
-__all__ = ["CheckpointSaverHook", "CheckpointSaverListener", "check_listeners"]
+__all__ = ["CheckpointSaverHook", "CheckpointSaverListener"]
 
 _logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ _BASENAME = "model.ckpt"
 
 
 class CheckpointSaverListener:
-    """Code that is called around each checkpoint. Override what is needed.
+    """Base class for code that runs before and after each checkpoint. All methods are optional.
 
     Example:
         >>> class Printer(sg.estimator.CheckpointSaverListener):
@@ -38,13 +39,13 @@ class CheckpointSaverListener:
     """
 
     def begin(self) -> None:
-        """Called once, before the variables are made or restored."""
+        """Called once, before variables are created or restored."""
 
     def before_save(self, session: Session, global_step_value: int) -> None:
         """Called before each save.
 
         Args:
-            session: the loop.
+            session: the training session.
             global_step_value: the global step.
         """
 
@@ -52,42 +53,42 @@ class CheckpointSaverListener:
         """Called after each save.
 
         Args:
-            session: the loop.
+            session: the training session.
             global_step_value: the global step.
 
         Returns:
-            True to end training.
+            True to stop training.
         """
 
     def end(self, session: Session, global_step_value: int) -> None:
         """Called once, after the last step and its save.
 
         Args:
-            session: the loop.
+            session: the training session.
             global_step_value: the global step.
         """
 
 
 class CheckpointSaverHook(SessionRunHook):
-    """Saves at the start, every N steps or N seconds, and at the end.
+    """Saves a checkpoint at the start, every N steps or N seconds, and at the end.
 
-    All processes of a cluster save together, after the same step, by the clock of the first. They
-    end together, too, where a listener of one of them asks for that.
+    All processes of a cluster save after the same step, by the first process's clock. If a
+    listener of any process requests a stop, all of them stop.
 
     Args:
-        checkpoint_dir: the folder; that of the Estimator, unless there is a `saver`.
-        save_secs: seconds in between.
-        save_steps: steps in between.
-        saver: saves instead of the session: an object whose `save(session)` returns a path.
-        checkpoint_basename: how names of checkpoints begin; another one needs a `saver`.
-        scaffold: whose `saver` to use, if it has one.
+        checkpoint_dir: the folder; without a `saver`, the Estimator's.
+        save_secs: seconds between checkpoints.
+        save_steps: steps between checkpoints.
+        saver: an object whose `save(session)` returns a path; replaces the session's saving.
+        checkpoint_basename: the prefix of checkpoint names; changing it requires a `saver`.
+        scaffold: a scaffold whose `saver` to use, if any.
         listeners: `CheckpointSaverListener` objects.
-        clock: tells the time in seconds.
+        clock: returns the time in seconds.
 
     Raises:
-        TypeError: a listener of another type.
-        ValueError: not one of seconds and steps, both a saver and a scaffold, or a folder or a name
-            that the session does not save under.
+        TypeError: if a listener has the wrong type.
+        ValueError: unless exactly one of seconds and steps is set; if both a saver and a scaffold
+            are set, or the session does not save under this folder or name.
 
     Example:
         >>> hook = sg.estimator.CheckpointSaverHook("model", save_steps=500)
@@ -110,49 +111,40 @@ class CheckpointSaverHook(SessionRunHook):
         if saver is not None and scaffold is not None:
             raise ValueError(
                 explain(
-                    "CheckpointSaverHook got both a saver and a scaffold.",
-                    expected="one of them at most.",
-                    fix="leave the scaffold out: the saver saves.",
+                    "CheckpointSaverHook received both a saver and a scaffold.",
+                    expected="at most one of them.",
+                    fix="omit the scaffold: the saver replaces it.",
                 )
             )
         self._saver = saver if scaffold is None else scaffold.saver
         if self._saver is None and checkpoint_basename != _BASENAME:
             raise ValueError(
                 explain(
-                    f"checkpoint_basename={checkpoint_basename!r} is not how the session names "
-                    "checkpoints.",
-                    expected=f"{_BASENAME!r}, or a saver that names them.",
-                    fix="leave checkpoint_basename out.",
+                    f"checkpoint_basename={checkpoint_basename!r} is set without a saver.",
+                    expected=f"{_BASENAME!r}, or a saver that uses another name.",
+                    fix="omit checkpoint_basename.",
                 )
             )
         self._checkpoint_dir = os.fspath(checkpoint_dir)
-        self._timer = AgreedTimer(save_secs, save_steps, clock=clock)
-        self._listeners = check_listeners("listeners", listeners)
+        self._timer = SynchronizedTimer(save_secs, save_steps, clock=clock)
+        self._listeners = check_instances("listeners", listeners, CheckpointSaverListener)
 
     def add_listeners(self, listeners: Sequence[CheckpointSaverListener]) -> None:
-        """Lets others be told, too.
+        """Adds listeners.
 
         Args:
-            listeners: those that `train` was given.
+            listeners: `CheckpointSaverListener` objects.
         """
         self._listeners = (*self._listeners, *listeners)
 
     def begin(self) -> None:
-        """Tells the listeners."""
+        """Resets the timer and calls the listeners."""
         self._timer.reset()
         for listener in self._listeners:
             listener.begin()
 
     def after_create_session(self, session: Session, coord: Any) -> None:
-        """Saves what training begins with.
-
-        Args:
-            session: the loop.
-            coord: not used.
-
-        Raises:
-            ValueError: the session saves into another folder.
-        """
+        """Saves the initial checkpoint."""
         if self._saver is None and not _same(self._checkpoint_dir, session.model_dir):
             raise ValueError(
                 explain(
@@ -166,12 +158,7 @@ class CheckpointSaverHook(SessionRunHook):
         self._timer.update_last_triggered_step(step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Saves where it is time.
-
-        Args:
-            run_context: the step.
-            run_values: not used.
-        """
+        """Saves a checkpoint when due."""
         step = run_context.session.global_step
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
@@ -179,11 +166,7 @@ class CheckpointSaverHook(SessionRunHook):
                 run_context.request_stop()
 
     def end(self, session: Session) -> None:
-        """Saves the last step, if it is not saved yet, and tells the listeners.
-
-        Args:
-            session: the loop.
-        """
+        """Saves the last step unless already saved, and calls the listeners."""
         step = session.global_step
         if step != self._timer.last_triggered_step():
             self._save(session, step)
@@ -192,43 +175,16 @@ class CheckpointSaverHook(SessionRunHook):
             listener.end(session, step)
 
     def _save(self, session: Session, step: int) -> bool:
-        """Returns whether a listener, of any process, asks for the end."""
+        """Saves a checkpoint; returns True if a listener of any process requests a stop."""
         for listener in self._listeners:
             listener.before_save(session, step)
         path = session.save_checkpoint() if self._saver is None else self._saver.save(session)
         _logger.info("Saved the checkpoint of step %d: %s.", step, path)
         stops = [bool(listener.after_save(session, step)) for listener in self._listeners]
-        told = host.all_gather_object(any(stops), name="whether a listener ends training")
-        if any(told):
-            _logger.info("A listener of checkpoints ends training at step %d.", step)
-        return any(told)
-
-
-def check_listeners(name: str, listeners: Any) -> tuple[CheckpointSaverListener, ...]:
-    """Returns the listeners of an argument.
-
-    Args:
-        name: of the argument.
-        listeners: a list of them, or None.
-
-    Returns:
-        All of them.
-
-    Raises:
-        TypeError: no list, or another type in it.
-    """
-    given = () if listeners is None else listeners
-    if not isinstance(given, list | tuple) or not all(
-        isinstance(listener, CheckpointSaverListener) for listener in given
-    ):
-        raise TypeError(
-            explain(
-                f"{name}={listeners!r} are not all listeners.",
-                expected="a list of CheckpointSaverListener objects.",
-                fix="derive the classes from sg.estimator.CheckpointSaverListener.",
-            )
-        )
-    return tuple(given)
+        votes = host.all_gather_object(any(stops), name="whether a listener stops training")
+        if any(votes):
+            _logger.info("A checkpoint listener stops training at step %d.", step)
+        return any(votes)
 
 
 def _same(folder: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""Values of the last step."""
+"""FinalOpsHook and FeedFnHook: values of the last step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["FeedFnHook", "FinalOpsHook"]
 
 
 class FinalOpsHook(SessionRunHook):
-    """Keeps values of the last step.
+    """Fetches values of the last step.
 
     Args:
-        final_ops: a structure of names and of values of the model function; None for nothing.
-        final_ops_feed_dict: None; there is nothing to feed.
+        final_ops: a structure of names and model function values; None for nothing.
+        final_ops_feed_dict: must be None; there are no placeholders.
 
     Attributes:
-        tensors: the leaves of the structure, by their place.
+        tensors: the leaves of `final_ops` by path.
 
     Raises:
-        NotImplementedError: a `final_ops_feed_dict`.
+        NotImplementedError: if `final_ops_feed_dict` is set.
 
     Example:
         >>> hook = sg.estimator.FinalOpsHook({"loss": "loss"})
@@ -37,9 +37,9 @@ class FinalOpsHook(SessionRunHook):
         if final_ops_feed_dict is not None:
             raise NotImplementedError(
                 explain(
-                    f"final_ops_feed_dict={final_ops_feed_dict!r} would be fed to operations.",
-                    expected="None: there is no graph, and so no placeholder to feed.",
-                    fix="let input_fn give the value as a feature.",
+                    f"final_ops_feed_dict={final_ops_feed_dict!r} is not supported.",
+                    expected="None: there are no placeholders to feed.",
+                    fix="return the value from input_fn as a feature.",
                 )
             )
         self._final_ops = final_ops
@@ -49,24 +49,20 @@ class FinalOpsHook(SessionRunHook):
 
     @property
     def final_ops_values(self) -> Any:
-        """The values as NumPy arrays, when the loop has ended; None before."""
+        """NumPy values once the loop has ended; None before."""
         return self._values
 
     def end(self, session: Session) -> None:
-        """Fetches the values.
-
-        Args:
-            session: the loop.
-        """
+        """Fetches the values."""
         if self._final_ops is not None:
             self._values = session.run(self._final_ops)
 
 
 class FeedFnHook(SessionRunHook):
-    """Not possible: there are no placeholders that could be fed.
+    """Unsupported: there are no placeholders to feed.
 
     Args:
-        feed_fn: any.
+        feed_fn: any value.
 
     Raises:
         NotImplementedError: always.
@@ -77,8 +73,8 @@ class FeedFnHook(SessionRunHook):
     def __init__(self, feed_fn: Any) -> None:
         raise NotImplementedError(
             explain(
-                f"FeedFnHook would feed what {feed_fn!r} returns to placeholders.",
-                expected="no placeholders: a model function gets all values as features.",
-                fix="let input_fn give the values as features.",
+                f"FeedFnHook({feed_fn!r}) is not supported: there are no placeholders.",
+                expected="values that the model function receives as features.",
+                fix="return the values from input_fn as features.",
             )
         )

@@ -1,4 +1,4 @@
-"""Starts a worker later than the others."""
+"""GlobalStepWaiterHook: delayed start of a worker."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ __all__ = ["GlobalStepWaiterHook"]
 
 _logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.5
+_POLL_EVERY_S = 0.5
 
 
 class GlobalStepWaiterHook(SessionRunHook):
-    """Waits before the first step until the others have brought the global step so far.
+    """Waits before the first step until the global step reaches a number.
 
-    For workers that train on their own, with parameter servers: in lockstep the global step cannot
-    go on while one of them waits.
+    For independent workers with parameter servers. In lockstep the global step cannot advance
+    while one worker waits.
 
     Args:
-        wait_until_step: the global step.
-        timeout_s: how long the global step may stay as it is; None for `STRATAGEM_JOIN_TIMEOUT_S`.
-        clock: tells the time in seconds.
-        sleep: waits for so many seconds.
+        wait_until_step: the global step to wait for.
+        timeout_s: the longest time without progress, in seconds; None for
+            `STRATAGEM_JOIN_TIMEOUT_S`.
+        clock: returns the time in seconds.
+        sleep: waits for a number of seconds.
 
     Raises:
-        DeadlineExceededError: in `before_run`, where the global step does not move.
+        DeadlineExceededError: in `before_run`, if the global step does not advance in time.
 
     Example:
         >>> hook = sg.estimator.GlobalStepWaiterHook(wait_until_step=100)
@@ -55,18 +56,11 @@ class GlobalStepWaiterHook(SessionRunHook):
         self._has_started = False
 
     def begin(self) -> None:
-        """Waits anew in each run."""
+        """Makes the next run wait again."""
         self._has_started = False
 
     def before_run(self, run_context: SessionRunContext) -> None:
-        """Waits before the first step.
-
-        Args:
-            run_context: the step.
-
-        Raises:
-            DeadlineExceededError: the global step does not move.
-        """
+        """Waits before the first step."""
         if self._has_started:
             return
         self._has_started = True
@@ -74,16 +68,16 @@ class GlobalStepWaiterHook(SessionRunHook):
         if step < self._wait_until_step:
             _logger.info("Waiting at global step %d for %d.", step, self._wait_until_step)
         while step < self._wait_until_step:
-            self._sleep(_LOOK_EVERY_S)
+            self._sleep(_POLL_EVERY_S)
             before, step = step, run_context.session.global_step
             if step != before:
                 since_s = self._clock()
             elif self._clock() - since_s >= self._timeout_s:
                 raise DeadlineExceededError(
                     explain(
-                        f"The global step stayed {step} for {self._timeout_s:g} s.",
-                        expected=f"other workers to bring it to {self._wait_until_step}.",
-                        fix="see whether they train, and with what; or raise timeout_s or "
+                        f"The global step stayed at {step} for {self._timeout_s:g} s.",
+                        expected=f"other workers to advance it to {self._wait_until_step}.",
+                        fix="check that the other workers train; or raise timeout_s or "
                         "STRATAGEM_JOIN_TIMEOUT_S.",
                     )
                 )

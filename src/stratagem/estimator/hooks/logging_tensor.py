@@ -1,4 +1,4 @@
-"""Logs values of the step, every so often."""
+"""LoggingTensorHook: periodic logging of step values."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from stratagem.estimator.hooks.session_run_hook import (
     SessionRunValues,
 )
 from stratagem.estimator.hooks.timers import Clock, NeverTriggerTimer, SecondOrStepTimer
+from stratagem.estimator.number_checks import check_minimum
 from stratagem.messages import explain
 
 __all__ = ["LoggingTensorHook"]
@@ -27,23 +28,23 @@ _logger = logging.getLogger(__name__)
 class LoggingTensorHook(SessionRunHook):
     """Logs values every N steps, every N seconds, or at the end.
 
-    They go to the logger `stratagem.estimator`, with level INFO, which
-    `logging.basicConfig(level="INFO")` shows.
+    Writes to the logger `stratagem.estimator` at level INFO;
+    `logging.basicConfig(level="INFO")` shows it.
 
     Args:
-        tensors: tag to a name or a value of the model function; or several names, which are their
-            own tags.
-        every_n_iter: steps of this process in between; the first one is logged.
-        every_n_secs: seconds in between.
-        at_end: log after the last step, too; with neither number, only then.
-        formatter: turns the dict of values into a line.
-        clock: tells the time in seconds.
+        tensors: a dict from tags to names or model function values; or names, used as tags.
+        every_n_iter: steps of this process between log lines; the first step is logged.
+        every_n_secs: seconds between log lines.
+        at_end: True to also log after the last step. Without an interval, only then.
+        formatter: turns the dict of values into a log line.
+        clock: returns the time in seconds.
 
     Attributes:
-        tensors: tag to name or value.
+        tensors: a dict from tags to names or values.
 
     Raises:
-        ValueError: both numbers, no number and not at the end, or a number below 1.
+        ValueError: if both intervals are set, neither is set without `at_end`, or `every_n_iter`
+            is below 1.
 
     Example:
         >>> hook = sg.estimator.LoggingTensorHook({"loss": "loss"}, every_n_iter=100)
@@ -68,20 +69,13 @@ class LoggingTensorHook(SessionRunHook):
         if not (has_interval or only_at_end):
             raise ValueError(
                 explain(
-                    f"LoggingTensorHook got every_n_iter={every_n_iter} and "
+                    f"LoggingTensorHook received every_n_iter={every_n_iter} and "
                     f"every_n_secs={every_n_secs}.",
-                    expected="one of the two, or at_end=True.",
+                    expected="exactly one of the two, or at_end=True.",
                     fix="pass every_n_iter=100, for example.",
                 )
             )
-        if every_n_iter is not None and every_n_iter <= 0:
-            raise ValueError(
-                explain(
-                    f"every_n_iter={every_n_iter} is out of range.",
-                    expected="a number of steps, at least 1.",
-                    fix="leave it out and pass at_end=True to log only then.",
-                )
-            )
+        check_minimum("every_n_iter", every_n_iter, 1)
         if isinstance(tensors, Mapping):
             self.tensors: dict[str, Any] = {tag: tensors[tag] for tag in sorted(tensors)}
         else:
@@ -97,39 +91,23 @@ class LoggingTensorHook(SessionRunHook):
         self._is_due = False
 
     def begin(self) -> None:
-        """Counts steps anew."""
+        """Resets the timer and the step count."""
         self._timer.reset()
         self._num_steps = 0
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Asks for the values of a step that is logged.
-
-        Args:
-            run_context: the step.
-
-        Returns:
-            The fetches, or None.
-        """
+        """Fetches the values when due."""
         self._is_due = self._timer.should_trigger_for_step(self._num_steps)
         return SessionRunArgs(self.tensors) if self._is_due else None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Logs the values.
-
-        Args:
-            run_context: the step.
-            run_values: of the tensors.
-        """
+        """Logs the fetched values."""
         if self._is_due:
             self._log(run_values.results)
         self._num_steps += 1
 
     def end(self, session: Session) -> None:
-        """Logs the values of the last step, if that was asked for.
-
-        Args:
-            session: the loop.
-        """
+        """Logs the values of the last step if `at_end` is set."""
         if self._at_end:
             self._log(session.run(self.tensors))
 

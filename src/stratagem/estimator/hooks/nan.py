@@ -1,4 +1,4 @@
-"""Ends training whose loss is not a number any more."""
+"""NanTensorHook: stops training when the loss becomes NaN."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _logger = logging.getLogger(__name__)
 
 
 class NanLossDuringTrainingError(RuntimeError):
-    """The loss became NaN.
+    """Raised when the training loss becomes NaN.
 
     Source: TF 2.21 basic_session_run_hooks.py, NanLossDuringTrainingError.
     """
 
 
 class NanTensorHook(SessionRunHook):
-    """Looks after each step whether the loss is NaN, which makes the loop wait for each step.
+    """Checks the loss for NaN after each step. This makes the loop wait for each step.
 
     Args:
-        loss_tensor: a name, or a value of the model function.
-        fail_on_nan_loss: raise an error; otherwise training ends as if it were over.
+        loss_tensor: a name or a model function value.
+        fail_on_nan_loss: True to raise an error, False to stop training.
 
     Attributes:
-        tensors: the loss, under the name "loss".
+        tensors: a dict from "loss" to `loss_tensor`.
 
     Raises:
-        NanLossDuringTrainingError: in `after_run`, where the loss is NaN.
+        NanLossDuringTrainingError: in `after_run`, if the loss is NaN.
 
     Example:
         >>> hook = sg.estimator.NanTensorHook("loss", fail_on_nan_loss=False)
@@ -51,37 +51,22 @@ class NanTensorHook(SessionRunHook):
         self._fails = fail_on_nan_loss
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for the loss.
-
-        Args:
-            run_context: the step.
-
-        Returns:
-            The fetches.
-        """
+        """Fetches the loss."""
         return SessionRunArgs(self.tensors)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Fails, or asks for the end, where the loss is NaN.
-
-        Args:
-            run_context: the step.
-            run_values: the loss.
-
-        Raises:
-            NanLossDuringTrainingError: it is, and that was asked for.
-        """
+        """Raises an error or stops training if the loss is NaN."""
         if not np.any(np.isnan(run_values.results["loss"])):
             return
         step = run_context.session.global_step
         if self._fails:
             raise NanLossDuringTrainingError(
                 explain(
-                    f"The loss became NaN during training, at global step {step}.",
-                    expected="a number.",
-                    fix="lower the learning rate, clip gradients, or see whether features or "
-                    "labels are NaN; fail_on_nan_loss=False ends training without an error.",
+                    f"The loss became NaN at global step {step}.",
+                    expected="a finite loss.",
+                    fix="lower the learning rate, clip gradients, or check features and labels "
+                    "for NaN; fail_on_nan_loss=False stops training without an error.",
                 )
             )
-        _logger.warning("The loss became NaN at global step %d: training ends.", step)
+        _logger.warning("The loss became NaN at global step %d: stopping training.", step)
         run_context.request_stop()

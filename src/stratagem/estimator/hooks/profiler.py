@@ -1,4 +1,4 @@
-"""Profiles a step, every so often."""
+"""ProfilerHook: periodic profiles of single steps."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _logger = logging.getLogger(__name__)
 
 
 class ProfilerHook(SessionRunHook):
-    """Profiles one step every N steps or N seconds, with JAX's profiler.
+    """Profiles one step every N steps or N seconds with JAX's profiler.
 
-    TensorBoard's profile plugin shows what it writes; `timeline-<step>` holds one step, with a
-    `perfetto_trace.json.gz` that ui.perfetto.dev shows.
+    Each profile is written to `timeline-<step>`, for TensorBoard's profile plugin. Its
+    `perfetto_trace.json.gz` opens in ui.perfetto.dev.
 
     Args:
-        save_steps: steps in between; the first one is profiled.
-        save_secs: seconds in between.
-        output_dir: where to write.
-        show_dataflow: kept, and not used: the profiler records what it can.
-        show_memory: kept, and not used.
-        clock: tells the time in seconds.
+        save_steps: steps between profiles; the first step is profiled.
+        save_secs: seconds between profiles.
+        output_dir: the output folder.
+        show_dataflow: ignored.
+        show_memory: ignored.
+        clock: returns the time in seconds.
 
     Raises:
-        ValueError: not one of steps and seconds.
+        ValueError: unless exactly one of steps and seconds is set.
 
     Example:
         >>> hook = sg.estimator.ProfilerHook(save_steps=1000, output_dir="profiles")
@@ -63,19 +63,12 @@ class ProfilerHook(SessionRunHook):
         self._is_tracing = False
 
     def begin(self) -> None:
-        """Counts steps anew."""
+        """Resets the timer."""
         self._timer.reset()
         self._is_tracing = False
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Begins to profile, where it is time.
-
-        Args:
-            run_context: the step.
-
-        Returns:
-            A value of the step that is profiled, so that the devices end it before the profile.
-        """
+        """Starts a profile when due."""
         step = run_context.session.global_step + 1
         if not self._timer.should_trigger_for_step(step):
             return None
@@ -86,24 +79,15 @@ class ProfilerHook(SessionRunHook):
         return SessionRunArgs("global_step" if is_prediction else "loss")
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Writes the profile.
-
-        Args:
-            run_context: the step.
-            run_values: not used.
-        """
+        """Writes the profile."""
         if self._is_tracing:
             self._stop()
             step = run_context.session.global_step
             self._timer.update_last_triggered_step(step)
-            _logger.info("Wrote the profile of step %d into %s.", step, self._output_dir)
+            _logger.info("Wrote the profile of step %d to %s.", step, self._output_dir)
 
     def end(self, session: Session) -> None:
-        """Ends a profile whose step did not come.
-
-        Args:
-            session: the loop.
-        """
+        """Stops a profile whose step never ran."""
         if self._is_tracing:
             self._stop()
 

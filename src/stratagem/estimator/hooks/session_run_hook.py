@@ -1,4 +1,4 @@
-"""What a hook is, and what it is told: code that runs on the host between steps."""
+"""SessionRunHook and the sessions, arguments and values it receives."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ __all__ = [
 
 @runtime_checkable
 class Session(Protocol):
-    """What a hook sees of the loop that calls it.
-
-    Args:
-        mode: one of `ModeKeys`.
-        model_dir: the folder of checkpoints and summaries.
-        is_chief: whether this process is the one that writes.
-        num_workers: how many processes run this loop together.
-    """
+    """Training, evaluation or prediction loop, as hooks see it."""
 
     mode: str
     model_dir: str
@@ -34,48 +27,35 @@ class Session(Protocol):
 
     @property
     def global_step(self) -> int:
-        """How many steps the model has been trained, the last finished one included."""
+        """Number of steps trained, including the last finished one."""
         ...
 
     @property
     def summary_writer(self) -> Any:
-        """The writer of `model_dir`; None on all processes but the chief."""
+        """Summary writer of `model_dir`; None except on the chief."""
         ...
 
     def run(self, fetches: Any) -> Any:
-        """Returns values of the last finished step.
-
-        Args:
-            fetches: a structure of names ("loss", "global_step", those given to
-                `sg.estimator.identity`, paths of variables), of variables, and of values of the
-                model function.
-
-        Returns:
-            The same structure of NumPy values.
-        """
+        """Returns values of the last finished step."""
         ...
 
     def save_checkpoint(self) -> str:
-        """Saves what was trained; all processes of a cluster have to call it.
-
-        Returns:
-            The path of the checkpoint.
-        """
+        """Saves all variables and returns the path. Call on every process."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class SessionRunArgs:
-    """What a hook asks for before a step.
+    """Values that a hook requests from a step.
 
     Args:
-        fetches: a structure as `Session.run` takes it: its values after the step come back in
-            `SessionRunValues.results`.
-        feed_dict: accepted as None only: there is no graph that could be fed.
-        options: accepted and not used.
+        fetches: a structure of names and values that `Session.run` accepts. Its values after the
+            step arrive in `SessionRunValues.results`.
+        feed_dict: must be None; there are no placeholders.
+        options: ignored.
 
     Raises:
-        NotImplementedError: a `feed_dict`.
+        NotImplementedError: if `feed_dict` is set.
 
     Example:
         >>> sg.estimator.SessionRunArgs({"loss": "loss"}).fetches
@@ -92,20 +72,19 @@ class SessionRunArgs:
         if self.feed_dict is not None:
             raise NotImplementedError(
                 explain(
-                    f"A hook feeds {self.feed_dict!r} to the step.",
-                    expected="no feed_dict: there is no graph, and so no placeholder to feed.",
-                    fix="let input_fn give the value as a feature.",
+                    f"feed_dict={self.feed_dict!r} is not supported.",
+                    expected="None: there are no placeholders to feed.",
+                    fix="return the value from input_fn as a feature.",
                 )
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class SessionRunValues:
-    """What a hook gets after a step.
+    """Values that a hook receives after a step.
 
     Args:
-        results: the values for the hook's own fetches, in the same structure; None where it asked
-            for none.
+        results: the requested values, in the structure of `fetches`; None if none were requested.
         options: None.
         run_metadata: None.
 
@@ -118,11 +97,11 @@ class SessionRunValues:
 
 
 class SessionRunContext:
-    """The step that a hook is called for, and the means to end training with it.
+    """Step that a hook is called for, with a way to stop the loop.
 
     Args:
-        original_args: what the loop itself asks for.
-        session: the loop.
+        original_args: the values that the loop itself requests.
+        session: the session.
 
     Example:
         >>> context = sg.estimator.SessionRunContext(sg.estimator.SessionRunArgs(None), None)
@@ -140,29 +119,29 @@ class SessionRunContext:
 
     @property
     def original_args(self) -> SessionRunArgs:
-        """What the loop itself asks for in this step."""
+        """Values that the loop itself requests from this step."""
         return self._original_args
 
     @property
     def session(self) -> Session:
-        """The loop."""
+        """The session."""
         return self._session
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a hook has asked for the end."""
+        """True if a hook requested a stop."""
         return self._stop_requested
 
     def request_stop(self) -> None:
-        """Ends the loop when all hooks have been called for this step."""
+        """Stops the loop after all hooks have been called for this step."""
         self._stop_requested = True
 
 
 class SessionRunHook:
-    """Code that a loop calls on the host, at its begin, around each step and at its end.
+    """Base class for code that a loop calls on the host, at its start, around steps and at its end.
 
-    Override what is needed. What a hook asks for in `before_run` is fetched from the devices for
-    that step alone: a loop none of whose hooks asks never waits for them.
+    All methods are optional. Values requested in `before_run` are fetched from the devices for
+    that step only. If no hook requests values, the loop never waits for the devices.
 
     Example:
         >>> class Counter(sg.estimator.SessionRunHook):
@@ -174,14 +153,14 @@ class SessionRunHook:
     """
 
     def begin(self) -> None:
-        """Called once, before the variables are made or restored."""
+        """Called once, before variables are created or restored."""
 
     def after_create_session(self, session: Session, coord: Any) -> None:
-        """Called once, when all variables have their values.
+        """Called once, when all variables are initialized.
 
         Args:
-            session: the loop.
-            coord: None; TensorFlow passes a coordinator of its threads here.
+            session: the session.
+            coord: None; TensorFlow passes a thread coordinator.
         """
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
@@ -191,7 +170,7 @@ class SessionRunHook:
             run_context: the step.
 
         Returns:
-            What to fetch of it; None for nothing.
+            The values to fetch, or None for nothing.
         """
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -199,12 +178,12 @@ class SessionRunHook:
 
         Args:
             run_context: the step.
-            run_values: what `before_run` has asked for.
+            run_values: the values that `before_run` requested.
         """
 
     def end(self, session: Session) -> None:
-        """Called once, after the last step; not where the loop ended with an error.
+        """Called once after the last step, unless the loop failed.
 
         Args:
-            session: the loop.
+            session: the session.
         """

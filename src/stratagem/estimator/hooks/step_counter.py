@@ -1,4 +1,4 @@
-"""Counts steps per second."""
+"""StepCounterHook: steps per second."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _TAG = "global_step/sec"
 
 
 class StepCounterHook(SessionRunHook):
-    """Logs how many steps are done in a second, and writes it as the summary `global_step/sec`.
+    """Logs steps per second and writes them as the summary `global_step/sec`.
 
     Args:
-        every_n_steps: steps in between.
-        every_n_secs: seconds in between.
-        output_dir: where to write the summary; None for nowhere.
-        summary_writer: what to write it with instead.
-        clock: tells the time in seconds.
+        every_n_steps: steps between measurements.
+        every_n_secs: seconds between measurements.
+        output_dir: the summary folder; None for no summary.
+        summary_writer: a writer to use instead.
+        clock: returns the time in seconds.
 
     Raises:
-        ValueError: not one of steps and seconds.
+        ValueError: unless exactly one of steps and seconds is set.
 
     Example:
         >>> hook = sg.estimator.StepCounterHook(every_n_steps=100)
@@ -55,9 +55,9 @@ class StepCounterHook(SessionRunHook):
         if (every_n_steps is None) == (every_n_secs is None):
             raise ValueError(
                 explain(
-                    f"StepCounterHook got every_n_steps={every_n_steps} and "
+                    f"StepCounterHook received every_n_steps={every_n_steps} and "
                     f"every_n_secs={every_n_secs}.",
-                    expected="one of the two.",
+                    expected="exactly one of the two.",
                     fix="pass every_n_steps=None together with every_n_secs.",
                 )
             )
@@ -65,25 +65,15 @@ class StepCounterHook(SessionRunHook):
         self._output = SummaryOutput(output_dir, summary_writer)
 
     def begin(self) -> None:
-        """Counts anew."""
+        """Resets the timer."""
         self._timer.reset()
 
     def after_create_session(self, session: Session, coord: Any) -> None:
-        """Opens the output.
-
-        Args:
-            session: the loop.
-            coord: not used.
-        """
+        """Opens the summary writer."""
         self._output.open(session)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Counts, where it is time.
-
-        Args:
-            run_context: the step.
-            run_values: not used.
-        """
+        """Measures the speed when due."""
         step = run_context.session.global_step
         if not self._timer.should_trigger_for_step(step):
             return
@@ -94,9 +84,5 @@ class StepCounterHook(SessionRunHook):
             self._output.write({_TAG: steps_per_s}, step)
 
     def end(self, session: Session) -> None:
-        """Closes the output.
-
-        Args:
-            session: the loop.
-        """
+        """Closes the summary writer."""
         self._output.close()

@@ -1,4 +1,4 @@
-"""Ends training at a step."""
+"""StopAtStepHook: stops training at a step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["StopAtStepHook"]
 
 
 class StopAtStepHook(SessionRunHook):
-    """Ends training after a number of steps, or when the global step has reached a number.
+    """Stops training after a number of steps, or at a global step.
 
     Args:
-        num_steps: steps of this run, counted from where it begins.
-        last_step: the global step.
+        num_steps: the number of steps from the start of this run.
+        last_step: the global step to stop at.
 
     Raises:
-        ValueError: neither, or both.
+        ValueError: unless exactly one of the two is set.
 
     Example:
         >>> hook = sg.estimator.StopAtStepHook(last_step=1000)
@@ -35,32 +35,22 @@ class StopAtStepHook(SessionRunHook):
         if (num_steps is None) == (last_step is None):
             raise ValueError(
                 explain(
-                    f"StopAtStepHook got num_steps={num_steps} and last_step={last_step}.",
-                    expected="one of the two.",
-                    fix="pass num_steps for so many more, last_step for a global step.",
+                    f"StopAtStepHook received num_steps={num_steps} and last_step={last_step}.",
+                    expected="exactly one of the two.",
+                    fix="pass num_steps for additional steps, or last_step for a global step.",
                 )
             )
         self._num_steps = num_steps
         self._last_step = last_step
 
     def after_create_session(self, session: Session, coord: Any) -> None:
-        """Finds out the last step.
-
-        Args:
-            session: the loop.
-            coord: not used.
-        """
+        """Computes the last step."""
         if self._last_step is None:
             assert self._num_steps is not None
             self._last_step = session.global_step + self._num_steps
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Asks for the end at the last step.
-
-        Args:
-            run_context: the step.
-            run_values: not used.
-        """
+        """Requests a stop at the last step."""
         assert self._last_step is not None
         if run_context.session.global_step >= self._last_step:
             run_context.request_stop()

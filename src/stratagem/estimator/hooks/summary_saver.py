@@ -1,4 +1,4 @@
-"""Writes values of the step as summaries."""
+"""SummarySaverHook: periodic summaries of step values."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ __all__ = ["SummarySaverHook"]
 
 
 class SummarySaverHook(SessionRunHook):
-    """Writes scalars every N steps or N seconds.
+    """Writes scalar summaries every N steps or N seconds.
 
-    For summaries that no call of `sg.summary` in the model function writes: those are written
-    every `save_summary_steps` steps of the `RunConfig`.
+    Calls of `sg.summary` in the model function don't need this hook: they are written every
+    `save_summary_steps` steps of the `RunConfig`.
 
     Args:
-        save_steps: steps in between; the first one is written.
-        save_secs: seconds in between.
-        output_dir: where to write.
-        summary_writer: what to write with instead.
-        scaffold: None; a scaffold has no summaries.
-        summary_op: tag to a name or a value of the model function; or a name, or several, which are
-            their own tags.
-        clock: tells the time in seconds.
+        save_steps: steps between summaries; the first step is written.
+        save_secs: seconds between summaries.
+        output_dir: the output folder.
+        summary_writer: a writer to use instead.
+        scaffold: must be None; a scaffold has no summaries.
+        summary_op: a dict from tags to names or model function values; or one or more names, used
+            as tags.
+        clock: returns the time in seconds.
 
     Attributes:
-        tensors: tag to name or value.
+        tensors: a dict from tags to names or values.
 
     Raises:
-        ValueError: not one of steps and seconds, no `summary_op`, or a scaffold.
+        ValueError: unless exactly one of steps and seconds is set; if `summary_op` is missing, or
+            `scaffold` is set.
 
     Example:
         >>> hook = sg.estimator.SummarySaverHook(10, output_dir="logs", summary_op={"l": "loss"})
@@ -63,8 +64,8 @@ class SummarySaverHook(SessionRunHook):
         if summary_op is None or scaffold is not None:
             raise ValueError(
                 explain(
-                    f"SummarySaverHook got summary_op={summary_op!r} and scaffold={scaffold!r}.",
-                    expected="a summary_op, and no scaffold: it holds no summaries here.",
+                    f"SummarySaverHook received summary_op={summary_op!r}, scaffold={scaffold!r}.",
+                    expected="a summary_op and no scaffold, which has no summaries.",
                     fix='pass summary_op={"tag": value}, or call sg.summary in the model function.',
                 )
             )
@@ -78,47 +79,26 @@ class SummarySaverHook(SessionRunHook):
         self._is_due = False
 
     def begin(self) -> None:
-        """Counts anew."""
+        """Resets the timer."""
         self._timer.reset()
 
     def after_create_session(self, session: Session, coord: Any) -> None:
-        """Opens the output.
-
-        Args:
-            session: the loop.
-            coord: not used.
-        """
+        """Opens the summary writer."""
         self._output.open(session)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Asks for the values, where it is time.
-
-        Args:
-            run_context: the step.
-
-        Returns:
-            The fetches, or None.
-        """
+        """Fetches the values when due."""
         step = run_context.session.global_step + 1
         self._is_due = self._timer.should_trigger_for_step(step)
         return SessionRunArgs(self.tensors) if self._is_due else None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Writes the values.
-
-        Args:
-            run_context: the step.
-            run_values: of the tensors.
-        """
+        """Writes the values."""
         if self._is_due:
             step = run_context.session.global_step
             self._timer.update_last_triggered_step(step)
             self._output.write(run_values.results, step)
 
     def end(self, session: Session) -> None:
-        """Closes the output.
-
-        Args:
-            session: the loop.
-        """
+        """Closes the summary writer."""
         self._output.close()

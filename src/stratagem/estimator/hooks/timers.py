@@ -1,66 +1,38 @@
-"""When a hook is due: after so many steps, or after so much time."""
+"""Timers that trigger hooks after a number of steps or seconds."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from stratagem.collectives import host
 from stratagem.group import current_group
 from stratagem.messages import explain
 
-__all__ = ["AgreedTimer", "Clock", "NeverTriggerTimer", "SecondOrStepTimer", "Timer"]
+__all__ = [
+    "Clock",
+    "NeverTriggerTimer",
+    "SecondOrStepTimer",
+    "SynchronizedTimer",
+]
 
 Clock = Callable[[], float]
 
-# Processes that agree on the time wait for each other: about so often, and after so many steps at
-# the latest.
-_AGREE_EVERY_S = 1.0
-_MOST_STEPS_BETWEEN = 1000
-
-
-class Timer(Protocol):
-    """What hooks ask whether they are due."""
-
-    def reset(self) -> None:
-        """Forgets when it was triggered."""
-        ...
-
-    def should_trigger_for_step(self, step: int) -> bool:
-        """Returns whether to trigger at a step.
-
-        Args:
-            step: its number.
-        """
-        ...
-
-    def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
-        """Notes that it was triggered.
-
-        Args:
-            step: the number of the step.
-
-        Returns:
-            Seconds and steps since it was triggered before; None the first time.
-        """
-        ...
-
-    def last_triggered_step(self) -> int | None:
-        """Returns the step that it was triggered at last; None if never."""
-        ...
+# Synchronization makes processes wait for each other, so it happens only this often.
+_SYNC_EVERY_S = 1.0
+_MAX_STEPS_BETWEEN_SYNCS = 1000
 
 
 class SecondOrStepTimer:
-    """A timer that triggers at the first step, and then every N seconds or every N steps.
+    """Timer that triggers at the first step, then every N seconds or every N steps.
 
     Args:
-        every_secs: seconds in between.
-        every_steps: steps in between.
-        clock: tells the time in seconds.
+        every_secs: seconds between triggers.
+        every_steps: steps between triggers.
+        clock: returns the time in seconds.
 
     Raises:
-        ValueError: neither is given, or both are; or one is below 0.
+        ValueError: unless exactly one of the two is set, or if it is negative.
 
     Example:
         >>> timer = sg.estimator.SecondOrStepTimer(every_steps=10)
@@ -84,18 +56,18 @@ class SecondOrStepTimer:
         if (every_secs is None) == (every_steps is None):
             raise ValueError(
                 explain(
-                    f"A timer got every_secs={every_secs} and every_steps={every_steps}.",
-                    expected="one of the two, seconds or steps.",
-                    fix="leave one out.",
+                    f"A timer received every_secs={every_secs} and every_steps={every_steps}.",
+                    expected="exactly one of the two, seconds or steps.",
+                    fix="set one of them and leave the other None.",
                 )
             )
         if (every_secs or every_steps or 0) < 0:
             raise ValueError(
                 explain(
-                    f"A timer got a negative interval: every_secs={every_secs}, "
+                    f"A timer received a negative interval: every_secs={every_secs}, "
                     f"every_steps={every_steps}.",
-                    expected="a number of at least 0.",
-                    fix="correct the number.",
+                    expected="at least 0.",
+                    fix="pass a positive interval.",
                 )
             )
         self._every_secs = every_secs
@@ -104,18 +76,18 @@ class SecondOrStepTimer:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets when it was triggered: the next step triggers."""
+        """Forgets the last trigger: the next step triggers."""
         self._last_step: int | None = None
         self._last_time_s = 0.0
 
     def should_trigger_for_step(self, step: int) -> bool:
-        """Returns whether to trigger at a step.
+        """Returns whether a step should trigger.
 
         Args:
-            step: its number.
+            step: the step number.
 
         Returns:
-            True where it never was, or the interval is over; False at the step where it was.
+            True before the first trigger and after the interval; False at the last triggered step.
         """
         if self._last_step is None:
             return True
@@ -127,13 +99,13 @@ class SecondOrStepTimer:
         return self._clock() >= self._last_time_s + self._every_secs
 
     def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
-        """Notes that it was triggered.
+        """Records a trigger.
 
         Args:
-            step: the number of the step.
+            step: the step number.
 
         Returns:
-            Seconds and steps since it was triggered before; None the first time.
+            Seconds and steps since the previous trigger; None for both at the first.
         """
         now_s, elapsed = self._clock(), (None, None)
         if self._last_step is not None:
@@ -142,81 +114,60 @@ class SecondOrStepTimer:
         return elapsed
 
     def last_triggered_step(self) -> int | None:
-        """Returns the step that it was triggered at last.
+        """Returns the step of the last trigger.
 
         Returns:
-            Its number; None if it never was.
+            The step number, or None if it never triggered.
         """
         return self._last_step
 
 
-class AgreedTimer(SecondOrStepTimer):
-    """A timer that triggers at the same step on all processes that train in lockstep.
+class SynchronizedTimer(SecondOrStepTimer):
+    """Timer that triggers at the same step on all processes in lockstep.
 
-    For what all of them do together, and so ask with the same steps. Of seconds those of the first
-    process count; it also says at which step all ask it again, so that they do not wait for each
-    other after every step.
+    All processes must call it with the same steps. The first process's clock decides. It also
+    chooses the step of the next synchronization, so processes don't wait after every step.
     """
 
     def reset(self) -> None:
-        """Forgets when it was triggered: the next step triggers."""
+        """Forgets the last trigger: the next step triggers."""
         super().reset()
-        self._asked_step: int | None = None
-        self._asked_at_s = 0.0
+        self._synced_step: int | None = None
+        self._synced_at_s = 0.0
         self._next_step = 0
 
     def should_trigger_for_step(self, step: int) -> bool:
-        """Returns whether to trigger at a step. On every process.
-
-        Args:
-            step: its number.
-
-        Returns:
-            The same on all.
-        """
+        """Returns True if a step should trigger. Call on every process."""
         is_due = super().should_trigger_for_step(step)
         if self._every_steps is not None or current_group() is None:
             return is_due
         if step < self._next_step:
             return False
-        own = {"is_due": is_due, "steps": self._steps_until_next(step)}
-        told = host.broadcast_object(own, name="whether a hook is due")
-        self._next_step = step + told["steps"]
-        return told["is_due"]
+        proposal = {"is_due": is_due, "steps": self._steps_until_next(step)}
+        decision = host.broadcast_object(proposal, name="whether a hook is due")
+        self._next_step = step + decision["steps"]
+        return decision["is_due"]
 
     def _steps_until_next(self, step: int) -> int:
-        now_s, before, steps = self._clock(), self._asked_at_s, 1
-        if self._asked_step is not None and now_s > before:
-            steps = int((step - self._asked_step) * _AGREE_EVERY_S / (now_s - before))
-        self._asked_step, self._asked_at_s = step, now_s
-        return min(max(steps, 1), _MOST_STEPS_BETWEEN)
+        now_s, before, steps = self._clock(), self._synced_at_s, 1
+        if self._synced_step is not None and now_s > before:
+            steps = int((step - self._synced_step) * _SYNC_EVERY_S / (now_s - before))
+        self._synced_step, self._synced_at_s = step, now_s
+        return min(max(steps, 1), _MAX_STEPS_BETWEEN_SYNCS)
 
 
 class NeverTriggerTimer:
-    """A timer that never triggers.
-
-    Source: TF 2.21 basic_session_run_hooks.py, NeverTriggerTimer.
-    """
+    """Timer that never triggers, as in TensorFlow's basic_session_run_hooks.py."""
 
     def reset(self) -> None:
-        """There is nothing to forget."""
+        """Does nothing."""
 
     def should_trigger_for_step(self, step: int) -> bool:
-        """Returns False.
-
-        Args:
-            step: any.
-        """
-        del step
+        """Returns False."""
         return False
 
     def update_last_triggered_step(self, step: int) -> tuple[None, None]:
-        """Returns that nothing is known.
-
-        Args:
-            step: any.
-        """
-        del step
+        """Returns None for both seconds and steps."""
         return None, None
 
     def last_triggered_step(self) -> None:

@@ -1,4 +1,4 @@
-"""Batches of an input function as a Keras model takes them, and its outputs by name."""
+"""Conversion of features, labels and outputs between input functions and Keras models."""
 
 from __future__ import annotations
 
@@ -12,44 +12,24 @@ from stratagem.messages import explain
 
 __all__ = ["inputs_of", "output_names", "outputs_by_name", "split_weights", "targets_of"]
 
-# The one form of features that carries weights, as in TensorFlow.
+# Features with these two keys carry weights, as in TensorFlow.
 _WEIGHTED = {"features", "sample_weights"}
 
 
 def split_weights(features: Any) -> tuple[Any, Any]:
-    """Returns features and the weights of the examples, which travel among them.
-
-    Args:
-        features: a dict of `features` and `sample_weights`, or features alone.
-
-    Returns:
-        Both; None for weights that there are not.
-
-    Source: tensorflow/estimator keras_lib.py, _extract_sample_weight_tensors.
-    """
+    """Splits `{"features": x, "sample_weights": w}` into both; weights are None otherwise."""
     if isinstance(features, Mapping) and set(features) == _WEIGHTED:
         return features["features"], features["sample_weights"]
     return features, None
 
 
 def inputs_of(model: keras.Model, features: Any) -> Any:
-    """Returns features as a model is called with them.
-
-    Args:
-        model: the Keras model.
-        features: an array, a list of them in the order of the inputs, or a dict by their names,
-            which may hold more than the model takes.
-
-    Raises:
-        ValueError: a dict without an input of the model.
-
-    Source: tensorflow/estimator keras_lib.py, _convert_estimator_io_to_keras.
-    """
+    """Converts features to the inputs that a model is called with."""
     if not isinstance(features, Mapping):
         return features
     if isinstance(model, keras.Sequential) and len(features) == 1:
-        return next(iter(features.values()))  # whatever name Keras has found for its input
-    if not hasattr(model, "output_names"):  # subclassed, and so no more is known of its inputs
+        return next(iter(features.values()))  # Keras chooses the input's name itself
+    if not hasattr(model, "output_names"):  # inputs of subclassed models are unknown
         return features
     structure = model.input
     if isinstance(structure, Mapping):
@@ -62,34 +42,26 @@ def inputs_of(model: keras.Model, features: Any) -> Any:
     return chosen if isinstance(structure, Sequence) else chosen[0]
 
 
-def targets_of(model: keras.Model, outputs: Any, given: Any, what: str) -> Any:
-    """Returns labels, or weights, in the structure of a model's outputs.
+def targets_of(model: keras.Model, outputs: Any, targets: Any, kind: str) -> Any:
+    """Converts labels or weights to the structure of a model's outputs.
 
-    Args:
-        model: the Keras model.
-        outputs: what it returned.
-        given: an array, a list in the order of the outputs, or a dict by their names; None for
-            none. Labels of all outputs are needed, and weights of any.
-        what: "labels" or "sample_weights".
-
-    Raises:
-        ValueError: a dict with other names than those of the outputs.
+    `targets` is an array, a list in output order, a dict by output name, or None.
     """
-    if not isinstance(given, Mapping):
-        return given
+    if not isinstance(targets, Mapping):
+        return targets
     names = output_names(model, outputs)
-    unknown = sorted(set(given) - set(names)) if what == "sample_weights" else []
+    unknown = sorted(set(targets) - set(names)) if kind == "sample_weights" else []
     if unknown:
         raise ValueError(
             explain(
-                f"sample_weights has the names {unknown}.",
-                expected=f"names of outputs, of {names}.",
-                fix="correct them; examples of an output without weights count 1.",
+                f"sample_weights has the unknown names {unknown}.",
+                expected=f"output names from {names}.",
+                fix="correct the names; outputs without weights use 1.",
             )
         )
-    if what == "labels":
-        given = _chosen(given, what, names, "outputs")
-    chosen = {name: given.get(name) for name in names}
+    if kind == "labels":
+        targets = _chosen(targets, kind, names, "outputs")
+    chosen = {name: targets.get(name) for name in names}
     if isinstance(outputs, Mapping):
         return chosen
     values = list(chosen.values())
@@ -97,28 +69,14 @@ def targets_of(model: keras.Model, outputs: Any, given: Any, what: str) -> Any:
 
 
 def outputs_by_name(model: keras.Model, outputs: Any) -> dict[str, Any]:
-    """Returns what a model returned as the predictions of a model function.
-
-    Args:
-        model: the Keras model.
-        outputs: an array, or a structure of them.
-    """
+    """Returns a model's outputs as a dict of predictions."""
     if isinstance(outputs, Mapping):
         return dict(outputs)
     return dict(zip(output_names(model, outputs), jax.tree.leaves(outputs), strict=True))
 
 
 def output_names(model: keras.Model, outputs: Any) -> list[str]:
-    """Returns the names of a model's outputs.
-
-    Args:
-        model: the Keras model.
-        outputs: what it returned, or as many objects.
-
-    Returns:
-        The keys of a dict; of other models the names of the layers that make the outputs; of
-        subclassed ones `output_1` and so on.
-    """
+    """Returns the names of a model's outputs."""
     if isinstance(outputs, Mapping):
         return list(outputs)
     if isinstance(model, keras.Sequential):
@@ -128,14 +86,14 @@ def output_names(model: keras.Model, outputs: Any) -> list[str]:
     return list(getattr(model, "output_names", numbered))
 
 
-def _chosen(given: Mapping[str, Any], what: str, names: list[str], kind: str) -> dict[str, Any]:
-    missing = [name for name in names if name not in given]
+def _chosen(values: Mapping[str, Any], kind: str, names: list[str], role: str) -> dict[str, Any]:
+    missing = [name for name in names if name not in values]
     if missing:
         raise ValueError(
             explain(
-                f"{what} has the names {sorted(given)}, and not {missing}.",
-                expected=f"all {kind} of the Keras model: {names}.",
-                fix="rename them in input_fn, or the layers of the model.",
+                f"{kind} has the names {sorted(values)} but lacks {missing}.",
+                expected=f"all {role} of the Keras model: {names}.",
+                fix="rename them in input_fn, or rename the model's layers.",
             )
         )
-    return {name: given[name] for name in names}
+    return {name: values[name] for name in names}

@@ -1,4 +1,4 @@
-"""The model function of a compiled Keras model: a copy, with its loss, optimizer and metrics."""
+"""Model function of a compiled Keras model: copies it with its loss, optimizer and metrics."""
 
 from __future__ import annotations
 
@@ -36,33 +36,23 @@ _METRICS = ("metrics", "weighted_metrics")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Recipe:
-    """What it takes to make another object like one of Keras's.
-
-    Unlike the object itself it can be sent to another process whatever the object is.
-    """
+    """Class and config that recreate a Keras object; unlike the object, always picklable."""
 
     kind: Any
     config: dict[str, Any]
 
     @classmethod
-    def of(cls, made: Any) -> _Recipe:
-        return cls(type(made), made.get_config())
+    def of(cls, instance: Any) -> _Recipe:
+        return cls(type(instance), instance.get_config())
 
     def make(self) -> Any:
-        # Keras takes the dicts apart that it makes a model of.
-        own = keras.tree.map_structure(lambda leaf: leaf, self.config)
-        return self.kind.from_config(own)
+        # from_config modifies the config.
+        config = keras.tree.map_structure(lambda leaf: leaf, self.config)
+        return self.kind.from_config(config)
 
 
 class KerasModelFunction:
-    """Makes a copy of a compiled Keras model in each call, as a model function makes its layers.
-
-    Args:
-        model: the model as it is now: what becomes of it later makes no difference.
-        custom_objects: classes and functions by the names in the model's configuration.
-        metric_names: new names of all metrics by Keras's names; None for Keras's.
-        export_outputs: classes of export outputs by the names of outputs.
-    """
+    """Copies a compiled Keras model in each call; `metric_names` renames its metrics."""
 
     gives_values = True
 
@@ -80,29 +70,22 @@ class KerasModelFunction:
         self._export_outputs = dict(export_outputs or {})
         self._model = _Recipe.of(model)
         self._optimizer = _Recipe.of(optimizer)
-        # Without the optimizer: where all this is sent to, its variables would start JAX, and
-        # processes that are to train together find each other before.
-        given = compile_arguments(model)
-        self._compiled = {name: given[name] for name in ("loss", "loss_weights")}
+        # The optimizer is left out: unpickling its variables would initialize JAX in a worker
+        # before the processes have connected.
+        arguments = compile_arguments(model)
+        self._compiled = {name: arguments[name] for name in ("loss", "loss_weights")}
         for name in _METRICS:
-            self._compiled[name] = keras.tree.map_structure(_recipe_of_metric, given[name])
+            self._compiled[name] = keras.tree.map_structure(_metric_recipe, arguments[name])
         self._weights = _values(model.variables)
         self._slots = _values(optimizer.variables) if optimizer.built else []
 
     def copy(self) -> Any:
-        """Returns a model of the same configuration, with new variables; it is not compiled."""
+        """Returns an uncompiled copy of the model with new variables."""
         with keras.saving.custom_object_scope(self._objects):
             return self._model.make()
 
     def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        """Builds the copy's step for a mode.
-
-        Args:
-            features: an array, a list, or a dict by the names of the model's inputs; or a dict of
-                `features` and `sample_weights`.
-            labels: an array, a list, or a dict by the names of its outputs.
-            mode: one of `ModeKeys`.
-        """
+        """Builds the copy's step for a mode."""
         features, weights = split_weights(features)
         model = self.copy()
         if mode != ModeKeys.PREDICT:
@@ -131,22 +114,22 @@ class KerasModelFunction:
 
     def _compile(self, model: Any, *, with_metrics: bool) -> None:
         metrics: dict[str, Any] = {
-            name: keras.tree.map_structure(_made_metric, self._compiled[name])
+            name: keras.tree.map_structure(_make_metric, self._compiled[name])
             for name in _METRICS
             if with_metrics
         }
-        # Not the model's own compile, which may take other arguments.
+        # Bypasses overrides of compile, which may take other arguments.
         keras.Model.compile(
             model,
             optimizer=self._optimizer.make(),
             loss=self._compiled["loss"],
             loss_weights=self._compiled["loss_weights"],
-            auto_scale_loss=False,  # where it is to be, the optimizer scales already
+            auto_scale_loss=False,  # a scaling optimizer already scales
             **metrics,
         )
 
     def _start(self, copy: Any) -> None:
-        """Gives the variables of a copy the values of the given model."""
+        """Sets the variables of a copy to the original model's values."""
         targets = list(copy.variables)
         if self._weights:
             _assign_all(targets, self._weights, copy)
@@ -161,8 +144,8 @@ class KerasModelFunction:
             raise ValueError(
                 explain(
                     f"metric_names_map has the names {sorted(names)}.",
-                    expected=f"each metric of the Keras model: {sorted(metrics)}.",
-                    fix="name them all, as Keras does, and no others; losses are not among them.",
+                    expected=f"all metrics of the Keras model: {sorted(metrics)}.",
+                    fix="list exactly these names; losses are not included.",
                 )
             )
         return {names[name]: metric for name, metric in metrics.items()}
@@ -172,21 +155,21 @@ class KerasModelFunction:
         if unknown:
             raise ValueError(
                 explain(
-                    f"export_outputs has the names {unknown}.",
-                    expected=f"names of the Keras model's outputs: {sorted(predictions)}.",
-                    fix="correct them.",
+                    f"export_outputs has the unknown names {unknown}.",
+                    expected=f"output names of the Keras model: {sorted(predictions)}.",
+                    fix="correct the names.",
                 )
             )
-        own = {name: make(predictions[name]) for name, make in self._export_outputs.items()}
-        return {DEFAULT_SIGNATURE: PredictOutput(predictions), **own}
+        outputs = {name: make(predictions[name]) for name, make in self._export_outputs.items()}
+        return {DEFAULT_SIGNATURE: PredictOutput(predictions), **outputs}
 
 
-def _recipe_of_metric(metric: Any) -> Any:
-    """Of a metric of `compile`; names and functions are as good as their recipes."""
+def _metric_recipe(metric: Any) -> Any:
+    """Replaces metric objects with recipes; names and functions stay as they are."""
     return _Recipe.of(metric) if isinstance(metric, keras.metrics.Metric) else metric
 
 
-def _made_metric(recipe: Any) -> Any:
+def _make_metric(recipe: Any) -> Any:
     return recipe.make() if isinstance(recipe, _Recipe) else recipe
 
 
@@ -199,10 +182,10 @@ def _assign_all(targets: list[Any], values: list[np.ndarray], copy: keras.Model)
     if shapes != [value.shape for value in values]:
         raise ValueError(
             explain(
-                f"A copy of {copy.name!r} has the variables {[one.path for one in targets]} of "
-                f"shapes {shapes}, and the given model has {[value.shape for value in values]}.",
+                f"A copy of {copy.name!r} has the variables {[one.path for one in targets]} with "
+                f"shapes {shapes}, but the original has {[value.shape for value in values]}.",
                 expected="the same variables in the same order.",
-                fix="let get_config return all that decides about the model's layers, or pass a "
+                fix="return everything that determines the layers from get_config, or pass a "
                 "model that has not been built.",
             )
         )

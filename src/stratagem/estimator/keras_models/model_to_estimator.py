@@ -1,4 +1,4 @@
-"""model_to_estimator: a compiled Keras model as an Estimator."""
+"""model_to_estimator: conversion of a compiled Keras model to an Estimator."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ def model_to_estimator(
     metric_names_map: Mapping[str, str] | None = None,
     export_outputs: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> Estimator:
-    """Makes an Estimator of a compiled Keras model.
+    """Converts a compiled Keras model to an Estimator.
 
-    It trains copies of the model, which begin with its weights and its optimizer's state as they
-    are now; until then `evaluate` and `predict` use these. `input_fn` gives features and labels as
-    arrays, lists, or dicts by the names of inputs and outputs, in batches of one replica; weights
-    of examples as `{"features": x, "sample_weights": w}`. Predictions are a dict by output.
+    The Estimator trains copies of the model, which start from its current weights and optimizer
+    state. Before training, `evaluate` and `predict` use these weights. `input_fn` returns features
+    and labels as arrays, lists, or dicts by input and output name, in per-replica batches. Weights
+    are passed as `{"features": x, "sample_weights": w}`. Predictions are a dict by output name.
 
     Args:
-        keras_model: the model; a subclassed one has `get_config` and `from_config`.
-        keras_model_path: instead, a saved one of any format that Keras loads.
-        custom_objects: classes and functions by the names in the model's configuration.
-        model_dir: the folder of checkpoints and summaries; before that of the config.
-        config: a `RunConfig`, which also names the strategies.
-        checkpoint_format: accepted; one format holds all that either of TensorFlow's did.
-        use_v2_estimator: accepted; there is one class of Estimators.
-        metric_names_map: new names of all metrics, by the names that Keras gives them.
-        export_outputs: by the names of outputs what makes an export output of a prediction, such
-            as `sg.estimator.export.RegressionOutput`.
+        keras_model: the model; a subclassed one needs `get_config` and `from_config`.
+        keras_model_path: the path of a saved model instead, in any format that Keras loads.
+        custom_objects: classes and functions by their names in the model's config.
+        model_dir: the folder of checkpoints and summaries; overrides the config's.
+        config: a `RunConfig`, which also holds the strategies.
+        checkpoint_format: ignored; there is one format.
+        use_v2_estimator: ignored; there is one Estimator class.
+        metric_names_map: a dict from Keras's names of all metrics to new names.
+        export_outputs: a dict from output names to functions of the prediction that return an
+            export output, such as `sg.estimator.export.RegressionOutput`.
 
     Returns:
         The Estimator.
 
     Raises:
-        TypeError: no Keras model.
-        ValueError: no model, or two; one that is not compiled, cannot be copied, or has steps of
-            its own; or another format.
+        TypeError: if `keras_model` is not a Keras model.
+        ValueError: unless exactly one model is given; if it is not compiled, cannot be copied or
+            has custom train, test or predict steps; or the checkpoint format is unknown.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="sum")])
@@ -84,16 +84,16 @@ def _check_choice(model: Any, path: Any, checkpoint_format: Any) -> None:
         raise ValueError(
             explain(
                 f"model_to_estimator received keras_model={model!r} and keras_model_path={path!r}.",
-                expected="one of both.",
-                fix="pass the model, or the path of a saved one.",
+                expected="exactly one of the two.",
+                fix="pass the model or the path of a saved model.",
             )
         )
     if checkpoint_format not in (None, "checkpoint", "saver"):
         raise ValueError(
             explain(
-                f"checkpoint_format={checkpoint_format!r}.",
+                f"checkpoint_format={checkpoint_format!r} is unknown.",
                 expected='None, "checkpoint" or "saver".',
-                fix="leave it out: all of them mean the same here.",
+                fix="omit it: all of them have the same effect.",
             )
         )
 
@@ -115,19 +115,21 @@ def _check_model(model: Any) -> None:
                 fix="call model.compile(optimizer, loss) before model_to_estimator.",
             )
         )
-    own = [name for name in _STEPS if getattr(type(model), name) is not getattr(keras.Model, name)]
-    if own:
+    custom = [
+        name for name in _STEPS if getattr(type(model), name) is not getattr(keras.Model, name)
+    ]
+    if custom:
         raise ValueError(
             explain(
-                f"The Keras model {model.name!r} has its own {own}, which no Estimator calls.",
-                expected="a model whose steps are Keras's; compute_loss may be its own.",
-                fix="write them as a model function, or train by fit.",
+                f"The Keras model {model.name!r} overrides {custom}; an Estimator never calls it.",
+                expected="a model with Keras's own steps; it may override compute_loss.",
+                fix="rewrite the steps as a model function, or train with fit.",
             )
         )
 
 
 def _function_of(model: keras.Model, *arguments: Any) -> KerasModelFunction:
-    """Makes the model function, and a copy to see that it can, unless it surely can."""
+    """Creates the model function, and a test copy unless all layers are Keras's own."""
     try:
         function = KerasModelFunction(model, *arguments)
         if not all(map(_is_of_keras, flatten_layers(model))):
@@ -137,8 +139,8 @@ def _function_of(model: keras.Model, *arguments: Any) -> KerasModelFunction:
             explain(
                 f"The Keras model {model.name!r} of class {type(model).__name__} cannot be copied: "
                 f"{error}",
-                expected="a subclassed model with `get_config` and `from_config` that work.",
-                fix="return the arguments of __init__ from get_config, and name custom layers in "
+                expected="a subclassed model with working `get_config` and `from_config`.",
+                fix="return the arguments of __init__ from get_config, and list custom layers in "
                 "custom_objects.",
             )
         ) from error

@@ -1,4 +1,4 @@
-"""The batches that an input function gives: features and labels, of all replicas."""
+"""Batches of an input function: features and labels for all replicas."""
 
 from __future__ import annotations
 
@@ -9,28 +9,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.estimator.loops.host_parts import HostParts
+from stratagem.estimator.loops.host_transforms import HostTransforms
 from stratagem.estimator.steps.model_function import arguments_of
 from stratagem.messages import explain
 
-__all__ = ["InputFunction", "ModelBatches", "features_and_labels", "require_batch"]
+__all__ = [
+    "InputFunction",
+    "ModelBatches",
+    "check_input_fn",
+    "features_and_labels",
+    "require_batch",
+]
 
 
 class InputFunction:
-    """An input function with its arguments, as a function that makes a dataset. It can be sent.
-
-    Args:
-        input_fn: returns a dataset of batches of one replica, `(features, labels)` or `features`;
-            or one such batch.
-        mode: one of `ModeKeys`, for an `input_fn` that takes it.
-        params: likewise.
-        config: likewise.
-        host_parts: what is done with a batch before it is distributed.
-        repeats: whether a single batch is the same in every step; else it is read once.
-
-    Raises:
-        TypeError: `input_fn` cannot be called.
-    """
+    """Picklable dataset function around an `input_fn`; `repeats` makes a single batch endless."""
 
     def __init__(
         self,
@@ -38,44 +31,29 @@ class InputFunction:
         mode: str,
         params: Any,
         config: Any,
-        host_parts: HostParts,
+        host_transforms: HostTransforms,
         *,
         repeats: bool,
     ) -> None:
-        if not callable(input_fn):
-            raise TypeError(
-                explain(
-                    f"input_fn={input_fn!r} of type {type(input_fn).__name__} cannot be called.",
-                    expected="a function that returns a dataset.",
-                    fix="pass lambda: dataset.",
-                )
-            )
-        told = {"mode": mode, "params": params, "config": config}
+        check_input_fn(input_fn)
+        known = {"mode": mode, "params": params, "config": config}
         arguments = arguments_of(input_fn)
         self._input_fn = input_fn
-        self._given = {name: told[name] for name in arguments if name in told}
+        self._arguments = {name: known[name] for name in arguments if name in known}
         self._takes_context = "input_context" in arguments
-        self._host_parts, self._mode = host_parts, mode
+        self._host_transforms, self._mode = host_transforms, mode
         self._repeats = repeats
 
     def __call__(self, context: Any) -> Any:
-        """Returns the dataset.
-
-        Args:
-            context: the `InputContext`, for an `input_fn` that takes it.
-        """
+        """Returns the dataset for an input pipeline."""
         extra = {"input_context": context} if self._takes_context else {}
-        made = self._host_parts.encoded(self._input_fn(**self._given, **extra), self._mode)
-        return _one_batch(made, repeats=self._repeats) if _is_batch(made) else made
+        data = self._input_fn(**self._arguments, **extra)
+        data = self._host_transforms.encode_source(data, self._mode)
+        return _one_batch(data, repeats=self._repeats) if _is_batch(data) else data
 
 
 class ModelBatches:
-    """Iterates once over what an input function returns, distributed over replicas.
-
-    Args:
-        input_fn: makes the dataset; given an `InputContext`.
-        strategy: whose replicas take the batches in turn.
-    """
+    """One pass over an input function's data, distributed over replicas."""
 
     def __init__(self, input_fn: Callable[[Any], Any], strategy: Any) -> None:
         with strategy.scope():
@@ -89,31 +67,35 @@ class ModelBatches:
         return features_and_labels(next(self._iterator))
 
     def first(self) -> tuple[Any, Any]:
-        """Returns the first batch, from which the shapes of everything follow.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Returns the first batch, which determines all shapes."""
         return require_batch(next(self, None))
 
     def after(self, first: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
-        """Returns an iterator over all batches.
-
-        Args:
-            first: what `first` has returned.
-        """
+        """Returns an iterator over all batches, starting with the first."""
         return itertools.chain([first], self)
 
     def close(self) -> None:
-        """Ends reading ahead."""
+        """Stops prefetching."""
         self._iterator.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _is_batch(made: Any) -> bool:
-    """Whether these are arrays: a list of them would be a dataset of batches."""
-    if not isinstance(made, tuple | dict | np.ndarray | jax.Array):
+def check_input_fn(input_fn: object) -> None:
+    """Raises TypeError unless an input function is callable."""
+    if not callable(input_fn):
+        raise TypeError(
+            explain(
+                f"input_fn={input_fn!r} of type {type(input_fn).__name__} is not callable.",
+                expected="a function that returns a dataset.",
+                fix="pass lambda: dataset.",
+            )
+        )
+
+
+def _is_batch(data: Any) -> bool:
+    """Returns True for a batch of arrays; a list of arrays is a dataset instead."""
+    if not isinstance(data, tuple | dict | np.ndarray | jax.Array):
         return False
-    leaves = jax.tree.leaves(made, is_leaf=lambda leaf: not isinstance(leaf, tuple | list | dict))
+    leaves = jax.tree.leaves(data, is_leaf=lambda leaf: not isinstance(leaf, tuple | list | dict))
     return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
 
 
@@ -122,43 +104,28 @@ def _one_batch(batch: Any, *, repeats: bool) -> Generator[Any]:
 
 
 def require_batch(batch: Any) -> Any:
-    """Returns the first batch of a dataset.
-
-    Args:
-        batch: the batch; None where there is none.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Returns the first batch of a dataset; raises ValueError for None."""
     if batch is None:
         raise ValueError(
             explain(
-                "input_fn gives no batch.",
-                expected="a dataset of at least one batch.",
-                fix="check what the dataset reads: files may be missing, or all batches short "
-                "ones that are dropped.",
+                "input_fn returned an empty dataset.",
+                expected="at least one batch.",
+                fix="check for missing files, or a single short batch that is dropped.",
             )
         )
     return batch
 
 
 def features_and_labels(batch: Any) -> tuple[Any, Any]:
-    """Returns the two parts of a batch; None for labels where there are none.
-
-    Args:
-        batch: `(features, labels)`, or features.
-
-    Raises:
-        ValueError: a tuple of other parts.
-    """
+    """Splits a batch into features and labels; labels are None if there are none."""
     if not isinstance(batch, tuple | list):
         return batch, None
     if len(batch) != 2:
         raise ValueError(
             explain(
-                f"input_fn gives batches of {len(batch)} parts.",
+                f"input_fn returned batches of {len(batch)} elements.",
                 expected="(features, labels), or features alone.",
-                fix="put several features into a dict, and weights among them.",
+                fix="put several features, including weights, into a dict.",
             )
         )
     return batch[0], batch[1]

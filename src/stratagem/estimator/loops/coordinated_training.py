@@ -1,8 +1,9 @@
-"""Training that a coordinator schedules on the workers of a cluster with parameter servers."""
+"""Training that a coordinator schedules on the workers of a parameter-server cluster."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from stratagem import summary
 from stratagem.context import get_strategy
 from stratagem.coordinator import ClusterCoordinator, RemoteValue
 from stratagem.estimator.loops.batches import InputFunction, features_and_labels, require_batch
-from stratagem.estimator.loops.training_part import TrainingPart
+from stratagem.estimator.loops.training_role import TrainingRole
 from stratagem.estimator.steps.model_step import ModelStep
 from stratagem.input.batches import place
 from stratagem.keras.dataset_creator import DatasetCreator
@@ -21,24 +22,17 @@ from stratagem.keras.served_fit import settle
 from stratagem.keras.worker_batches import Ticket
 from stratagem.keras.worker_data import WorkerData
 
-__all__ = ["Coordinated", "WorkersBatches"]
+__all__ = ["CoordinatorRole", "ScheduledBatches"]
 
 _IN_FLIGHT_PER_WORKER = 3
 
 
-class WorkersBatches:
-    """What an input function gives on each worker, which reads its own part.
-
-    Iterating gives tickets for the batches of a step.
-
-    Args:
-        input_fn: the input function, with its arguments.
-        strategy: of the coordinator.
-    """
+class ScheduledBatches:
+    """Batches that each worker reads itself; iterating yields tickets for the batches of a step."""
 
     def __init__(self, input_fn: InputFunction, strategy: Any) -> None:
         adds_up = strategy.placement.remote.variables.mode.num_needed > 0
-        # Hooks and steps end a training, and it may read data without end: one batch is enough.
+        # Data may be endless, and hooks or step limits end training: take one batch at a time.
         self._data = WorkerData(
             strategy, DatasetCreator(input_fn), "Estimator.train", 1, adds_up=adds_up
         )
@@ -46,23 +40,15 @@ class WorkersBatches:
 
     @property
     def source(self) -> Any:
-        """What stands in a scheduled function for a worker's batches."""
+        """Placeholder for a worker's batches in a scheduled function."""
         return self._tickets.source
 
     def first(self) -> tuple[Any, Any]:
-        """Returns the first batch, from which the shapes of everything follow.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Returns the first batch, which determines all shapes."""
         return features_and_labels(require_batch(next(self._data.get_jax_iterator(), None)))
 
     def after(self, first: Any) -> Iterator[list[Ticket]]:
-        """Yields what each step is of: all batches, since the first one is there still.
-
-        Args:
-            first: what `first` has returned.
-        """
+        """Yields the tickets of each step; reading the first batch consumed nothing."""
         del first
         while True:
             try:
@@ -72,26 +58,17 @@ class WorkersBatches:
             yield tickets
 
     def close(self) -> None:
-        """Nothing: what workers have read ends with the strategy."""
+        """Does nothing: workers keep their data until the strategy is closed."""
 
 
-class _StepOnWorker:
-    """Runs a training step, on the worker that it is sent to.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _WorkerStep:
+    """Runs a training step on the worker it is sent to."""
 
-    Args:
-        step: the step.
-    """
-
-    def __init__(self, step: ModelStep) -> None:
-        self._step = step
+    step: ModelStep
 
     def __call__(self, batches: Any, ticket: Ticket) -> Any:
-        """Returns what hooks may fetch, as NumPy values.
-
-        Args:
-            batches: this worker's.
-            ticket: which of them, one as a rule.
-        """
+        """Returns values for hooks as NumPy arrays."""
         strategy: Any = get_strategy()
         values: Any = None
         taken = batches.take(ticket)
@@ -99,57 +76,47 @@ class _StepOnWorker:
             strategy.placement.remote.gradient_weight = weight
             try:
                 data = features_and_labels(place([batch], strategy.topology).value())
-                values = strategy.run(self._step.step, args=data)
+                values = strategy.run(self.step.step, args=data)
             finally:
                 strategy.placement.remote.gradient_weight = 1.0
         return jax.tree.map(lambda value: np.asarray(strategy.local_results(value)[0]), values)
 
 
-class Coordinated(TrainingPart):
-    """The part of a coordinator: workers run the steps, a few of which are under way for each.
-
-    Hooks see the values of the newest step that has ended.
-
-    Args:
-        strategy: of the training.
-    """
+class CoordinatorRole(TrainingRole):
+    """Role of a coordinator: workers run steps; hooks see the newest finished one."""
 
     counts_all = True
 
     def __init__(self, strategy: Any) -> None:
         super().__init__(strategy)
         self._strategy = strategy
-        self._function: _StepOnWorker | None = None
+        self._function: _WorkerStep | None = None
         self._source: Any = None
-        self._under_way: collections.deque[list[RemoteValue]] = collections.deque()
+        self._in_flight: collections.deque[list[RemoteValue]] = collections.deque()
         self._values: Any = None
 
     @property
     def num_workers(self) -> int:
-        """How many train."""
+        """Number of workers that train."""
         return self._coordinator.num_workers
 
     @property
     def _coordinator(self) -> ClusterCoordinator:
         return ClusterCoordinator(self._strategy)
 
-    def batches(self, input_fn: InputFunction) -> WorkersBatches:
-        """Returns the batches that workers read.
-
-        Args:
-            input_fn: the input function, with its arguments.
-        """
-        made = WorkersBatches(input_fn, self._strategy)
-        self._source = made.source
-        self._under_way.clear()
+    def batches(self, input_fn: InputFunction) -> ScheduledBatches:
+        """Returns the batches that workers read."""
+        batches = ScheduledBatches(input_fn, self._strategy)
+        self._source = batches.source
+        self._in_flight.clear()
         self._function = self._values = None
-        return made
+        return batches
 
     def run(self, step: ModelStep, batch: list[Ticket]) -> Any:
-        """Schedules a step, and returns the values of the newest one that has ended."""
+        """Schedules a step and returns the values of the newest finished step."""
         if self._function is None:
-            self._function = _StepOnWorker(step)
-        self._under_way.append(
+            self._function = _WorkerStep(step)
+        self._in_flight.append(
             [
                 self._coordinator.schedule(
                     self._function, args=(self._source, ticket), worker=ticket.worker
@@ -158,17 +125,17 @@ class Coordinated(TrainingPart):
             ]
         )
         most = _IN_FLIGHT_PER_WORKER * self.num_workers
-        while self._values is None or len(self._under_way) > most:
+        while self._values is None or len(self._in_flight) > most:
             self._values = self._newest()
         summary.scalar("loss", self._values["loss"])  # workers have no writer
         return self._values
 
     def finish(self) -> Any:
-        """Waits for all steps, and returns the values of the last one."""
+        """Waits for all steps and returns the values of the last one."""
         settle(self._coordinator)
-        while self._under_way:
+        while self._in_flight:
             self._values = self._newest()
         return self._values
 
     def _newest(self) -> Any:
-        return [value.fetch() for value in self._under_way.popleft()][-1]
+        return [value.fetch() for value in self._in_flight.popleft()][-1]

@@ -1,6 +1,6 @@
-"""What evaluations have given, kept as a line each, for those who decide by it later.
+"""Evaluation record: metrics of past evaluations, one JSON line each.
 
-Event files are for TensorBoard, and need its package to be read: this needs nothing.
+Early stopping and exporters read it. Event files would need TensorBoard's package.
 """
 
 from __future__ import annotations
@@ -19,32 +19,26 @@ FILE_NAME = "eval_metrics.jsonl"
 
 
 def write_eval_metrics(eval_dir: str | os.PathLike[str], metrics: Mapping[str, Any]) -> None:
-    """Adds an evaluation to the record of a folder.
-
-    Args:
-        eval_dir: the folder; made if it is missing.
-        metrics: what `Estimator.evaluate` returns, `global_step` among it. What is no scalar is
-            left out.
-    """
+    """Appends the scalar metrics of an evaluation to a folder's record."""
     folder = Path(eval_dir)
     folder.mkdir(parents=True, exist_ok=True)
     scalars = {
         name: np.asarray(value).item() for name, value in metrics.items() if np.ndim(value) == 0
     }
-    # One write of a whole line, so that a reader at the same time never sees a part of it first.
+    # A single write of a whole line, so that a concurrent reader never sees its start missing.
     with open(folder / FILE_NAME, "ab", buffering=0) as file:
         file.write(json.dumps(scalars).encode() + b"\n")
 
 
 def read_eval_metrics(eval_dir: str | os.PathLike[str]) -> dict[int, dict[str, Any]]:
-    """Returns what the evaluations of a folder have given.
+    """Returns the metrics of a folder's evaluations.
 
     Args:
         eval_dir: the folder; see `Estimator.eval_dir`.
 
     Returns:
-        Global step to metrics by name, in the order of the steps; of two evaluations of one step
-        the later counts.
+        A dict from global steps, in order, to dicts of metrics by name. A later evaluation of the
+        same step wins. Empty if there is no record.
 
     Example:
         >>> sg.estimator.read_eval_metrics("no/such/folder")
@@ -60,7 +54,7 @@ def read_eval_metrics(eval_dir: str | os.PathLike[str]) -> dict[int, dict[str, A
     for line in lines:
         try:
             metrics = json.loads(line)
-        except ValueError:  # cut short by the end of the process that wrote it
+        except ValueError:  # truncated when the writing process died
             continue
         found.setdefault(int(metrics["global_step"]), {}).update(metrics)
     return dict(sorted(found.items()))

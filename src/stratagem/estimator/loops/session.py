@@ -1,4 +1,4 @@
-"""The loop around a step, as hooks see it."""
+"""Hooked loop and session: calls hooks around steps and fetches their values."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.estimator.hooks import (
+from stratagem.estimator.hooks.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
-from stratagem.estimator.loops.training_part import TrainingPart
+from stratagem.estimator.loops.training_role import TrainingRole
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.steps.checkpoints import ModelCheckpoints
-from stratagem.estimator.steps.model_step import ModelStep, hooks_of
+from stratagem.estimator.steps.model_step import ModelStep, spec_hooks
 from stratagem.estimator.steps.variable_store import GLOBAL_STEP
 from stratagem.messages import explain
 
@@ -27,15 +27,9 @@ __all__ = ["HookedLoop", "ModelSession"]
 
 
 class ModelSession:
-    """What hooks get as `session`: values of the last step, and the means to save.
+    """Session passed to hooks: values of the last step, the global step and saving.
 
-    Args:
-        step: the step that the loop runs.
-        spec: what the model function returned for it; its hooks hold values of that call.
-        checkpoints: of the step's variables.
-        model_dir: the folder of checkpoints and summaries.
-        summary_writer: of that folder; None off the chief.
-        part: of this process, of the training; None for what each process does by itself.
+    `summary_writer` is None except on the chief. `role` is None outside training.
     """
 
     def __init__(
@@ -45,13 +39,13 @@ class ModelSession:
         checkpoints: ModelCheckpoints,
         model_dir: str,
         summary_writer: Any = None,
-        part: TrainingPart | None = None,
+        role: TrainingRole | None = None,
     ) -> None:
         self.mode = step.mode
         self.model_dir = model_dir
-        self._part = TrainingPart(step.strategy) if part is None else part
-        self.is_chief = self._part.is_chief
-        self.num_workers = self._part.num_workers
+        self._role = TrainingRole(step.strategy) if role is None else role
+        self.is_chief = self._role.is_chief
+        self.num_workers = self._role.num_workers
         self._step = step
         self._spec = spec
         self._checkpoints = checkpoints
@@ -62,89 +56,69 @@ class ModelSession:
 
     @property
     def global_step(self) -> int:
-        """How many steps the model has been trained, the last finished one included."""
+        """Number of steps trained, including the last finished one."""
         return self._global_step
 
     @property
     def summary_writer(self) -> Any:
-        """The writer of `model_dir`; None on all processes but the chief."""
+        """Summary writer of `model_dir`; None except on the chief."""
         return self._summary_writer
 
     def read_global_step(self) -> None:
-        """Asks the variable, which has been restored; from then on steps are counted here."""
+        """Reads the step variable after a restore; later steps are counted on the host."""
         self._global_step = int(self._step.store.global_step)
 
-    def finish_step(self, values: dict[str, Any], *, num_trained: int) -> None:
-        """Takes over what a step has given.
-
-        Args:
-            values: what hooks may fetch of it, still on the devices.
-            num_trained: steps of training that it was.
-        """
+    def finish_step(self, values: dict[str, Any], *, num_trained: int = 0) -> None:
+        """Stores the values of a finished step."""
         self._values = values
-        if num_trained and self._part.counts_all:
+        if num_trained and self._role.counts_all:
             self.read_global_step()
         else:
             self._global_step += num_trained
 
     def save_checkpoint(self) -> str:
-        """Saves what was trained. Call on every process.
-
-        Returns:
-            The path of the checkpoint; of the latest one where another process saves by itself, ""
-            before the first.
-        """
-        return self._checkpoints.save() if self._part.saves else self._checkpoints.latest or ""
+        """Saves all variables and returns the path. Call on every process."""
+        return self._checkpoints.save() if self._role.saves else self._checkpoints.latest or ""
 
     def run(self, fetches: Any) -> Any:
-        """Returns values of the last finished step, and waits for it if it has not ended.
-
-        Args:
-            fetches: a structure of names, variables, and values of the model function.
-
-        Returns:
-            The same structure of NumPy values.
-
-        Raises:
-            ValueError: a name or value that nobody knows, or one of a step before the first.
-        """
+        """Returns values of the last finished step, waiting for it if necessary."""
         return jax.tree.map(self._fetch, fetches)
 
     def _fetch(self, wanted: Any) -> Any:
         if isinstance(wanted, str):
-            return self._of_name(wanted.removesuffix(":0"))
+            return self._fetch_name(wanted.removesuffix(":0"))
         if isinstance(wanted, keras.Variable):
             if wanted is self._step.store.global_step:
                 return np.int32(self._global_step)
             return np.asarray(wanted.value)
         if wanted is self._spec.loss:
-            return self._on_host(self._of_step("loss")["loss"])
-        for place, hook in enumerate(hooks_of(self._spec, self.mode)):
+            return self._on_host(self._step_values("loss")["loss"])
+        for index, hook in enumerate(spec_hooks(self._spec, self.mode)):
             for name, value in dict(getattr(hook, "tensors", None) or {}).items():
                 if value is wanted:
-                    return self._on_host(self._of_step(name)["held"][place][name])
+                    return self._on_host(self._step_values(name)["held"][index][name])
         raise _unknown(wanted, self._names())
 
-    def _of_name(self, name: str) -> Any:
+    def _fetch_name(self, name: str) -> Any:
         if name == GLOBAL_STEP:
             return np.int32(self._global_step)
         variable = self._step.store.find(name)
         if variable is not None:
             return np.asarray(variable.value)
         if name == "loss" and self._spec.loss is not None:
-            return self._on_host(self._of_step(name)["loss"])
-        values = self._of_step(name)["named"]
+            return self._on_host(self._step_values(name)["loss"])
+        values = self._step_values(name)["named"]
         if name not in values:
             raise _unknown(name, self._names())
         return self._on_host(values[name])
 
-    def _of_step(self, name: str) -> dict[str, Any]:
+    def _step_values(self, name: str) -> dict[str, Any]:
         if self._values is None:
             raise ValueError(
                 explain(
-                    f"A hook asked for {name!r} before the first step.",
-                    expected="names of variables until then.",
-                    fix="ask in before_run or after_run.",
+                    f"A hook fetched {name!r} before the first step.",
+                    expected="names of variables before the first step.",
+                    fix="fetch it in before_run or after_run.",
                 )
             )
         return self._values
@@ -160,72 +134,41 @@ class ModelSession:
 def _unknown(wanted: Any, names: list[str]) -> ValueError:
     return ValueError(
         explain(
-            f"A hook asked for {wanted!r}, which no step gives.",
+            f"A hook fetched {wanted!r}, which the step does not return.",
             expected=f"a variable, a value in the hook's own `tensors`, or one of {names}.",
             fix="name it in the model function: sg.estimator.identity(value, name=...).",
         )
     )
 
 
-class _Step:
-    """A step that hooks are called around."""
-
-    def __init__(self, session: ModelSession, context: SessionRunContext) -> None:
-        self._session = session
-        self._context = context
-
-    def finish(self, values: dict[str, Any], *, num_trained: int = 0) -> None:
-        """Hands over what the step has given, for the hooks.
-
-        Args:
-            values: as of `ModelSession.finish_step`.
-            num_trained: likewise.
-        """
-        self._session.finish_step(values, num_trained=num_trained)
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether a hook asks for the end."""
-        return self._context.stop_requested
-
-
 class HookedLoop:
-    """Calls hooks around steps.
-
-    Args:
-        session: what they are told of.
-        hooks: in the order in which they are called.
-    """
+    """Calls hooks at the start, around each step and at the end."""
 
     def __init__(self, session: ModelSession, hooks: Sequence[SessionRunHook]) -> None:
         self._session = session
         self._hooks = list(hooks)
 
     def begin(self) -> None:
-        """Tells the hooks, before variables are restored."""
+        """Calls the hooks' `begin`, before variables are restored."""
         for hook in self._hooks:
             hook.begin()
 
     def create_session(self) -> None:
-        """Tells the hooks that the variables have their values."""
+        """Calls the hooks' `after_create_session`, once variables are initialized."""
         for hook in self._hooks:
             hook.after_create_session(self._session, None)
 
     @contextlib.contextmanager
-    def step(self) -> Generator[_Step]:
-        """Calls the hooks before and after a `with` block, which runs a step.
-
-        Yields:
-            What is to be told of the step, and whether a hook asks for the end.
-        """
+    def step(self) -> Generator[SessionRunContext]:
+        """Calls the hooks before and after the `with` block, which runs a step."""
         context = SessionRunContext(SessionRunArgs(None), self._session)
         wanted = [hook.before_run(context) for hook in self._hooks]
-        yield _Step(self._session, context)
+        yield context
         for hook, args in zip(self._hooks, wanted, strict=True):
             fetched = None if args is None else self._session.run(args.fetches)
             hook.after_run(context, SessionRunValues(fetched))
 
     def end(self) -> None:
-        """Tells the hooks that the loop has ended without an error."""
+        """Calls the hooks' `end`, unless the loop failed."""
         for hook in self._hooks:
             hook.end(self._session)

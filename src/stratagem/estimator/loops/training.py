@@ -1,4 +1,4 @@
-"""The training loop of an Estimator."""
+"""Training loop of an Estimator."""
 
 from __future__ import annotations
 
@@ -7,74 +7,67 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from stratagem.estimator.hooks import SessionRunHook
-from stratagem.estimator.loops.placed_model import PlacedModel
+from stratagem.estimator.hooks.session_run_hook import SessionRunHook
+from stratagem.estimator.loops.distributed_model import DistributedModel
 from stratagem.estimator.loops.session import HookedLoop, ModelSession
 from stratagem.estimator.loops.training_summaries import TrainingSummaries
+from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.estimator.spec import EstimatorSpec
 
 __all__ = ["train"]
 
 
 def train(
-    model: PlacedModel,
+    model: DistributedModel,
     batches: Any,
+    config: RunConfig,
     *,
-    model_dir: str,
     initialize: Callable[[], bool],
     make_hooks: Callable[[EstimatorSpec], Sequence[SessionRunHook]],
     last_step: Callable[[int], int | None],
-    wait_limit_s: float,
-    summaries: TrainingSummaries,
 ) -> None:
-    """Trains until the data or the steps end, or a hook asks for the end.
+    """Trains until the data or the steps run out, or a hook requests a stop.
 
-    Args:
-        model: the model under the strategy.
-        batches: of training, from its part.
-        model_dir: the folder of checkpoints and summaries.
-        initialize: gives the variables, which exist when it is called, their values; tells whether
-            they are those of an earlier training.
-        make_hooks: given what the model function returned, all hooks in their order.
-        last_step: given the step that training begins with, the one that it ends with; None for the
-            end of the data.
-        wait_limit_s: how long to wait for another process that makes the variables.
-        summaries: of the steps.
+    `initialize` sets the variables and returns True if they come from a checkpoint. `last_step`
+    maps the first global step to the last one, or None if unlimited.
     """
+    folder = config.model_dir
+    assert folder is not None
+    summaries = TrainingSummaries(folder, config.save_summary_steps if model.role.saves else None)
     with contextlib.closing(batches), summaries.written():
         first = batches.first()
-        model.part.wait(wait_limit_s)
+        model.role.wait(config.session_creation_timeout_secs)
         spec = model.training.prepare(first)
         session = ModelSession(
-            model.training, spec, model.checkpoints, model_dir, summaries.writer, model.part
+            model.training, spec, model.checkpoints, folder, summaries.writer, model.role
         )
         loop = HookedLoop(session, make_hooks(spec))
         loop.begin()
-        goes_on = model.part.begin(initialize)
+        resumes = model.role.begin(initialize)
         session.read_global_step()
-        if spec.scaffold is not None and not goes_on:
+        if spec.scaffold is not None and not resumes:
             spec.scaffold.init_fn(session)
         loop.create_session()
         end = last_step(session.global_step)
-        # zip asks for the batch last: none is taken that is not trained on.
+        # zip reads the batch last, so no batch is consumed without being trained on.
         for _, batch in zip(_steps_until(end, session), batches.after(first), strict=False):
             model.checkpoints.forget()
-            with loop.step() as step:
+            with loop.step() as context:
                 with summaries.of_step(session.global_step + 1):
-                    values = model.part.run(model.training, batch)
-                step.finish(values, num_trained=1)
-            if step.stop_requested:
+                    values = model.role.run(model.training, batch)
+                session.finish_step(values, num_trained=1)
+            if context.stop_requested:
                 break
-        if (values := model.part.finish()) is not None:
-            session.finish_step(values, num_trained=0)
+        if (values := model.role.finish()) is not None:
+            session.finish_step(values)
             session.read_global_step()
         loop.end()
 
 
 def _steps_until(end: int | None, session: ModelSession) -> Iterator[None]:
-    """An element for each step before the end: others may make some of them, and later."""
+    """Yields once per step before `end`; other workers may also count steps."""
     start = session.global_step
-    for made in itertools.count():
-        if end is not None and max(session.global_step, start + made) >= end:
+    for num_steps in itertools.count():
+        if end is not None and max(session.global_step, start + num_steps) >= end:
             return
         yield

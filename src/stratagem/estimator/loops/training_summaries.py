@@ -1,4 +1,4 @@
-"""Summaries of an Estimator: of training every so many steps, and of each evaluation."""
+"""Summaries of training steps and evaluations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stratagem import summary
-from stratagem.estimator.hooks import SecondOrStepTimer
+from stratagem.estimator.hooks.timers import SecondOrStepTimer
 
 __all__ = ["TrainingSummaries", "write_results", "writer_of"]
 
@@ -19,27 +19,17 @@ _logger = logging.getLogger("stratagem.estimator")
 
 
 def writer_of(folder: str) -> summary.SummaryWriter:
-    """Returns a writer for a folder; one that writes nothing where TensorBoard is not installed.
-
-    Args:
-        folder: of the summaries.
-    """
+    """Returns a folder's summary writer; it writes nothing if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         _logger.warning(
-            "No summaries are written to %s: pip install 'stratagem[tensorboard]' for them.", folder
+            "Not writing summaries to %s: pip install 'stratagem[tensorboard]' first.", folder
         )
         return summary.create_noop_writer()
     return summary.create_file_writer(folder)
 
 
 def write_results(folder: str, results: Mapping[str, Any], step: int) -> None:
-    """Writes the metrics of an evaluation.
-
-    Args:
-        folder: of the evaluation's summaries.
-        results: numbers by name; what has axes is left out.
-        step: the global step of what was evaluated.
-    """
+    """Writes the scalar metrics of an evaluation."""
     writer = writer_of(folder)
     with writer.as_default(step=step):
         for name, value in results.items():
@@ -49,12 +39,7 @@ def write_results(folder: str, results: Mapping[str, Any], step: int) -> None:
 
 
 class TrainingSummaries:
-    """Lets the steps of a training write summaries, every so many steps.
-
-    Args:
-        folder: of the summaries.
-        save_steps: steps in between; None or 0 for none.
-    """
+    """Records summaries every `save_steps` training steps; None or 0 for never."""
 
     def __init__(self, folder: str, save_steps: int | None) -> None:
         self.writer = writer_of(folder) if save_steps else summary.create_noop_writer()
@@ -63,7 +48,7 @@ class TrainingSummaries:
 
     @contextlib.contextmanager
     def written(self) -> Generator[None]:
-        """Makes the writer the default one in a `with` block, and closes it then."""
+        """Makes the writer the default in the `with` block, and closes it afterwards."""
         try:
             with self.writer.as_default(), summary.record_if(lambda: self._records):
                 yield
@@ -72,11 +57,7 @@ class TrainingSummaries:
 
     @contextlib.contextmanager
     def of_step(self, step: int) -> Generator[None]:
-        """What is run in a `with` block records if it is time; what hooks write always is.
-
-        Args:
-            step: what the global step will be after it.
-        """
+        """Records the step's summaries inside the `with` block only if due."""
         is_due = self._timer is not None and self._timer.should_trigger_for_step(step)
         if self._timer is not None and is_due:
             self._timer.update_last_triggered_step(step)

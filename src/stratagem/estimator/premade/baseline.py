@@ -1,51 +1,37 @@
-"""Pre-made estimators that look at no feature: what every other model has to be better than."""
+"""Baseline Estimators, which ignore all features."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
-
-import keras
+from typing import Literal
 
 from stratagem.estimator.feature_column.numeric import NumericColumn
-from stratagem.estimator.heads import Head, RegressionHead, binary_or_multi_class_head
-from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_maker
-from stratagem.estimator.premade.premade_estimator import EXAMPLES, PremadeEstimator
+from stratagem.estimator.heads.head import Head
+from stratagem.estimator.heads.multi_class import binary_or_multi_class_head
+from stratagem.estimator.heads.regression import RegressionHead
+from stratagem.estimator.premade.networks import BiasNetwork
+from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_factory
+from stratagem.estimator.premade.premade_estimator import PremadeEstimator
 from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.estimator.spec import EstimatorSpec
 
 __all__ = ["BaselineClassifier", "BaselineEstimator", "BaselineRegressor"]
 
 _LEARNING_RATE = 0.3
 
 
-class _Bias(keras.layers.Layer):
-    def __init__(self, units: int) -> None:
-        super().__init__(name="baseline")
-        self._units = units
-
-    def build(self, input_shape: Any) -> None:
-        del input_shape
-        self.bias = self.add_weight(shape=(self._units,), initializer="zeros", name="bias")
-
-    def call(self, examples: Any) -> Any:
-        return keras.ops.ones_like(keras.ops.expand_dims(examples, 1)) * self.bias
-
-
 class BaselineEstimator(PremadeEstimator):
-    """Logits that are the same for every example, with a head of one's choice.
+    """Predicts the same logits for every example, with a given head.
 
     Args:
-        head: what is made of logits.
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        optimizer: "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD" with a learning rate of 0.3; or a
-            Keras optimizer; or a function that makes one, called in the model function.
-        config: a `RunConfig`, with the strategies.
+        head: computes loss, predictions and metrics from the logits.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        optimizer: "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD" with a learning rate of 0.3; a
+            Keras optimizer; or a function that creates one, called in the model function.
+        config: a `RunConfig`, which also holds the strategies.
 
     Raises:
-        ValueError: an unknown optimizer.
+        ValueError: if the optimizer is unknown.
 
     Source: tensorflow/estimator canned/baseline.py, BaselineEstimatorV2.
     """
@@ -57,37 +43,24 @@ class BaselineEstimator(PremadeEstimator):
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
     ) -> None:
-        new_optimizer = optimizer_maker(optimizer, _LEARNING_RATE)
-
-        def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-            layer = _Bias(head.logits_dimension)
-            logits = layer(features[EXAMPLES])
-            return head.create_estimator_spec(
-                features,
-                mode,
-                logits,
-                labels,
-                optimizer=new_optimizer() if mode == ModeKeys.TRAIN else None,
-                trainable_variables=layer.trainable_variables,
-            )
-
-        super().__init__(model_fn, head, [], model_dir, config, None)
+        networks = [(BiasNetwork(), optimizer_factory(optimizer, _LEARNING_RATE))]
+        super().__init__(head, networks, model_dir, config, None)
 
 
 class BaselineClassifier(BaselineEstimator):
-    """Predicts how frequent each class is, for every example.
+    """Predicts the class frequencies of the training data for every example.
 
     Args:
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        n_classes: number of classes.
-        weight_column: name of the feature that weighs examples, or a numeric column.
-        label_vocabulary: one string a class, where labels are strings.
-        optimizer: as of `BaselineEstimator`.
-        config: a `RunConfig`, with the strategies.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        n_classes: the number of classes.
+        weight_column: the name of a feature of example weights, or a numeric column.
+        label_vocabulary: one string per class, if labels are strings.
+        optimizer: as for `BaselineEstimator`.
+        config: a `RunConfig`, which also holds the strategies.
         loss_reduction: "sum_over_batch_size" or "sum".
 
     Raises:
-        ValueError: an argument that cannot be.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> classifier = sg.estimator.BaselineClassifier()
@@ -119,15 +92,15 @@ class BaselineRegressor(BaselineEstimator):
     """Predicts the mean of the labels for every example.
 
     Args:
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        label_dimension: numbers that a label has.
-        weight_column: name of the feature that weighs examples, or a numeric column.
-        optimizer: as of `BaselineEstimator`.
-        config: a `RunConfig`, with the strategies.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        label_dimension: the number of values per label.
+        weight_column: the name of a feature of example weights, or a numeric column.
+        optimizer: as for `BaselineEstimator`.
+        config: a `RunConfig`, which also holds the strategies.
         loss_reduction: "sum_over_batch_size" or "sum".
 
     Raises:
-        ValueError: an argument that cannot be.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> regressor = sg.estimator.BaselineRegressor(optimizer="SGD")

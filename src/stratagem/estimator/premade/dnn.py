@@ -1,4 +1,4 @@
-"""Pre-made estimators of deep networks."""
+"""Deep network Estimators."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Any, Literal
 
 from stratagem.estimator.feature_column.columns import FeatureColumn
 from stratagem.estimator.feature_column.numeric import NumericColumn
-from stratagem.estimator.heads import Head, RegressionHead, binary_or_multi_class_head
-from stratagem.estimator.mode_keys import ModeKeys
+from stratagem.estimator.heads.head import Head
+from stratagem.estimator.heads.multi_class import binary_or_multi_class_head
+from stratagem.estimator.heads.regression import RegressionHead
 from stratagem.estimator.premade.networks import DeepNetwork
-from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_maker
-from stratagem.estimator.premade.premade_estimator import PremadeEstimator, columns_of
+from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_factory
+from stratagem.estimator.premade.premade_estimator import PremadeEstimator, checked_columns
 from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.estimator.spec import EstimatorSpec
 
 __all__ = ["DNNClassifier", "DNNEstimator", "DNNRegressor"]
 
 
 class DNNEstimator(PremadeEstimator):
-    """A deep network with a head of one's choice.
+    """Deep network with a given head.
 
     Args:
-        head: what is made of logits.
-        hidden_units: units of each hidden layer.
+        head: computes loss, predictions and metrics from the logits.
+        hidden_units: the number of units of each hidden layer.
         feature_columns: dense columns.
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        optimizer: "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD" with Keras's learning rate; or a
-            Keras optimizer; or a function that makes one, called in the model function.
-        activation_fn: of hidden layers.
-        dropout: which part of the outputs of a hidden layer is dropped in training.
-        config: a `RunConfig`, with the strategies.
-        warm_start_from: as of `Estimator`.
-        batch_norm: whether outputs of hidden layers are normalized.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        optimizer: "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD" with Keras's learning rate; a
+            Keras optimizer; or a function that creates one, called in the model function.
+        activation_fn: the activation of hidden layers.
+        dropout: the fraction of hidden outputs to drop in training; None for none.
+        config: a `RunConfig`, which also holds the strategies.
+        warm_start_from: as for `Estimator`.
+        batch_norm: True to normalize the outputs of hidden layers.
 
     Raises:
-        ValueError: columns, units or a dropout that cannot be; an unknown optimizer.
+        ValueError: if columns, units, dropout or optimizer are invalid.
 
     Source: tensorflow/estimator canned/dnn.py, DNNEstimatorV2.
     """
@@ -55,53 +55,39 @@ class DNNEstimator(PremadeEstimator):
         batch_norm: bool = False,
     ) -> None:
         network = DeepNetwork(
-            feature_columns=columns_of(feature_columns),
+            feature_columns=checked_columns(feature_columns),
             hidden_units=tuple(hidden_units),
             activation_fn=activation_fn,
             dropout=dropout,
             batch_norm=batch_norm,
         )
-        new_optimizer = optimizer_maker(optimizer)
-
-        def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-            training = mode == ModeKeys.TRAIN
-            logits, variables = network.logits(features, head.logits_dimension, training=training)
-            return head.create_estimator_spec(
-                features,
-                mode,
-                logits,
-                labels,
-                optimizer=new_optimizer() if training else None,
-                trainable_variables=variables,
-            )
-
-        groups = [network.feature_columns]
-        super().__init__(model_fn, head, groups, model_dir, config, warm_start_from)
+        networks = [(network, optimizer_factory(optimizer))]
+        super().__init__(head, networks, model_dir, config, warm_start_from)
 
 
 class DNNClassifier(DNNEstimator):
-    """A deep network that tells classes apart.
+    """Deep network classifier.
 
-    Labels are ids of classes, or strings of `label_vocabulary`. Strings of features and labels
-    become ids on the host; `input_fn` gives them as they are.
+    Labels are class ids, or strings of `label_vocabulary`. `input_fn` returns strings unchanged;
+    they are converted to ids on the host.
 
     Args:
-        hidden_units: units of each hidden layer.
+        hidden_units: the number of units of each hidden layer.
         feature_columns: dense columns.
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        n_classes: number of classes.
-        weight_column: name of the feature that weighs examples, or a numeric column.
-        label_vocabulary: one string a class, where labels are strings.
-        optimizer: as of `DNNEstimator`; by default Adagrad with Keras's learning rate, 0.001.
-        activation_fn: of hidden layers.
-        dropout: which part of the outputs of a hidden layer is dropped in training.
-        config: a `RunConfig`, with the strategies.
-        warm_start_from: as of `Estimator`.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        n_classes: the number of classes.
+        weight_column: the name of a feature of example weights, or a numeric column.
+        label_vocabulary: one string per class, if labels are strings.
+        optimizer: as for `DNNEstimator`; Adagrad's default learning rate in Keras is 0.001.
+        activation_fn: the activation of hidden layers.
+        dropout: the fraction of hidden outputs to drop in training; None for none.
+        config: a `RunConfig`, which also holds the strategies.
+        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: whether outputs of hidden layers are normalized.
+        batch_norm: True to normalize the outputs of hidden layers.
 
     Raises:
-        ValueError: an argument that cannot be.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> age = sg.feature_column.numeric_column("age", normalizer_fn=lambda x: x / 100.0)
@@ -150,24 +136,24 @@ class DNNClassifier(DNNEstimator):
 
 
 class DNNRegressor(DNNEstimator):
-    """A deep network that predicts numbers.
+    """Deep network regressor.
 
     Args:
-        hidden_units: units of each hidden layer.
+        hidden_units: the number of units of each hidden layer.
         feature_columns: dense columns.
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        label_dimension: numbers that a label has.
-        weight_column: name of the feature that weighs examples, or a numeric column.
-        optimizer: as of `DNNEstimator`; by default Adagrad with Keras's learning rate, 0.001.
-        activation_fn: of hidden layers.
-        dropout: which part of the outputs of a hidden layer is dropped in training.
-        config: a `RunConfig`, with the strategies.
-        warm_start_from: as of `Estimator`.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        label_dimension: the number of values per label.
+        weight_column: the name of a feature of example weights, or a numeric column.
+        optimizer: as for `DNNEstimator`; Adagrad's default learning rate in Keras is 0.001.
+        activation_fn: the activation of hidden layers.
+        dropout: the fraction of hidden outputs to drop in training; None for none.
+        config: a `RunConfig`, which also holds the strategies.
+        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: whether outputs of hidden layers are normalized.
+        batch_norm: True to normalize the outputs of hidden layers.
 
     Raises:
-        ValueError: an argument that cannot be.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> x = sg.feature_column.numeric_column("x")

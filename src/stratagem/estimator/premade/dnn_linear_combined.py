@@ -1,4 +1,4 @@
-"""Pre-made estimators of a linear model and a deep network together: wide and deep."""
+"""Wide-and-deep Estimators: a linear model plus a deep network."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any, Literal
 
 from stratagem.estimator.feature_column.columns import FeatureColumn
 from stratagem.estimator.feature_column.numeric import NumericColumn
-from stratagem.estimator.heads import Head, RegressionHead, binary_or_multi_class_head
-from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.premade.networks import DeepNetwork, LinearNetwork
-from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_maker
-from stratagem.estimator.premade.premade_estimator import PremadeEstimator, columns_of
+from stratagem.estimator.heads.head import Head
+from stratagem.estimator.heads.multi_class import binary_or_multi_class_head
+from stratagem.estimator.heads.regression import RegressionHead
+from stratagem.estimator.premade.networks import DeepNetwork, LinearNetwork, Network
+from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_factory
+from stratagem.estimator.premade.premade_estimator import PremadeEstimator, checked_columns
 from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.estimator.spec import EstimatorSpec
-from stratagem.estimator.train_op import Minimize, minimize
 from stratagem.messages import explain
 
 __all__ = [
@@ -30,29 +29,30 @@ _LINEAR_LEARNING_RATE = 0.005
 
 
 class DNNLinearCombinedEstimator(PremadeEstimator):
-    """A linear model and a deep network whose logits are added, with a head of one's choice.
+    """Linear model plus deep network, with a given head.
 
-    Each part has an optimizer of its own; both make the same loss smaller.
+    The logits of both are added. Each of the two has its own optimizer; both minimize the same
+    loss.
 
     Args:
-        head: what is made of logits.
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        linear_feature_columns: columns of the linear part; None for no such part.
-        linear_optimizer: a name, with a learning rate of 0.005, or of 1/sqrt(columns) where that
-            is smaller; or a Keras optimizer; or a function that makes one.
-        dnn_feature_columns: dense columns of the deep part; None for no such part.
-        dnn_optimizer: likewise; a name has a learning rate of 0.001.
-        dnn_hidden_units: units of each hidden layer.
-        dnn_activation_fn: of hidden layers.
-        dnn_dropout: which part of the outputs of a hidden layer is dropped in training.
-        config: a `RunConfig`, with the strategies.
-        batch_norm: whether outputs of hidden layers are normalized.
-        linear_sparse_combiner: what is made of the weights of several ids.
-        warm_start_from: as of `Estimator`.
+        head: computes loss, predictions and metrics from the logits.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        linear_feature_columns: columns of the linear model; None to leave it out.
+        linear_optimizer: a name, with a learning rate of 0.005, or 1/sqrt(number of columns) if
+            that is smaller; a Keras optimizer; or a function that creates one.
+        dnn_feature_columns: dense columns of the deep network; None to leave it out.
+        dnn_optimizer: in the same form; a name has a learning rate of 0.001.
+        dnn_hidden_units: the number of units of each hidden layer.
+        dnn_activation_fn: the activation of hidden layers.
+        dnn_dropout: the fraction of hidden outputs to drop in training; None for none.
+        config: a `RunConfig`, which also holds the strategies.
+        batch_norm: True to normalize the outputs of hidden layers.
+        linear_sparse_combiner: how to combine the weights of several ids: "sum", "mean" or "sqrtn".
+        warm_start_from: as for `Estimator`.
 
     Raises:
-        ValueError: no columns at all, columns of a deep part without hidden units, or another
-            argument that cannot be.
+        ValueError: if there are no columns at all, or dense columns without hidden units, or
+            another argument is invalid.
 
     Source: tensorflow/estimator canned/dnn_linear_combined.py, DNNLinearCombinedEstimatorV2.
     """
@@ -73,8 +73,8 @@ class DNNLinearCombinedEstimator(PremadeEstimator):
         linear_sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
         warm_start_from: Any = None,
     ) -> None:
-        wide_columns = columns_of(linear_feature_columns or None)
-        deep_columns = columns_of(dnn_feature_columns or None)
+        wide_columns = checked_columns(linear_feature_columns or None)
+        deep_columns = checked_columns(dnn_feature_columns or None)
         _check_parts(wide_columns, deep_columns, dnn_hidden_units)
         wide = LinearNetwork(feature_columns=wide_columns, sparse_combiner=linear_sparse_combiner)
         deep = DeepNetwork(
@@ -85,79 +85,56 @@ class DNNLinearCombinedEstimator(PremadeEstimator):
             batch_norm=batch_norm,
         )
         rate = min(_LINEAR_LEARNING_RATE, 1 / math.sqrt(len(wide_columns) or 1))
-        new_linear_optimizer = optimizer_maker(linear_optimizer, rate)
-        new_dnn_optimizer = optimizer_maker(dnn_optimizer, _DNN_LEARNING_RATE)
-
-        def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-            training = mode == ModeKeys.TRAIN
-            units = head.logits_dimension
-            parts: list[tuple[Any, list[Any], Callable[[], Any]]] = []
-            if deep_columns:
-                made = deep.logits(features, units, training=training)
-                parts.append((*made, new_dnn_optimizer))
-            if wide_columns:
-                parts.append((*wide.logits(features, units), new_linear_optimizer))
-
-            def train_op(loss: Any) -> list[Minimize]:
-                return [
-                    minimize(new_optimizer(), loss, variables)
-                    for _, variables, new_optimizer in parts
-                ]
-
-            return head.create_estimator_spec(
-                features,
-                mode,
-                sum(part[0] for part in parts),
-                labels,
-                train_op_fn=train_op if training else None,
-            )
-
-        groups = [columns for columns in (wide_columns, deep_columns) if columns]
-        super().__init__(model_fn, head, groups, model_dir, config, warm_start_from)
+        networks: list[tuple[Network, Callable[[], Any]]] = []
+        if deep_columns:
+            networks.append((deep, optimizer_factory(dnn_optimizer, _DNN_LEARNING_RATE)))
+        if wide_columns:
+            networks.append((wide, optimizer_factory(linear_optimizer, rate)))
+        super().__init__(head, networks, model_dir, config, warm_start_from)
 
 
 def _check_parts(wide: Any, deep: Any, hidden_units: Any) -> None:
     if not wide and not deep:
         raise ValueError(
             explain(
-                "Neither linear_feature_columns nor dnn_feature_columns were given.",
-                expected="columns for one of the parts, or for both.",
-                fix="pass one of them.",
+                "Neither linear_feature_columns nor dnn_feature_columns are set.",
+                expected="columns for the linear model, the deep network, or both.",
+                fix="pass at least one of them.",
             )
         )
     if deep and not hidden_units:
         raise ValueError(
             explain(
-                f"dnn_feature_columns were given with dnn_hidden_units={hidden_units}.",
-                expected="units of each hidden layer.",
+                f"dnn_feature_columns are set, but dnn_hidden_units={hidden_units}.",
+                expected="the number of units of each hidden layer.",
                 fix="pass dnn_hidden_units=[64, 32], for example.",
             )
         )
 
 
 class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
-    """A linear model and a deep network that tell classes apart together.
+    """Wide-and-deep classifier: a linear model plus a deep network.
 
     Args:
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        linear_feature_columns: columns of the linear part.
-        linear_optimizer: as of `DNNLinearCombinedEstimator`.
-        dnn_feature_columns: dense columns of the deep part.
-        dnn_optimizer: as of `DNNLinearCombinedEstimator`.
-        dnn_hidden_units: units of each hidden layer.
-        dnn_activation_fn: of hidden layers.
-        dnn_dropout: which part of the outputs of a hidden layer is dropped in training.
-        n_classes: number of classes.
-        weight_column: name of the feature that weighs examples, or a numeric column.
-        label_vocabulary: one string a class, where labels are strings.
-        config: a `RunConfig`, with the strategies.
-        warm_start_from: as of `Estimator`.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        linear_feature_columns: columns of the linear model.
+        linear_optimizer: as for `DNNLinearCombinedEstimator`.
+        dnn_feature_columns: dense columns of the deep network.
+        dnn_optimizer: as for `DNNLinearCombinedEstimator`.
+        dnn_hidden_units: the number of units of each hidden layer.
+        dnn_activation_fn: the activation of hidden layers.
+        dnn_dropout: the fraction of hidden outputs to drop in training; None for none.
+        n_classes: the number of classes.
+        weight_column: the name of a feature of example weights, or a numeric column.
+        label_vocabulary: one string per class, if labels are strings.
+        config: a `RunConfig`, which also holds the strategies.
+        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: whether outputs of hidden layers are normalized.
-        linear_sparse_combiner: what is made of the weights of several ids.
+        batch_norm: True to normalize the outputs of hidden layers.
+        linear_sparse_combiner: how to combine the weights of several ids: "sum", "mean" or "sqrtn".
 
     Raises:
-        ValueError: an argument that cannot be.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> city = sg.feature_column.categorical_column_with_hash_bucket("city", 100)
@@ -209,27 +186,27 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
 
 
 class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
-    """A linear model and a deep network that predict numbers together.
+    """Wide-and-deep regressor: a linear model plus a deep network.
 
     Args:
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        linear_feature_columns: columns of the linear part.
-        linear_optimizer: as of `DNNLinearCombinedEstimator`.
-        dnn_feature_columns: dense columns of the deep part.
-        dnn_optimizer: as of `DNNLinearCombinedEstimator`.
-        dnn_hidden_units: units of each hidden layer.
-        dnn_activation_fn: of hidden layers.
-        dnn_dropout: which part of the outputs of a hidden layer is dropped in training.
-        label_dimension: numbers that a label has.
-        weight_column: name of the feature that weighs examples, or a numeric column.
-        config: a `RunConfig`, with the strategies.
-        warm_start_from: as of `Estimator`.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        linear_feature_columns: columns of the linear model.
+        linear_optimizer: as for `DNNLinearCombinedEstimator`.
+        dnn_feature_columns: dense columns of the deep network.
+        dnn_optimizer: as for `DNNLinearCombinedEstimator`.
+        dnn_hidden_units: the number of units of each hidden layer.
+        dnn_activation_fn: the activation of hidden layers.
+        dnn_dropout: the fraction of hidden outputs to drop in training; None for none.
+        label_dimension: the number of values per label.
+        weight_column: the name of a feature of example weights, or a numeric column.
+        config: a `RunConfig`, which also holds the strategies.
+        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: whether outputs of hidden layers are normalized.
-        linear_sparse_combiner: what is made of the weights of several ids.
+        batch_norm: True to normalize the outputs of hidden layers.
+        linear_sparse_combiner: how to combine the weights of several ids: "sum", "mean" or "sqrtn".
 
     Raises:
-        ValueError: an argument that cannot be.
+        ValueError: if an argument is invalid.
 
     Source: tensorflow/estimator canned/dnn_linear_combined.py, DNNLinearCombinedRegressorV2.
     """

@@ -1,4 +1,4 @@
-"""Pre-made estimators of linear models."""
+"""Linear model Estimators."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from stratagem.estimator.feature_column.columns import FeatureColumn
 from stratagem.estimator.feature_column.numeric import NumericColumn
-from stratagem.estimator.heads import Head, RegressionHead, binary_or_multi_class_head
-from stratagem.estimator.mode_keys import ModeKeys
+from stratagem.estimator.heads.head import Head
+from stratagem.estimator.heads.multi_class import binary_or_multi_class_head
+from stratagem.estimator.heads.regression import RegressionHead
 from stratagem.estimator.premade.networks import LinearNetwork
-from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_maker
-from stratagem.estimator.premade.premade_estimator import PremadeEstimator, columns_of
+from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_factory
+from stratagem.estimator.premade.premade_estimator import PremadeEstimator, checked_columns
 from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.estimator.spec import EstimatorSpec
 
 __all__ = ["LinearClassifier", "LinearEstimator", "LinearRegressor"]
 
@@ -22,20 +22,20 @@ _LEARNING_RATE = 0.2
 
 
 class LinearEstimator(PremadeEstimator):
-    """A linear model with a head of one's choice.
+    """Linear model with a given head.
 
     Args:
-        head: what is made of logits.
+        head: computes loss, predictions and metrics from the logits.
         feature_columns: any columns.
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        optimizer: "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD" with a learning rate of 0.2; or a
-            Keras optimizer; or a function that makes one, called in the model function.
-        config: a `RunConfig`, with the strategies.
-        sparse_combiner: what is made of the weights of several ids: "sum", "mean" or "sqrtn".
-        warm_start_from: as of `Estimator`.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        optimizer: "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD" with a learning rate of 0.2; a
+            Keras optimizer; or a function that creates one, called in the model function.
+        config: a `RunConfig`, which also holds the strategies.
+        sparse_combiner: how to combine the weights of several ids: "sum", "mean" or "sqrtn".
+        warm_start_from: as for `Estimator`.
 
     Raises:
-        ValueError: columns that cannot be; an unknown optimizer.
+        ValueError: if columns or optimizer are invalid.
 
     Source: tensorflow/estimator canned/linear.py, LinearEstimatorV2.
     """
@@ -51,43 +51,29 @@ class LinearEstimator(PremadeEstimator):
         warm_start_from: Any = None,
     ) -> None:
         network = LinearNetwork(
-            feature_columns=columns_of(feature_columns), sparse_combiner=sparse_combiner
+            feature_columns=checked_columns(feature_columns), sparse_combiner=sparse_combiner
         )
-        new_optimizer = optimizer_maker(optimizer, _LEARNING_RATE)
-
-        def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-            logits, variables = network.logits(features, head.logits_dimension)
-            training = mode == ModeKeys.TRAIN
-            return head.create_estimator_spec(
-                features,
-                mode,
-                logits,
-                labels,
-                optimizer=new_optimizer() if training else None,
-                trainable_variables=variables,
-            )
-
-        groups = [network.feature_columns]
-        super().__init__(model_fn, head, groups, model_dir, config, warm_start_from)
+        networks = [(network, optimizer_factory(optimizer, _LEARNING_RATE))]
+        super().__init__(head, networks, model_dir, config, warm_start_from)
 
 
 class LinearClassifier(LinearEstimator):
-    """A linear model that tells classes apart.
+    """Linear classifier.
 
     Args:
         feature_columns: any columns.
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        n_classes: number of classes.
-        weight_column: name of the feature that weighs examples, or a numeric column.
-        label_vocabulary: one string a class, where labels are strings.
-        optimizer: as of `LinearEstimator`.
-        config: a `RunConfig`, with the strategies.
-        warm_start_from: as of `Estimator`.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        n_classes: the number of classes.
+        weight_column: the name of a feature of example weights, or a numeric column.
+        label_vocabulary: one string per class, if labels are strings.
+        optimizer: as for `LinearEstimator`.
+        config: a `RunConfig`, which also holds the strategies.
+        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        sparse_combiner: what is made of the weights of several ids.
+        sparse_combiner: how to combine the weights of several ids: "sum", "mean" or "sqrtn".
 
     Raises:
-        ValueError: an argument that cannot be.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> city = sg.feature_column.categorical_column_with_hash_bucket("city", 100)
@@ -124,21 +110,21 @@ class LinearClassifier(LinearEstimator):
 
 
 class LinearRegressor(LinearEstimator):
-    """A linear model that predicts numbers.
+    """Linear regressor.
 
     Args:
         feature_columns: any columns.
-        model_dir: folder of checkpoints; None for that of the config, or a new one.
-        label_dimension: numbers that a label has.
-        weight_column: name of the feature that weighs examples, or a numeric column.
-        optimizer: as of `LinearEstimator`.
-        config: a `RunConfig`, with the strategies.
-        warm_start_from: as of `Estimator`.
+        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
+        label_dimension: the number of values per label.
+        weight_column: the name of a feature of example weights, or a numeric column.
+        optimizer: as for `LinearEstimator`.
+        config: a `RunConfig`, which also holds the strategies.
+        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        sparse_combiner: what is made of the weights of several ids.
+        sparse_combiner: how to combine the weights of several ids: "sum", "mean" or "sqrtn".
 
     Raises:
-        ValueError: an argument that cannot be.
+        ValueError: if an argument is invalid.
 
     Example:
         >>> x = sg.feature_column.numeric_column("x")

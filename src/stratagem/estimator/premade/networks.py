@@ -1,7 +1,8 @@
-"""The networks of pre-made estimators: from encoded features to logits."""
+"""Networks of pre-made Estimators, from encoded features to logits."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,30 +13,38 @@ from stratagem.estimator.feature_column.columns import FeatureColumn
 from stratagem.estimator.feature_column.layers import DenseFeatures, LinearModel
 from stratagem.messages import explain
 
-__all__ = ["DeepNetwork", "LinearNetwork"]
+__all__ = [
+    "BiasNetwork",
+    "DeepNetwork",
+    "EXAMPLES",
+    "LinearNetwork",
+    "Network",
+]
 
-# TensorFlow found that Keras's 0.99 fails on some problems.
+# TensorFlow's value; Keras's default, 0.99, fails on some problems.
 _BATCH_NORM_MOMENTUM = 0.999
+
+# Feature of networks without columns: one number per example.
+EXAMPLES = "examples"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DeepNetwork:
-    """Hidden layers over dense columns.
+class Network(abc.ABC):
+    """Network that turns encoded features into logits."""
 
-    Args:
-        feature_columns: dense columns.
-        hidden_units: of each hidden layer.
-        activation_fn: of the hidden layers; None for relu.
-        dropout: which part of the outputs of a hidden layer is dropped in training; None for none.
-        batch_norm: whether outputs of hidden layers are normalized.
+    feature_columns: tuple[FeatureColumn, ...] = ()
 
-    Raises:
-        ValueError: hidden units that are not positive, or a dropout outside of 0 to 1.
+    @abc.abstractmethod
+    def logits(
+        self, features: Mapping[str, Any], units: int, *, training: bool
+    ) -> tuple[Any, list[Any]]:
+        """Returns logits of shape (batch, units), and the trainable variables."""
 
-    Source: tensorflow/estimator canned/dnn.py, _DNNModelV2.
-    """
 
-    feature_columns: tuple[FeatureColumn, ...]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeepNetwork(Network):
+    """Hidden layers over dense columns; an `activation_fn` of None means relu."""
+
     hidden_units: Sequence[int]
     activation_fn: str | Callable[[Any], Any] | None
     dropout: float | None
@@ -46,8 +55,8 @@ class DeepNetwork:
         if not self.hidden_units or any(units < 1 for units in self.hidden_units) or not is_rate:
             raise ValueError(
                 explain(
-                    f"hidden_units={list(self.hidden_units)} and dropout={self.dropout} were "
-                    "given.",
+                    f"hidden_units={list(self.hidden_units)} or dropout={self.dropout} is out "
+                    "of range.",
                     expected="one or more positive numbers, and None or 0 <= dropout < 1.",
                     fix="pass hidden_units=[64, 32], for example.",
                 )
@@ -56,16 +65,7 @@ class DeepNetwork:
     def logits(
         self, features: Mapping[str, Any], units: int, *, training: bool
     ) -> tuple[Any, list[Any]]:
-        """Makes the layers and calls them.
-
-        Args:
-            features: encoded features.
-            units: numbers of the result.
-            training: whether outputs are dropped and batch statistics counted.
-
-        Returns:
-            Logits of shape (batch, units), and the variables to train.
-        """
+        """Creates the layers and calls them."""
         layers: list[Any] = [DenseFeatures(self.feature_columns, name="input_layer")]
         with keras.name_scope("dnn"):
             net = layers[0](features)
@@ -90,29 +90,40 @@ class DeepNetwork:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinearNetwork:
-    """A linear model over any columns.
+class LinearNetwork(Network):
+    """Linear model over any columns."""
 
-    Args:
-        feature_columns: the columns.
-        sparse_combiner: as of `LinearModel`.
-
-    Source: tensorflow/estimator canned/linear.py, _linear_model_fn_builder_v2.
-    """
-
-    feature_columns: tuple[FeatureColumn, ...]
     sparse_combiner: Any
 
-    def logits(self, features: Mapping[str, Any], units: int) -> tuple[Any, list[Any]]:
-        """Makes the layer and calls it.
-
-        Args:
-            features: encoded features.
-            units: numbers of the result.
-
-        Returns:
-            Logits of shape (batch, units), and the variables to train.
-        """
+    def logits(
+        self, features: Mapping[str, Any], units: int, *, training: bool
+    ) -> tuple[Any, list[Any]]:
+        """Creates the layers and calls them."""
         layer = LinearModel(self.feature_columns, units, self.sparse_combiner, name="linear_model")
         with keras.name_scope("linear"):
             return layer(features), layer.trainable_variables
+
+
+class BiasNetwork(Network):
+    """Bias that ignores all features."""
+
+    def logits(
+        self, features: Mapping[str, Any], units: int, *, training: bool
+    ) -> tuple[Any, list[Any]]:
+        """Creates the layers and calls them."""
+        del training
+        layer = _Bias(units)
+        return layer(features[EXAMPLES]), layer.trainable_variables
+
+
+class _Bias(keras.layers.Layer):
+    def __init__(self, units: int) -> None:
+        super().__init__(name="baseline")
+        self._units = units
+
+    def build(self, input_shape: Any) -> None:
+        del input_shape
+        self.bias = self.add_weight(shape=(self._units,), initializer="zeros", name="bias")
+
+    def call(self, examples: Any) -> Any:
+        return keras.ops.ones_like(keras.ops.expand_dims(examples, 1)) * self.bias

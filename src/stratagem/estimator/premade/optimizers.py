@@ -1,4 +1,4 @@
-"""The optimizers of pre-made estimators: given by name, as an object, or by a function."""
+"""Optimizers of pre-made Estimators, from names, objects or functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import keras
 
 from stratagem.messages import explain
 
-__all__ = ["OptimizerLike", "optimizer_maker"]
+__all__ = ["OptimizerLike", "optimizer_factory"]
 
 OptimizerLike = str | keras.optimizers.Optimizer | Callable[[], keras.optimizers.Optimizer]
 
@@ -22,44 +22,31 @@ _BY_NAME: dict[str, Any] = {
 }
 
 
-def optimizer_maker(
-    given: OptimizerLike, learning_rate: float | None = None
+def optimizer_factory(
+    optimizer: OptimizerLike, learning_rate: float | None = None
 ) -> Callable[[], keras.optimizers.Optimizer]:
-    """Returns a function that makes a new optimizer, as a model function does in each call.
-
-    Args:
-        given: a name, an optimizer, which is copied as it is now, or a function that makes one.
-        learning_rate: for a name; None for Keras's.
-
-    Returns:
-        The function.
-
-    Raises:
-        ValueError: an unknown name, or no optimizer; of a function, when it is called.
-
-    Source: tensorflow/estimator canned/optimizers.py, get_optimizer_instance_v2.
-    """
-    if isinstance(given, str) and given in _BY_NAME:
+    """Returns a function that creates a new optimizer; `learning_rate` applies to names only."""
+    if isinstance(optimizer, str) and optimizer in _BY_NAME:
         arguments = {} if learning_rate is None else {"learning_rate": learning_rate}
-        return lambda: _BY_NAME[given](**arguments)
-    # An optimizer keeps variables of the strategy that it was built under, so each call has a copy.
-    if isinstance(given, keras.optimizers.Optimizer):
-        kind, config = type(given), _without_names(given.get_config())
+        return lambda: _BY_NAME[optimizer](**arguments)
+    # An optimizer's variables belong to one strategy, so each call gets a copy.
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        kind, config = type(optimizer), _without_names(optimizer.get_config())
         return lambda: kind.from_config(dict(config))
-    if not callable(given):
-        raise _no_optimizer(given)
+    if not callable(optimizer):
+        raise _wrong_optimizer(optimizer)
 
-    def made_by_function() -> keras.optimizers.Optimizer:
-        made = given()
-        if not isinstance(made, keras.optimizers.Optimizer):
-            raise _no_optimizer(made)
-        return made
+    def call_factory() -> keras.optimizers.Optimizer:
+        created = optimizer()
+        if not isinstance(created, keras.optimizers.Optimizer):
+            raise _wrong_optimizer(created)
+        return created
 
-    return made_by_function
+    return call_factory
 
 
 def _without_names(config: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out names, which number objects: a checkpoint fits other objects of the same kind."""
+    """Removes names, which number objects, so that checkpoints fit copies of an optimizer."""
     return {
         key: _without_names(value) if isinstance(value, dict) else value
         for key, value in config.items()
@@ -67,10 +54,10 @@ def _without_names(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _no_optimizer(given: object) -> ValueError:
+def _wrong_optimizer(optimizer: object) -> ValueError:
     return ValueError(
         explain(
-            f"optimizer={given!r} was given to a pre-made estimator.",
+            f"optimizer={optimizer!r} is not an optimizer.",
             expected=f"one of {sorted(_BY_NAME)}, a Keras optimizer, or a function that makes one.",
             fix="pass keras.optimizers.Adam(0.01), for example.",
         )

@@ -1,9 +1,11 @@
-"""What every pre-made estimator is: an Estimator with feature columns, a network and a head."""
+"""PremadeEstimator: base of Estimators with feature columns, a network and a head."""
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,39 +13,53 @@ import numpy as np
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.feature_column.columns import FeatureColumn, check_columns, encode_groups
 from stratagem.estimator.heads.head import Head
-from stratagem.estimator.loops.host_parts import HostParts
+from stratagem.estimator.loops.host_transforms import HostTransforms
 from stratagem.estimator.mode_keys import ModeKeys
+from stratagem.estimator.premade.networks import EXAMPLES, Network
 from stratagem.estimator.settings.run_config import RunConfig
+from stratagem.estimator.spec import EstimatorSpec
+from stratagem.estimator.train_op import Minimize, minimize
 from stratagem.messages import explain
 
-__all__ = ["EXAMPLES", "PremadeEstimator", "columns_of"]
-
-EXAMPLES = "examples"
+__all__ = ["PremadeEstimator", "checked_columns"]
 
 
 class PremadeEstimator(Estimator):
-    """An Estimator whose batches are encoded by feature columns before they reach a device.
+    """Estimator whose batches are encoded by feature columns on the host.
 
-    Args:
-        model_fn: the model function; its features are encoded, its labels are numbers.
-        head: of the model.
-        column_groups: the columns, one group a network. Without groups the model function gets a
-            number for each example under `EXAMPLES`.
-        model_dir: as of `Estimator`.
-        config: as of `Estimator`.
-        warm_start_from: as of `Estimator`.
+    The networks' logits are added. Each network comes with a function that creates its optimizer.
+    Without columns, the networks get only one number per example, named `EXAMPLES`.
     """
 
     def __init__(
         self,
-        model_fn: Any,
         head: Head,
-        column_groups: Sequence[tuple[FeatureColumn, ...]],
+        networks: Sequence[tuple[Network, Callable[[], Any]]],
         model_dir: str | os.PathLike[str] | None,
         config: RunConfig | None,
         warm_start_from: Any,
     ) -> None:
+        def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+            training = mode == ModeKeys.TRAIN
+            units = head.logits_dimension
+            outputs = [
+                network.logits(features, units, training=training) for network, _ in networks
+            ]
+
+            def train_op(loss: Any) -> list[Minimize]:
+                return [
+                    minimize(new_optimizer(), loss, variables)
+                    for (_, new_optimizer), (_, variables) in zip(networks, outputs, strict=True)
+                ]
+
+            logits = functools.reduce(operator.add, [logits for logits, _ in outputs])
+            return head.create_estimator_spec(
+                features, mode, logits, labels, train_op_fn=train_op if training else None
+            )
+
         super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
+        columns = [network.feature_columns for network, _ in networks]
+        column_groups = [group for group in columns if group]
         weights = () if head.weight_column is None else ((head.weight_column,),)
 
         def encode(batch: Any, mode: str) -> Any:
@@ -58,20 +74,16 @@ class PremadeEstimator(Estimator):
             values = encode_groups(features, groups)
             return values if column_groups else {**values, EXAMPLES: _numbered(features)}
 
-        self._host_parts = HostParts(encode=encode, decode=head.decode)
+        self._host_transforms = HostTransforms(encode=encode, decode=head.decode)
 
 
 def _numbered(features: Mapping[str, Any]) -> np.ndarray:
-    """A number for each example of a batch."""
+    """Returns one number per example of a batch."""
     return np.arange(len(next(iter(features.values()))), dtype="float32")
 
 
-def columns_of(feature_columns: Iterable[FeatureColumn] | None) -> tuple[FeatureColumn, ...]:
-    """Returns the columns of a network; none for None.
-
-    Raises:
-        ValueError: something that is no column, or two that share a name.
-    """
+def checked_columns(feature_columns: Iterable[FeatureColumn] | None) -> tuple[FeatureColumn, ...]:
+    """Returns the columns of a network; none for None."""
     columns = None if feature_columns is None else tuple(feature_columns)
     return () if columns is None else tuple(check_columns(columns))
 
@@ -80,8 +92,8 @@ def _check_labels(labels: Any) -> None:
     if labels is None or isinstance(labels, Mapping):
         raise ValueError(
             explain(
-                f"input_fn gives labels of type {type(labels).__name__}.",
-                expected="an array of labels beside the features.",
-                fix="let it return (features, labels).",
+                f"input_fn returned labels of type {type(labels).__name__}.",
+                expected="an array of labels in addition to the features.",
+                fix="return (features, labels) from input_fn.",
             )
         )

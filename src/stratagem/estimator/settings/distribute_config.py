@@ -1,4 +1,4 @@
-"""Which strategies an Estimator runs under."""
+"""DistributeConfig: strategies for training and evaluation."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["DistributeConfig", "check_strategy"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DistributeConfig:
-    """The strategies of training and of evaluation, and the cluster of a standalone client.
+    """Strategies for training and evaluation, and the cluster of a standalone client.
 
     Args:
-        train_distribute: the strategy of training, or a function without arguments that makes it,
-            such as its class; None for one device.
-        eval_distribute: likewise of evaluation.
-        remote_cluster: the servers that this program uses as their client, without being a task of
-            the cluster itself: a `ClusterSpec`, or a dict as it takes.
+        train_distribute: the training strategy, or a function without arguments that creates it,
+            such as a strategy class; None for one device.
+        eval_distribute: the evaluation strategy, in the same form.
+        remote_cluster: a cluster to run on as a client, without being one of its tasks: a
+            `ClusterSpec`, or a dict that it accepts.
 
     Raises:
-        TypeError: something that is no strategy.
-        ValueError: a remote cluster that is no cluster.
+        TypeError: if a strategy has the wrong type.
+        ValueError: if `remote_cluster` is not a valid cluster.
 
     Example:
         >>> strategy = sg.MirroredStrategy()
@@ -50,20 +50,12 @@ class DistributeConfig:
 
 
 def check_strategy(name: str, strategy: object) -> None:
-    """Raises unless an argument is a strategy, a function, or None.
-
-    Args:
-        name: the argument.
-        strategy: its value.
-
-    Raises:
-        TypeError: another type.
-    """
+    """Raises TypeError unless the argument is a strategy, a callable or None."""
     if strategy is not None and not isinstance(strategy, Strategy) and not callable(strategy):
         raise TypeError(
             explain(
                 f"{name}={strategy!r} is of type {type(strategy).__name__}.",
-                expected="a strategy, a function that makes one, or None for one device.",
+                expected="a strategy, a function that returns one, or None for one device.",
                 fix=f"pass {name}=sg.MirroredStrategy(), for example.",
             )
         )

@@ -1,15 +1,15 @@
-"""How an Estimator runs: where it writes, how often, and under which strategies."""
+"""RunConfig: output folder, intervals and strategies of an Estimator."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from stratagem.cluster import ClusterSpec
+from stratagem.estimator.number_checks import check_minimum, check_number
 from stratagem.estimator.settings.cluster_task import ClusterTask, cluster_task, model_dir_of_task
 from stratagem.estimator.settings.distribute_config import DistributeConfig, check_strategy
 from stratagem.messages import explain
@@ -19,57 +19,57 @@ __all__ = ["RunConfig"]
 
 _DEFAULT_SAVE_SECS: Final = 600
 
-# What "no argument" is for the two of which only one may be set.
+# Tells "not passed" from None, since passing one interval disables the other.
 _UNSET: Any = object()
 
-# Whether a number has to be whole, and what it has to be.
+# Name: (must be an integer, minimum, whether the minimum itself is excluded).
 _NUMBERS: Final = {
-    "tf_random_seed": (True, None),
-    "save_summary_steps": (True, "at least 0"),
-    "save_checkpoints_steps": (True, "at least 0"),
-    "save_checkpoints_secs": (False, "at least 0"),
-    "keep_checkpoint_max": (True, "at least 0"),
-    "keep_checkpoint_every_n_hours": (False, "above 0"),
-    "log_step_count_steps": (True, "above 0"),
-    "experimental_max_worker_delay_secs": (True, "at least 0"),
-    "session_creation_timeout_secs": (False, "above 0"),
+    "tf_random_seed": (True, None, False),
+    "save_summary_steps": (True, 0, False),
+    "save_checkpoints_steps": (True, 0, False),
+    "save_checkpoints_secs": (False, 0, False),
+    "keep_checkpoint_max": (True, 0, False),
+    "keep_checkpoint_every_n_hours": (False, 0, True),
+    "log_step_count_steps": (True, 0, True),
+    "experimental_max_worker_delay_secs": (True, 0, False),
+    "session_creation_timeout_secs": (False, 0, True),
 }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunConfig:
-    """The settings of an Estimator's runs.
+    """Settings of an Estimator's runs.
 
-    What is known of the cluster is read from `TF_CONFIG` when the object is made.
+    The cluster is read from `TF_CONFIG` when the object is created.
 
     Args:
-        model_dir: the folder of checkpoints and summaries; None for the one that the Estimator or
-            `TF_CONFIG` names.
-        tf_random_seed: the seed of everything random; None for another one in each run.
-        save_summary_steps: steps between two summaries; None or 0 for none.
-        save_checkpoints_steps: steps between two checkpoints; not together with seconds.
-        save_checkpoints_secs: seconds between two checkpoints; 600 where neither is given. With
-            both None checkpoints are not saved.
-        session_config: kept, and not used: there are no sessions to configure.
-        keep_checkpoint_max: how many checkpoints to keep; None or 0 for all.
-        keep_checkpoint_every_n_hours: of those that are not kept otherwise, one in so many hours.
-        log_step_count_steps: steps between two lines about the loss and the speed; None for none.
-        train_distribute: the strategy of training, or a function without arguments that makes it in
-            the tasks that train, such as its class. None for one device; in a cluster with
-            parameter servers for `ParameterServerStrategy(independent=True)`.
-        device_fn: None; the strategy decides where variables are.
-        protocol: None, "grpc" or "grpc+verbs": kept, and not used.
-        eval_distribute: the strategy of evaluation, or a function likewise; None for one device.
+        model_dir: the folder of checkpoints and summaries; None for the one named by the Estimator
+            or `TF_CONFIG`.
+        tf_random_seed: the global random seed; None for a different one in each run.
+        save_summary_steps: steps between summaries; None or 0 for no summaries.
+        save_checkpoints_steps: steps between checkpoints; excludes `save_checkpoints_secs`.
+        save_checkpoints_secs: seconds between checkpoints, 600 if neither is set. If both are None,
+            no checkpoints are saved.
+        session_config: ignored; there are no sessions to configure.
+        keep_checkpoint_max: the number of checkpoints to keep; None or 0 for all.
+        keep_checkpoint_every_n_hours: also keep one checkpoint per this many hours.
+        log_step_count_steps: steps between log lines with the loss and the speed; None for none.
+        train_distribute: the training strategy, or a function without arguments that creates it in
+            the tasks that train, such as a strategy class. None means one device, or
+            `ParameterServerStrategy(independent=True)` in a cluster with parameter servers.
+        device_fn: must be None; strategies place variables.
+        protocol: None, "grpc" or "grpc+verbs"; ignored.
+        eval_distribute: the evaluation strategy in the same form; None for one device.
         experimental_distribute: both strategies, and the cluster of a standalone client.
-        experimental_max_worker_delay_secs: the longest time that a worker waits before it starts;
-            None for 60.
-        session_creation_timeout_secs: how long workers wait for the chief to make the variables.
-        checkpoint_save_graph_def: kept, and not used: there is no graph.
+        experimental_max_worker_delay_secs: the longest startup delay of a worker, in seconds; None
+            for 60.
+        session_creation_timeout_secs: how long workers wait for the chief to create the variables.
+        checkpoint_save_graph_def: ignored; there is no graph.
 
     Raises:
-        TypeError: a strategy, a number or a setting of another type.
-        ValueError: a number out of range, both ways to save, two strategies for one job, a
-            `device_fn`, another protocol, or a `TF_CONFIG` that cannot be right.
+        TypeError: if a strategy, a number or a setting has the wrong type.
+        ValueError: if a number is out of range, both checkpoint intervals are set, a strategy is
+            set twice, `device_fn` is set, the protocol is unknown, or `TF_CONFIG` is invalid.
 
     Example:
         >>> config = sg.estimator.RunConfig(save_checkpoints_steps=500)
@@ -124,22 +124,23 @@ class RunConfig:
                 explain(
                     f"save_checkpoints_steps={steps} and save_checkpoints_secs={secs} are both "
                     "set.",
-                    expected="one of them at most.",
-                    fix="leave the other one out.",
+                    expected="at most one of them.",
+                    fix="remove one of them.",
                 )
             )
         object.__setattr__(self, "save_checkpoints_steps", steps)
         object.__setattr__(self, "save_checkpoints_secs", secs)
 
     def _check_settings(self) -> None:
-        for name in _NUMBERS:
-            self._check_number(name)
+        for name, (is_integer, minimum, is_excluded) in _NUMBERS.items():
+            check_number(name, getattr(self, name), is_integer=is_integer)
+            check_minimum(name, getattr(self, name), minimum, excluded=is_excluded)
         if self.device_fn is not None:
             raise ValueError(
                 explain(
-                    f"device_fn={self.device_fn!r} would place operations on devices.",
-                    expected="None: the strategy decides where variables are and where steps run.",
-                    fix="pass train_distribute=sg.OneDeviceStrategy(device), or another strategy.",
+                    f"device_fn={self.device_fn!r} is not supported.",
+                    expected="None: the strategy places variables and steps.",
+                    fix="pass train_distribute=sg.OneDeviceStrategy(device) or another strategy.",
                 )
             )
         if self.protocol not in (None, "grpc", "grpc+verbs"):
@@ -147,30 +148,7 @@ class RunConfig:
                 explain(
                     f"protocol={self.protocol!r} is unknown.",
                     expected='"grpc", "grpc+verbs" or None.',
-                    fix="leave it out: the strategies choose their own transport.",
-                )
-            )
-
-    def _check_number(self, name: str) -> None:
-        value = getattr(self, name)
-        is_whole, allowed = _NUMBERS[name]
-        if value is None:
-            return
-        kind = numbers.Integral if is_whole else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, kind):
-            raise TypeError(
-                explain(
-                    f"{name}={value!r} is of type {type(value).__name__}.",
-                    expected=f"{'a whole number' if is_whole else 'a number'}, or None.",
-                    fix=f"pass a number as {name}, or leave it out.",
-                )
-            )
-        if (allowed and value < 0) or (allowed == "above 0" and value == 0):
-            raise ValueError(
-                explain(
-                    f"{name}={value} is out of range.",
-                    expected=f"a number {allowed}.",
-                    fix=f"correct {name}, or leave it out.",
+                    fix="omit it: strategies choose their own transport.",
                 )
             )
 
@@ -185,16 +163,16 @@ class RunConfig:
                 )
             )
         for name in ("train_distribute", "eval_distribute"):
-            own, other = getattr(self, name), getattr(both, name, None)
-            check_strategy(name, own)
+            direct, other = getattr(self, name), getattr(both, name, None)
+            check_strategy(name, direct)
             if other is None:
                 continue
-            if own is not None and own is not other:
+            if direct is not None and direct is not other:
                 raise ValueError(
                     explain(
-                        f"{name} is set, and experimental_distribute sets it, too.",
+                        f"{name} is set both directly and in experimental_distribute.",
                         expected="one of the two.",
-                        fix=f"leave {name} out of one of them.",
+                        fix=f"remove {name} from one of them.",
                     )
                 )
             object.__setattr__(self, name, other)
@@ -204,29 +182,27 @@ class RunConfig:
         if both is not None and both.remote_cluster is not None and self.cluster_spec:
             raise ValueError(
                 explain(
-                    "remote_cluster is set, and TF_CONFIG makes this process a task of "
+                    "remote_cluster is set, but TF_CONFIG makes this process a task of "
                     f"{self.cluster_spec!r}.",
-                    expected="a client of a cluster, or a task in one.",
-                    fix="unset TF_CONFIG for the client, or leave remote_cluster out.",
+                    expected="a process that is either a client or a task of a cluster.",
+                    fix="unset TF_CONFIG in the client, or remove remote_cluster.",
                 )
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A process that it is sent to makes strategies of its own, and reads its `TF_CONFIG`.
-
-        It is a task of the cluster that this one may be a client of.
-        """
+        """Pickles the settings; the receiver creates strategies and reads `TF_CONFIG` itself."""
         settings = {field.name: getattr(self, field.name) for field in _settings_of(self)}
-        makers = {name: _maker(settings[name]) for name in ("train_distribute", "eval_distribute")}
+        for name in ("train_distribute", "eval_distribute"):
+            settings[name] = _strategy_maker(settings[name])
         both = None if self.experimental_distribute is None else DistributeConfig()
-        settings |= {**makers, "experimental_distribute": both}
+        settings["experimental_distribute"] = both
         return functools.partial(type(self), **settings), ()
 
     def replace(self, **changes: Any) -> RunConfig:
-        """Returns a config with other settings.
+        """Returns a copy with some settings replaced.
 
-        `TF_CONFIG` is read again. When one of `save_checkpoints_steps` and `save_checkpoints_secs`
-        is set, the other one becomes None.
+        Reads `TF_CONFIG` again. Setting one of `save_checkpoints_steps` and `save_checkpoints_secs`
+        sets the other to None.
 
         Args:
             **changes: arguments of `RunConfig`.
@@ -235,8 +211,8 @@ class RunConfig:
             A new config.
 
         Raises:
-            TypeError: as for a new one.
-            ValueError: an unknown name, and as for a new one.
+            TypeError: as for `RunConfig`.
+            ValueError: if a name is unknown, or as for `RunConfig`.
 
         Example:
             >>> sg.estimator.RunConfig().replace(save_checkpoints_steps=10).save_checkpoints_secs
@@ -246,9 +222,9 @@ class RunConfig:
         if unknown:
             raise ValueError(
                 explain(
-                    f"RunConfig has no settings {unknown} that could be replaced.",
+                    f"RunConfig has no settings {unknown}.",
                     expected=f"names among {sorted(settings)}.",
-                    fix="correct the names; what is read of the cluster follows from TF_CONFIG.",
+                    fix="correct the names; set cluster properties through TF_CONFIG.",
                 )
             )
         before: dict[str, Any] = {name: getattr(self, name) for name in settings}
@@ -264,52 +240,52 @@ class RunConfig:
 
     @property
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster that trains; an empty one for a process by itself and the evaluator."""
+        """Training cluster; empty for a single process or an evaluator."""
         return self._task.cluster_spec
 
     @property
     def task_type(self) -> str:
-        """What this process is: "chief", "worker", "ps" or "evaluator"."""
+        """Task type of this process: "chief", "worker", "ps" or "evaluator"."""
         return self._task.task_type
 
     @property
     def task_id(self) -> int:
-        """Its index among those of its type."""
+        """Index of this task within its type."""
         return self._task.task_id
 
     @property
     def global_id_in_cluster(self) -> int | None:
-        """Its number among all tasks of the cluster; None for the evaluator."""
+        """Index of this task in the whole cluster; None for an evaluator."""
         return self._task.global_id_in_cluster
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that writes."""
+        """True if this process writes checkpoints and summaries."""
         return self._task.is_chief
 
     @property
     def master(self) -> str:
-        """The address of this process; "" for one by itself."""
+        """Address of this process; "" for a single process."""
         return self._task.master
 
     @property
     def evaluation_master(self) -> str:
-        """The address that evaluation connects to; "" unless `TF_CONFIG` names one."""
+        """Address for evaluation from `TF_CONFIG`, or ""."""
         return self._task.evaluation_master
 
     @property
     def num_ps_replicas(self) -> int:
-        """How many parameter servers there are."""
+        """Number of parameter servers."""
         return self._task.num_ps_replicas
 
     @property
     def num_worker_replicas(self) -> int:
-        """How many tasks train, the chief included."""
+        """Number of tasks that train, including the chief."""
         return self._task.num_worker_replicas
 
     @property
     def service(self) -> Mapping[str, Any] | None:
-        """What stands under `service` in `TF_CONFIG`."""
+        """The `service` entry of `TF_CONFIG`, or None."""
         return self._task.service
 
 
@@ -317,7 +293,7 @@ def _settings_of(config: RunConfig) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(config) if field.init]
 
 
-def _maker(given: Any) -> Any:
-    """What makes the same strategy elsewhere."""
-    is_recreatable = isinstance(given, Strategy) and given.recreate is not None
-    return given.recreate if is_recreatable else given
+def _strategy_maker(strategy: Any) -> Any:
+    """Returns a function that recreates a strategy elsewhere, if possible."""
+    is_recreatable = isinstance(strategy, Strategy) and strategy.recreate is not None
+    return strategy.recreate if is_recreatable else strategy

@@ -1,4 +1,4 @@
-"""The checkpoints of an Estimator: what its folder holds, and what its variables have of it."""
+"""Checkpoints of an Estimator: saving, restoring and reading of variables."""
 
 from __future__ import annotations
 
@@ -21,35 +21,20 @@ __all__ = [
 ]
 
 CHECKPOINT_NAME = "model.ckpt"
-# TensorFlow's default, more than a year: none is kept for its age, and not the first one either.
+# TensorFlow's default, more than a year. It disables keeping checkpoints by age.
 _NEVER_HOURS = 10_000
-# What the checkpoint calls the variables of a model function.
+# Name of the model function's variables in a checkpoint.
 VARIABLES = "variables"
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """Returns the newest checkpoint in a folder of an Estimator. Call on every process.
-
-    Args:
-        folder: the `model_dir`.
-
-    Returns:
-        Its path; None where there is none.
-    """
+    """Returns the newest checkpoint in an Estimator's folder, or None. Call on every process."""
     manager = CheckpointManager(Checkpoint(), folder, None, checkpoint_name=CHECKPOINT_NAME)
     return manager.latest_checkpoint
 
 
 class ModelCheckpoints:
-    """Saves and restores the variables of one store.
-
-    Args:
-        store: the variables.
-        folder: the `model_dir`.
-        config: the `RunConfig`, which says what to keep.
-
-    `is_initial` tells whether nothing was restored or trained.
-    """
+    """Saves and restores a store's variables; `is_initial` until they are restored or trained."""
 
     def __init__(self, store: VariableStore, folder: str, config: Any) -> None:
         self._store = store
@@ -59,11 +44,7 @@ class ModelCheckpoints:
         self.is_initial = True
 
     def save(self) -> str:
-        """Saves all variables, unless they are as a checkpoint has them. Call on every process.
-
-        Returns:
-            The path.
-        """
+        """Saves all variables unless a checkpoint has these values. Call on every process."""
         path, count = self._values
         if path is not None and count == len(self._store.named) and self._is_of_series(path):
             return path
@@ -76,7 +57,7 @@ class ModelCheckpoints:
             checkpoint_name=CHECKPOINT_NAME,
             step_counter=self._store.global_step,
         )
-        with self._store.at_one_moment():
+        with self._store.consistent_reads():
             path = manager.save(check_interval=False)
         assert path is not None
         self._values = (path, len(self._store.named))
@@ -84,33 +65,27 @@ class ModelCheckpoints:
 
     @property
     def latest(self) -> str | None:
-        """The path of the newest checkpoint in the folder; None where there is none."""
+        """Path of the newest checkpoint in the folder, or None."""
         return latest_checkpoint(self._folder)
 
     def restore(self, path: str) -> None:
-        """Gives all variables their values in a checkpoint, unless they have them.
-
-        Call on every process.
-
-        Args:
-            path: of the checkpoint.
-        """
+        """Restores all variables unless they already have these values. Call on every process."""
         count = len(self._store.named)
         if self._values == (path, count):
             return
-        # Of variables that all replicas have a part of each gets its own again.
+        # Each replica gets its own component of an on-read variable back.
         status = self._checkpoint().read(path, CheckpointOptions(restore_components=True))
-        status.expect_partial()  # what evaluates has no optimizer
+        status.expect_partial()  # evaluation has no optimizer
         self._values = (path, count)
         self.is_initial = False
 
     def forget(self) -> None:
-        """Notes that the variables are about to change."""
+        """Marks the variables as changed since the last checkpoint."""
         self._values = (None, 0)
         self.is_initial = False
 
     def _is_of_series(self, path: str) -> bool:
-        """Whether a path is what the next save would write."""
+        """Returns True if the next save would write this path."""
         name = f"{CHECKPOINT_NAME}-{int(self._store.global_step)}"
         return Path(path).absolute() == (Path(self._folder) / name).absolute()
 
@@ -119,37 +94,21 @@ class ModelCheckpoints:
 
 
 def read_names(path: str) -> list[str]:
-    """Returns the names of the variables in a checkpoint, sorted. Call on every process.
-
-    Args:
-        path: of the checkpoint.
-    """
+    """Returns the sorted names of a checkpoint's variables. Call on every process."""
     manifest = run_on_first("Estimator.get_variable_names", lambda: load_manifest(Path(path)))
     item = manifest["objects"][VARIABLES]["item"]
     return sorted(entry["path"] for entry in manifest["items"][item])
 
 
 def read_values(path: str) -> dict[str, Any]:
-    """Returns the values of all variables in a checkpoint, by name.
-
-    Args:
-        path: of the checkpoint.
-    """
+    """Returns the values of a checkpoint's variables by name."""
     manifest = load_manifest(Path(path))
     item = manifest["objects"][VARIABLES]["item"]
     return dict(load_arrays(Path(path), manifest, [item])[item])
 
 
 def read_variable(path: str, name: str) -> Any:
-    """Returns the value of a variable in a checkpoint.
-
-    Args:
-        path: of the checkpoint.
-        name: of the variable, also as TensorFlow writes it, with ":0".
-
-    Raises:
-        ValueError: there is none of that name.
-    """
+    """Returns the value of one variable in a checkpoint."""
     manifest = load_manifest(Path(path))
     item = manifest["objects"][VARIABLES]["item"]
     names = [entry["path"] for entry in manifest["items"][item]]
@@ -157,9 +116,9 @@ def read_variable(path: str, name: str) -> Any:
     if wanted not in names:
         raise ValueError(
             explain(
-                f"{path} holds no variable {name!r}.",
+                f"{path} contains no variable named {name!r}.",
                 expected=f"one of {sorted(names)}.",
-                fix="correct the name; get_variable_names() returns them all.",
+                fix="correct the name; get_variable_names() lists all names.",
             )
         )
     return load_arrays(Path(path), manifest, [item])[item][wanted]

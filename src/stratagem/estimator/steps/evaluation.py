@@ -1,4 +1,4 @@
-"""Evaluation of an Estimator: metrics over a dataset, with the numbers of one device."""
+"""Evaluation step: metrics and average loss over a dataset."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ __all__ = ["EvaluationStep"]
 
 
 class EvaluationStep(ModelStep):
-    """Evaluates: the model function updates its metrics on each replica, and the loss is averaged.
-
-    The loss is the average over all true examples, whatever the sizes of batches are.
-    """
+    """Updates a model function's metrics on each replica and averages the loss over examples."""
 
     mode = ModeKeys.EVAL
 
@@ -31,34 +28,34 @@ class EvaluationStep(ModelStep):
         self._logs = MetricLogs(self, self.strategy)
 
     def step(self, features: Any, labels: Any) -> Any:
-        """Updates the metrics, and returns what hooks may fetch."""
+        """Updates the metrics and returns values for hooks."""
         with step_mode(StepMode.MEAN):
             call = self.call(features, labels, _record_loss)
             metrics = dict(call.spec.eval_metric_ops or {})
             if "loss" in metrics:
-                raise _taken_name()
+                raise _reserved_name()
             self._metrics = {**metrics, "loss": call.extra}
             return reported(call.values)
 
     def reset(self) -> None:
-        """Lets all metrics begin anew. Call when the step is prepared."""
+        """Resets all metrics."""
         with self.strategy.scope():
             for metric in self._metrics.values():
                 metric.reset_state()
 
     def results(self) -> dict[str, Any]:
-        """Returns the metrics over all replicas, as they are now."""
+        """Returns the current metrics over all replicas."""
         return self._logs.so_far()
 
-    # What `MetricLogs` asks a model for.
+    # `MetricLogs` reads these two members of a model.
 
     @property
     def metrics_variables(self) -> list[Any]:
-        """The variables of all metrics."""
+        """Variables of all metrics."""
         return [variable for metric in self._metrics.values() for variable in metric.variables]
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """The results of all metrics; those of a metric that has several under their names."""
+        """Returns the results of all metrics; a metric with several results adds each of them."""
         results: dict[str, Any] = {}
         for name, metric in self._metrics.items():
             result = metric.result()
@@ -77,11 +74,11 @@ def _record_loss(spec: EstimatorSpec) -> keras.metrics.Mean:
     return tracker
 
 
-def _taken_name() -> ValueError:
+def _reserved_name() -> ValueError:
     return ValueError(
         explain(
-            'eval_metric_ops has a metric of the name "loss".',
-            expected="other names: the average of the spec's loss has this one.",
+            'eval_metric_ops contains a metric named "loss".',
+            expected='any other name: "loss" is the average of the spec\'s loss.',
             fix="rename the metric.",
         )
     )

@@ -1,4 +1,4 @@
-"""What one step of a model function is on a replica, whatever its mode."""
+"""Replica step of a model function: tracing, running and values for hooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from stratagem.context import ReplicaContext, get_replica_context
-from stratagem.estimator.hooks import SessionRunHook
+from stratagem.estimator.hooks.session_run_hook import SessionRunHook
 from stratagem.estimator.named_values import naming_values
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.steps.model_function import ModelFunction
@@ -18,16 +18,15 @@ from stratagem.estimator.steps.variable_store import VariableStore
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.keras.step_mode import example_fraction
 
-__all__ = ["ModelStep", "hooks_of", "reported"]
+__all__ = [
+    "ModelStep",
+    "reported",
+    "spec_hooks",
+]
 
 
-def hooks_of(spec: EstimatorSpec, mode: str) -> tuple[SessionRunHook, ...]:
-    """Returns the hooks that a model function has made for a mode, those of the chief last.
-
-    Args:
-        spec: what it returned.
-        mode: one of `ModeKeys`.
-    """
+def spec_hooks(spec: EstimatorSpec, mode: str) -> tuple[SessionRunHook, ...]:
+    """Returns a spec's hooks for a mode, the chief's hooks last."""
     groups: dict[str, Sequence[Any] | None] = {"eval": spec.evaluation_hooks}
     groups["infer"] = spec.prediction_hooks
     groups["train"] = (*(spec.training_hooks or ()), *(spec.training_chief_hooks or ()))
@@ -35,14 +34,8 @@ def hooks_of(spec: EstimatorSpec, mode: str) -> tuple[SessionRunHook, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
-    """What a call of the model function has given.
-
-    Args:
-        spec: what it returned.
-        values: what hooks may fetch: the loss, values by name, and those that its hooks hold.
-        extra: what `ModelStep.call` was to compute beside.
-    """
+class _ModelCall:
+    """Result of one call of the model function."""
 
     spec: EstimatorSpec
     values: dict[str, Any]
@@ -50,15 +43,7 @@ class _Call:
 
 
 class ModelStep:
-    """Calls a model function as the step of one mode, under one strategy.
-
-    Args:
-        function: the model function.
-        store: its variables under the strategy.
-        strategy: the strategy.
-
-    `spec` is what the model function returned when the step was traced the last time.
-    """
+    """Step of a model function in one mode; `spec` is its result from the last trace."""
 
     mode: str
 
@@ -69,42 +54,26 @@ class ModelStep:
         self.spec: EstimatorSpec | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker needs of it: no values of a trace."""
+        """Leaves out the spec, which holds tracers."""
         return {**vars(self), "spec": None}
 
     def step(self, features: Any, labels: Any) -> Any:
-        """The replica function.
-
-        Args:
-            features: of this replica.
-            labels: of this replica; None where there are none.
-        """
+        """Runs in replica context; `labels` is None if there are none."""
         raise NotImplementedError
 
     def prepare(self, batch: tuple[Any, Any]) -> EstimatorSpec:
-        """Traces the step, which makes its variables, and runs nothing.
-
-        Args:
-            batch: features and labels of all replicas.
-
-        Returns:
-            What the model function returned.
-        """
+        """Traces the step, which creates its variables, without running it."""
         arguments = flatten_arguments(batch, {}, num_replicas=self.strategy.num_replicas_in_sync)
         with self.strategy.scope():
             self.strategy.executor.program(self.step, arguments)
         assert self.spec is not None
         return self.spec
 
+    def reset(self) -> None:
+        """Resets what the steps of a loop accumulate. Call after `prepare`."""
+
     def run(self, batch: tuple[Any, Any]) -> Any:
-        """Runs the step on all replicas.
-
-        Args:
-            batch: features and labels of all replicas.
-
-        Returns:
-            What `step` returned, as `Strategy.run` returns it.
-        """
+        """Runs the step on all replicas."""
         return self.strategy.run(self.step, args=batch)
 
     def call(
@@ -112,39 +81,27 @@ class ModelStep:
         features: Any,
         labels: Any,
         extra: Callable[[EstimatorSpec], Any] = lambda spec: None,
-    ) -> _Call:
-        """Calls the model function once.
-
-        Args:
-            features: of this replica.
-            labels: of this replica.
-            extra: called with what it returned; may make variables, too.
-        """
+    ) -> _ModelCall:
+        """Calls the model function once, then `extra` with its spec."""
         with self.store.call(self.mode), naming_values() as named:
             spec = self._function(features, labels, self.mode)
             computed = extra(spec)
         self.spec = spec
-        held = [dict(getattr(hook, "tensors", None) or {}) for hook in hooks_of(spec, self.mode)]
+        tensors = [dict(getattr(hook, "tensors", {}) or {}) for hook in spec_hooks(spec, self.mode)]
         values = {
             "loss": spec.loss,
             "named": dict(named),
-            # What is a name is looked up when it is fetched.
+            # Tensors given as names are looked up when they are fetched.
             "held": [
                 {name: value for name, value in one.items() if isinstance(value, jax.Array)}
-                for one in held
+                for one in tensors
             ],
         }
-        return _Call(spec, values, computed)
+        return _ModelCall(spec, values, computed)
 
 
 def reported(values: Any) -> Any:
-    """Returns values as hooks get them: scalars with a fraction as their average over replicas.
-
-    Call in replica context.
-
-    Args:
-        values: pytree of this replica's values.
-    """
+    """Averages floating-point scalars over replicas, as hooks see them. Call in replica context."""
     context = get_replica_context()
     assert context is not None
     return jax.tree.map(lambda value: _average(value, context), values)

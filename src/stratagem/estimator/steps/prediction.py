@@ -1,4 +1,4 @@
-"""Prediction of an Estimator: a row for each example, in the order of the input."""
+"""Prediction step: predictions as rows in input order."""
 
 from __future__ import annotations
 
@@ -13,90 +13,66 @@ from stratagem.estimator.steps.model_step import ModelStep, reported
 from stratagem.keras.step_mode import StepMode, step_mode
 from stratagem.messages import explain
 
-__all__ = ["PredictionStep", "batches_of", "check_keys", "examples_of"]
+__all__ = ["PredictionStep", "prediction_batches", "select_keys", "split_examples"]
 
 
 class PredictionStep(ModelStep):
-    """Predicts: `spec.predictions` of each replica."""
+    """Computes `spec.predictions` on each replica."""
 
     mode = ModeKeys.PREDICT
 
     def step(self, features: Any, labels: Any) -> Any:
-        """Returns the predictions of this replica, and what hooks may fetch."""
+        """Returns this replica's predictions and values for hooks."""
         with step_mode(StepMode.MEAN):
             call = self.call(features, None)
             named = {key: call.values[key] for key in ("named", "held")}
             return {**reported(named), "predictions": call.spec.predictions}
 
 
-def check_keys(predictions: Any, keys: str | Sequence[str] | None) -> list[str] | None:
-    """Returns which predictions are wanted.
-
-    Args:
-        predictions: of the `EstimatorSpec`.
-        keys: `predict_keys`.
-
-    Returns:
-        Their names; None for what is no dict.
-
-    Raises:
-        ValueError: names that are not there, or names where there is no dict.
-    """
+def select_keys(predictions: Any, keys: str | Sequence[str] | None) -> list[str] | None:
+    """Returns the names of the predictions to return; None if they are not a dict."""
     if keys is None:
         return list(predictions) if isinstance(predictions, Mapping) else None
     wanted = [keys] if isinstance(keys, str) else list(keys)
     if not isinstance(predictions, Mapping):
         raise ValueError(
             explain(
-                f"predict_keys={wanted} name predictions, and model_fn gives one without a name.",
-                expected="no predict_keys, or an EstimatorSpec whose predictions are a dict.",
-                fix="leave predict_keys out.",
+                f"predict_keys={wanted} cannot select from predictions without names.",
+                expected="an EstimatorSpec whose predictions are a dict, or no predict_keys.",
+                fix="omit predict_keys.",
             )
         )
     unknown = [key for key in wanted if key not in predictions]
     if unknown or not wanted:
         raise ValueError(
             explain(
-                f"predict_keys={wanted}, of which {unknown} are no predictions of model_fn.",
+                f"predict_keys={wanted} is empty or contains unknown names: {unknown}.",
                 expected=f"one or more of {sorted(predictions)}.",
-                fix="correct the names, or leave predict_keys out for all.",
+                fix="correct the names, or omit predict_keys for all predictions.",
             )
         )
     return [key for key in predictions if key in wanted]
 
 
-def batches_of(strategy: Any, predictions: Any, keys: list[str] | None) -> Iterator[Any]:
-    """Yields the predictions of each replica of a step, true rows only, as NumPy arrays.
-
-    Args:
-        strategy: of the step.
-        predictions: what the step returned.
-        keys: those that are wanted; None where they are no dict.
-    """
+def prediction_batches(strategy: Any, predictions: Any, keys: list[str] | None) -> Iterator[Any]:
+    """Yields each replica's predictions as NumPy arrays, without padding rows."""
     wanted = predictions if keys is None else {key: predictions[key] for key in keys}
     leaves, structure = jax.tree.flatten(wanted, is_leaf=lambda leaf: hasattr(leaf, "components"))
     for parts in zip(*map(strategy.local_results, leaves), strict=True):
         batch = [np.asarray(part) for part in parts]
-        if any(part.ndim == 0 or len(part) for part in batch):  # else this replica had no examples
+        if any(part.ndim == 0 or len(part) for part in batch):  # skips replicas without examples
             yield jax.tree.unflatten(structure, batch)
 
 
-def examples_of(batch: Any) -> Iterator[Any]:
-    """Yields the rows of a batch.
-
-    Args:
-        batch: pytree of arrays with the examples on axis 0.
-
-    Raises:
-        ValueError: arrays of different lengths, or of none.
-    """
+def split_examples(batch: Any) -> Iterator[Any]:
+    """Yields the rows of a batch."""
     leaves = jax.tree.leaves(batch)
     lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
     if len(lengths) != 1 or None in lengths:
         raise ValueError(
             explain(
                 f"Predictions of a batch have the shapes {[leaf.shape for leaf in leaves]}.",
-                expected="a row for each example in each of them.",
+                expected="the same number of rows in each, one per example.",
                 fix="pass yield_single_examples=False to get whole batches.",
             )
         )

@@ -1,4 +1,4 @@
-"""A training step: gradients of the losses of a model function, applied by its optimizers."""
+"""Training step: gradients of a model function, applied by its optimizers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,9 @@ __all__ = ["TrainingStep"]
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """Which variables the updates of a model function are for, found out in its first call.
+    """Variables, losses and optimizers of a model function's updates, from its first call.
 
-    Args:
-        variables: of each update.
-        losses: those updates that have one loss and so one gradient.
-        optimizers: of each update. Later calls make others, which are the same to servers.
+    `variables[i]` and `optimizers[i]` belong to update i; `losses` groups updates by loss.
     """
 
     variables: list[list[Any]]
@@ -39,23 +36,23 @@ class _Plan:
     optimizers: list[Any]
 
     def of_loss(self, ops: list[int]) -> list[Any]:
-        """The variables of some updates together."""
+        """Returns the distinct variables of some updates."""
         return _distinct(variable for op in ops for variable in self.variables[op])
 
 
 class TrainingStep(ModelStep):
-    """Trains: `spec.train_op` on each replica, with gradients averaged over all of them.
+    """Computes `spec.train_op` on each replica, with gradients averaged over replicas.
 
-    A model function runs inside the function that is differentiated. Of two losses each is
-    differentiated in a call of its own, all from the same state; what the call for the first
-    update's loss assigns and writes as summaries is kept.
+    The model function runs inside the differentiated function. Each of several losses is
+    differentiated in a separate call from the same state; only the call for the first update's
+    loss keeps its assignments and summaries.
     """
 
     mode = ModeKeys.TRAIN
     _plan: _Plan | None = None
 
     def prepare(self, batch: tuple[Any, Any]) -> EstimatorSpec:
-        """Traces the step; servers get what they are to hold."""
+        """Traces the step and places its variables on parameter servers, if any."""
         spec = super().prepare(batch)
         if self.strategy.placement.is_remote:
             assert self._plan is not None
@@ -65,24 +62,24 @@ class TrainingStep(ModelStep):
         return spec
 
     def step(self, features: Any, labels: Any) -> Any:
-        """Makes one update, and returns what hooks may fetch."""
+        """Makes one update and returns values for hooks."""
         with step_mode(StepMode.MEAN):
             if self._plan is None or not self.store.is_complete(self.mode):
                 self._plan = self._find_plan(features, labels)
-            if any(is_uninitialized(one) for one in self.store.made_in(self.mode)):
-                return {}  # the step is traced again, with the variables that it has made
+            if any(is_uninitialized(one) for one in self.store.variables_of(self.mode)):
+                return {}  # the step is traced again, with initialized variables
             return self._train(self._plan, features, labels)
 
     def _find_plan(self, features: Any, labels: Any) -> _Plan:
-        """Calls the model function once to see what it makes; what it assigns is dropped."""
+        """Calls the model function once to find its updates, and drops its assignments."""
         outer = current_scope()
         assert outer is not None
         plans: list[_Plan] = []
 
         def plan(spec: EstimatorSpec) -> None:
             ops = as_train_ops(spec.train_op, spec.loss)
-            own = self._trainable(scope)
-            variables = [own if op.variables is None else list(op.variables) for op in ops]
+            trainable = self._trainable(scope)
+            variables = [trainable if op.variables is None else list(op.variables) for op in ops]
             plans.append(_Plan(variables, _by_loss(ops), [op.optimizer for op in ops]))
             _build(ops, plans[0], self.strategy)
 
@@ -91,9 +88,9 @@ class TrainingStep(ModelStep):
         return plans[0]
 
     def _trainable(self, scope: ReplicaScope) -> list[Any]:
-        """The variables that the model function has made or uses, as far as they are trainable."""
-        made = self.store.made_in(self.mode)
-        known = {id(variable) for variable in made}
+        """Returns the trainable variables that the model function created or read."""
+        created = self.store.variables_of(self.mode)
+        known = {id(variable) for variable in created}
         used: list[Any] = [
             variable
             for variable in self.strategy.variables.live()
@@ -104,7 +101,7 @@ class TrainingStep(ModelStep):
             is_own = variable is not self.store.global_step
             if is_own and home is not None and not _is_of_metric(home):
                 self.store.register(variable)
-        return _distinct(variable for variable in [*made, *used] if variable.trainable)
+        return _distinct(variable for variable in [*created, *used] if variable.trainable)
 
     def _train(self, plan: _Plan, features: Any, labels: Any) -> Any:
         outer = current_scope()
@@ -113,8 +110,8 @@ class TrainingStep(ModelStep):
         for group in plan.losses[1:]:
             with Collector(), ReplicaScope(outer.get_current_value):
                 grads |= self._gradients(plan, group, features, labels)[0]
-        kept, ops, values = self._gradients(plan, plan.losses[0], features, labels)
-        grads |= kept
+        first_grads, ops, values = self._gradients(plan, plan.losses[0], features, labels)
+        grads |= first_grads
         for index, op in enumerate(ops):
             pairs = [
                 (grad, variable)
@@ -124,7 +121,7 @@ class TrainingStep(ModelStep):
             if not pairs:
                 raise _no_gradients(op, plan.variables[index])
             op.optimizer.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
-        self.store.global_step.assign_add(1)  # steps of others count, too
+        self.store.global_step.assign_add(1)  # other workers may have counted, too
         values = reported(values)
         summary.scalar("loss", values["loss"])
         return values
@@ -132,7 +129,7 @@ class TrainingStep(ModelStep):
     def _gradients(
         self, plan: _Plan, group: list[int], features: Any, labels: Any
     ) -> tuple[dict[int, list[Any]], list[Minimize], Any]:
-        """The gradients of the updates of one loss, and what else the call has given."""
+        """Returns the gradients of one loss by update, the updates, and the call's values."""
         found: list[list[Minimize]] = []
 
         def scaled_loss() -> Any:
@@ -162,7 +159,7 @@ def _distinct(variables: Any) -> list[Any]:
 
 
 def _by_loss(ops: list[Minimize]) -> list[list[int]]:
-    """Updates of one loss together; an optimizer that scales its loss has a loss of its own."""
+    """Groups updates by loss; an optimizer with loss scaling gets a group to itself."""
     groups: dict[tuple[int, Any], list[int]] = {}
     for index, op in enumerate(ops):
         scales = hasattr(op.optimizer, "inner_optimizer") or op.optimizer.loss_scale_factor
@@ -171,7 +168,7 @@ def _by_loss(ops: list[Minimize]) -> list[list[int]]:
 
 
 def _build(ops: list[Minimize], plan: _Plan, strategy: Any) -> None:
-    """Makes what the optimizers keep, within the call of the model function that made them."""
+    """Builds the optimizers inside the model function call that created them."""
     for op, first in zip(ops, plan.optimizers, strict=True):
         same = [index for index, other in enumerate(ops) if other.optimizer is op.optimizer]
         if not op.optimizer.built:
@@ -186,7 +183,7 @@ def _no_gradients(op: Minimize, variables: list[Any]) -> ValueError:
     return ValueError(
         explain(
             f"The loss of {op.optimizer.name!r} depends on none of the variables {names}.",
-            expected="a loss that the model function computes from variables that can be trained.",
-            fix="compute the loss from the output of a layer, or name other variables in var_list.",
+            expected="a loss computed from trainable variables.",
+            fix="compute the loss from a layer's output, or pass other variables as var_list.",
         )
     )

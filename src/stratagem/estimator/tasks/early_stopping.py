@@ -1,7 +1,8 @@
-"""Hooks that end training when evaluations say so."""
+"""Early-stopping hooks driven by evaluation metrics."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -9,13 +10,12 @@ from typing import Any
 
 from stratagem.collectives import host
 from stratagem.estimator.estimator_protocol import EstimatorProtocol, check_estimator
-from stratagem.estimator.hooks import (
-    AgreedTimer,
+from stratagem.estimator.hooks.session_run_hook import (
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
-from stratagem.estimator.hooks.timers import Clock
+from stratagem.estimator.hooks.timers import Clock, SynchronizedTimer
 from stratagem.estimator.loops.evaluation_record import read_eval_metrics
 from stratagem.messages import explain
 
@@ -32,20 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EarlyStoppingHook(SessionRunHook):
-    """Ends training when a function says so: the chief asks it, and all workers follow.
-
-    Workers in lockstep end after the same step.
-
-    Args:
-        should_stop_fn: returns whether to end; called on the chief.
-        run_every_secs: seconds between two calls, by the chief's clock.
-        run_every_steps: steps between two calls.
-        clock: tells the time in seconds.
-
-    Raises:
-        TypeError: a function that cannot be called.
-        ValueError: not one of seconds and steps.
-    """
+    """Stops training on all workers when a function returns True on the chief."""
 
     def __init__(
         self,
@@ -58,33 +45,28 @@ class EarlyStoppingHook(SessionRunHook):
         if not callable(should_stop_fn):
             raise TypeError(
                 explain(
-                    f"should_stop_fn={should_stop_fn!r} cannot be called.",
+                    f"should_stop_fn={should_stop_fn!r} is not callable.",
                     expected="a function without arguments that returns a bool.",
                     fix="pass lambda: condition.",
                 )
             )
         self._should_stop = should_stop_fn
-        self._timer = AgreedTimer(run_every_secs, run_every_steps, clock=clock)
+        self._timer = SynchronizedTimer(run_every_secs, run_every_steps, clock=clock)
 
     def begin(self) -> None:
-        """Counts anew."""
+        """Resets the timer."""
         self._timer.reset()
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Asks, where it is time, and ends training.
-
-        Args:
-            run_context: the step.
-            run_values: not used.
-        """
+        """Checks the condition when due and requests a stop."""
         session = run_context.session
         step = session.global_step
         if not self._timer.should_trigger_for_step(step):
             return
         self._timer.update_last_triggered_step(step)
-        own = session.is_chief and bool(self._should_stop())
-        if host.broadcast_object(own, name="whether to stop early"):
-            _logger.info("Training is stopped early, at step %d.", step)
+        should_stop = session.is_chief and bool(self._should_stop())
+        if host.broadcast_object(should_stop, name="whether to stop early"):
+            _logger.info("Stopping training early at step %d.", step)
             run_context.request_stop()
 
 
@@ -94,23 +76,23 @@ def make_early_stopping_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> EarlyStoppingHook:
-    """Returns a hook that ends training when a function says so.
+    """Returns a hook that stops training when a function returns True.
 
-    With parameter servers the workers end when the chief does. An evaluator beside training ends
-    by its own limits: see `train_and_evaluate`.
+    With parameter servers, the workers stop when the chief does. A separate evaluator stops by its
+    own limits: see `train_and_evaluate`.
 
     Args:
-        estimator: the one that is trained.
-        should_stop_fn: returns whether to end; called on the chief.
-        run_every_secs: seconds between two calls; None with `run_every_steps`.
-        run_every_steps: steps between two calls.
+        estimator: the Estimator to train.
+        should_stop_fn: returns True to stop; called on the chief.
+        run_every_secs: seconds between calls; None with `run_every_steps`.
+        run_every_steps: steps between calls.
 
     Returns:
         A hook for `train`, on every worker.
 
     Raises:
-        TypeError: no Estimator, or a function that cannot be called.
-        ValueError: not one of seconds and steps.
+        TypeError: if `estimator` is not an Estimator, or `should_stop_fn` is not callable.
+        ValueError: unless exactly one of seconds and steps is set.
 
     Example::
 
@@ -125,9 +107,9 @@ def make_early_stopping_hook(
     if (run_every_secs is None) == (run_every_steps is None):
         raise ValueError(
             explain(
-                f"Early stopping got run_every_secs={run_every_secs} and "
+                f"make_early_stopping_hook received run_every_secs={run_every_secs} and "
                 f"run_every_steps={run_every_steps}.",
-                expected="one of the two.",
+                expected="exactly one of the two.",
                 fix="pass run_every_secs=None together with run_every_steps.",
             )
         )
@@ -143,23 +125,24 @@ def stop_if_higher_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> EarlyStoppingHook:
-    """Returns a hook that ends training when a metric was above a threshold.
+    """Returns a hook that stops training once a metric exceeds a threshold.
 
     Args:
-        estimator: the one that is trained.
-        metric_name: "accuracy", for example.
-        threshold: the number.
+        estimator: the Estimator to train.
+        metric_name: a metric of the evaluation, for example "accuracy".
+        threshold: the value to exceed.
         eval_dir: the folder of evaluations; None for `estimator.eval_dir()`.
-        min_steps: evaluations below this global step do not count.
-        run_every_secs: seconds between two looks; None with `run_every_steps`.
-        run_every_steps: steps between two looks.
+        min_steps: ignore evaluations below this global step.
+        run_every_secs: seconds between checks; None with `run_every_steps`.
+        run_every_steps: steps between checks.
 
     Returns:
         A hook for `train`, on every worker.
 
     Raises:
-        TypeError: no Estimator.
-        ValueError: not one of seconds and steps; later, a metric that evaluations do not have.
+        TypeError: if `estimator` is not an Estimator.
+        ValueError: unless exactly one of seconds and steps is set; later, if evaluations lack the
+            metric.
 
     Example::
 
@@ -169,12 +152,9 @@ def stop_if_higher_hook(
     Source: tensorflow/estimator early_stopping.py, stop_if_higher_hook.
     """
     check_estimator(estimator)
-    history = _History(eval_dir or estimator.eval_dir(), metric_name, min_steps)
+    history = _MetricHistory(eval_dir or estimator.eval_dir(), metric_name, min_steps)
     return make_early_stopping_hook(
-        estimator,
-        lambda: any(value > threshold for _, value in history.read()),
-        run_every_secs,
-        run_every_steps,
+        estimator, lambda: history.has_exceeded(threshold), run_every_secs, run_every_steps
     )
 
 
@@ -187,23 +167,24 @@ def stop_if_lower_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> EarlyStoppingHook:
-    """Returns a hook that ends training when a metric was below a threshold.
+    """Returns a hook that stops training once a metric falls below a threshold.
 
     Args:
-        estimator: the one that is trained.
-        metric_name: "loss", for example.
-        threshold: the number.
+        estimator: the Estimator to train.
+        metric_name: a metric of the evaluation, for example "loss".
+        threshold: the value to fall below.
         eval_dir: the folder of evaluations; None for `estimator.eval_dir()`.
-        min_steps: evaluations below this global step do not count.
-        run_every_secs: seconds between two looks; None with `run_every_steps`.
-        run_every_steps: steps between two looks.
+        min_steps: ignore evaluations below this global step.
+        run_every_secs: seconds between checks; None with `run_every_steps`.
+        run_every_steps: steps between checks.
 
     Returns:
         A hook for `train`, on every worker.
 
     Raises:
-        TypeError: no Estimator.
-        ValueError: not one of seconds and steps; later, a metric that evaluations do not have.
+        TypeError: if `estimator` is not an Estimator.
+        ValueError: unless exactly one of seconds and steps is set; later, if evaluations lack the
+            metric.
 
     Example::
 
@@ -212,12 +193,9 @@ def stop_if_lower_hook(
     Source: tensorflow/estimator early_stopping.py, stop_if_lower_hook.
     """
     check_estimator(estimator)
-    history = _History(eval_dir or estimator.eval_dir(), metric_name, min_steps)
+    history = _MetricHistory(eval_dir or estimator.eval_dir(), metric_name, min_steps, sign=-1)
     return make_early_stopping_hook(
-        estimator,
-        lambda: any(value < threshold for _, value in history.read()),
-        run_every_secs,
-        run_every_steps,
+        estimator, lambda: history.has_exceeded(-threshold), run_every_secs, run_every_steps
     )
 
 
@@ -230,23 +208,24 @@ def stop_if_no_increase_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> EarlyStoppingHook:
-    """Returns a hook that ends training when a metric has not grown for so many steps.
+    """Returns a hook that stops training when a metric has not increased for a number of steps.
 
     Args:
-        estimator: the one that is trained.
-        metric_name: "accuracy", for example.
-        max_steps_without_increase: steps of training since the evaluation with the highest value.
+        estimator: the Estimator to train.
+        metric_name: a metric of the evaluation, for example "accuracy".
+        max_steps_without_increase: training steps since the evaluation with the highest value.
         eval_dir: the folder of evaluations; None for `estimator.eval_dir()`.
-        min_steps: evaluations below this global step do not count.
-        run_every_secs: seconds between two looks; None with `run_every_steps`.
-        run_every_steps: steps between two looks.
+        min_steps: ignore evaluations below this global step.
+        run_every_secs: seconds between checks; None with `run_every_steps`.
+        run_every_steps: steps between checks.
 
     Returns:
         A hook for `train`, on every worker.
 
     Raises:
-        TypeError: no Estimator.
-        ValueError: not one of seconds and steps; later, a metric that evaluations do not have.
+        TypeError: if `estimator` is not an Estimator.
+        ValueError: unless exactly one of seconds and steps is set; later, if evaluations lack the
+            metric.
 
     Example::
 
@@ -255,10 +234,10 @@ def stop_if_no_increase_hook(
     Source: tensorflow/estimator early_stopping.py, stop_if_no_increase_hook.
     """
     check_estimator(estimator)
-    history = _History(eval_dir or estimator.eval_dir(), metric_name, min_steps)
+    history = _MetricHistory(eval_dir or estimator.eval_dir(), metric_name, min_steps)
     return make_early_stopping_hook(
         estimator,
-        lambda: history.has_stood_still(max_steps_without_increase, sign=1),
+        lambda: history.has_plateaued(max_steps_without_increase),
         run_every_secs,
         run_every_steps,
     )
@@ -273,23 +252,24 @@ def stop_if_no_decrease_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> EarlyStoppingHook:
-    """Returns a hook that ends training when a metric has not fallen for so many steps.
+    """Returns a hook that stops training when a metric has not decreased for a number of steps.
 
     Args:
-        estimator: the one that is trained.
-        metric_name: "loss", for example.
-        max_steps_without_decrease: steps of training since the evaluation with the lowest value.
+        estimator: the Estimator to train.
+        metric_name: a metric of the evaluation, for example "loss".
+        max_steps_without_decrease: training steps since the evaluation with the lowest value.
         eval_dir: the folder of evaluations; None for `estimator.eval_dir()`.
-        min_steps: evaluations below this global step do not count.
-        run_every_secs: seconds between two looks; None with `run_every_steps`.
-        run_every_steps: steps between two looks.
+        min_steps: ignore evaluations below this global step.
+        run_every_secs: seconds between checks; None with `run_every_steps`.
+        run_every_steps: steps between checks.
 
     Returns:
         A hook for `train`, on every worker.
 
     Raises:
-        TypeError: no Estimator.
-        ValueError: not one of seconds and steps; later, a metric that evaluations do not have.
+        TypeError: if `estimator` is not an Estimator.
+        ValueError: unless exactly one of seconds and steps is set; later, if evaluations lack the
+            metric.
 
     Example::
 
@@ -298,45 +278,50 @@ def stop_if_no_decrease_hook(
     Source: tensorflow/estimator early_stopping.py, stop_if_no_decrease_hook.
     """
     check_estimator(estimator)
-    history = _History(eval_dir or estimator.eval_dir(), metric_name, min_steps)
+    history = _MetricHistory(eval_dir or estimator.eval_dir(), metric_name, min_steps, sign=-1)
     return make_early_stopping_hook(
         estimator,
-        lambda: history.has_stood_still(max_steps_without_decrease, sign=-1),
+        lambda: history.has_plateaued(max_steps_without_decrease),
         run_every_secs,
         run_every_steps,
     )
 
 
-class _History:
-    """The values that a metric had in the evaluations of a folder."""
+@dataclasses.dataclass(frozen=True)
+class _MetricHistory:
+    """Values of a metric in the evaluations of a folder, negated if `sign` is -1."""
 
-    def __init__(self, eval_dir: str, metric_name: str, min_steps: int) -> None:
-        self._eval_dir = eval_dir
-        self._metric_name = metric_name
-        self._min_steps = min_steps
+    eval_dir: str
+    metric_name: str
+    min_steps: int
+    sign: int = 1
 
     def read(self) -> list[tuple[int, Any]]:
-        """Steps and values so far."""
+        """Returns (global step, value) of each evaluation so far."""
         found: list[tuple[int, Any]] = []
-        for step, metrics in read_eval_metrics(self._eval_dir).items():
-            if step < self._min_steps:
+        for step, metrics in read_eval_metrics(self.eval_dir).items():
+            if step < self.min_steps:
                 continue
-            if self._metric_name not in metrics:
+            if self.metric_name not in metrics:
                 raise ValueError(
                     explain(
-                        f"The evaluation of step {step} has no metric {self._metric_name!r}.",
-                        expected=f"one of {sorted(metrics)}, as in {self._eval_dir}.",
+                        f"The evaluation of step {step} has no metric {self.metric_name!r}.",
+                        expected=f"one of {sorted(metrics)}, as in {self.eval_dir}.",
                         fix="correct metric_name, or return the metric in eval_metric_ops.",
                     )
                 )
-            found.append((step, metrics[self._metric_name]))
+            found.append((step, self.sign * metrics[self.metric_name]))
         return found
 
-    def has_stood_still(self, max_steps: int, *, sign: int) -> bool:
-        """Whether after the best value, with sign 1 the highest, none was better for so long."""
+    def has_exceeded(self, threshold: float) -> bool:
+        """Returns True if any value so far is above the threshold."""
+        return any(value > threshold for _, value in self.read())
+
+    def has_plateaued(self, max_steps: int) -> bool:
+        """Returns True if the best value was not exceeded within `max_steps`."""
         best, best_step = None, 0
         for step, value in self.read():
-            if best is None or sign * value > sign * best:
+            if best is None or value > best:
                 best, best_step = value, step
             if step - best_step >= max_steps:
                 return True

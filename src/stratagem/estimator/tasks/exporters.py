@@ -1,4 +1,4 @@
-"""What is exported when a checkpoint was evaluated: the best, the latest, the last."""
+"""Exporters: export of the best, the latest or the final checkpoint."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.estimator.loops.evaluation_record import read_eval_metrics
+from stratagem.estimator.number_checks import check_minimum
 from stratagem.messages import explain
 
 __all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
@@ -19,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Exporter(abc.ABC):
-    """Exports an Estimator after an evaluation, if it finds that right.
+    """Exports an Estimator after an evaluation, if the exporter decides to.
 
     Source: tensorflow/estimator exporter.py, Exporter.
     """
@@ -27,7 +28,7 @@ class Exporter(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name of the folder, below `export` in that of the model."""
+        """Name of the exporter and of its folder below `model_dir/export`."""
 
     @abc.abstractmethod
     def export(
@@ -38,31 +39,22 @@ class Exporter(abc.ABC):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> str | None:
-        """Exports, or does not.
+        """Exports the checkpoint, or skips it.
 
         Args:
             estimator: the Estimator.
-            export_path: the exporter's own folder.
-            checkpoint_path: the checkpoint that was evaluated.
-            eval_result: what evaluation has given.
-            is_the_final_export: whether training has ended; always False where it has no
-                `max_steps`.
+            export_path: the exporter's folder.
+            checkpoint_path: the evaluated checkpoint.
+            eval_result: the metrics of the evaluation.
+            is_the_final_export: True if training has ended; always False without `max_steps`.
 
         Returns:
-            The path of the export; None for none.
+            The path of the export, or None if skipped.
         """
 
 
 class _ServingExporter(Exporter):
-    """What all exporters of the inference function have.
-
-    Args:
-        name: of the folder.
-        serving_input_receiver_fn: tells what the exported function takes.
-        assets_extra: destination to source of files to go with it.
-        as_text: whether to write the program in a readable form, too.
-        exports_to_keep: how many exports stay; None for all.
-    """
+    """Exports prediction functions and keeps the last `exports_to_keep` (None for all)."""
 
     def __init__(
         self,
@@ -75,19 +67,12 @@ class _ServingExporter(Exporter):
         if serving_input_receiver_fn is not None and not callable(serving_input_receiver_fn):
             raise TypeError(
                 explain(
-                    f"serving_input_receiver_fn={serving_input_receiver_fn!r} cannot be called.",
+                    f"serving_input_receiver_fn={serving_input_receiver_fn!r} is not callable.",
                     expected="a function without arguments that returns a ServingInputReceiver.",
-                    fix="pass sg.estimator.build_raw_serving_input_receiver_fn(features).",
+                    fix="pass sg.estimator.export.build_raw_serving_input_receiver_fn(features).",
                 )
             )
-        if exports_to_keep is not None and exports_to_keep < 1:
-            raise ValueError(
-                explain(
-                    f"exports_to_keep={exports_to_keep} is out of range.",
-                    expected="a number of at least 1, or None for all.",
-                    fix="correct exports_to_keep.",
-                )
-            )
+        check_minimum("exports_to_keep", exports_to_keep, 1)
         self._name = name
         self._receiver_fn = serving_input_receiver_fn
         self._assets_extra = assets_extra
@@ -96,7 +81,7 @@ class _ServingExporter(Exporter):
 
     @property
     def name(self) -> str:
-        """The name of the folder."""
+        """Name of the folder."""
         return self._name
 
     def _export(self, estimator: Any, export_path: str, checkpoint_path: str) -> str:
@@ -123,7 +108,7 @@ def _loss_smaller(best_eval_result: Any, current_eval_result: Any) -> bool:
         if not result or "loss" not in result:
             raise ValueError(
                 explain(
-                    f"An evaluation without a loss is to be compared: {result!r}.",
+                    f"BestExporter cannot compare an evaluation without a loss: {result!r}.",
                     expected="a result with the key 'loss'.",
                     fix="pass BestExporter a compare_fn that compares another metric.",
                 )
@@ -132,24 +117,22 @@ def _loss_smaller(best_eval_result: Any, current_eval_result: Any) -> bool:
 
 
 class BestExporter(_ServingExporter):
-    """Exports each checkpoint that is better than all before it.
-
-    It knows of those that an earlier run of the program has evaluated.
+    """Exports each checkpoint that beats all earlier ones, including those of earlier runs.
 
     Args:
-        name: of the folder.
-        serving_input_receiver_fn: tells what the exported function takes.
-        event_file_pattern: the files of evaluations, below the folder of the model: those in the
-            same folder are read. None for the evaluations of this run alone.
-        compare_fn: called with `best_eval_result` and `current_eval_result`; returns whether the
-            current one is better. Without it the loss has to be smaller.
-        assets_extra: destination to source of files to go with the export.
-        as_text: whether to write the program in a readable form, too.
-        exports_to_keep: how many exports stay; None for all.
+        name: the name of the folder.
+        serving_input_receiver_fn: returns a `ServingInputReceiver`, which describes the inputs.
+        event_file_pattern: the glob of event files below `model_dir` whose folders hold earlier
+            evaluations; None to compare with evaluations of this run only.
+        compare_fn: called with `best_eval_result` and `current_eval_result`; returns True if the
+            current one is better. By default, the lower loss wins.
+        assets_extra: files to copy: paths in the export to source paths.
+        as_text: True to also write the programs as readable MLIR.
+        exports_to_keep: the number of exports to keep; None for all.
 
     Raises:
-        TypeError: a `serving_input_receiver_fn` that cannot be called.
-        ValueError: a `compare_fn` with other arguments, or `exports_to_keep` below 1.
+        TypeError: if `serving_input_receiver_fn` is not callable.
+        ValueError: if `compare_fn` takes other arguments, or `exports_to_keep` is below 1.
 
     Example:
         >>> exporter = sg.estimator.BestExporter(
@@ -186,18 +169,7 @@ class BestExporter(_ServingExporter):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> str | None:
-        """Exports what is better than all before.
-
-        Args:
-            estimator: the Estimator.
-            export_path: the exporter's folder.
-            checkpoint_path: the checkpoint that was evaluated.
-            eval_result: what evaluation has given.
-            is_the_final_export: not used.
-
-        Returns:
-            The path of the export; None for none.
-        """
+        """Exports the checkpoint if it is the best so far."""
         if self._pattern and self._model_dir != estimator.model_dir:
             self._model_dir = estimator.model_dir
             self._best = self._best_before(Path(estimator.model_dir), eval_result)
@@ -208,7 +180,7 @@ class BestExporter(_ServingExporter):
         return self._export(estimator, export_path, checkpoint_path)
 
     def _best_before(self, model_dir: Path, current: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The best of the record; the current evaluation stands in it, too, and does not count."""
+        """Returns the best recorded evaluation, excluding the current one."""
         best = None
         assert self._pattern is not None
         for folder in sorted(model_dir.glob(str(Path(self._pattern).parent))):
@@ -224,18 +196,18 @@ class BestExporter(_ServingExporter):
 
 
 class LatestExporter(_ServingExporter):
-    """Exports each checkpoint that is evaluated.
+    """Exports each evaluated checkpoint.
 
     Args:
-        name: of the folder.
-        serving_input_receiver_fn: tells what the exported function takes.
-        assets_extra: destination to source of files to go with the export.
-        as_text: whether to write the program in a readable form, too.
-        exports_to_keep: how many exports stay; None for all.
+        name: the name of the folder.
+        serving_input_receiver_fn: returns a `ServingInputReceiver`, which describes the inputs.
+        assets_extra: files to copy: paths in the export to source paths.
+        as_text: True to also write the programs as readable MLIR.
+        exports_to_keep: the number of exports to keep; None for all.
 
     Raises:
-        TypeError: a `serving_input_receiver_fn` that cannot be called.
-        ValueError: `exports_to_keep` below 1.
+        TypeError: if `serving_input_receiver_fn` is not callable.
+        ValueError: if `exports_to_keep` is below 1.
 
     Example:
         >>> sg.estimator.LatestExporter("latest", lambda: None).name
@@ -262,32 +234,21 @@ class LatestExporter(_ServingExporter):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> str | None:
-        """Exports.
-
-        Args:
-            estimator: the Estimator.
-            export_path: the exporter's folder.
-            checkpoint_path: the checkpoint that was evaluated.
-            eval_result: not used.
-            is_the_final_export: not used.
-
-        Returns:
-            The path of the export.
-        """
+        """Exports the checkpoint."""
         return self._export(estimator, export_path, checkpoint_path)
 
 
 class FinalExporter(_ServingExporter):
-    """Exports the last checkpoint, when training has reached `max_steps`.
+    """Exports the last checkpoint, once training has reached `max_steps`.
 
     Args:
-        name: of the folder.
-        serving_input_receiver_fn: tells what the exported function takes.
-        assets_extra: destination to source of files to go with the export.
-        as_text: whether to write the program in a readable form, too.
+        name: the name of the folder.
+        serving_input_receiver_fn: returns a `ServingInputReceiver`, which describes the inputs.
+        assets_extra: files to copy: paths in the export to source paths.
+        as_text: True to also write the programs as readable MLIR.
 
     Raises:
-        TypeError: a `serving_input_receiver_fn` that cannot be called.
+        TypeError: if `serving_input_receiver_fn` is not callable.
 
     Example:
         >>> sg.estimator.FinalExporter("final", lambda: None).name
@@ -313,18 +274,7 @@ class FinalExporter(_ServingExporter):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> str | None:
-        """Exports at the end.
-
-        Args:
-            estimator: the Estimator.
-            export_path: the exporter's folder.
-            checkpoint_path: the checkpoint that was evaluated.
-            eval_result: not used.
-            is_the_final_export: whether training has ended.
-
-        Returns:
-            The path of the export; None before the end.
-        """
+        """Exports the checkpoint if training has ended."""
         if not is_the_final_export:
             return None
         return self._export(estimator, export_path, checkpoint_path)
@@ -336,8 +286,8 @@ def _check_comparison(compare_fn: Any) -> None:
     if names != wanted:
         raise ValueError(
             explain(
-                f"compare_fn={compare_fn!r} has the arguments {sorted(names)}.",
-                expected=f"a function with exactly {sorted(wanted)}.",
-                fix="rename them: they are passed by name.",
+                f"compare_fn={compare_fn!r} takes the arguments {sorted(names)}.",
+                expected=f"a function with exactly the arguments {sorted(wanted)}.",
+                fix="rename its arguments: they are passed by name.",
             )
         )

@@ -1,4 +1,4 @@
-"""An Estimator whose program is the client of a cluster: it is sent there, and runs there."""
+"""Standalone clients: runs an Estimator's work on a remote cluster."""
 
 from __future__ import annotations
 
@@ -16,34 +16,14 @@ _EVALUATOR = ("evaluator", 0)
 
 
 def remote_cluster_of(config: RunConfig) -> ClusterSpec | None:
-    """Returns the cluster that a program is the client of; None where it is none.
-
-    Args:
-        config: names it.
-    """
+    """Returns the cluster that this program is a client of, or None."""
     both = config.experimental_distribute
     cluster: Any = None if both is None else both.remote_cluster
     return cluster
 
 
 def run_remotely(estimator: Any, work: Callable[..., Any], arguments: Sequence[Any] = ()) -> Any:
-    """Has the tasks of a cluster call a function with an Estimator like this one.
-
-    A cluster with parameter servers calls it once, as their coordinator; one without in each chief,
-    worker and evaluator.
-
-    Args:
-        estimator: its model function, parameters and settings are sent.
-        work: the function, of an Estimator and the arguments.
-        arguments: what else it is called with.
-
-    Returns:
-        What it returns in the evaluator, where one calls it, and else in the first task.
-
-    Raises:
-        TypeError: something that cannot be sent; the message names it.
-        DeadlineExceededError: servers are missing. Otherwise what it raises.
-    """
+    """Calls a function with a copy of the Estimator: on the coordinator, or else on every task."""
     cluster = remote_cluster_of(estimator.config)
     assert cluster is not None
     is_lockstep = not task_count(cluster, "ps")

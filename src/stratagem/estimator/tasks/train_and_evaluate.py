@@ -1,4 +1,4 @@
-"""Trains and evaluates: in one process, or as the task of a cluster that this process is."""
+"""train_and_evaluate: training with evaluation, in one process or as a cluster task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from stratagem.estimator.estimator_protocol import EstimatorProtocol, check_estimator
 from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.estimator.settings.strategy_choice import close_made, strategy_of_training
+from stratagem.estimator.settings.strategy_choice import close_strategies, training_strategy
 from stratagem.estimator.tasks.checkpoint_evaluation import (
     CheckpointEvaluation,
     CheckpointEvaluator,
@@ -33,28 +33,28 @@ _Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
 def train_and_evaluate(
     estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> _Results:
-    """Trains an Estimator and evaluates its checkpoints; one program for all tasks of a cluster.
+    """Trains an Estimator and evaluates its checkpoints; all tasks run the same program.
 
-    By itself a process trains, evaluates after a checkpoint, not more often than
-    `eval_spec.throttle_secs`, and evaluates the last one. How often checkpoints are written is the
-    `RunConfig`'s. In a cluster that `TF_CONFIG` describes, chief and workers train, parameter
-    servers serve until the training has ended, and the evaluator evaluates what is saved until
-    `max_steps`; without an evaluator nothing is evaluated. With
-    `DistributeConfig(remote_cluster=...)` all of that happens on the cluster.
+    A single process trains, evaluates after checkpoints, at most once per
+    `eval_spec.throttle_secs`, and evaluates the last checkpoint. `RunConfig` sets the checkpoint
+    interval. In a `TF_CONFIG` cluster, the chief and workers train, parameter servers run until
+    training ends, and the evaluator evaluates checkpoints until `max_steps`. Without an evaluator,
+    nothing is evaluated. With `DistributeConfig(remote_cluster=...)`, all of this happens on the
+    remote cluster.
 
     Args:
         estimator: the Estimator; all tasks share its folder.
-        train_spec: how to train.
-        eval_spec: how to evaluate, and what to export.
+        train_spec: the training settings.
+        eval_spec: the evaluation settings and exporters.
 
     Returns:
-        The metrics of the last evaluation, and what each exporter returned for it. None for both
-        where this task evaluated nothing, or the training had reached `max_steps` before.
+        A tuple: the metrics of the last evaluation, and a list of the exporters' results. Both are
+        None if this task evaluated nothing, or training had already reached `max_steps`.
 
     Raises:
-        TypeError: another type of any argument.
-        DeadlineExceededError: an evaluator got no checkpoint in time.
-        ValueError: several workers, and nothing by which they train one model.
+        TypeError: if an argument has the wrong type.
+        DeadlineExceededError: if an evaluator finds no checkpoint in time.
+        ValueError: if several workers have no strategy that trains one model.
 
     Example::
 
@@ -68,7 +68,7 @@ def train_and_evaluate(
     _check_spec("train_spec", train_spec, TrainSpec)
     _check_spec("eval_spec", eval_spec, EvalSpec)
     if remote_cluster_of(estimator.config) is not None:
-        return run_remotely(estimator, _train_and_evaluate_there, (train_spec, eval_spec))
+        return run_remotely(estimator, _run_remote_task, (train_spec, eval_spec))
     task_type = estimator.config.task_type
     if task_type == "evaluator":
         return _results(run_evaluator(estimator, train_spec, eval_spec))
@@ -76,34 +76,34 @@ def train_and_evaluate(
         run_standard_server().join()
         return None, None
     if estimator.config.cluster_spec:
-        _play_part_in_cluster(estimator, train_spec)
+        _run_cluster_task(estimator, train_spec)
         return None, None
-    return _train_and_evaluate_here(estimator, train_spec, eval_spec)
+    return _run_in_one_process(estimator, train_spec, eval_spec)
 
 
-def _train_and_evaluate_there(
+def _run_remote_task(
     estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> _Results:
-    """What a client has each task do. A coordinator is the only one that has the program."""
+    """Runs a client's job on one task; a coordinator is the only task with the program."""
     if estimator.config.num_ps_replicas:
-        return _train_and_evaluate_here(estimator, train_spec, eval_spec)
+        return _run_in_one_process(estimator, train_spec, eval_spec)
     return train_and_evaluate(estimator, train_spec, eval_spec)
 
 
-def _play_part_in_cluster(estimator: EstimatorProtocol, train_spec: TrainSpec) -> None:
-    """Trains, or serves where another task coordinates the training."""
-    strategy = strategy_of_training(estimator.config)
-    if isinstance(strategy.executor, NonTraining):
+def _run_cluster_task(estimator: EstimatorProtocol, train_spec: TrainSpec) -> None:
+    """Trains, or serves a task that coordinates the training."""
+    strategy = training_strategy(estimator.config)
+    if strategy is not None and isinstance(strategy.executor, NonTraining):
         run_standard_server().join()
         return
     if not isinstance(strategy, RemoteStateStrategy):
         _require_lockstep(estimator.config)
     is_chief = estimator.config.is_chief
     _train(estimator, train_spec, (train_spec.saving_listeners or ()) if is_chief else ())
-    close_made()  # the parameter servers end with their leader, when all others have finished
+    close_strategies()  # parameter servers end with their leader, after all workers
 
 
-def _train_and_evaluate_here(
+def _run_in_one_process(
     estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> _Results:
     evaluator = CheckpointEvaluator(estimator, eval_spec, train_spec.max_steps)
@@ -118,9 +118,9 @@ def _require_lockstep(config: RunConfig) -> None:
     if num_together != config.num_worker_replicas:
         raise ValueError(
             explain(
-                f"This process is {config.task_type} {config.task_id} of a cluster of "
-                f"{config.num_worker_replicas} workers, of which {num_together} train together.",
-                expected="a strategy of all of them.",
+                f"{config.task_type} {config.task_id} trains with {num_together} of "
+                f"{config.num_worker_replicas} workers in the cluster.",
+                expected="a strategy that spans all workers.",
                 fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy).",
             )
         )

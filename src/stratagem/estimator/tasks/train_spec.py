@@ -1,13 +1,16 @@
-"""What `train_and_evaluate` trains with, and what it evaluates with."""
+"""TrainSpec and EvalSpec: settings of train_and_evaluate."""
 
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from stratagem.estimator.hooks import CheckpointSaverListener, SessionRunHook, check_listeners
+from stratagem.estimator.argument_checks import check_instances
+from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
+from stratagem.estimator.hooks.session_run_hook import SessionRunHook
+from stratagem.estimator.loops.batches import check_input_fn
+from stratagem.estimator.number_checks import check_minimum, check_number
 from stratagem.estimator.tasks.exporters import Exporter
 from stratagem.messages import explain
 
@@ -16,17 +19,17 @@ __all__ = ["EvalSpec", "TrainSpec"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainSpec:
-    """How to train.
+    """Training settings of `train_and_evaluate`.
 
     Args:
-        input_fn: gives the data.
-        max_steps: the global step at which training ends; None for the end of the data.
+        input_fn: returns the training data.
+        max_steps: the global step to stop at; None to train to the end of the data.
         hooks: called around each step, on all workers.
-        saving_listeners: told of each checkpoint, on the chief.
+        saving_listeners: called around each checkpoint, on the chief.
 
     Raises:
-        TypeError: an `input_fn` that cannot be called, other hooks, other listeners.
-        ValueError: `max_steps` below 1.
+        TypeError: if `input_fn` is not callable, or a hook or listener has the wrong type.
+        ValueError: if `max_steps` is below 1.
 
     Example:
         >>> spec = sg.estimator.TrainSpec(lambda: [], max_steps=1000)
@@ -42,30 +45,34 @@ class TrainSpec:
     saving_listeners: Sequence[CheckpointSaverListener] | None = None
 
     def __post_init__(self) -> None:
-        _check_input_fn(self.input_fn)
-        _check_above_0("max_steps", self.max_steps)
-        object.__setattr__(self, "hooks", _checked_hooks(self.hooks))
-        listeners = check_listeners("saving_listeners", self.saving_listeners)
+        check_input_fn(self.input_fn)
+        check_number("max_steps", self.max_steps, is_integer=True)
+        check_minimum("max_steps", self.max_steps, 1)
+        hooks = check_instances("hooks", self.hooks, SessionRunHook)
+        object.__setattr__(self, "hooks", hooks)
+        listeners = check_instances(
+            "saving_listeners", self.saving_listeners, CheckpointSaverListener
+        )
         object.__setattr__(self, "saving_listeners", listeners)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvalSpec:
-    """How to evaluate, and what to export.
+    """Evaluation settings and exporters of `train_and_evaluate`.
 
     Args:
-        input_fn: gives the data.
-        steps: how many batches to evaluate; None for all.
-        name: of the evaluation, where there are several: a part of the name of its folder.
-        hooks: called around each step of evaluation.
+        input_fn: returns the evaluation data.
+        steps: the number of global batches to evaluate; None for all.
+        name: distinguishes several evaluations; becomes part of the folder name.
+        hooks: called around each evaluation step.
         exporters: an `Exporter`, or several with different names.
-        start_delay_secs: how long an evaluator waits before it begins.
-        throttle_secs: how long it waits, from the start of one evaluation, before the next.
+        start_delay_secs: seconds that a separate evaluator waits before it begins.
+        throttle_secs: minimum seconds from the start of one evaluation to the next.
 
     Raises:
-        TypeError: an `input_fn` that cannot be called, a name that is no string, other hooks or
-            exporters.
-        ValueError: `steps` below 1, a negative time, or two exporters of one name.
+        TypeError: if `input_fn` is not callable, `name` is not a string, or a hook or exporter has
+            the wrong type.
+        ValueError: if `steps` is below 1, a time is negative, or exporters share a name.
 
     Example:
         >>> sg.estimator.EvalSpec(lambda: [], throttle_secs=60).steps
@@ -83,78 +90,22 @@ class EvalSpec:
     throttle_secs: float = 600
 
     def __post_init__(self) -> None:
-        _check_input_fn(self.input_fn)
-        _check_above_0("steps", self.steps)
+        check_input_fn(self.input_fn)
+        check_number("steps", self.steps, is_integer=True)
+        check_minimum("steps", self.steps, 1)
         if self.name is not None and not isinstance(self.name, str):
             raise TypeError(
                 explain(
                     f"name={self.name!r} is of type {type(self.name).__name__}.",
-                    expected="a string, or None.",
+                    expected="a string or None.",
                     fix='pass name="test", for example.',
                 )
             )
-        object.__setattr__(self, "hooks", _checked_hooks(self.hooks))
+        hooks = check_instances("hooks", self.hooks, SessionRunHook)
+        object.__setattr__(self, "hooks", hooks)
         object.__setattr__(self, "exporters", _checked_exporters(self.exporters))
-        for name in ("start_delay_secs", "throttle_secs"):
-            _check_seconds(name, getattr(self, name))
-
-
-def _check_input_fn(input_fn: object) -> None:
-    if not callable(input_fn):
-        raise TypeError(
-            explain(
-                f"input_fn={input_fn!r} cannot be called.",
-                expected="a function that returns a dataset.",
-                fix="pass lambda: dataset.",
-            )
-        )
-
-
-def _check_above_0(name: str, number: object) -> None:
-    if number is None:
-        return
-    if isinstance(number, bool) or not isinstance(number, numbers.Integral):
-        raise TypeError(
-            explain(
-                f"{name}={number!r} is of type {type(number).__name__}.",
-                expected="a whole number, or None.",
-                fix=f"pass int({name}).",
-            )
-        )
-    if number < 1:
-        raise ValueError(
-            explain(
-                f"{name}={number} is out of range.",
-                expected="a number of steps, at least 1.",
-                fix=f"leave {name} out to go on to the end of the data.",
-            )
-        )
-
-
-def _check_seconds(name: str, seconds: float) -> None:
-    if seconds < 0:
-        raise ValueError(
-            explain(
-                f"{name}={seconds} is negative.",
-                expected="a number of seconds, at least 0.",
-                fix=f"pass {name}=0 not to wait.",
-            )
-        )
-
-
-def _checked_hooks(hooks: Any) -> tuple[SessionRunHook, ...]:
-    given = () if hooks is None else hooks
-    if not isinstance(given, list | tuple) or not all(
-        isinstance(hook, SessionRunHook) for hook in given
-    ):
-        raise TypeError(
-            explain(
-                f"hooks={hooks!r} are not all hooks.",
-                expected="a list of SessionRunHook objects.",
-                fix="derive the classes from sg.estimator.SessionRunHook.",
-            )
-        )
-    return tuple(given)
+        check_minimum("start_delay_secs", self.start_delay_secs, 0)
+        check_minimum("throttle_secs", self.throttle_secs, 0)
 
 
 def _checked_exporters(exporters: Any) -> tuple[Exporter, ...]:
@@ -167,8 +118,8 @@ def _checked_exporters(exporters: Any) -> tuple[Exporter, ...]:
         if not isinstance(exporter, Exporter):
             raise TypeError(
                 explain(
-                    f"exporters hold {exporter!r}, of type {type(exporter).__name__}.",
-                    expected="an Exporter, or a list of them.",
+                    f"exporters contains {exporter!r} of type {type(exporter).__name__}.",
+                    expected="an Exporter or a list of Exporters.",
                     fix="derive the class from sg.estimator.Exporter.",
                 )
             )
@@ -176,9 +127,9 @@ def _checked_exporters(exporters: Any) -> tuple[Exporter, ...]:
     if len(set(names)) != len(names) or not all(names):
         raise ValueError(
             explain(
-                f"The exporters have the names {names}.",
-                expected="a name of its own for each, as it is also its folder's.",
-                fix="give them different names.",
+                f"The exporter names {names} are empty or not unique.",
+                expected="a different name for each exporter, since it names its folder.",
+                fix="give the exporters different names.",
             )
         )
     return found

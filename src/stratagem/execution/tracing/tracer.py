@@ -26,6 +26,13 @@ from stratagem.execution.tracing.errors import (
     foreign_variable,
     parted,
 )
+from stratagem.execution.tracing.functionalize import ReplicaScope
+from stratagem.execution.tracing.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
+from stratagem.execution.tracing.lost_changes import call_with_copies
+from stratagem.execution.tracing.program_fingerprint import name_of
+from stratagem.execution.tracing.remote_state import Lookup, chained_tables, gets_rows
+from stratagem.execution.tracing.returned_values import Results, as_values
+from stratagem.execution.tracing.trace import Trace
 from stratagem.summary.collector import CollectedSummaries, Collector
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
@@ -154,7 +161,7 @@ class _Recorder:
             return ReplicaContext(
                 self._strategy,
                 0,
-                SoleCommunicator(marks_sums=self._strategy.keeping is not None),
+                SoleCommunicator(marks_sums=self._strategy.placement.uses_stores),
                 self.arguments.batch,
             )
         all_reduce = self._strategy.cross_device_ops.all_reduce(self._topology)

@@ -157,11 +157,11 @@ class _EveryNth:
         return self._examples[self._numbers[number]]
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return f"an object of type {type(value).__name__}"
 
 
-def _is_arrays(value: Any) -> bool:
+def _is_arrays(value: object) -> bool:
     """True for an array or a pytree of arrays. A list holds batches or examples."""
     if isinstance(value, dict):
         return True

@@ -157,7 +157,7 @@ class _IteratorReader(Reader):
             close()
 
 
-def _used_up(origin: Any, num_taken: int) -> ValueError:
+def _used_up(origin: object, num_taken: int) -> ValueError:
     return ValueError(
         explain(
             f"The dataset cannot be read again: it is an object of type "

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-def is_of(dataset: Any, package: str, *names: str) -> bool:
+def is_of(dataset: object, package: str, *names: str) -> bool:
     """True if an object's class, or a base class, has one of these names in a package."""
     return any(
         cls.__module__.split(".")[0] == package and cls.__name__ in names

@@ -12,7 +12,7 @@ from stratagem.options import AutoShardPolicy
 __all__ = ["RepeatedReader", "RepeatedSource", "check_count", "repeated_cardinality"]
 
 
-def check_count(count: Any) -> int | None:
+def check_count(count: object) -> int | None:
     """Returns a valid repeat count, or None to repeat forever."""
     if count is None:
         return None

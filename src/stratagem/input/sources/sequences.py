@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
@@ -36,7 +36,7 @@ class SequenceSource(Source):
 class _IndexReader(Reader):
     """Reads batches by index, so that resuming reads none twice."""
 
-    def __init__(self, numbers: Iterator[int], get: Any) -> None:
+    def __init__(self, numbers: Iterator[int], get: Callable[[int], Any]) -> None:
         self._numbers = numbers
         self._get = get
 

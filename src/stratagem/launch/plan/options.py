@@ -167,7 +167,7 @@ def _check_type(name: str, value: object, wanted: Any, expected: str) -> None:
         )
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
+def _check_count(name: str, value: int, least: int) -> None:
     _check_type(name, value, int, "a whole number.")
     if value < least:
         raise ValueError(
@@ -179,7 +179,7 @@ def _check_count(name: str, value: Any, least: int) -> None:
         )
 
 
-def _check_seconds(name: str, value: Any) -> None:
+def _check_seconds(name: str, value: float) -> None:
     _check_type(name, value, int | float, "a number of seconds.")
     if math.isnan(value) or value < 0:
         raise ValueError(

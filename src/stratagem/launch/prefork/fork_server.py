@@ -28,7 +28,9 @@ class ForkedProcess:
     `address` is where its object serves; empty for a script.
     """
 
-    def __init__(self, server: ForkServer, number: int, reply: Any, channel: socket.socket) -> None:
+    def __init__(
+        self, server: ForkServer, number: int, reply: dict[str, Any], channel: socket.socket
+    ) -> None:
         self.pid: int = reply["process_id"]
         self.address: str = reply.get("address", "")
         self._server = server

@@ -11,13 +11,26 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from stratagem import environment
 
-__all__ = ["CLOSE", "serve_object", "serve_with"]
+__all__ = ["CLOSE", "ServedObject", "serve_object", "serve_with"]
 
 CLOSE = b"close\n"
+
+
+class ServedObject(Protocol):
+    """Object that a forked process makes and serves."""
+
+    @property
+    def address(self) -> str:
+        """Address for clients."""
+        ...
+
+    def close(self) -> None:
+        """Stops serving and releases resources."""
+        ...
 
 
 def serve_object(channel: socket.socket) -> None:
@@ -37,20 +50,24 @@ def serve_object(channel: socket.socket) -> None:
     signal.raise_signal(signal.SIGKILL)
 
 
-def serve_with(variables: Mapping[str, str], serve: Callable[..., Any], *arguments: Any) -> Any:
+def serve_with(
+    variables: Mapping[str, str], serve: Callable[..., ServedObject], *arguments: Any
+) -> ServedObject:
     """Calls `serve` after setting the variables that the environment lacks."""
     environment.set_defaults(variables)
     return serve(*arguments)
 
 
-def _make(file: io.BufferedRWPair) -> Any:
+def _make(file: io.BufferedRWPair) -> ServedObject | None:
     """Calls the function that was sent; returns its object, or None after replying an error."""
+    served: ServedObject | None = None
+    reply: dict[str, object]
     try:
         serve, arguments = pickle.loads(file.read(int(file.readline())))
-        served = serve(*arguments)
-        reply = {"address": served.address, "process_id": os.getpid()}
+        made: ServedObject = serve(*arguments)
+        served, reply = made, {"address": made.address, "process_id": os.getpid()}
     except BaseException:  # noqa: BLE001 - reported to the client
-        served, reply = None, {"trace": traceback.format_exc()}
+        reply = {"trace": traceback.format_exc()}
     file.write(json.dumps(reply).encode() + b"\n")
     file.flush()
     return served

@@ -33,7 +33,7 @@ def run_script(channel: socket.socket, changes: Mapping[str, str]) -> None:
         os.setsid()  # before the reply: the client may signal the group at once
         os.chdir(folder)
         environment.replace({**changes, **variables})
-        environment.note_what_was_read()
+        environment.record_library_settings()
         file.write(json.dumps({"process_id": os.getpid()}).encode() + b"\n")
     _run(argv)
 

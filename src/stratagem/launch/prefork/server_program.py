@@ -74,7 +74,7 @@ def _load(names: list[str]) -> None:
         from stratagem.topology.processes import has_started
 
         if has_started():
-            raise RuntimeError("A backend of JAX has started, whose threads do not survive a fork.")
+            raise RuntimeError("A JAX backend has started; its threads do not survive a fork.")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # else every fork would print what is buffered
     # Frozen objects stay on pages shared with all forks.

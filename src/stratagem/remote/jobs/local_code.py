@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from stratagem import environment
 from stratagem.messages import explain
@@ -143,7 +142,7 @@ def _too_large(folder: Path | None, sizes: Mapping[str, int], limit: int) -> str
     )
 
 
-def _location(top: str, name: str, module: Any) -> Path | None:
+def _location(top: str, name: str, module: ModuleType) -> Path | None:
     """Returns file or folder of the top-level module that a module belongs to, or None."""
     file = getattr(module, "__file__", None)
     folders = list(getattr(module, "__path__", None) or ())

@@ -15,7 +15,6 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from stratagem.messages import explain
 
@@ -103,7 +102,7 @@ def verified(text: str, key: bytes) -> bytes:
     Raises:
         ValueError: the signature does not match.
     """
-    data: Any = base64.b64decode(text)
+    data = base64.b64decode(text)
     digest, content = data[:32], data[32:]
     if not hmac.compare_digest(digest, hmac.new(key, content, hashlib.sha256).digest()):
         raise ValueError(

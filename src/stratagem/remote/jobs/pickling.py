@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from stratagem.optional_libraries import load
@@ -38,7 +38,7 @@ def find_unpicklable(parts: Mapping[str, Any], depth: int = _MAX_DEPTH) -> tuple
     return None
 
 
-def captured_values(fn: Any) -> dict[str, Any]:
+def captured_values(fn: Callable[..., Any]) -> dict[str, Any]:
     """Returns the variables that a callable captures, by description."""
     with contextlib.suppress(TypeError, ValueError):
         captured = inspect.getclosurevars(fn)

@@ -1,6 +1,6 @@
-"""What an Estimator does with batches before they reach devices, and with predictions after.
+"""Host transforms: encoding of batches before devices, decoding of predictions after.
 
-Strings cannot reach a device: what has to do with them happens here.
+Devices cannot hold strings, so string processing happens here.
 """
 
 from __future__ import annotations
@@ -11,48 +11,36 @@ from typing import Any
 
 from stratagem.input.sources import Reader, Source, as_source
 
-__all__ = ["HostParts"]
+__all__ = ["HostTransforms"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HostParts:
-    """Two functions on the host, around the steps of a model function.
+class HostTransforms:
+    """Functions applied on the host before and after a model function's steps; None for identity.
 
-    Args:
-        encode: called with a batch of `input_fn` and the mode, returns the batch for the devices;
-            None to leave batches as they are. Batches are `(features, labels)` or features, which
-            are a dict.
-        decode: called with the predictions of a batch, as NumPy arrays; None to leave them.
+    `encode` takes a batch, `(features, labels)` or features, and the mode. `decode` takes a
+    batch of predictions as NumPy arrays.
     """
 
     encode: Callable[[Any, str], Any] | None = None
     decode: Callable[[Any], Any] | None = None
 
-    def encoded(self, made: Any, mode: str) -> Any:
-        """Returns what `input_fn` gave, a dataset or a batch, with its batches encoded.
-
-        Args:
-            made: what `input_fn` returned.
-            mode: one of `ModeKeys`.
-        """
+    def encode_source(self, data: Any, mode: str) -> Any:
+        """Encodes the batches of an `input_fn` result, a dataset or a single batch."""
         encode = self.encode
         if encode is None:
-            return made
-        if isinstance(made[0] if isinstance(made, tuple) and made else made, Mapping):
-            return encode(made, mode)
-        return _EncodedSource(as_source(made), lambda batch: encode(batch, mode))
+            return data
+        if isinstance(data[0] if isinstance(data, tuple) and data else data, Mapping):
+            return encode(data, mode)
+        return _EncodedSource(as_source(data), lambda batch: encode(batch, mode))
 
-    def decoded(self, predictions: Any) -> Any:
-        """Returns predictions as the user gets them.
-
-        Args:
-            predictions: of a batch, NumPy arrays.
-        """
+    def decode_predictions(self, predictions: Any) -> Any:
+        """Decodes a batch of predictions."""
         return predictions if self.decode is None else self.decode(predictions)
 
 
 class _EncodedSource(Source):
-    """Another source, with a function called on each batch."""
+    """Data source with a function applied to each batch."""
 
     def __init__(self, source: Source, encode: Callable[[Any], Any]) -> None:
         self._source = source

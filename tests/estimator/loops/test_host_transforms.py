@@ -1,4 +1,4 @@
-"""Batches are encoded one by one where they are read, whatever the dataset is."""
+"""Host transforms encode each batch where it is read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.loops.host_parts import HostParts
+from stratagem.estimator.loops.host_transforms import HostTransforms
 
 
 def upper(batch, mode):
@@ -19,12 +19,12 @@ LABELS = np.arange(3)
 
 
 def test_batch_of_a_dict_is_encoded_at_once() -> None:
-    parts = HostParts(encode=upper)
-    features, labels = parts.encoded((ROWS, LABELS), "train")
+    parts = HostTransforms(encode=upper)
+    features, labels = parts.encode_source((ROWS, LABELS), "train")
     assert features["x"].tolist() == ["A", "B", "C"]
     assert features["mode"].tolist() == ["train"]
     assert labels is LABELS
-    assert parts.encoded(ROWS, "infer")[1] is None
+    assert parts.encode_source(ROWS, "infer")[1] is None
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_batch_of_a_dict_is_encoded_at_once() -> None:
     ids=["dataset", "list"],
 )  # fmt: skip
 def test_batches_of_a_dataset_are_encoded_as_they_are_read(make) -> None:
-    source = HostParts(encode=upper).encoded(make(), "eval")
+    source = HostTransforms(encode=upper).encode_source(make(), "eval")
     assert source.cardinality == 2
     reader = source.open(0)
     assert next(reader)[0]["x"].tolist() == ["A", "B"]
@@ -50,6 +50,6 @@ def test_batches_of_a_dataset_are_encoded_as_they_are_read(make) -> None:
 
 def test_without_functions_everything_stays_as_it_is() -> None:
     made = [ROWS]
-    assert HostParts().encoded(made, "train") is made
-    assert HostParts().decoded(ROWS) is ROWS
-    assert HostParts(decode=lambda batch: batch["x"]).decoded(ROWS) is ROWS["x"]
+    assert HostTransforms().encode_source(made, "train") is made
+    assert HostTransforms().decode_predictions(ROWS) is ROWS
+    assert HostTransforms(decode=lambda batch: batch["x"]).decode_predictions(ROWS) is ROWS["x"]

@@ -1,4 +1,4 @@
-"""Workers with programs of their own, which are threads of the test, and a model function."""
+"""Independent parameter-server workers as threads of a test, and their model function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT_S = 60.0
 
 
 def model_fn(features: Any, labels: Any, mode: str) -> sg.estimator.EstimatorSpec:
-    """A regression with averages that move, whose first weights are always the same."""
+    """Regression with moving averages and constant initial weights."""
     hidden = keras.layers.Dense(
         6, activation="tanh", kernel_initializer=keras.initializers.GlorotUniform(seed=3)
     )(features)
@@ -40,13 +40,13 @@ def model_fn(features: Any, labels: Any, mode: str) -> sg.estimator.EstimatorSpe
 
 
 def endless() -> Iterator[Any]:
-    """The same batches of 8 again and again."""
+    """Repeats the same batches of 8."""
     batches = [(X[row : row + 8], Y[row : row + 8]) for row in range(0, len(X), 8)]
     return itertools.cycle(batches)
 
 
 class SharedThreadCluster(ThreadCluster):
-    """Servers of several workers with programs of their own, and where these meet."""
+    """Parameter servers of several independent workers."""
 
     def __init__(self, num_servers: int) -> None:
         super().__init__(num_servers, [])
@@ -68,7 +68,7 @@ class SharedThreadCluster(ThreadCluster):
 
 
 class _OfWorker:
-    """The cluster as one worker has it."""
+    """Cluster of one worker."""
 
     def __init__(self, cluster: SharedThreadCluster) -> None:
         self._cluster = cluster
@@ -84,7 +84,7 @@ class _OfWorker:
 
 @contextlib.contextmanager
 def own_strategies(num_workers: int, num_servers: int = 2) -> Iterator[list[RemoteStateStrategy]]:
-    """The strategy of each worker, on the same servers."""
+    """Returns a strategy per worker on the same servers."""
     with contextlib.ExitStack() as stack:
         cluster = SharedThreadCluster(num_servers)
         stack.callback(cluster.close)
@@ -105,7 +105,7 @@ def own_strategies(num_workers: int, num_servers: int = 2) -> Iterator[list[Remo
 
 
 def in_threads(programs: list[Callable[[], Any]]) -> list[Any]:
-    """What the programs return that run at the same time; raises what one of them raises."""
+    """Runs programs concurrently and returns their results; raises their errors."""
     results: list[Any] = [None] * len(programs)
 
     def run(place: int) -> None:

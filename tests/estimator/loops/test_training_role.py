@@ -1,4 +1,4 @@
-"""Workers with programs of their own train one model: compared with one device."""
+"""Independent workers train one model like one device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.estimator.served import LIMIT_S, X, Y, endless, in_threads, model_fn, own_strategies
+from tests.estimator.independent_workers import (
+    LIMIT_S,
+    X,
+    Y,
+    endless,
+    in_threads,
+    model_fn,
+    own_strategies,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -30,7 +38,7 @@ def data() -> Any:
 
 
 class Watching(sg.estimator.SessionRunHook):
-    """Keeps what it is told, and may wait at a step."""
+    """Records its calls, and may wait at a step."""
 
     def __init__(self, started: threading.Event | None = None) -> None:
         self.steps: list[int] = []
@@ -50,13 +58,13 @@ def test_one_worker_makes_the_updates_of_one_device(tmp_path) -> None:
     alone = estimator_of(tmp_path / "alone")
     alone.train(endless, steps=12)
     with own_strategies(1) as (strategy,):
-        served = estimator_of(tmp_path / "served", strategy)
-        served.train(endless, max_steps=12)
+        trained = estimator_of(tmp_path / "trained", strategy)
+        trained.train(endless, max_steps=12)
     expected = values_of(alone)
-    assert served.get_variable_names() == sorted(expected)
-    for name, value in values_of(served).items():
+    assert trained.get_variable_names() == sorted(expected)
+    for name, value in values_of(trained).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
-    assert served.evaluate(data)["global_step"] == 12
+    assert trained.evaluate(data)["global_step"] == 12
 
 
 @pytest.mark.slow
@@ -77,7 +85,7 @@ def test_keras_model_is_trained_on_servers_as_on_one_device(tmp_path) -> None:
 
     expected = trained(tmp_path / "alone")
     with own_strategies(1) as (strategy,):
-        found = trained(tmp_path / "served", strategy)
+        found = trained(tmp_path / "trained", strategy)
     assert found.keys() == expected.keys()
     for name, value in found.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)

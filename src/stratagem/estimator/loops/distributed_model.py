@@ -1,11 +1,11 @@
-"""A model function under one strategy: its variables, its steps and their checkpoint."""
+"""Variables, steps and checkpoints of a model function under a strategy."""
 
 from __future__ import annotations
 
 import jax
 
-from stratagem.estimator.loops.coordinated_training import Coordinated
-from stratagem.estimator.loops.training_part import OwnProgram, TrainingPart
+from stratagem.estimator.loops.coordinated_training import CoordinatorRole
+from stratagem.estimator.loops.training_role import IndependentWorkerRole, TrainingRole
 from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.estimator.steps.checkpoints import ModelCheckpoints
 from stratagem.estimator.steps.evaluation import EvaluationStep
@@ -16,71 +16,49 @@ from stratagem.estimator.steps.variable_store import VariableStore
 from stratagem.strategies import OneDeviceStrategy
 from stratagem.strategies.strategy import Strategy
 
-__all__ = ["PlacedModel", "PlacedModels"]
+__all__ = ["DistributedModel", "DistributedModels"]
 
 
-class PlacedModel:
-    """The variables of a model function under one strategy, and its steps.
-
-    Args:
-        function: the model function.
-        strategy: the strategy.
-        model_dir: the folder of the checkpoints.
-        config: the `RunConfig`.
-    """
+class DistributedModel:
+    """Variables, steps and checkpoints of a model function under one strategy."""
 
     def __init__(
         self, function: ModelFunction, strategy: Strategy, model_dir: str, config: RunConfig
     ) -> None:
         self.strategy = strategy
-        store = VariableStore(strategy)
-        self.store = store
-        self.part = _part_of_training(strategy)
+        self.store = store = VariableStore(strategy)
+        self.role = _training_role(strategy)
         self.checkpoints = ModelCheckpoints(store, model_dir, config)
         self.training = TrainingStep(function, store, strategy)
         self.evaluation = EvaluationStep(function, store, strategy)
         self.prediction = PredictionStep(function, store, strategy)
 
 
-class PlacedModels:
-    """A model function under each strategy that it is run with.
-
-    Args:
-        function: the model function.
-        model_dir: the folder of the checkpoints.
-        config: the `RunConfig`.
-    """
+class DistributedModels:
+    """Cache of distributed models by strategy."""
 
     def __init__(self, function: ModelFunction, model_dir: str, config: RunConfig) -> None:
         self._function = function
         self._model_dir = model_dir
         self._config = config
-        self._models: dict[Strategy, PlacedModel] = {}
+        self._models: dict[Strategy, DistributedModel] = {}
         self._one_device: Strategy | None = None
 
-    def under(self, strategy: Strategy | None) -> PlacedModel:
-        """Returns the model under a strategy.
-
-        Args:
-            strategy: the strategy; None for JAX's default device.
-        """
+    def under(self, strategy: Strategy | None) -> DistributedModel:
+        """Returns the model under a strategy; None means JAX's default device."""
         if strategy is None:
             strategy = self._on_default_device()
         if strategy not in self._models:
-            self._models[strategy] = PlacedModel(
+            self._models[strategy] = DistributedModel(
                 self._function, strategy, self._model_dir, self._config
             )
         return self._models[strategy]
 
     @staticmethod
     def skip_training(strategy: Strategy | None) -> None:
-        """Notes that a training has nothing to do, for those that would wait for it.
-
-        Args:
-            strategy: of the training.
-        """
+        """Lets other tasks know that this training run has no steps, so they don't wait for it."""
         if strategy is not None:
-            _part_of_training(strategy).skip()
+            _training_role(strategy).skip()
 
     def _on_default_device(self) -> Strategy:
         if self._one_device is None:
@@ -89,7 +67,9 @@ class PlacedModels:
         return self._one_device
 
 
-def _part_of_training(strategy: Strategy) -> TrainingPart:
+def _training_role(strategy: Strategy) -> TrainingRole:
     if not strategy.placement.is_remote:
-        return TrainingPart(strategy)
-    return Coordinated(strategy) if strategy.executor.schedules else OwnProgram(strategy)
+        return TrainingRole(strategy)
+    if strategy.executor.schedules:
+        return CoordinatorRole(strategy)
+    return IndependentWorkerRole(strategy)

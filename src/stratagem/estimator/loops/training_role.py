@@ -1,0 +1,104 @@
+"""Training roles of a process: lockstep worker, independent worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stratagem.checkpoint.group_calls import is_first
+from stratagem.estimator.loops.batches import InputFunction, ModelBatches
+from stratagem.estimator.steps.model_step import ModelStep
+from stratagem.keras.dataset_creator import DatasetCreator, part_of
+
+__all__ = ["IndependentWorkerRole", "TrainingRole"]
+
+
+class TrainingRole:
+    """Role of a single process, or of processes in lockstep, which all do the same.
+
+    `is_chief` is True if this process writes. `saves` is True if it takes part in saving
+    checkpoints. `counts_all` is True if other processes also count steps.
+    """
+
+    saves = True
+    counts_all = False
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self.is_chief = is_first()
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that train."""
+        topology = self._strategy.topology
+        return topology.num_replicas // topology.num_local_replicas
+
+    def wait(self, limit_s: float) -> None:
+        """Waits until the chief creates the variables. Call before the model function."""
+
+    def begin(self, initialize: Callable[[], bool]) -> bool:
+        """Initializes the existing variables; returns True if they come from a checkpoint."""
+        return initialize()
+
+    def batches(self, input_fn: InputFunction) -> Any:
+        """Returns the batches that this process trains on."""
+        return ModelBatches(input_fn, self._strategy)
+
+    def run(self, step: ModelStep, batch: Any) -> Any:
+        """Runs a step and returns values for hooks."""
+        return step.run(batch)
+
+    def finish(self) -> Any:
+        """Waits for remote steps; returns the last one's values, or None."""
+        return None
+
+    def skip(self) -> None:
+        """Records that this run trains no steps."""
+
+
+class IndependentWorkerRole(TrainingRole):
+    """Role of a worker that runs the whole program, sharing parameter servers with others.
+
+    Only the chief creates, initializes and saves variables; the others look them up.
+    """
+
+    counts_all = True
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__(strategy)
+        worker, self._num_workers = strategy.executor.worker
+        self.is_chief = self.saves = worker == 0
+        self._cluster: Any = strategy.cluster
+        self._number = 0
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that train."""
+        return self._num_workers
+
+    def batches(self, input_fn: InputFunction) -> Any:
+        """Returns the batches of this worker's data shard."""
+        worker, num_workers = self._strategy.executor.worker
+        are_in_sync = self._strategy.placement.remote.variables.mode.num_needed > 0
+        shard = part_of(DatasetCreator(input_fn), worker, num_workers, are_in_sync=are_in_sync)
+        return ModelBatches(shard, self._strategy)
+
+    def wait(self, limit_s: float) -> None:
+        """Waits until the chief has started this training run."""
+        self._number = self._cluster.next_training()
+        if not self.is_chief:
+            self._cluster.wait_for_begin(self._number, limit_s)
+
+    def begin(self, initialize: Callable[[], bool]) -> bool:
+        """Initializes variables on the chief, then releases the other workers."""
+        if not self.is_chief:
+            return True
+        resumes = initialize()
+        self._cluster.begin(self._number)
+        return resumes
+
+    def skip(self) -> None:
+        """Records that this run trains no steps, and releases waiting workers."""
+        number = self._cluster.next_training()
+        if self.is_chief:
+            self._cluster.begin(number)
