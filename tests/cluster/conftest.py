@@ -42,7 +42,7 @@ def no_launcher(monkeypatch) -> None:
     for name in list(os.environ):
         if name in _NAMES or name.startswith(_PREFIXES):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(environment, "_shown_gpus", {})
+    monkeypatch.setattr(environment, "_assigned_gpus", {})
     # A test may write it; monkeypatch then knows what to go back to.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

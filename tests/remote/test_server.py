@@ -101,7 +101,7 @@ def test_local_server_has_a_cluster_of_its_own(started, monkeypatch) -> None:
     [
         ((CLUSTER,), "job_name was not given, but there are several"),
         ((CLUSTER, "worker"), "task_index was not given, but there are several"),
-        ((CLUSTER, "worker", 2), "Task id 2 of 'worker' is past the end"),
+        ((CLUSTER, "worker", 2), "Task id 2 of 'worker' is not in the cluster"),
         ((CLUSTER, "ps"), "Task type 'ps' is not in the cluster"),
         (({},), "has no task"),
         ((CLUSTER, "chief", 0, "udp"), "Server received protocol='udp'"),

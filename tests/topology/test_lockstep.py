@@ -22,12 +22,12 @@ def group(monkeypatch) -> Iterator[Group]:
 def test_error_that_comes_with_the_data_of_a_broken_group_is_reported_to_the_program(group) -> None:
     with pytest.raises(OSError, match="disk"), lockstep.waiting_for_input("a dataset"):
         raise OSError("disk")
-    assert not group.is_told, "the group is whole"
+    assert not group.is_reported, "the group is whole"
     group.report_error("a bug")
     group.wait_for_verdict()
     with pytest.raises(StopIteration), lockstep.waiting_for_input("a dataset"):
         raise StopIteration
-    assert group.is_told
+    assert group.is_reported
 
 
 def test_without_a_group_nothing_is_said() -> None:

@@ -13,7 +13,7 @@ from stratagem.topology import process_exit
 class Broken:
     """A group of which a process is lost while this one waits for all to end."""
 
-    is_told: bool = False
+    is_reported: bool = False
     verdict: object = None
 
     def leave(self) -> bool:
@@ -23,7 +23,7 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    ("planned", "is_told", "code"),
+    ("planned", "is_reported", "code"),
     [
         ([], False, 0),
         ([], True, 1),
@@ -34,12 +34,12 @@ class Broken:
     ],
 )
 def test_planned_code_is_kept_unless_the_program_saw_the_loss(
-    planned, is_told, code, monkeypatch
+    planned, is_reported, code, monkeypatch
 ) -> None:
     ends: list[int] = []
     monkeypatch.setattr(process_exit, "_state", process_exit._ExitState())
     monkeypatch.setattr(process_exit, "_exit", ends.append)
-    monkeypatch.setattr(process_exit, "current_group", lambda: Broken(is_told))
+    monkeypatch.setattr(process_exit, "current_group", lambda: Broken(is_reported))
     for one in planned:
         process_exit.expect_exit(one)
     process_exit._exit_with_group()

@@ -146,7 +146,7 @@ WRONG_TASKS = [
     (CLUSTER, None, "its task has type None and index None"),
     (CLUSTER, {"type": "worker"}, "its task has type 'worker' and index None"),
     (CLUSTER, {"type": "worker", "index": 3}, "index 3 is outside the job 'worker'"),
-    (CLUSTER, {"type": "worker", "index": -1}, "Task index -1 is no index"),
+    (CLUSTER, {"type": "worker", "index": -1}, "Task index -1 is invalid"),
     (CLUSTER, {"type": "master", "index": 0}, "Task type 'master' is unknown"),
     (None, {"type": "ps", "index": 0}, "task type 'ps' and index 0 but no cluster"),
     (None, {"type": "worker", "index": 1}, "task type 'worker' and index 1 but no cluster"),

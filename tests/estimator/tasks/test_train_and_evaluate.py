@@ -265,5 +265,5 @@ def test_evaluator_evaluates_what_is_there(tmp_path, monkeypatch) -> None:
 
 def test_second_evaluator_is_an_error(monkeypatch) -> None:
     in_cluster(monkeypatch, "evaluator", 1, chief=1)
-    with pytest.raises(ValueError, match="Task id 1 of 'evaluator' is past the end"):
+    with pytest.raises(ValueError, match="Task id 1 of 'evaluator' is not in the cluster"):
         RunConfig()
