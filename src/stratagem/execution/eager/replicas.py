@@ -1,8 +1,8 @@
-"""Eager execution: a thread a replica, one at a time up to each point where they meet.
+"""Eager execution: one thread per replica, run one at a time between collectives.
 
-The calling thread passes a baton: replica 0 runs until it asks the others for something or ends,
-then replica 1, and so on; then the calling thread answers all of them at once. With several
-processes each runs its own replicas, and the calling threads tell each other what was asked.
+The calling thread passes a baton: replica 0 runs to its next collective or its end, then replica 1,
+and so on. Then the calling thread answers all requests together. With several processes, each runs
+its local replicas, and the calling threads exchange the requests.
 
 Source: TF 2.21 mirrored_run.py, _call_for_each_replica.
 """
@@ -45,22 +45,12 @@ __all__ = ["run_eagerly"]
 
 
 def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls a function once a replica, op by op.
-
-    Args:
-        strategy: the strategy whose replicas run it.
-        fn: the replica function.
-        args: positional arguments, with `PerReplica` for what is split.
-        kwargs: keyword arguments, likewise.
-
-    Returns:
-        The regrouped result.
+    """Calls a function once per replica, op by op, and returns the regrouped result.
 
     Raises:
-        RuntimeError: replicas make different numbers or kinds of calls to one another, or all
-            variables are in other processes.
-        ValueError: their results differ in structure, or an assignment differs between replicas; or
-            the devices are not here.
+        RuntimeError: replicas make different collective calls, or all variables are remote.
+        ValueError: results differ in structure, an assignment differs between replicas, or the
+            devices are abstract.
     """
     if strategy.topology.is_abstract:
         raise ValueError(
@@ -90,12 +80,12 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
     session.state.send(session.scopes[0])
     if session.summaries is not None:
         forward_summaries(session.summaries.summaries, session.summaries.values)
-    values = [as_values(rebuilt(result)) for result in results]  # what servers have changed since
+    values = [as_values(rebuilt(result)) for result in results]  # as servers updated
     return rebuilt(regroup(values, strategy.topology))
 
 
 def _run_again(strategy: Any, first: _Session) -> tuple[_Session, list[Any]]:
-    """Runs a call once more that has created variables; twice if it has also built something."""
+    """Reruns a call that created variables; once more if a build assigned to them."""
     first.state.restore()
     initialize_created_variables(strategy)
     agree_on_initial_values(strategy.variables, strategy.topology)
@@ -109,14 +99,14 @@ def _run_again(strategy: Any, first: _Session) -> tuple[_Session, list[Any]]:
     if not lost:
         return session, results
     session.state.restore()
-    for place in lost.values():  # only the first replica has built anything
+    for place in lost.values():  # only the first replica built layers
         store_initial(variables[place], scope.early[place][1])
     session = first.anew()
     return session, session.run()
 
 
 def _run_plainly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Runs the function of the default strategy, whose variables are plain: as Keras would."""
+    """Runs the function as plain Keras would, under the default strategy."""
     batch = batch_of(args, kwargs, 1)
     context = ReplicaContext(strategy, 0, SoleCommunicator(), batch)
     with jax.disable_jit(), stack.push(stack.FrameKind.REPLICA, strategy, context):
@@ -132,12 +122,12 @@ class _Abandoned(BaseException):
 
 @dataclasses.dataclass
 class _Request:
-    """What a replica asks of all replicas together.
+    """A collective call of one replica.
 
     Args:
-        kind: the method that was called, to be compared between replicas.
+        kind: name of the called method, compared between replicas.
         value: this replica's contribution.
-        answer: called with all contributions in replica order; returns one result a replica.
+        answer: called with all contributions in replica order; returns one result per replica.
     """
 
     kind: str
@@ -146,11 +136,11 @@ class _Request:
 
 
 class _Replica:
-    """The thread of one replica, and where it stands."""
+    """The thread of one replica and its state."""
 
     def __init__(self, replica_id: int, place: int) -> None:
         self.replica_id = replica_id
-        self.place = place  # among those of this process
+        self.place = place  # index among local replicas
         self.resume = threading.Semaphore(0)
         self.request: _Request | None = None
         self.reply: Any = None
@@ -181,11 +171,11 @@ class _Session:
         ]
 
     def anew(self) -> _Session:
-        """The same call once more."""
+        """Returns a new session for the same call."""
         return _Session(self._strategy, self._fn, *self._arguments)
 
     def run(self) -> list[Any]:
-        if self.num_replicas == 1:  # nobody to wait for: no thread needed
+        if self.num_replicas == 1:  # a single replica needs no thread
             return [self._call(self._replicas[0])]
         threads = [
             threading.Thread(
@@ -218,7 +208,7 @@ class _Session:
                     raise replica.error
             requests = [replica.request for replica in self._replicas]
             if all(replica.is_done for replica in self._replicas):
-                if self._topology.spans_processes:  # the others may not have ended
+                if self._topology.spans_processes:  # replicas of other processes may still run
                     self._check_ended(requests)
                 return
             self._answer(requests)
@@ -282,7 +272,7 @@ class _Session:
         )
 
     def meet(self, replica: _Replica, request: _Request) -> Any:
-        """Called in a replica's thread: hands the baton back until all replicas have asked."""
+        """Blocks a replica's thread until all replicas have made requests; returns the reply."""
         replica.request = request
         self._baton.release()
         replica.resume.acquire()
@@ -291,9 +281,9 @@ class _Session:
         return replica.reply
 
     def merge(self, fn: Callable[..., Any], calls: list[Any]) -> list[Any]:
-        """Called in the calling thread: one cross-replica call for all replicas."""
+        """Makes one cross-replica call for all replicas, in the calling thread."""
         self.state.keep(self.scopes)
-        # Those of other processes cannot be put on their devices from here: all stay on ours.
+        # Devices of other processes are not addressable: all components stay on local ones.
         spans = self._topology.spans_processes
         merged_args, merged_kwargs = regroup(calls, None if spans else self._topology)
         result = fn(self._strategy, *merged_args, **merged_kwargs)
@@ -301,7 +291,7 @@ class _Session:
 
 
 class _EagerCommunicator(Communicator):
-    """Reaches the other replicas by meeting them."""
+    """Collectives between the replica threads of an eager session."""
 
     def __init__(self, session: _Session, replica: _Replica, device: Any) -> None:
         self._session = session
@@ -310,15 +300,15 @@ class _EagerCommunicator(Communicator):
 
     @property
     def num_replicas(self) -> int:
-        """Number of threads of this session."""
+        """Number of replicas in sync."""
         return self._session.num_replicas
 
     def all_reduce(self, op: ReduceOp, value: Any) -> Any:
-        """Meets the others for a sum or a mean; can be differentiated."""
+        """Returns a sum or mean over replicas; differentiable."""
         return self._all_reduce(op, value, are_gradients=False)
 
     def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
-        """Meets the others for each of the values."""
+        """Reduces the values one by one."""
         return [self._all_reduce(op, value, are_gradients=True) for value in values]
 
     def _all_reduce(self, op: ReduceOp, value: Any, *, are_gradients: bool) -> Any:
@@ -335,7 +325,7 @@ class _EagerCommunicator(Communicator):
         return self_transposed(reduce)(jnp.asarray(value))
 
     def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
-        """Meets the others for a concatenation; can be differentiated."""
+        """Returns a concatenation over replicas; differentiable."""
         sizes: list[int] = []
 
         def gather(value: Any) -> Any:
@@ -366,7 +356,7 @@ class _EagerCommunicator(Communicator):
         return differentiable(jnp.asarray(value))
 
     def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Meets the others for one call in the calling thread."""
+        """Calls a function once in cross-replica context, in the calling thread."""
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             raise RuntimeError(
                 explain(

@@ -1,4 +1,4 @@
-"""One trace of an `sg.function`, compiled: variables it uses are inputs and outputs."""
+"""Traces and compiled programs of `sg.function`, with variables as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -42,13 +42,7 @@ __all__ = ["Call", "FunctionProgram", "KnownVariables", "flatten_call", "trace_f
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """The flattened arguments of one call.
-
-    Args:
-        structure: pytree structure of `(args, kwargs)`.
-        leaves: the arguments.
-        kinds: of each what a program must know; hashable.
-    """
+    """Flattened arguments of one call. `kinds` is hashable and part of the program's cache key."""
 
     structure: Any
     leaves: list[Any]
@@ -56,33 +50,18 @@ class Call:
 
     @property
     def arrays(self) -> list[Any]:
-        """The arguments that are traced."""
+        """The traced arguments."""
         return [leaf for leaf in self.leaves if _is_traced(leaf)]
 
     def with_arrays(self, arrays: list[Any]) -> tuple[Any, Any]:
-        """Returns `(args, kwargs)` with other arrays in the places of the traced ones.
-
-        Args:
-            arrays: as many as `self.arrays`.
-
-        Returns:
-            The pair that the function is called with.
-        """
+        """Returns `(args, kwargs)` with the traced arguments replaced."""
         remaining = iter(arrays)
         leaves = [next(remaining) if _is_traced(leaf) else leaf for leaf in self.leaves]
         return jax.tree.unflatten(self.structure, leaves)
 
 
 def flatten_call(args: Any, kwargs: Any) -> Call:
-    """Sorts the arguments of a call: arrays and Python numbers are traced, the rest is static.
-
-    Args:
-        args: positional arguments.
-        kwargs: keyword arguments.
-
-    Returns:
-        The flattened arguments.
-    """
+    """Flattens arguments: arrays and Python numbers are traced, all others are static."""
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=lambda leaf: leaf is None)
     kinds = tuple(_kind(leaf) if _is_traced(leaf) else Static(leaf) for leaf in leaves)
     return Call(structure, leaves, kinds)
@@ -103,7 +82,7 @@ def _kind(leaf: Any) -> Any:
 
 
 class _FunctionScope(keras.StatelessScope):
-    """Answers for Keras variables of no strategy; the others ask the trace themselves."""
+    """Handles Keras variables without a strategy; all others call the trace themselves."""
 
     def __init__(self, trace: FunctionTrace) -> None:
         super().__init__(initialize_variables=False)
@@ -123,7 +102,7 @@ class _FunctionScope(keras.StatelessScope):
 
 
 class _Results:
-    """What a function returned: arrays are outputs of its program, other objects stay here."""
+    """Results of a function: arrays are outputs of its program, other objects are stored here."""
 
     def __init__(self) -> None:
         self.structure: Any = None
@@ -167,14 +146,7 @@ def _is_whole(leaf: Any) -> bool:
 
 
 class _Attempt:
-    """One trace with a number of variables as inputs; it may turn out that more are used.
-
-    Args:
-        fn: the function.
-        call: how it is called.
-        candidates: the variables that are inputs.
-        builds: what is known of builds in it.
-    """
+    """One trace with `candidates` as variable inputs; it may find that more variables are used."""
 
     def __init__(
         self, fn: Callable[..., Any], call: Call, candidates: list[Any], builds: KnownBuilds
@@ -188,7 +160,7 @@ class _Attempt:
         self.summaries: CollectedSummaries | None = None
 
     def carry_out(self) -> Any:
-        """Returns the jaxpr; None if variables were created that have no values yet."""
+        """Returns the jaxpr; None if it created variables without values."""
         avals = [_aval(_stored(variable)) for variable in self.candidates]
         try:
             return jax.make_jaxpr(self._traced)(avals, self._call.arrays, np.False_)
@@ -211,11 +183,11 @@ class _Attempt:
 
 @dataclasses.dataclass
 class KnownVariables:
-    """The variables that a function is known to use, or might.
+    """Candidate variables of a function.
 
     Args:
-        strategies: whose variables they are.
-        foreign: variables of no strategy, by their identity.
+        strategies: owners of the variables.
+        foreign: variables without a strategy, by identity.
     """
 
     strategies: list[Any] = dataclasses.field(default_factory=list[Any])
@@ -228,18 +200,12 @@ class KnownVariables:
 
 
 def trace_function(fn: Callable[..., Any], call: Call, known: KnownVariables) -> FunctionProgram:
-    """Traces a function until its inputs hold every variable that it uses.
+    """Retraces a function until its inputs include every variable that it uses.
 
-    Args:
-        fn: the function.
-        call: how it is called.
-        known: the variables that are inputs from the start; those found are added.
-
-    Returns:
-        The program.
+    Adds the variables and strategies it finds to `known`.
 
     Raises:
-        ValueError: it creates variables whenever it is called.
+        ValueError: the function creates variables on every call.
         RuntimeError: it uses variables of several strategies.
     """
     strategies = known.strategies
@@ -276,16 +242,13 @@ def _aval(value: Any) -> jax.ShapeDtypeStruct:
 
 
 class FunctionProgram:
-    """One trace of a function, compiled.
+    """One compiled trace of a function.
 
-    Args:
-        closed: its jaxpr; inputs are the values of the attempt's variables and the array arguments,
-            outputs the new values of what was assigned and the array results.
-        attempt: which variables were read and assigned, and what the function returned.
-        strategies: those whose variables may have been used.
+    Inputs of `closed` are the values of the attempt's candidates and the array arguments; outputs
+    are the new values of written variables and the array results.
 
     Raises:
-        RuntimeError: variables of several strategies were used.
+        RuntimeError: the function uses variables of several strategies.
     """
 
     is_reused = False  # after its first call
@@ -343,14 +306,7 @@ class FunctionProgram:
         return variables, results, copied if self._is_of_several else ()
 
     def run(self, arrays: list[Any]) -> Any:
-        """Runs the function and keeps what it assigned.
-
-        Args:
-            arrays: the array arguments.
-
-        Returns:
-            What the function returned.
-        """
+        """Runs the function on its array arguments, stores its writes and returns its result."""
         written = [_stored(variable) for variable in self._written]
         read_only = [_stored(variable) for variable in self._read_only]
         arrays = [self._on_devices(array) for array in arrays]
@@ -378,7 +334,7 @@ class FunctionProgram:
         return self._results.rebuild(outputs[:num_results])
 
     def _on_devices(self, array: Any) -> Any:
-        """Moves an array that was put on other devices; all others the compiled call moves."""
+        """Moves an array committed to other devices; the compiled call moves all others."""
         if self._topology is None or not isinstance(array, jax.Array):
             return array
         if not array.committed and not self._is_of_several:

@@ -1,4 +1,4 @@
-"""A step some of whose variables are kept elsewhere: replicas compute, and updates run there."""
+"""Steps with offloaded variables: replicas compute, and updates run where variables are stored."""
 
 from __future__ import annotations
 
@@ -27,28 +27,16 @@ __all__ = ["OffloadedProgram", "is_offloaded", "rows_of_table"]
 
 
 def is_offloaded(trace: Trace) -> bool:
-    """Tells whether a step has variables that are kept elsewhere than on its devices.
-
-    Args:
-        trace: of the step.
-    """
+    """True if a step has variables stored elsewhere than on its devices."""
     variables = (*trace.written, *trace.read_only, *(one.table for one in trace.lookups))
     return any(store_of(variable) is not None for variable in variables)
 
 
 class OffloadedProgram(Program):
-    """The replicas' part of a step as a program on their devices, and updates as others.
+    """The replicas' part of a step as one program, and one update program per store in `updates`.
 
-    What only an update reads, such as what an optimizer keeps, never leaves its place; of a table
-    that rows are looked up in only these do.
-
-    Args:
-        trace: of the whole step.
-        topology: the devices of the replicas.
-        name: of the function, for messages.
-        remote: variables outside this process; None if there are none.
-
-    `updates` are what follows at each place.
+    Values that only an update reads, such as slots, never leave their store. Lookups move rows
+    instead of whole tables.
     """
 
     _may_loop = False
@@ -68,7 +56,7 @@ class OffloadedProgram(Program):
         super().__init__(rest, topology, name, remote)
 
     def programs(self, arguments: Arguments) -> list[StepProgram]:
-        """Returns all programs of one step, as of `Program`: look-ups first, the updates last."""
+        """Returns all programs of one step: lookups first, updates last."""
         (of_replicas,) = super().programs(arguments)
         pools: dict[str, list[Any]] = dict(zip(POOLS, of_replicas.shapes, strict=True))
         programs = self._lookup_programs(pools)
@@ -94,14 +82,14 @@ class OffloadedProgram(Program):
         return shape_on(value_for_step(variable), sharding)
 
     def _lookup_programs(self, pools: dict[str, list[Any]]) -> list[StepProgram]:
-        """Those that find out which rows are looked up, and give them to the replicas."""
+        """Returns the programs that compute ids of lookups and fetch their rows."""
         if not self.trace.lookups:
             return []
         topology = self._topology
         first, ids = IdsProgram(self.trace, topology, self._name).program(pools)
         programs = [first]
         for lookup, numbers in zip(self.trace.lookups, ids, strict=True):
-            if numbers is None:  # one that nothing depends on
+            if numbers is None:  # an unused lookup
                 continue
             store: Store = lookup.table.store
             is_here = store.is_on_replicas
@@ -121,7 +109,7 @@ class OffloadedProgram(Program):
         return programs
 
     def _part(self, trace: Trace, store: Store) -> Trace:
-        """Cuts the update at one place off; returns what is left."""
+        """Splits off the update for one store; returns the remaining trace."""
         outputs = trace.jaxpr.jaxpr.outvars
         may_update = [store_of(variable) == store for variable in trace.written]
         may_update += [False] * (len(outputs) - len(may_update))
@@ -133,10 +121,10 @@ class OffloadedProgram(Program):
         return _of_replicas(trace, parts)
 
     def _finish(self, handed: list[Any], shared: list[Any]) -> None:
-        """Updates the variables from what the replicas have summed."""
+        """Updates the variables from the sums over replicas."""
         first = 0
         inputs: list[tuple[_Update, Any]] = []
-        for update in self.updates:  # what they read of one another they read before
+        for update in self.updates:  # read all inputs before any update writes
             own_part = handed[first : first + update.num_handed]
             inputs.append((update, update.inputs(own_part, shared)))
             first += update.num_handed
@@ -149,7 +137,7 @@ def _rows(store: Store, topology: Topology, table: Any, ids: Any) -> Any:
 
 
 class _Update:
-    """What follows for the variables of one place."""
+    """The update program for the variables of one store."""
 
     def __init__(self, trace: Trace, parts: StepParts, store: Store) -> None:
         self.num_handed = parts.num_handed
@@ -162,7 +150,7 @@ class _Update:
             if is_updated
         ]
         sources = [_Source.of(trace, place) for place in parts.update_inputs]
-        # Old values in the order of the new ones: each of these then takes the memory of its own.
+        # Old values in the order of the new ones, so that each new value reuses its buffer.
         ranks = {id(variable): place for place, variable in enumerate(self._updated)}
         own = [place for place, source in enumerate(sources) if id(source.variable) in ranks]
         own.sort(key=lambda place: ranks[id(sources[place].variable)])
@@ -175,7 +163,7 @@ class _Update:
 
     @property
     def has_work(self) -> bool:
-        """Whether any variable is updated here, and not by the replicas."""
+        """True if this program updates any variable."""
         return bool(self._updated)
 
     def _values(self, own: list[Any], others: list[Any]) -> list[Any]:
@@ -189,15 +177,7 @@ class _Update:
         return [self._store.unload(value) for value in retrace(self.jaxpr, in_order)]
 
     def inputs(self, handed: list[Any], shared: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Returns what the update needs.
-
-        Args:
-            handed: what the replicas hand over.
-            shared: the arguments of the step that are the same on all of them.
-
-        Returns:
-            The values of its variables, which it takes over, and all others.
-        """
+        """Returns the donated old values of updated variables, and all other inputs."""
         pools = {"handed": handed, "shared": shared, "constant": self._constants}
         own = [variable.stored for variable in self._own]
         others = [
@@ -209,12 +189,7 @@ class _Update:
         return own, others
 
     def program(self, pools: dict[str, list[Any]]) -> StepProgram:
-        """Returns the program with what to lower it from.
-
-        Args:
-            pools: of shapes: what the replicas hand over, the shared arguments of the step and
-                constants.
-        """
+        """Returns the program with shapes, from the shapes in `pools`."""
         own = [self._shape(variable) for variable in self._own]
         others = [
             shape_on(pools[source.pool][source.index], self._store.update_sharding())
@@ -251,19 +226,14 @@ class _Update:
         return variable is not None and store_of(variable) == self._store
 
     def run(self, own: list[Any], others: list[Any]) -> None:
-        """Updates the variables.
-
-        Args:
-            own: what `inputs` returned first.
-            others: what it returned second.
-        """
+        """Updates the variables from the two lists returned by `inputs`."""
         if not self.has_work:
             return
         for variable, value in zip(self._updated, self._run(own, others), strict=True):
             variable.stored = value
 
     def _kept(self, variable: Any) -> Any:
-        """The value of a variable at this place, also of one that is kept at none."""
+        """Returns the value of a variable for the update, moved there if stored elsewhere."""
         if self._is_kept(variable):
             return variable.stored
         return self._store.for_update(value_for_step(variable))
@@ -271,7 +241,7 @@ class _Update:
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Where an input of an update comes from: a variable, or a place in a pool of arrays."""
+    """Source of an update's input: a variable, or an index into a pool of arrays."""
 
     variable: Any
     pool: str = ""
@@ -288,21 +258,21 @@ class _Source:
 
 
 class _StoredRows:
-    """Gives replicas the rows that they look up; see `stratagem.execution.RemoteState`."""
+    """Remote state that fetches looked-up rows from stores of this process."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
 
     def holds(self, trace: Any) -> bool:
-        """Says yes: it is made for one step."""
+        """Always True: it is created for one step."""
         return True
 
     def updates_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
-        """Returns False: the step itself computes every new value."""
+        """Always False: the step itself computes every new value."""
         return False
 
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
-        """Does nothing: whatever is here is changed here."""
+        """Does nothing, because all changes are local."""
 
     def run(
         self,
@@ -316,13 +286,7 @@ class _StoredRows:
 
 
 def rows_of_table(lookup: Lookup, ids: Any, topology: Topology) -> Any:
-    """Returns the rows of one lookup in a table that is kept in this process.
-
-    Args:
-        lookup: the lookup.
-        ids: of each replica; None where nothing depends on the rows.
-        topology: the devices of the replicas.
-    """
+    """Returns the rows of a lookup in a table of this process; zeros if `ids` is None."""
     if ids is None:
         several = (topology.num_replicas,) if topology.num_replicas > 1 else ()
         return jnp.zeros((*several, *lookup.shape), lookup.dtype)
@@ -331,7 +295,7 @@ def rows_of_table(lookup: Lookup, ids: Any, topology: Topology) -> Any:
 
 
 def _of_replicas(trace: Trace, parts: StepParts) -> Trace:
-    """The trace of what replicas compute, with those variables only that they read or write."""
+    """Returns the replicas' part of a trace, with only the variables it reads or writes."""
     written = [
         variable
         for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)

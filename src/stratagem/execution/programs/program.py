@@ -1,4 +1,4 @@
-"""A traced replica function as a compiled program for all replicas, for one step or many."""
+"""Base compiled SPMD program of a traced replica function, for one step or many."""
 
 from __future__ import annotations
 
@@ -32,24 +32,18 @@ from stratagem.variables import VariableKind, home_of, store_of, stored_sharding
 
 __all__ = ["POOLS", "Program", "value_for_step"]
 
-# What a program of replicas takes, in its order.
+# Groups of a program's inputs, in order.
 POOLS: Sequence[str] = ("written", "read_only", "split", "shared", "constant", "rows")
 
 
 class Program:
-    """One trace, compiled on first use for one step, and for each number of steps asked for.
+    """One trace, compiled on first use for a single step and for loops over many steps.
 
-    Args:
-        trace: what tracing the replica function found out.
-        topology: the devices of the replicas.
-        name: of the function, for messages.
-        remote: variables outside this process; None if there are none.
-
-    `make_plain` returns a program of the same step without summaries; None where none can be made.
+    `remote` gives access to variables outside this process, or is None. `make_plain` returns a
+    program of the same step without summaries, or is None.
     """
 
-    # How many of the last outputs are what the replicas hand over, and whether steps may follow one
-    # another on the devices.
+    # Number of trailing outputs for offloaded updates, and whether steps may loop on the devices.
     _num_handed = 0
     _may_loop = True
     is_reused = False  # after its first call
@@ -72,31 +66,24 @@ class Program:
         self._many: Any = None
 
     def run(self, arguments: Arguments) -> Any:
-        """Runs one step and keeps what it assigned.
-
-        Args:
-            arguments: of the shapes that the program was traced for.
-
-        Returns:
-            The result, with `PerReplica` leaves; plain ones with one replica.
-        """
+        """Runs one step, stores its writes, and returns the result, plain with one replica."""
         if (plain := self._without_summaries()) is not None:
             return plain.run(arguments)
         return self.run_for(arguments.split, arguments.shared)
 
     def run_for(self, split: list[Any], shared: list[Any]) -> Any:
-        """Runs one step with the arrays of its arguments."""
+        """Runs one step on flat arguments."""
         return self._assemble(self._run(split, shared))
 
     def run_many(self, split: list[Any], shared: list[Any]) -> Any:
-        """Runs as many steps as the split arrays hold, in one call on the devices.
+        """Runs all steps in the split arrays in one call on the devices.
 
         Args:
             split: arrays with steps on axis 0 and replicas on axis 1; with one replica, steps only.
-            shared: arrays that are the same in every step.
+            shared: arrays used by every step.
 
         Returns:
-            The result with steps on the leading axis of each component.
+            The result, with steps on the leading axis of each component.
         """
         if self._topology.is_abstract:
             return self._assemble(self._zeros())
@@ -109,7 +96,7 @@ class Program:
         return self._assemble(self._call(self._many, split, shared))
 
     def _without_summaries(self) -> Program | None:
-        """The program of a call that records nothing, if that is another one."""
+        """Returns the plain program if this call records no summary; otherwise None."""
         is_plain = self._summaries is not None and self._summaries.decide()
         return self.make_plain() if is_plain and self.make_plain is not None else None
 
@@ -131,14 +118,14 @@ class Program:
         return results
 
     def _for_each(self, value: Any) -> jax.Array:
-        """A result that is the same on all replicas."""
+        """Returns a replicated result in the form of a per-replica result."""
         topology = self._topology
         if topology.num_replicas == 1:
             return value
         return topology.stack([value] * topology.num_local_replicas)
 
     def _run_one_by_one(self, split: list[Any], shared: list[Any]) -> list[Any]:
-        """Each step gets values of its own from elsewhere."""
+        """Runs steps in separate calls: each one fetches values from outside the program."""
         steps = [
             self._run([array[step] for array in split], shared) for step in range(len(split[0]))
         ]
@@ -158,29 +145,12 @@ class Program:
         return self._ids.run(pools)
 
     def lower(self, arguments: Arguments, num_steps: int = 1) -> Any:
-        """Returns the program for one step or many lowered, from shapes alone.
-
-        Args:
-            arguments: what it was traced for.
-            num_steps: how many steps a call has.
-
-        Returns:
-            What `jax.jit(...).lower` returns; the devices of the topology need not be there (see
-            `jax.experimental.topologies`).
-        """
+        """Lowers the program from shapes alone; the devices of the topology may be abstract."""
         function, shapes = self.with_shapes(arguments, num_steps)
         return function.lower(*shapes)
 
     def with_shapes(self, arguments: Arguments, num_steps: int = 1) -> tuple[Any, tuple[Any, ...]]:
-        """Returns the jitted function of one step or many, and what to lower it with.
-
-        Args:
-            arguments: what it was traced for.
-            num_steps: how many steps a call has.
-
-        Returns:
-            The function, and for each of its arguments shapes with their shardings.
-        """
+        """Returns the jitted function and its arguments as shapes with shardings."""
         topology = self._topology
         copied, split = topology.replicated, topology.stacked
         many = num_steps > 1
@@ -201,11 +171,7 @@ class Program:
         )
 
     def programs(self, arguments: Arguments) -> list[StepProgram]:
-        """Returns all programs of one step, in the order in which they run, from shapes alone.
-
-        Args:
-            arguments: what it was traced for.
-        """
+        """Returns all programs of one step in execution order, built from shapes alone."""
         function, shapes = self.with_shapes(arguments)
         kept = zip([*self._written, *self._read_only], [*shapes[0], *shapes[1]], strict=True)
         lasting = [shape for place, shape in kept if place.is_on_devices]
@@ -213,15 +179,15 @@ class Program:
         return [StepProgram("replicas", function, shapes, lasting, num_donated=1)]
 
     def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
-        """What stands for a variable where programs are lowered from shapes."""
+        """Returns the shape and sharding of a variable as a program input."""
         return shape_on(self._value(variable), self._sharding(variable))
 
     def _value(self, variable: Any) -> Any:
-        """What the program gets of a variable."""
+        """Returns the value of a variable as a program input."""
         return value_for_step(variable)
 
     def _row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
-        """What stands for the rows of lookups that come from outside."""
+        """Returns the shapes of looked-up rows that come from outside the program."""
         count = self._topology.num_replicas
         several = (count,) if count > 1 else ()
         return [shape_on(lookup, split, several) for lookup in self.trace.lookups]
@@ -237,7 +203,7 @@ class Program:
         read_only = [*map(self._value, self.trace.read_only)]
         shared = [self._everywhere(value) for value in shared]
         if self._constants is None:
-            with jax.ensure_compile_time_eval():  # they outlive a jax.jit around this call
+            with jax.ensure_compile_time_eval():  # the constants outlive a jax.jit around this call
                 self._constants = [
                     self._topology.replicate(value) for value in self.trace.constants
                 ]
@@ -272,15 +238,15 @@ class Program:
         return summaries.end(results, len(split[0]) if function is self._many else None)
 
     def _finish(self, handed: list[Any], shared: list[Any]) -> None:
-        """Does what follows from what the replicas hand over, which is nothing here.
+        """Processes the sums that replicas return for offloaded updates; does nothing here.
 
         Args:
-            handed: arrays that are the same on every replica.
-            shared: the arguments that are.
+            handed: arrays that are equal on all replicas.
+            shared: shared arguments of the step.
         """
 
     def _zeros(self) -> list[Any]:
-        """Stands for results on devices that are not here; no variable changes."""
+        """Returns placeholder results for abstract devices; no variable changes."""
         several = self._topology.num_replicas > 1
         return [
             placeholder(
@@ -291,7 +257,7 @@ class Program:
         ]
 
     def _everywhere(self, value: Any) -> Any:
-        """Moves an array that was put on other devices; all others the compiled call moves."""
+        """Moves an array committed to other devices; the compiled call moves all others."""
         if not isinstance(value, jax.Array) or isinstance(value, Tracer):
             return value
         if self._topology.spans_processes:
@@ -326,7 +292,7 @@ class Program:
         return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
 
     def _out_shardings(self) -> Any:
-        """Where results lie; with one device a replica the program tells it by itself."""
+        """Shardings of the outputs; None with one device per replica, where JAX infers them."""
         if self._topology.groups is None:
             return None
         copied = self._topology.replicated
@@ -335,14 +301,13 @@ class Program:
         return written, stacked, copied, copied
 
     def _sharding(self, variable: Any) -> Sharding:
-        """How the value of a variable that it reads or writes lies on the devices."""
+        """Returns the sharding of a variable as an input or output of the program."""
         return stored_sharding(variable, self._topology)
 
     def _one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
-        """The third result is a token, the fourth what the replicas hand over.
+        """Runs one step on one list of arrays per entry of `POOLS`.
 
-        Args:
-            *arrays: of each of `POOLS`.
+        Returns the written values, the results, a token, and the arrays for offloaded updates.
         """
         pools = dict(zip(POOLS, arrays, strict=True))
         inputs = [pools[source][index] for source, index in self.trace.inputs]
@@ -352,7 +317,7 @@ class Program:
         return list(values), list(results[:end]), self._token(), list(results[end:])
 
     def _token(self) -> Any:
-        """A result that no later program takes over, where somebody waits for it."""
+        """Returns an output that is never donated, if the end of the step is awaited."""
         is_awaited = self._topology.spans_processes or current_events() is not None
         return jnp.zeros((), bool) if is_awaited else ()
 
@@ -377,7 +342,7 @@ class Program:
         return written, results, tokens, []
 
     def _unroll_steps(self) -> bool:
-        """Whether to write many steps out one after the other instead of looping over them.
+        """True if the loop over steps is unrolled.
 
         XLA:CPU computes gradients of convolutions 30 times slower in the body of a loop.
         """
@@ -403,16 +368,12 @@ class Program:
 
 
 def value_for_step(variable: Any) -> Any:
-    """Returns what a step gets of a variable.
-
-    Args:
-        variable: of a strategy, or a plain Keras variable.
-    """
+    """Returns the value of a variable, of a strategy or of plain Keras, as input of a step."""
     return variable.value if home_of(variable) is None else variable.for_step
 
 
 class _Place:
-    """Where the value of a variable is kept between steps."""
+    """Destination of a variable's new value after a step."""
 
     __slots__ = ("_is_stored", "spec", "variable")
 
@@ -434,5 +395,5 @@ class _Place:
         elif (trace := current_function_trace()) is not None:
             trace.store(self.variable, value)
         else:
-            # A variable of no strategy stays an ordinary array that is bound to no device.
+            # A variable without a strategy stays an ordinary array, committed to no device.
             self.variable.assign(jax.device_get(value))
