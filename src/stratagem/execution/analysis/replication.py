@@ -51,16 +51,7 @@ class _DivergenceError(Exception):
 
 
 def may_wait_for_ever(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> bool:
-    """Tells whether replicas may part at a condition and wait for one another behind it.
-
-    Args:
-        jaxpr: the trace of one replica.
-        differing_inputs: one flag for each of its input variables.
-
-    Returns:
-        True if an operation over replicas stands in a branch, or a loop, that is chosen by a value
-        that may differ between replicas.
-    """
+    """True if a collective is in a branch or loop chosen by a value that may differ by replica."""
     if not _has_meeting_branch(jaxpr):
         return False
     try:
@@ -71,7 +62,7 @@ def may_wait_for_ever(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> bool:
 
 
 def _has_meeting_branch(jaxpr: Jaxpr) -> bool:
-    """Whether there is anything to look into, which in most programs there is not."""
+    """True if any branch or loop contains a collective."""
     for eqn in jaxpr.eqns:
         inner = [one for value in eqn.params.values() for one in inner_jaxprs(value)]
         if eqn.primitive.name in ("cond", "while"):
@@ -83,36 +74,20 @@ def _has_meeting_branch(jaxpr: Jaxpr) -> bool:
 
 
 def _check_meeting(eqn: Any) -> None:
-    """Called where the choice of a branch, or the length of a loop, may differ."""
+    """Raises if a branch or loop with a divergent predicate contains a collective."""
     inner = [one for value in eqn.params.values() for one in inner_jaxprs(value)]
     if any(contains_primitive(one, *_MEETING) for one in inner):
         raise _DivergenceError
 
 
 def differing_outputs(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> list[bool]:
-    """Tells for each output of a jaxpr whether it may differ between replicas.
-
-    Args:
-        jaxpr: the trace of one replica.
-        differing_inputs: one flag for each of its input variables.
-
-    Returns:
-        One flag for each output.
-    """
+    """Returns one flag per output: True if it may differ between replicas."""
     differs = differing_values(jaxpr, differing_inputs)
     return [not isinstance(atom, Literal) and differs.get(atom, False) for atom in jaxpr.outvars]
 
 
 def differing_values(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> dict[Var, bool]:
-    """Tells for each value in a jaxpr whether it may differ between replicas.
-
-    Args:
-        jaxpr: the trace of one replica.
-        differing_inputs: one flag for each of its input variables.
-
-    Returns:
-        A flag for each variable of the jaxpr itself.
-    """
+    """Returns one flag per variable of the jaxpr: True if it may differ between replicas."""
     differs: dict[Var, bool] = dict(zip(jaxpr.invars, differing_inputs, strict=True))
     anything_differs = any(differing_inputs) or contains_primitive(jaxpr, *_DISTINGUISHING)
 
@@ -135,7 +110,7 @@ def differing_values(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> dict[Var
 
 
 def _is_not_followed(eqn: Any) -> bool:
-    """Whether an operation asks the host, or changes references in a jaxpr inside it."""
+    """True for host callbacks and for references changed in an inner jaxpr."""
     inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
     return eqn.primitive.name == "io_callback" or any(
         contains_primitive(jaxpr, *_REFERENCES) for jaxpr in inner
@@ -165,11 +140,7 @@ def _eqn_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
 
 
 def inner_jaxprs(value: Any) -> list[Jaxpr]:
-    """Returns the jaxprs in a parameter of an operation, such as the branches of a condition.
-
-    Args:
-        value: the parameter.
-    """
+    """Returns the jaxprs in a parameter of an operation, such as the branches of a `cond`."""
     if isinstance(value, ClosedJaxpr):
         return [value.jaxpr]
     if isinstance(value, Jaxpr):
@@ -180,15 +151,7 @@ def inner_jaxprs(value: Any) -> list[Jaxpr]:
 
 
 def contains_primitive(jaxpr: Jaxpr, *names: str) -> bool:
-    """Tells whether a primitive occurs in a jaxpr, or in one inside it.
-
-    Args:
-        jaxpr: the jaxpr.
-        *names: names of primitives.
-
-    Returns:
-        True if one of them does.
-    """
+    """True if any of the primitives occurs in a jaxpr or inside it."""
     return any(
         eqn.primitive.name in names
         or any(

@@ -1,4 +1,4 @@
-"""A step, as one program, whose variables are kept in parts on the replicas' own devices."""
+"""Steps with variables sharded over the replicas' own devices, as one program."""
 
 from __future__ import annotations
 
@@ -28,30 +28,17 @@ _Pools = Mapping[str, Sequence[Any]]
 
 
 def is_sharded(trace: Trace, topology: Topology) -> bool:
-    """Tells whether all variables of a step that are kept elsewhere are in parts on its devices.
-
-    Args:
-        trace: of a step that has such variables.
-        topology: the devices of the replicas.
-    """
+    """True if all stored variables of a step are sharded over its devices."""
     return all(
         isinstance(store, ShardedStore) and store.topology == topology for store in _stores(trace)
     )
 
 
 class ShardedProgram(Program):
-    """What replicas compute, and behind it the update, of which each device makes its own part.
+    """The replicas' computation and a sharded update, in one program.
 
-    Of a sum that only this update reads each device gets its part. The rows of tables are exchanged
-    within the program, too. What is in the host's memory each device brings over, its own part, and
-    puts back.
-
-    Args:
-        trace: of the whole step.
-        topology: the devices of the replicas.
-        name: of the function, for messages.
-
-    `parts` are what replicas compute, and the update; `update` is that, by rows where it can be.
+    Sums that only the update reads are reduce-scattered. Rows of tables are exchanged within the
+    program. Each device copies its own shards from and to pinned host memory.
     """
 
     def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
@@ -68,7 +55,7 @@ class ShardedProgram(Program):
         return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
 
     def programs(self, arguments: Arguments) -> list[StepProgram]:
-        """Returns the one program, as of `Program`."""
+        """Returns the one program, with the transfers from and to pinned memory."""
         (program,) = super().programs(arguments)
         written, read_only = program.shapes[:2]
         put_back = _pinned(self.trace.written, written)
@@ -92,7 +79,7 @@ class ShardedProgram(Program):
         return super()._sharding(variable) if store is None else store.sharding(variable.shape)
 
     def _one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
-        """Here arrays are those of all replicas."""
+        """Runs one step on global arrays."""
         pools: dict[str, Sequence[Any]] = dict(zip(POOLS, arrays, strict=True))
         pools["written"] = [*map(_loaded, self.trace.written, pools["written"])]
         pools["read_only"] = [*map(_loaded, self.trace.read_only, pools["read_only"])]
@@ -143,7 +130,7 @@ class ShardedProgram(Program):
         return run(*[inputs[place] for place in places])
 
     def _updated(self, variable: Any, value: Any) -> Any:
-        """A new value where it is kept, which each device computes its part of."""
+        """Returns a new value in its store; each device computes one shard."""
         parted = self._store.compute_sharding(tuple(variable.shape))
         value = jax.lax.with_sharding_constraint(value, parted)
         if store_of(variable) is None:  # a copy on each device
@@ -152,13 +139,7 @@ class ShardedProgram(Program):
 
 
 class _ExchangedRows:
-    """The rows that replicas look up in tables which are inputs of the program.
-
-    Args:
-        trace: of the step; each table is among its variables.
-        topology: the devices of the replicas.
-        name: of the function, for messages.
-    """
+    """Lookups of rows in tables that are inputs of the program."""
 
     def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
         self._lookups = trace.lookups
@@ -171,11 +152,7 @@ class _ExchangedRows:
         }
 
     def rows(self, pools: _Pools) -> list[Any]:
-        """Returns the rows of each lookup for all replicas.
-
-        Args:
-            pools: the inputs of the step by their source.
-        """
+        """Returns the rows of each lookup for all replicas."""
         count = self._topology.num_replicas
         several = (count,) if count > 1 else ()
         rows: list[Any] = []
@@ -199,7 +176,7 @@ def _unloaded(variable: Any, value: Any) -> Any:
 
 
 def _pinned(variables: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-    """The shapes of those variables that are in pinned memory."""
+    """Returns the shapes of variables in pinned memory."""
     pairs = [(store_of(one), shape) for one, shape in zip(variables, shapes, strict=True)]
     return [shape for store, shape in pairs if store is not None and store.is_pinned]
 
@@ -210,14 +187,14 @@ def _stores(trace: Trace) -> list[Any]:
 
 
 def _with_tables(trace: Trace) -> Trace:
-    """The trace with those tables, too, of which it reads nothing but rows."""
+    """Adds tables used only by lookups to the read-only variables of a trace."""
     known = {id(variable) for variable in (*trace.written, *trace.read_only)}
     tables = {id(one.table): one.table for one in trace.lookups if id(one.table) not in known}
     return dataclasses.replace(trace, read_only=[*trace.read_only, *tables.values()])
 
 
 def _parts_of(trace: Trace, store: ShardedStore) -> tuple[StepParts, list[int | None]]:
-    """What replicas compute and the update, and which sums are wanted in parts."""
+    """Splits a step into replica part and update, with the axis of each reduce-scattered sum."""
     jaxpr = trace.jaxpr.jaxpr
     outvars = jaxpr.outvars[: len(trace.written) + trace.num_outputs]  # the ids are known before
     # From what an optimizer keeps in parts follow weights of which each device may have a copy.

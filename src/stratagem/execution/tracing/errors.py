@@ -1,4 +1,4 @@
-"""What is wrong with a replica function, found out when it is traced or run."""
+"""Errors in replica functions, found during tracing or eager execution."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ __all__ = [
 
 
 def parted(strategy: Any) -> RuntimeError:
-    """Returns the error for replicas that would wait for one another for ever.
-
-    Args:
-        strategy: the strategy whose replicas they are.
-
-    Returns:
-        The error, to be raised.
-    """
+    """Returns the error for replicas that would deadlock."""
     return RuntimeError(
         explain(
             f"A replica function of {strategy} calls all_reduce, all_gather or merge_call in a "
@@ -37,11 +30,7 @@ def parted(strategy: Any) -> RuntimeError:
 
 
 def apart(kinds: list[str]) -> RuntimeError:
-    """Returns the error for replicas that do not meet.
-
-    Args:
-        kinds: what each of them asks for.
-    """
+    """Returns the error for replicas that make different calls, given the call of each replica."""
     return RuntimeError(
         explain(
             f"Replicas stand at different points: {kinds}, in replica order.",
@@ -52,14 +41,7 @@ def apart(kinds: list[str]) -> RuntimeError:
 
 
 def created_again(variable: Any) -> ValueError:
-    """Returns the error for a replica function that makes a new variable on every call.
-
-    Args:
-        variable: one that it made.
-
-    Returns:
-        The error, to be raised.
-    """
+    """Returns the error for a replica function that creates a variable on every call."""
     return ValueError(
         explain(
             f"A replica function created variable {variable.path!r}, and another one when it was "
@@ -71,16 +53,7 @@ def created_again(variable: Any) -> ValueError:
 
 
 def foreign_variable(variable: Any, owner: Any, user: Any) -> ValueError:
-    """Returns the error for a variable that another strategy owns.
-
-    Args:
-        variable: the variable.
-        owner: the strategy in whose scope it was created.
-        user: the strategy whose step used it.
-
-    Returns:
-        The error, to be raised.
-    """
+    """Returns the error for a variable owned by another strategy."""
     return ValueError(
         explain(
             f"Variable {variable.path!r} belongs to {owner} and was used in a step of {user}.",
@@ -91,15 +64,7 @@ def foreign_variable(variable: Any, owner: Any, user: Any) -> ValueError:
 
 
 def disagreement(variable: Any, strategy: Any) -> ValueError:
-    """Returns the error for an assignment that would make the copies of a variable drift apart.
-
-    Args:
-        variable: the variable that was assigned.
-        strategy: the strategy whose replicas assigned it.
-
-    Returns:
-        The error, to be raised.
-    """
+    """Returns the error for an assignment that would make replicas of a variable diverge."""
     return ValueError(
         explain(
             f"A replica function of {strategy} assigned variable {variable.path!r}, whose "

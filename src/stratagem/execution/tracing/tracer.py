@@ -52,7 +52,7 @@ _RECORDS = ("records", 0)
 
 
 class _Recorder:
-    """Runs the function once under a trace and notes what it does to variables."""
+    """Runs the function once under a trace and records its reads and writes of variables."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class _Recorder:
     def body(
         self, state: dict[str, list[Any]], split: list[Any], shared: list[Any], records: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """The function given to `shard_map`: local arrays in, local arrays out."""
+        """The function passed to `shard_map`: local arrays in, local arrays out."""
         several = self._topology.num_replicas > 1
         values = self._local_values(state)
         arguments = self.arguments
@@ -142,7 +142,7 @@ class _Recorder:
         return copied, stacked, outputs
 
     def _receive(self, lookup: Lookup, rows: list[Any]) -> tuple[int, Any]:
-        """A lookup's place and rows, which zeros stand for until the function is traced with it."""
+        """Returns the index and rows of a lookup; zeros until the function is traced with it."""
         place = len(self.lookups)
         self.lookups.append(lookup)
         if place < len(rows) and self.expected_lookups[place].is_like(lookup):
@@ -151,7 +151,7 @@ class _Recorder:
 
     @property
     def has_new_lookups(self) -> bool:
-        """Whether the function has looked up what was not expected."""
+        """True if the function made lookups that were not expected."""
         return len(self.lookups) != len(self.expected_lookups) or not all(
             map(Lookup.is_like, self.lookups, self.expected_lookups)
         )
@@ -197,19 +197,12 @@ def trace_replica_function(
     arguments: Arguments,
     topology: Topology | None = None,
 ) -> Trace:
-    """Traces a replica function once, or once more if it turns out to use variables not known yet.
+    """Traces a replica function, and retraces it if it uses variables not seen before.
 
-    Args:
-        strategy: the strategy whose replicas run it.
-        fn: the replica function.
-        arguments: what it is called with.
-        topology: the devices to trace for, as many as replicas; None for those of the strategy.
-
-    Returns:
-        The trace.
+    `topology` has as many devices as replicas; None means the strategy's own.
 
     Raises:
-        ValueError: a variable of another strategy, or an assignment that replicas may not agree on.
+        ValueError: a variable of another strategy, or an assignment that may differ by replica.
     """
     foreign: list[Any] = []
     lookups: list[Lookup] = []
@@ -293,7 +286,7 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
 def _trace_of(
     recorder: _Recorder, strategy: Any, arguments: Arguments, closed: Any, variables: list[Any]
 ) -> Trace:
-    """The trace of a function, of whose outputs the first are new values of these variables."""
+    """Returns the trace whose first outputs are new values of the given variables."""
     copied = [variable for variable in recorder.candidates if not recorder.is_stacked(variable)]
     stacked = [variable for variable in recorder.candidates if recorder.is_stacked(variable)]
     written = sorted(variables, key=recorder.is_stacked)  # the order of the outputs
@@ -340,14 +333,9 @@ def _trace_of(
 
 
 def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None:
-    """Lets those results alone whose leading size is that of a padded part by chance.
+    """Clears row lengths of results whose leading size equals the padded size by chance.
 
-    Rows are what grows where the part does. A function that takes no other size is believed.
-
-    Args:
-        trace: some of its results look like padded rows.
-        larger: to trace the function once more, with one row more.
-        topology: the devices.
+    Rows grow with the padded part. If the function rejects another size, nothing changes.
     """
     try:
         _make_jaxpr(larger, topology, larger.arguments)
