@@ -1,8 +1,7 @@
-"""Which results of a traced replica function are the same on every replica, whatever the data.
+"""Replication analysis: finds results of a traced replica function that are equal on all replicas.
 
-A forward pass over the jaxpr: an output of an operation may differ between replicas if an input of
-it may, except that sums and gathers over the replica axis are the same everywhere, and the
-replica's own id never is. What is not known is taken to differ.
+In a forward pass over the jaxpr, an output may differ between replicas if an input may. Sums and
+gathers over replicas are equal everywhere; the replica id never is. Unknown operations differ.
 """
 
 from __future__ import annotations

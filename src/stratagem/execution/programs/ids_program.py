@@ -1,4 +1,4 @@
-"""The part of a step that computes which rows of tables it looks up."""
+"""Program that computes the ids of a step's lookups."""
 
 from __future__ import annotations
 
@@ -20,15 +20,10 @@ __all__ = ["IdsProgram", "spec_of_input"]
 
 
 class IdsProgram:
-    """Computes the ids of each lookup of a step; nothing else of the step is left in it.
-
-    Args:
-        trace: of the step.
-        topology: the devices of the replicas.
-        name: of the function, for messages.
+    """Computes only the ids of each lookup of a step.
 
     Raises:
-        ValueError: ids that follow from rows which the step looks up.
+        ValueError: ids depend on rows that the step looks up.
     """
 
     def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
@@ -72,20 +67,15 @@ class IdsProgram:
         self._num_lookups = len(trace.lookups)
 
     def run(self, pools: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Returns the ids of each lookup; None where nobody needs its rows.
+        """Returns the ids of each lookup; None if its rows are unused.
 
-        Args:
-            pools: the inputs of the step by their source; of variables functions that return them.
+        In `pools`, variables are functions that return their values.
         """
         inputs = [pools[source][index] for source, index in self._inputs]
         return self._by_lookup(self._run(*[one() if callable(one) else one for one in inputs]))
 
     def program(self, pools: dict[str, list[Any]]) -> tuple[StepProgram, list[Any]]:
-        """Returns the program with what to lower it from, and the shapes of the ids.
-
-        Args:
-            pools: as for `run`, shapes on devices in place of arrays.
-        """
+        """Returns the program with its arguments and the shapes of the ids; `pools` has shapes."""
         inputs = tuple(pools[source][index] for source, index in self._inputs)
         program = StepProgram("ids", self._run, inputs, inputs)
         return program, self._by_lookup(jax.eval_shape(self._run, *inputs))
@@ -98,13 +88,7 @@ class IdsProgram:
 
 
 def spec_of_input(source: str, index: int, trace: Trace) -> PartitionSpec:
-    """Returns how an input of a step is spread over the replicas.
-
-    Args:
-        source: of the input.
-        index: of it in its source.
-        trace: of the step.
-    """
+    """Returns the partition spec of an input of a step."""
     variables = {"read_only": trace.read_only, "written": trace.written}.get(source)
     home = None if variables is None else home_of(variables[index])
     is_on_read = home is not None and home.kind is VariableKind.ON_READ

@@ -1,4 +1,4 @@
-"""A warning for steps that are compiled again and again."""
+"""Warning for steps that are recompiled repeatedly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_PLACES = 1_000
 
 
 class Recompilations:
-    """Counts the programs of each place in the code, by kinds of arguments."""
+    """Counts programs per code location and kinds of arguments."""
 
     def __init__(self) -> None:
         self._counts: collections.OrderedDict[Any, int] = collections.OrderedDict()
@@ -28,13 +28,7 @@ class Recompilations:
         self._programs: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
     def note(self, fn: Any, kinds: Any, program: Any) -> None:
-        """Notes a new program; warns of the third one in a row that was used once.
-
-        Args:
-            fn: the function.
-            kinds: of its arguments; hashable.
-            program: of the function, which tells whether it `is_reused`.
-        """
+        """Records a new program; warns if it is the third in a row that was used once."""
         inner = fn.func if isinstance(fn, functools.partial) else fn
         inner = getattr(inner, "__func__", inner)
         if not isinstance(inner, types.FunctionType):

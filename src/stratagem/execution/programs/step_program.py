@@ -1,4 +1,4 @@
-"""The programs that one step is made of, with what to lower them from: for who plans them."""
+"""Description of a step's programs and their arguments, for planning."""
 
 from __future__ import annotations
 
@@ -38,11 +38,5 @@ class StepProgram:
 
 
 def shape_on(value: Any, sharding: Any, before: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
-    """Returns what stands for an array on devices.
-
-    Args:
-        value: of its shape and dtype.
-        sharding: where it lies.
-        before: sizes of axes that come first.
-    """
+    """Returns shape and dtype of an array with a sharding, after the leading axes in `before`."""
     return jax.ShapeDtypeStruct((*before, *value.shape), value.dtype, sharding=sharding)

@@ -1,6 +1,6 @@
-"""Whether all processes are about to run the same program, asked before its first step.
+"""Program fingerprint: checks that all processes compiled the same program.
 
-Programs that differ would exchange what does not belong together, or wait for ever.
+Different programs would exchange unrelated data or deadlock.
 """
 
 from __future__ import annotations
@@ -19,23 +19,15 @@ __all__ = ["agree_on_program", "name_of"]
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """Returns what a function is called in messages.
-
-    Args:
-        fn: the function.
-    """
+    """Returns the name of a function for messages."""
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
 
 
 def agree_on_program(name: str, jaxpr: ClosedJaxpr) -> None:
     """Compares a program with those of the other processes.
 
-    Args:
-        name: of the function.
-        jaxpr: what it was traced to, variables among its arguments and results.
-
     Raises:
-        RuntimeError: another process is about to run another one.
+        RuntimeError: another process has a different program.
     """
     group = current_group()
     assert group is not None
@@ -63,7 +55,7 @@ def agree_on_program(name: str, jaxpr: ClosedJaxpr) -> None:
 
 
 def _lines(jaxpr: Jaxpr) -> Iterator[str]:
-    """What happens in a program, without names and addresses, which differ between processes."""
+    """Yields the operations of a program, without names and addresses that differ by process."""
     for eqn in jaxpr.eqns:
         constants = [str(atom.val) for atom in eqn.invars if isinstance(atom, Literal)]
         yield f"{eqn.primitive.name} {constants} {[str(var.aval) for var in eqn.outvars]}"

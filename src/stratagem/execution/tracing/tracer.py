@@ -47,7 +47,7 @@ _BRANCHING_NOTE = (
 )
 
 
-# The source of the input that tells whether summaries are recorded.
+# Source of the input that is true if summaries are recorded.
 _RECORDS = ("records", 0)
 
 
@@ -178,7 +178,7 @@ class _Recorder:
 
     def _read(self, variable: Any, values: dict[int, Any]) -> Any:
         value = values.get(id(variable))
-        if value is not None:  # taken out here: of a variable that is not read nothing is computed
+        if value is not None:  # index only variables that are read
             return value[0] if self.is_stacked(variable) else value
         self._note_missed(variable)
         return None
@@ -222,7 +222,7 @@ def trace_replica_function(
             for prepare in recorder.preparations:
                 prepare()
             trace = _finish(recorder, strategy, arguments, closed)
-            # Which rows are needed has to be known before the step; where it is not, all are.
+            # If ids are not known before the step, fetch whole tables.
             if strategy.placement.uses_stores and (chained := chained_tables(trace)):
                 whole_tables, lookups = whole_tables | chained, []
                 continue
@@ -302,7 +302,7 @@ def _trace_of(
         else:
             place = read_only_ids.get(id(variable))
             sources.append(UNTOUCHED if place is None else ("read_only", place))
-    # Dicts are flattened in the order of their keys: rows stand between the other two.
+    # JAX flattens dicts by sorted keys: copied, rows, stacked.
     sources[len(copied) : len(copied)] = [("rows", i) for i in range(len(recorder.lookups))]
     sources += [("split", index) for index in range(len(arguments.split))]
     sources += [("shared", index) for index in range(len(arguments.shared))]
