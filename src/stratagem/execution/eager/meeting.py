@@ -1,4 +1,4 @@
-"""Where eager replicas of several processes meet: what they ask travels by way of the host."""
+"""Exchange of requests between eager replicas of several processes, through the host."""
 
 from __future__ import annotations
 
@@ -15,15 +15,10 @@ __all__ = ["asked_by_all", "self_transposed"]
 
 
 def asked_by_all(kinds: list[str], values: list[Any]) -> tuple[list[str], list[Any]]:
-    """Returns what the replicas of all processes ask; every process has to come here.
+    """Returns the requests of all replicas; a collective call of all processes.
 
-    Args:
-        kinds: what the replicas of this process call.
-        values: with what; pytrees.
-
-    Returns:
-        Both for the replicas of all processes, in their order. Of other processes only the arrays
-        travel: their other objects are taken for those of ours. No values where calls differ.
+    `kinds` and `values` are the local calls and their pytrees. Only arrays are exchanged; other
+    objects are assumed equal. Values are empty if calls differ.
     """
     group = current_group()
     assert group is not None
@@ -45,7 +40,7 @@ def asked_by_all(kinds: list[str], values: list[Any]) -> tuple[list[str], list[A
 
 
 def self_transposed(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Makes a reduction differentiable: its gradient is the same reduction of what comes in."""
+    """Makes a reduction differentiable: its gradient is the same reduction of the cotangent."""
 
     @jax.custom_vjp
     def differentiable(value: Any) -> Any:

@@ -16,15 +16,14 @@ class StepProgram:
     """One jitted function of a step.
 
     Args:
-        name: what it does.
-        function: the function, jitted.
-        shapes: its arguments, arrays as `jax.ShapeDtypeStruct`s with their shardings.
-        lasting: those of the arrays that are there before and after it, whether it runs or not:
-            variables as they are kept on devices, the batch, constants.
-        num_donated: how many of the arguments, from the first on, it takes over.
-        is_of_replicas: whether their devices run it, and not the one that keeps variables.
-        brought: those of the arrays that it brings over from pinned memory of the host.
-        put_back: those of its results that it puts there.
+        name: its purpose.
+        function: the jitted function.
+        shapes: its arguments as `jax.ShapeDtypeStruct`s with shardings.
+        lasting: arguments that stay in device memory between steps: variables, batch, constants.
+        num_donated: number of leading arguments that are donated.
+        is_of_replicas: True if it runs on the replicas' devices, not on the store's.
+        brought: arguments that it copies from pinned host memory.
+        put_back: results that it copies to pinned host memory.
     """
 
     name: str

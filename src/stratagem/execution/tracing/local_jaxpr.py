@@ -1,4 +1,4 @@
-"""The program of one replica, taken out of the trace for all of them."""
+"""Extraction of the program of one replica from the trace for all of them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,16 @@ from stratagem.topology import Topology
 
 __all__ = ["UNTOUCHED", "local_jaxpr", "without_unused_variables"]
 
-# The source of an input that stands for a variable which the function does not touch.
+# Source of an input for an unused variable.
 UNTOUCHED = ("untouched", 0)
 
 
 def local_jaxpr(
     closed: Any, sources: list[tuple[str, int]], topology: Topology
 ) -> tuple[ClosedJaxpr, list[tuple[str, int]], list[Any]]:
-    """Takes the program of one replica out of the shard_map, dropping inputs that nothing reads.
+    """Extracts the program of one replica from `shard_map`, without unused inputs.
 
-    Args:
-        closed: the trace for all replicas.
-        sources: of each of its inputs.
-        topology: the devices of the replicas.
-
-    Returns:
-        The program, where each of its inputs comes from, and constants.
+    Returns the program, the source of each input, and constants.
     """
     constants: list[Any] = list(closed.consts)
     origin: dict[Any, tuple[str, int]] = dict(zip(closed.jaxpr.invars, sources, strict=True))
@@ -52,10 +46,9 @@ def local_jaxpr(
 def _without_unread(
     jaxpr: Jaxpr, variables: list[Any], sources: list[tuple[str, int]]
 ) -> tuple[ClosedJaxpr, list[tuple[str, int]]]:
-    """Drops the inputs that stand for variables that the function does not touch.
+    """Drops inputs for unused variables.
 
-    Which other variables there are depends on when Python collects them: on processes that run one
-    program at different times.
+    The set of live variables depends on garbage collection, which differs between processes.
     """
     kept = [pair for pair in zip(variables, sources, strict=True) if pair[1] != UNTOUCHED]
     reduced = jaxpr.replace(constvars=[], invars=[variable for variable, _ in kept])
@@ -65,17 +58,9 @@ def _without_unread(
 def without_unused_variables(
     jaxpr: ClosedJaxpr, inputs: list[tuple[str, int]], read_only: list[Any]
 ) -> tuple[ClosedJaxpr, list[tuple[str, int]], list[Any]]:
-    """Drops variables whose values nothing depends on: they would be fetched for nothing.
+    """Drops variables that no result depends on, so that they are not fetched.
 
-    Of a table that rows are looked up in, differentiating reads the whole in name only.
-
-    Args:
-        jaxpr: the program of one replica.
-        inputs: where each of its inputs comes from.
-        read_only: the variables that it reads and does not write.
-
-    Returns:
-        The program, its inputs and its variables without them.
+    Differentiation reads a whole table in name only if the function just looks up rows.
     """
     is_kept = [source != "read_only" for source, _ in inputs]
     reduced, stays = without_unused(jaxpr.jaxpr, is_kept)
