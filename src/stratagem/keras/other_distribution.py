@@ -1,4 +1,4 @@
-"""A warning where a distribution of Keras's own is current beside a strategy, which ignores it."""
+"""Warning about a Keras distribution that a strategy ignores."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ _warned_of: set[str] = set()
 
 
 def warn_of_other_distribution(strategy: Any) -> None:
-    """Warns, once for each kind, of a distribution of Keras that the variables of a scope ignore.
-
-    Args:
-        strategy: in whose scope a variable is created.
-    """
+    """Warns, once per kind, about a Keras distribution that the strategy's scope ignores."""
     distribution = keras.distribution.distribution()
     if distribution is None or (kind := type(distribution).__name__) in _warned_of:
         return

@@ -1,4 +1,4 @@
-"""One update of variables of which servers hold some: these apply the gradients of their own."""
+"""Optimizer updates with some variables on parameter servers and the others in this process."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def apply_in_parts(
     variables: list[Any],
     context: ReplicaContext,
 ) -> None:
-    """Applies gradients in a replica function: of served variables on the servers, others here.
+    """Applies gradients in a replica function: remote variables on the servers, others here.
 
     Args:
-        apply: of the optimizer's class.
+        apply: `apply` of the optimizer's class.
         optimizer: the optimizer, built.
         grads: arrays or `IndexedSlices`, summed over replicas.
-        variables: their variables, some of them served.
-        context: of the replica.
+        variables: the variables of the gradients, some of them remote.
+        context: the replica context.
 
     Raises:
-        NotImplementedError: an optimizer that needs to see all of a table.
-        ValueError: no gradient at all.
+        NotImplementedError: the optimizer needs whole tables.
+        ValueError: there is no gradient at all.
     """
     _require_rows_suffice(optimizer)
     scope = current_scope()
@@ -85,13 +85,13 @@ def _require_rows_suffice(optimizer: Any) -> None:
 
 
 def _final(optimizer: Any, grads: list[Any]) -> list[Any]:
-    """Gradients without the scale of the loss, clipped by what all of them are together."""
+    """Unscales gradients and clips them by their global norm."""
     scale = optimizer.loss_scale_factor
     if scale:
         grads = [_with_values(grad, lambda value: value / scale) for grad in grads]
     if not clips(optimizer):
         return grads
-    # Of rows that come twice the norm is that of the sum.
+    # Repeated ids count once in the norm, with the sum of their gradients.
     grads = [grad.combined() if is_indexed_slices(grad) else grad for grad in grads]
     values = [grad.values if is_indexed_slices(grad) else grad for grad in grads]
     clipped = iter(clip_gradients(optimizer, values))
@@ -99,7 +99,7 @@ def _final(optimizer: Any, grads: list[Any]) -> list[Any]:
 
 
 def _scaled(optimizer: Any, grads: list[Any]) -> list[Any]:
-    """Gradients that Keras divides by the scale, and clips: which changes nothing any more."""
+    """Multiplies by the loss scale, since Keras divides again; clipping twice is harmless."""
     scale = optimizer.loss_scale_factor
     return [_with_values(grad, lambda value: value * scale) for grad in grads] if scale else grads
 
@@ -111,7 +111,7 @@ def _with_values(grad: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _send(optimizer: Any, pairs: list[tuple[Any, Any]], scope: ReplicaScope) -> None:
-    """Hands gradients to the servers, and what the optimizer keeps once as it is for them."""
+    """Sends gradients to the servers, along with the optimizer's scalars."""
     scope.prepare(functools.partial(give_to_servers, optimizer))
     name = name_on_servers(optimizer, pairs[0][1].serving)
     for own_name, scalar in scalars_of(optimizer).items():

@@ -1,4 +1,4 @@
-"""Keras variables of which some turn out to be for parameter servers."""
+"""Keras variables whose store is chosen when they are initialized."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["PlacedVariable"]
 
 
 class PlacedVariable(DistributedVariable):
-    """A Keras variable that is not placed yet: the rules want to know its path and shape.
+    """A Keras variable without a store yet: placement rules need its path and shape.
 
-    Made by `keras.Variable` itself; takes its arguments. It becomes a `ServedVariable`, or a
-    `DistributedVariable`, when it gets its initial value; its class changes.
+    Created by `keras.Variable` itself; takes its arguments. When it gets its initial value, its
+    class changes to `ServedVariable` or `DistributedVariable`.
     """
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
@@ -23,13 +23,13 @@ class PlacedVariable(DistributedVariable):
         self._initialize_with_initializer(initializer)
 
     def settle(self, home: Home, value: Any) -> None:
-        """Makes a variable that became one of a strategy keep its value where the rules say."""
+        """Moves a variable that joins the strategy to the store that the rules choose."""
         self._home = home
         self._become_what_the_rules_say()
         self.settle(home, value)
 
     def _become_what_the_rules_say(self) -> None:
-        # A counter or a learning rate is this process's: servers are told of it.
+        # A counter or a learning rate stays in this process, which sends it to the servers.
         may_be_served = (
             self._home.kind is not VariableKind.ON_READ
             and self.slot_of is None
@@ -40,4 +40,4 @@ class PlacedVariable(DistributedVariable):
             return
         constraint = self.constraint
         self.__class__ = ServedVariable
-        self.constraint = constraint  # which raises, if there is one
+        self.constraint = constraint  # raises if there is one

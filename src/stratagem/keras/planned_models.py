@@ -1,6 +1,6 @@
-"""Models that are planned for devices that are not here, and not trained.
+"""Training steps of models planned for abstract devices.
 
-Their variables are moved to a strategy of such devices, which keeps shapes only, and back again.
+The variables move to a strategy of these devices, which stores shapes only, and back.
 """
 
 from __future__ import annotations
@@ -23,19 +23,12 @@ __all__ = ["as_planned", "is_model", "strategy_for_plan", "training_step"]
 
 
 def is_model(value: Any) -> bool:
-    """Tells whether a value is a Keras model."""
+    """Returns True if a value is a Keras model."""
     return isinstance(value, keras.Model)
 
 
 def strategy_for_plan(model: Any) -> Any:
-    """Moves a model of no strategy to one of the devices that are planned for.
-
-    Args:
-        model: a Keras model of no strategy.
-
-    Returns:
-        The strategy; None where nothing is planned.
-    """
+    """Moves a model without a strategy to the planned devices; returns None without a plan."""
     if planned_devices() is None:
         return None
     strategy = MirroredStrategy()
@@ -46,15 +39,15 @@ def strategy_for_plan(model: Any) -> Any:
 
 @contextlib.contextmanager
 def training_step(model: Any, batch: tuple[Any, ...], strategy: Any) -> Generator[CapturedStep]:
-    """Gives the training step of `fit`, as it would be under another strategy.
+    """Yields the training step of `fit` under another strategy.
 
-    The model's variables belong to that strategy until the end.
+    The model's variables belong to that strategy until the block ends. Afterwards the model is
+    built and otherwise unchanged.
 
     Args:
-        model: a compiled Keras model, of any strategy or none; it is the same afterwards, and
-            built.
+        model: a compiled Keras model, of any strategy or none.
         batch: `(x, y)` or `(x, y, sample_weight)`, arrays.
-        strategy: of the devices that are planned for.
+        strategy: strategy of the planned devices.
 
     Yields:
         The step.
@@ -108,12 +101,7 @@ def _take_step(model: Any, batch: tuple[Any, ...]) -> CapturedStep:
 
 @contextlib.contextmanager
 def as_planned(variables: Sequence[Any], strategy: Any) -> Generator[None]:
-    """Lets variables be those of another strategy for a while.
-
-    Args:
-        variables: of any strategy or none.
-        strategy: of devices that are not here; what already belongs to it stays.
-    """
+    """Moves variables to a strategy of abstract devices while a block runs."""
     moved: list[tuple[Any, type, dict[str, Any], Any]] = []
     try:
         for variable in variables:

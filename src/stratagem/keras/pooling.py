@@ -1,9 +1,9 @@
-"""Max pooling on CPU whose gradient does not take most of a step.
+"""Max pooling with a fast gradient on CPU.
 
-XLA:CPU computes the gradient of a maximum over windows by select-and-scatter, an element at a time:
-half the time of a small convolutional network. Where windows lie side by side, the same gradient,
-bit for bit, is a comparison and a copy. `call` of `keras.layers.MaxPooling1D` to `3D` is replaced
-(Keras 3.12 to 3.15) in replica functions on CPU devices; everything else goes to Keras.
+XLA:CPU computes the gradient of a maximum over windows by select-and-scatter, one element at a
+time: half the time of a small convolutional network. For non-overlapping windows, a comparison and
+a copy give the same gradient, bit for bit. `call` of `keras.layers.MaxPooling1D` to `3D` is
+replaced (Keras 3.12 to 3.15) in replica functions on CPU devices; everything else goes to Keras.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["install", "max_of_windows"]
 
 
 def install() -> None:
-    """Makes max-pooling layers fast on CPU. Done once, on import."""
+    """Makes max-pooling layers fast on CPU. Runs once, on import."""
     for cls in (keras.layers.MaxPooling1D, keras.layers.MaxPooling2D, keras.layers.MaxPooling3D):
         _wrap_call(cls)
 
@@ -43,12 +43,12 @@ def _wrap_call(cls: Any) -> None:
 def _runs_on_cpu() -> bool:
     context = get_replica_context()
     topology = None if context is None else context.strategy.topology
-    # The default strategy, which has no devices of its own, leaves Keras as it is.
+    # The default strategy has no devices and leaves Keras unchanged.
     return topology is not None and topology.devices is not None and topology.platform == "cpu"
 
 
 def _fits(layer: Any, inputs: Any) -> bool:
-    """Whether the windows lie side by side, each of them whole or left out."""
+    """Returns True if windows do not overlap and partial windows are dropped."""
     window, shape = tuple(layer.pool_size), inputs.shape[1:-1]
     is_whole = all(size % extent == 0 for size, extent in zip(shape, window, strict=True))
     return (
@@ -63,16 +63,16 @@ def _fits(layer: Any, inputs: Any) -> bool:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def max_of_windows(inputs: Any, window: Sequence[int]) -> Any:
-    """Returns the maximum of each window, of windows side by side. Call anywhere.
+    """Returns the maximum of each window, for non-overlapping windows. Call anywhere.
 
     Args:
         inputs: floating array of shape (batch, *spatial, channels).
-        window: size of the windows in each spatial dimension; what is left over at an end is left
-            out.
+        window: size of the windows in each spatial dimension; a partial window at an end is
+            dropped.
 
     Returns:
         Array of shape (batch, *(size // window), channels). Its derivative goes to the first
-        maximum of a window, as that of `jax.lax.reduce_window`.
+        maximum of a window, as with `jax.lax.reduce_window`.
 
     Example:
         >>> max_of_windows(jax.numpy.array([[[1.0], [5.0], [2.0], [3.0]]]), (2,)).ravel()
@@ -95,7 +95,7 @@ def _max_of_windows_jvp(window: Sequence[int], primals: Any, tangents: Any) -> t
     for size, extent in zip(outputs.shape[1:-1], window, strict=True):
         split += [size, extent]
     split.append(inputs.shape[-1])
-    within = tuple(range(2, 2 * len(window) + 1, 2))  # the axes of places in a window
+    within = tuple(range(2, 2 * len(window) + 1, 2))  # axes of positions in a window
     places = jnp.arange(math.prod(window), dtype=place.dtype).reshape(window)
     is_first = jnp.expand_dims(place, within) == jnp.expand_dims(
         places, (0, *range(1, 2 * len(window), 2), 2 * len(window) + 1)
@@ -108,11 +108,11 @@ def _max_of_windows_jvp(window: Sequence[int], primals: Any, tangents: Any) -> t
 
 
 def _place_of_first(inputs: Any, outputs: Any, window: Sequence[int]) -> Any:
-    """Returns which place of its window holds the first maximum, counted row by row."""
+    """Returns the row-major index of the first maximum in each window."""
     count = math.prod(window)
     dtype = jnp.int8 if count <= 127 else jnp.int32
     place = jnp.full(outputs.shape, count - 1, dtype)
-    # Backwards, so that the first place to hold the maximum is the last to be written.
+    # Backwards, so that the first position of the maximum is written last.
     for index in reversed(range(count - 1)):
         offsets = _offsets(index, window)
         starts = (0, *offsets, 0)

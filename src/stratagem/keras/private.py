@@ -1,59 +1,59 @@
-"""Every private Keras name that Stratagem uses, each with the reason. Tested on Keras 3.12 to 3.15.
+"""Private Keras names that Stratagem uses, each with the reason. Tested on Keras 3.12 to 3.15.
 
 ====================================  ==============================================================
-name                                  why no public name does
+name                                  why no public name will do
 ====================================  ==============================================================
 stateless_scope.get_stateless_scope   a variable must ask the innermost scope before its own storage
-symbolic_scope.in_symbolic_scope      whether Keras only asks for shapes, so that no value is needed
+symbolic_scope.in_symbolic_scope      True while Keras infers shapes, which needs no value
 variables.Variable._direct_assign     where an eager assignment ends (overridden in our subclass)
-variables.Variable._value             what Keras reads and sets (a property in our subclass)
+variables.Variable._value             read and set by Keras (a property in our subclass)
 variables.Variable._maybe_autocast    mixed precision of a value that we read ourselves
-variables.Variable._path              a variable that came from another process has its path
-variables.Variable._autocast          likewise whether layers cast it
+variables.Variable._path              a variable from another process needs its path
+variables.Variable._autocast          likewise its casting by layers
 Optimizer._clip_gradients             gradients are clipped before servers get them
-Optimizer._backend_update_step        what an update changes that belongs to no variable
+Optimizer._backend_update_step        update of state that belongs to no variable
 Optimizer._iterations                 likewise
-Optimizer._use_weight_decay           which variables an optimizer's weight decay leaves out
-Optimizer._filter_empty_gradients     what Keras says of variables without a gradient
-variables.Variable._synchronization   Layer.add_weight cannot be told to annotate a variable
+Optimizer._use_weight_decay           the variables excluded from weight decay
+Optimizer._filter_empty_gradients     Keras's warning about variables without a gradient
+variables.Variable._synchronization   Layer.add_weight does not annotate variables
 variables.Variable._aggregation       likewise
 losses.loss.apply_mask                weights of Keras masks, as every Keras loss combines them
 losses.loss.squeeze_or_expand...      how Keras aligns weights with values
 masking.get_keras_mask                the mask that a layer attached to its output
-masking.set_keras_mask                the same, of the rows that were taken of the output
-trainer._get_jax_state                fit hands the state to us through it; ours stays in variables
-trainer._aggregate_additional_loss    where regularisation losses enter the total
+masking.set_keras_mask                the same, for rows taken from the output
+trainer._get_jax_state                fit passes the state through it; ours stays in variables
+trainer._aggregate_additional_loss    adds regularization losses to the total
 trainer._loss_tracker                 the metric that fit reports as the loss
 trainer._compile_loss                 the metrics that fit reports as the losses of outputs
 trainer._compile_config               the arguments of compile, as objects
 trainer._compile_metrics              the metrics given to compile, by the names that fit reports
-trainer._call_has_training_arg        whether call takes `training`
+trainer._call_has_training_arg        True if call takes `training`
 trainer._compute_loss                 compute_loss with or without its `training` argument
 trainer._flatten_layers               every layer of a model
 JAXEpochIterator._get_iterator        fit's batches, before Keras moves them to one device
-EpochIterator._enumerate_iterator     the numbers of an epoch's steps, which a restart goes on with
-EpochIterator._current_iterator       whether the next epoch goes on with the iterator of this one
-EpochIterator._steps_seen             how many batches were taken of that iterator
-CallbackList._async_train             whether batches are told in another thread, beside fit
-trainer._symbolic_build               makes what a training step needs, from shapes alone
-trainer._initial_epoch                where a callback lets fit begin
-PyDatasetAdapter, TFDatasetAdapter    kinds of data that go on after a restart in different ways
+EpochIterator._enumerate_iterator     the numbers of an epoch's steps, which a restart continues
+EpochIterator._current_iterator       the iterator, which the next epoch may continue
+EpochIterator._steps_seen             number of batches taken from that iterator
+CallbackList._async_train             True if batch callbacks run in another thread
+trainer._symbolic_build               builds the variables of a training step from shapes
+trainer._initial_epoch                the first epoch of fit, set by a callback
+PyDatasetAdapter, TFDatasetAdapter    kinds of data that resume in different ways
 GeneratorDataAdapter                  likewise
 TorchDataLoaderAdapter._dataloader    the loader, whose generator has a state
-global_state                          the seed of keras.random without a seed
-DataAdapter                           what fit takes from whoever has a kind of data of his own
-BatchNormalization._moments           the statistics that synchronisation and padding change
+global_state                          the default seed of keras.random
+DataAdapter                           base class of custom kinds of data
+BatchNormalization._moments           the statistics that synchronization and padding change
 BatchNormalization._reduction_axes    the axes of these statistics
 RNN._expected_batch_size              the rows of a stateful layer's state
-Metric._variables                     whether a metric has state of its own
-MeanMetricWrapper._fn, _fn_kwargs     whether what it averages are numbers of examples or of batches
-Optimizer._trainable_variables        what apply() without variables updates
-unpack_x_y_sample_weight              batches as Keras's own steps take them apart
+Metric._variables                     a metric's own state, without inner metrics
+MeanMetricWrapper._fn, _fn_kwargs     the averaged function: per example or per batch
+Optimizer._trainable_variables        the variables that apply() updates by default
+unpack_x_y_sample_weight              unpacks batches as Keras's own steps do
 compute_fans                          the sizes that scale initial values
-KerasSaveable                         what Keras would pickle as a file of its own
-TrackedList, TrackedDict, TrackedSet  which cannot be unpickled before their tracker is there
+KerasSaveable                         class of objects that Keras pickles as a file
+TrackedList, TrackedDict, TrackedSet  they cannot be unpickled before their tracker
 name_scope.current_path               the path of a variable that is about to be created
-naming's object_name_uids             automatic names begin anew in each call of a model function
+naming's object_name_uids             automatic names restart in each call of a model function
 ====================================  ==============================================================
 """
 
@@ -144,7 +144,7 @@ __all__ = [
     "with_states",
 ]
 
-# Methods that are replaced, by name.
+# Names of replaced methods.
 GET_JAX_STATE = "_get_jax_state"
 GET_ITERATOR = "_get_iterator"
 AGGREGATE_ADDITIONAL_LOSS = "_aggregate_additional_loss"
@@ -152,7 +152,7 @@ MOMENTS = "_moments"
 
 
 def own_variables(metric: Any) -> list[Any]:
-    """Returns the variables that a metric made itself, without those of inner metrics."""
+    """Returns the variables that a metric created itself, without those of inner metrics."""
     return list(metric._variables)
 
 
@@ -162,31 +162,31 @@ def averaged_function(metric: Any) -> Any:
 
 
 def averaged(metric: Any, y_true: Any, y_pred: Any) -> Any:
-    """Returns what a metric averages: numbers of examples, or one of the batch."""
+    """Returns the values that a metric averages: one per example, or one per batch."""
     return metric._fn(y_true, y_pred, **metric._fn_kwargs)
 
 
 def reduction_axes(layer: Any) -> tuple[int, ...]:
-    """Returns the axes that batch normalisation averages over."""
+    """Returns the axes that batch normalization averages over."""
     return tuple(layer._reduction_axes)
 
 
 def expected_batch_size(layer: Any) -> int | None:
-    """Returns for how many examples a stateful RNN has a state; None if it is not built."""
+    """Returns the batch size of a stateful RNN's state, or None if the layer is not built."""
     return layer._expected_batch_size
 
 
 def with_states(layer: Any, states: list[Any]) -> Any:
-    """Returns a view of a stateful RNN that has other states, of any batch size."""
+    """Returns a view of a stateful RNN with other states, of any batch size."""
     view = object.__new__(type(layer))
     vars(view).update(vars(layer), states=states, _expected_batch_size=None)
     return view
 
 
 def compute_fans(shape: tuple[int, ...], initializer: Any) -> tuple[float, float]:
-    """Returns how many inputs and outputs a weight of a shape has, as an initializer counts them.
+    """Returns the fan-in and fan-out of a weight, as an initializer counts them.
 
-    Keras 3.12 counts them by the shape alone.
+    Keras 3.12 derives them from the shape alone.
     """
     axes = {
         name: getattr(initializer, name)
@@ -197,13 +197,13 @@ def compute_fans(shape: tuple[int, ...], initializer: Any) -> tuple[float, float
 
 
 def annotate(variable: Any, *, synchronization: str, aggregation: str) -> None:
-    """Sets the annotations of a variable that exists, for the strategy that it may move to."""
+    """Sets the annotations of an existing variable, for a strategy that it may move to."""
     variable._synchronization = synchronization
     variable._aggregation = aggregation
 
 
 def autocasts(variable: Any) -> bool:
-    """Tells whether layers may read a variable in the dtype that they compute in."""
+    """Returns True if layers may read a variable in their compute dtype."""
     return bool(variable._autocast)
 
 
@@ -218,24 +218,22 @@ def flatten_layers(model: Any) -> list[Any]:
 
 
 def build_for(model: Any, batch: Any) -> None:
-    """Makes the variables that a training step needs: of layers, the optimizer and metrics.
+    """Creates the variables of a training step: of layers, the optimizer and metrics.
 
-    Args:
-        model: a compiled Keras model.
-        batch: what has a shape and a dtype for each array of a batch.
+    `batch` needs only the shape and dtype of each array.
     """
     model._symbolic_build(data_batch=batch)
 
 
 def takes_training(model: Any) -> bool:
-    """Tells whether the model's `call` takes `training`."""
+    """Returns True if the model's `call` takes `training`."""
     return bool(model._call_has_training_arg)
 
 
 def total_loss(
     model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
 ) -> Any:
-    """Returns `model.compute_loss(...)`, of overrides without `training` too."""
+    """Returns `model.compute_loss(...)`, including overrides without `training`."""
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
@@ -250,12 +248,12 @@ def output_loss_trackers(model: Any) -> list[Any]:
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:
-    """Returns what a model was compiled with, as the objects that were given."""
+    """Returns the arguments of `compile`, as the original objects."""
     return dict(model._compile_config.config)
 
 
 def named_metrics(model: Any) -> dict[str, Any]:
-    """Returns a model's metrics but those of losses, by the names that `fit` reports them under."""
+    """Returns a model's metrics except losses, by the names that `fit` reports."""
     compiled = model._compile_metrics
     losses = [loss_tracker(model), *output_loss_trackers(model)]
     named = {} if compiled is None else dict(zip(compiled.result(), compiled.metrics, strict=True))
@@ -271,72 +269,70 @@ def trainable_variables(optimizer: Any) -> list[Any]:
 
 
 def clip_gradients(optimizer: Any, grads: list[Any]) -> list[Any]:
-    """Returns gradients as an optimizer clips them."""
+    """Returns gradients clipped as the optimizer's arguments say."""
     return list(optimizer._clip_gradients(grads))
 
 
 def count_update(optimizer: Any) -> None:
-    """Does what an optimizer does in an update besides changing variables: it counts."""
+    """Updates the optimizer state that belongs to no variable, such as its counter."""
     optimizer._backend_update_step([], [], optimizer.learning_rate)
     optimizer._iterations.assign_add(1)
 
 
 def decays(optimizer: Any, variable: Any) -> bool:
-    """Tells whether an optimizer's weight decay is for a variable, too."""
+    """Returns True if an optimizer's weight decay applies to a variable."""
     return bool(optimizer._use_weight_decay(variable))
 
 
 def filter_empty_gradients(
     optimizer: Any, grads: list[Any], variables: list[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Returns the gradients that are there, and their variables; warns of those that are not."""
+    """Returns the gradients that are not None and their variables; warns about the others."""
     kept, of_variables = optimizer._filter_empty_gradients(grads, variables)
     return list(kept), list(of_variables)
 
 
 def replace_steps(iterator: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
-    """Replaces the generator of an epoch's steps, of one epoch iterator.
+    """Replaces the generator of steps of one epoch iterator.
 
-    Args:
-        iterator: of `fit`.
-        make: given Keras's own generator function, returns the generator.
+    `make` gets Keras's own generator function and returns the generator.
     """
     original = iterator._enumerate_iterator
     iterator._enumerate_iterator = lambda: make(original)
 
 
 def restore_steps(iterator: Any) -> None:
-    """Gives an epoch iterator Keras's own generator of steps back."""
+    """Restores Keras's own generator of steps on an epoch iterator."""
     vars(iterator).pop("_enumerate_iterator", None)
 
 
 def goes_on_with_iterator(iterator: Any) -> bool:
-    """Tells whether the next epoch reads on where this one ended."""
+    """Returns True if the next epoch continues with the iterator of this one."""
     return iterator.steps_per_epoch is not None and iterator._current_iterator is not None
 
 
 def batches_taken(iterator: Any) -> int:
-    """Returns how many batches an epoch iterator has taken of its present iterator."""
+    """Returns the number of batches taken from the current iterator of an epoch iterator."""
     return int(iterator._steps_seen)
 
 
 def set_batches_taken(iterator: Any, count: int) -> None:
-    """Sets how many batches an epoch iterator has taken."""
+    """Sets the number of batches taken from the current iterator of an epoch iterator."""
     iterator._steps_seen = count
 
 
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Lets `fit`, which has begun, start with another epoch; None with the one it was told."""
+    """Sets the first epoch of the active `fit`; None restores its `initial_epoch`."""
     model._initial_epoch = epoch
 
 
 def calls_in_thread(callbacks: Any) -> bool:
-    """Tells whether a list of callbacks tells of batches in another thread; `fit` goes on then."""
+    """Returns True if batch callbacks run in another thread, concurrently with `fit`."""
     return callbacks._async_train
 
 
 def torch_loader(adapter: Any) -> Any:
-    """Returns the DataLoader of a data adapter; None for other adapters."""
+    """Returns the DataLoader of a data adapter, or None for other adapters."""
     return vars(adapter)["_dataloader"] if isinstance(adapter, TorchDataLoaderAdapter) else None
 
 
@@ -345,7 +341,7 @@ _NAME_COUNTS = "object_name_uids"
 
 @contextlib.contextmanager
 def fresh_names() -> Generator[None]:
-    """Lets automatic names of layers and other objects begin anew, and go on as before after it."""
+    """Restarts automatic names of layers and other objects; restores the counters afterwards."""
     before = global_state.get_global_attribute(_NAME_COUNTS)
     global_state.set_global_attribute(_NAME_COUNTS, defaultdict(int))
     try:
@@ -358,17 +354,13 @@ _GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 
 def global_seed_state() -> list[int] | None:
-    """Returns the seed that `keras.random` uses where none is given; None before its first use."""
+    """Returns the default seed of `keras.random`, or None before its first use."""
     generator = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
     return None if generator is None else np.asarray(generator.state.value).tolist()
 
 
 def set_global_seed_state(state: list[int] | None) -> None:
-    """Sets the seed that `keras.random` uses where none is given.
-
-    Args:
-        state: what `global_seed_state` returned.
-    """
+    """Sets the default seed of `keras.random` to a result of `global_seed_state`."""
     if state is None:
         global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, None)
     else:

@@ -1,4 +1,4 @@
-"""What the global random generators draw next: Python's, NumPy's, PyTorch's and Keras's."""
+"""State of the global random generators: Python, NumPy, PyTorch and Keras."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NAMES = ("keras", "numpy", "python", "torch")
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """The state of the generators that data are shuffled by, at one moment.
+    """Snapshot of the generators that shuffle data.
 
     Args:
-        python: of `random`.
-        numpy: of `numpy.random`.
-        torch: of PyTorch, as a tensor; None where it is not loaded.
+        python: state of `random`.
+        numpy: state of `numpy.random`.
+        torch: state of PyTorch as a tensor, or None if PyTorch is not loaded.
     """
 
     python: Any
@@ -35,7 +35,7 @@ class Draws:
 
     @classmethod
     def now(cls) -> Draws:
-        """Returns the state of this moment."""
+        """Returns the current state."""
         torch = _torch()
         return cls(
             python=random.getstate(),
@@ -44,7 +44,7 @@ class Draws:
         )
 
     def set(self) -> None:
-        """Lets the generators draw again what they drew from this moment on."""
+        """Restores this state."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch = _torch()
@@ -53,7 +53,7 @@ class Draws:
 
     @functools.cached_property
     def as_json(self) -> dict[str, Any]:
-        """The state as JSON can hold it."""
+        """Returns the state in a form that JSON can hold."""
         version, words, gauss = self.python
         return {
             "python": to_json([version, np.asarray(words, np.uint32), gauss]),
@@ -63,11 +63,7 @@ class Draws:
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> Draws:
-        """Returns the state that was taken `as_json`.
-
-        Args:
-            state: in that form.
-        """
+        """Returns the snapshot of an `as_json` result."""
         version, words, gauss = from_json(state["python"])
         torch, kept = _torch(), from_json(state["torch"])
         return cls(
@@ -78,10 +74,10 @@ class Draws:
 
 
 class RandomState:
-    """The global random state, for a checkpoint: a restart draws what would have been drawn.
+    """The global random state for a checkpoint: a restart draws the same numbers as no restart.
 
-    It is Python's `random`, NumPy's, that of `keras.random` without a seed, and PyTorch's where it
-    is loaded. Random layers such as dropout have seeds of their own, which the model saves.
+    It covers Python's `random`, NumPy, `keras.random` without a seed, and PyTorch if it is loaded.
+    Random layers such as dropout have seeds of their own, which the model saves.
 
     Example:
         >>> import tempfile
@@ -93,30 +89,30 @@ class RandomState:
         >>> bool(np.all(np.random.random(3) == first))
         True
 
-    Source: PyTorch Lightning's and Grain's checkpoints keep the same; TF's keep none of it.
+    Source: PyTorch Lightning's and Grain's checkpoints save the same state; TF's save none of it.
     """
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state, as JSON can hold it."""
+        """Returns the state in a form that JSON can hold."""
         return self.state_with(Draws.now())
 
     @staticmethod
     def state_with(draws: Draws) -> dict[str, Any]:
-        """Returns the state where what was drawn until now is known.
+        """Returns the state with the given snapshot of the shuffling generators.
 
         Args:
-            draws: of this moment.
+            draws: the snapshot.
         """
         return {**draws.as_json, "keras": global_seed_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes back to a state.
+        """Restores a state.
 
         Args:
-            state: what `get_state` returned, perhaps in another process.
+            state: result of `get_state`, perhaps from another process.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is no such state.
         """
         if not isinstance(state, dict) or sorted(state) != list(_NAMES):
             raise ValueError(
@@ -131,6 +127,6 @@ class RandomState:
 
 
 def _torch() -> Any:
-    """PyTorch, where somebody has loaded it."""
+    """Returns PyTorch if it is already imported, else None."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "get_rng_state") else None

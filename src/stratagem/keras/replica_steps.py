@@ -1,4 +1,4 @@
-"""What one replica does in a step of `fit`, `evaluate` and `predict`."""
+"""Replica functions of `fit`, `evaluate` and `predict`: one step on one replica."""
 
 from __future__ import annotations
 
@@ -33,16 +33,12 @@ from stratagem.keras.step_mode import (
 
 __all__ = ["ReplicaSteps"]
 
-# From this version on Keras divides an activity regulariser's loss by the rows of its output.
+# Since this version Keras divides an activity regularizer's loss by the rows of its output.
 _REGULARIZER_PER_ROW_SINCE = (3, 14)
 
 
 class ReplicaSteps:
-    """The replica functions of one model.
-
-    Args:
-        model: a compiled Keras model.
-    """
+    """The replica functions of one compiled Keras model."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -61,14 +57,14 @@ class ReplicaSteps:
             yield
 
     def train(self, data: Any) -> Any:
-        """One training step on this replica's part of a batch.
+        """Runs a training step on this replica's part of a batch.
 
         Args:
             data: `(x,)`, `(x, y)` or `(x, y, sample_weight)`, local arrays.
 
         Returns:
-            What the model's own `train_step` or `compute_metrics` returned as logs, averaged over
-            replicas; None for Keras's.
+            Logs of the model's own `train_step` or `compute_metrics`, averaged over replicas; None
+            for Keras's.
         """
         with self._counted_over_replicas("train_step"):
             if self._overrides("train_step"):
@@ -76,14 +72,7 @@ class ReplicaSteps:
             return self._train(*unpack_x_y_sample_weight(data))
 
     def test(self, data: Any) -> Any:
-        """One evaluation step on this replica's part of a batch.
-
-        Args:
-            data: as for `train`.
-
-        Returns:
-            As of `train`.
-        """
+        """Runs an evaluation step on this replica's part of a batch; otherwise as `train`."""
         with self._counted_over_replicas("test_step"):
             if self._overrides("test_step"):
                 return self._own_step("test_step", data, with_optimizer=False)
@@ -94,14 +83,7 @@ class ReplicaSteps:
             return self._update_metrics(loss, x, y, y_pred, sample_weight)
 
     def predict(self, data: Any) -> Any:
-        """One prediction step on this replica's part of a batch.
-
-        Args:
-            data: as for `train`.
-
-        Returns:
-            The model's outputs for it.
-        """
+        """Runs a prediction step on this replica's part of a batch and returns the outputs."""
         model = self._model
         if not self._overrides("predict_step"):
             with _trainable_as_before(model):
@@ -132,7 +114,7 @@ class ReplicaSteps:
                 if variables
                 else (scaled_loss(), [])
             )
-        # Keras hands the optimizer zeros, not None, for what the loss does not reach.
+        # Keras gives the optimizer zeros, not None, for variables that the loss does not depend on.
         filled = [
             jnp.zeros(variable.shape, variable.dtype) if grad is None else grad
             for grad, variable in zip(grads, model.trainable_variables, strict=True)
@@ -142,7 +124,7 @@ class ReplicaSteps:
         return self._update_metrics(loss, x, y, y_pred, sample_weight)
 
     def _update_metrics(self, loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-        """Returns what the model's own `compute_metrics` reports; None for Keras's."""
+        """Returns the result of the model's own `compute_metrics`, or None for Keras's."""
         context = get_replica_context()
         assert context is not None
         if (tracker := loss_tracker(self._model)) is not None:
@@ -157,7 +139,7 @@ class ReplicaSteps:
     def _own_step(self, step: str, data: Any, *, with_optimizer: bool) -> Any:
         """Runs the model's own step: `step(state, data)` of Keras on JAX, or `step(data)`.
 
-        The state is this replica's values; without it the step uses the variables themselves.
+        The state holds this replica's values; without it the step uses the variables themselves.
         """
         model, method = self._model, getattr(self._model, step)
         with results_of_all_replicas() as results:
@@ -173,10 +155,7 @@ class ReplicaSteps:
             return self._reported(logs, results)
 
     def _reported(self, logs: Any, results: dict[int, Any]) -> Any:
-        """Logs that are the same on all replicas: numbers of one replica's examples are averaged.
-
-        Results of metrics are of all replicas already.
-        """
+        """Averages logs over replicas, except results of metrics, which are global already."""
         context = get_replica_context()
         assert context is not None
         is_result = lambda leaf: results.get(id(leaf)) is leaf  # noqa: E731
@@ -197,7 +176,7 @@ def _takes_state(step: Any) -> bool:
 
 @contextlib.contextmanager
 def _trainable_as_before(model: Any) -> Generator[None]:
-    """Drops what the layers assign to trainable variables, as the state of Keras's own steps does.
+    """Drops assignments of layers to trainable variables, as the state of Keras's own steps does.
 
     `keras.layers.SpectralNormalization` assigns the kernel of the layer that it wraps.
     """
@@ -230,9 +209,9 @@ def _average(leaf: Any, context: ReplicaContext) -> Any:
 
 @contextlib.contextmanager
 def _regularizers_of_true_rows(model: Any) -> Generator[None]:
-    """Lets activity regularisers count over replicas while a step runs.
+    """Makes activity regularizers count examples of all replicas while a step runs.
 
-    Eager replicas take turns within a step: the last one to leave puts the regulariser back.
+    Eager replicas take turns within a step: the last one to leave restores the regularizer.
     """
     layers = [layer for layer in flatten_layers(model) if layer.activity_regularizer is not None]
     if replica_context() is None:
@@ -255,7 +234,7 @@ def _keras_version() -> tuple[int, ...]:
 
 
 class _TrueRowsRegularizer:
-    """An activity regulariser whose losses, averaged by true examples, are that of one device."""
+    """Activity regularizer whose mean over true examples matches a single device."""
 
     def __init__(self, original: Any) -> None:
         self.original = original

@@ -1,4 +1,4 @@
-"""Updates of single rows of a variable: scatter_add and its like."""
+"""Row updates of a variable: `scatter_add`, `scatter_update` and the like."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["RowUpdates"]
 
 
 class RowUpdates:
-    """The scatter methods of a variable of a strategy.
+    """The scatter methods of a strategy's variable.
 
-    In a replica function the rows of all replicas are aggregated first, as the variable says, and
-    then applied; in cross-replica and update context they are applied as they are. Rows of equal
+    In a replica function the rows of all replicas are aggregated by the variable's aggregation and
+    then applied; in cross-replica and update context they are applied directly. Rows with the same
     index are added up, except by `scatter_min`, `scatter_max` and `scatter_update`.
 
     Source: TF 2.21 values.py, DistributedVariable.scatter_add and the like.
@@ -32,14 +32,14 @@ class RowUpdates:
 
         Args:
             sparse_delta: rows of shape (k, ...) and their indices.
-            use_locking: accepted for the sake of moved code.
-            name: likewise.
+            use_locking: ignored; accepted for compatibility with TensorFlow.
+            name: ignored, likewise.
 
         Returns:
             The new value.
 
         Raises:
-            TypeError: no `IndexedSlices`, or `PerReplica` ones where they cannot be aggregated.
+            TypeError: not `IndexedSlices`, or `PerReplica` ones where they cannot be aggregated.
             NotImplementedError: an ON_READ variable.
             ValueError: aggregation NONE and rows that differ between replicas.
 
@@ -74,12 +74,12 @@ class RowUpdates:
     def scatter_min(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Takes the smaller of each element and the given one. Call anywhere.
+        """Sets rows to the minimum of their value and the given one. Call anywhere.
 
         Args:
             sparse_delta: rows of shape (k, ...) and their indices.
-            use_locking: accepted for the sake of moved code.
-            name: likewise.
+            use_locking: ignored; accepted for compatibility with TensorFlow.
+            name: ignored, likewise.
 
         Returns:
             The new value.
@@ -95,7 +95,7 @@ class RowUpdates:
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Takes the larger of each element and the given one; otherwise as `scatter_min`."""
+        """Sets rows to the maximum of their value and the given one; otherwise as `scatter_min`."""
         return _scatter(self, "scatter_max", sparse_delta)
 
     def scatter_update(
@@ -105,15 +105,7 @@ class RowUpdates:
         return _scatter(self, "scatter_update", sparse_delta)
 
     def change_rows(self, method: str, slices: IndexedSlices) -> Any:
-        """Changes rows as they are given, without aggregation.
-
-        Args:
-            method: how, such as "scatter_add".
-            slices: the rows.
-
-        Returns:
-            The new value.
-        """
+        """Applies a scatter method to rows without aggregation and returns the new value."""
         variable: Any = self
         return variable.assign_own(changed_rows(method, variable.own_value(), slices))
 
@@ -137,7 +129,7 @@ def _scatter(variable: Any, method: str, sparse_delta: Any) -> Any:
 def _aggregate(
     aggregation: VariableAggregation, slices: IndexedSlices, context: ReplicaContext
 ) -> IndexedSlices:
-    """Returns what all replicas together ask for, in a replica function."""
+    """Returns the rows of all replicas combined, in a replica function."""
     if aggregation is VariableAggregation.NONE:
         return slices
     if aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
@@ -152,7 +144,7 @@ def _aggregate(
 
 
 def _plain(variable: Any, method: str, value: Any) -> IndexedSlices:
-    """Takes distributed rows apart, where that is allowed."""
+    """Returns the rows of a distributed value as one `IndexedSlices`, where that is allowed."""
     slices = value.value if isinstance(value, Mirrored) else value
     if not isinstance(slices, IndexedSlices):
         raise TypeError(

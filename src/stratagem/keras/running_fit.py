@@ -1,7 +1,7 @@
-"""What a callback cannot ask Keras: which data the running `fit` reads, and who else is called.
+"""The active `fit`: the data that it reads and the order of its callbacks.
 
-`fit` of Keras's JAX trainer, `JAXEpochIterator.__init__` and `CallbackList.__init__` are replaced
-(Keras 3.12 to 3.15).
+Keras does not expose these to callbacks, so `fit` of its JAX trainer, `JAXEpochIterator.__init__`
+and `CallbackList.__init__` are replaced (Keras 3.12 to 3.15).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["awaits_each_step", "epoch_iterator", "install", "looks_at_batches"]
 
 
 class _Fit:
-    """A `fit` that runs."""
+    """An active call of `fit`."""
 
     iterator: Any = None
     awaits_steps: bool = False
@@ -30,7 +30,7 @@ class _Fit:
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        self.fits: list[_Fit] = []  # the innermost last
+        self.fits: list[_Fit] = []  # innermost last
         self.latest: Callable[[], Any] = lambda: None
 
 
@@ -38,25 +38,26 @@ _running = _Running()
 
 
 def epoch_iterator() -> Any:
-    """Returns Keras's iterator over the batches that the innermost `fit` of this thread uses.
+    """Returns Keras's iterator over the batches of the innermost `fit` of this thread.
 
-    It is the first that `fit` makes. In the call that has loaded this package, by naming something
-    of it among its arguments, it is the last that was made.
+    It is the first iterator that `fit` creates. If this package was imported by the arguments of
+    that
+    call, it is the last iterator that was created.
     """
     return _running.fits[-1].iterator if _running.fits else _running.latest()
 
 
 def awaits_each_step() -> bool:
-    """Tells whether each step's result is waited for before the next one is asked for.
+    """Returns True if each step's result is awaited before the next step starts.
 
-    So it is where a callback looks at the logs of batches, or keeps the state, and where a step is
-    called by itself.
+    This holds where a callback reads batch logs or stores the state, and for steps called outside
+    `fit`.
     """
     return _running.fits[-1].awaits_steps if _running.fits else True
 
 
 def install() -> None:
-    """Follows every `fit`, and calls callbacks that have `runs_last` last. Done once, on import."""
+    """Tracks every `fit`, and calls callbacks with `runs_last` last. Runs once, on import."""
     _follow_fit()
     _notice_iterators()
     _order_callbacks()
@@ -81,7 +82,7 @@ def _begun() -> Generator[None]:
     finally:
         iterator = _running.fits.pop().iterator
         position = getattr(getattr(iterator, "data_adapter", None), "position", None)
-        if position is not None:  # who follows the data does not keep it
+        if position is not None:  # A frame that follows the data must not keep it alive.
             position.release()
 
 
@@ -99,13 +100,13 @@ def _notice_iterators() -> None:
 
 
 def _order_callbacks() -> None:
-    """A callback that runs last gets to know the list, too, as `callback_list`."""
+    """Orders callbacks; one that runs last also gets the list, as `callback_list`."""
     base: Any = keras.callbacks.CallbackList
     original = base.__init__
 
     @functools.wraps(original)
     def made(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
-        # One alone Keras would call in another thread, while the next step takes its memory.
+        # Keras would call a lone callback in another thread while the next step reuses its memory.
         alone = isinstance(callbacks, keras.callbacks.Callback)
         original(self, [callbacks] if alone else callbacks, *args, **kwargs)
         self.callbacks.sort(key=_runs_last)
@@ -128,11 +129,7 @@ def _awaits_steps(callback: Any) -> bool:
 
 
 def looks_at_batches(callback: Any) -> bool:
-    """Tells whether a callback takes the logs of single batches.
-
-    Args:
-        callback: of Keras; one of ours that needs none of them says so by `needs_batch_logs`.
-    """
+    """Returns True if a Keras callback reads batch logs; `needs_batch_logs` overrides the guess."""
     if not getattr(callback, "needs_batch_logs", True):
         return False
     base = keras.callbacks.Callback

@@ -1,8 +1,8 @@
-"""Replaces what must be replaced of Keras, once, when this package is imported."""
+"""Installation of every replacement in Keras, on import."""
 
 from stratagem import environment
 
-# Both before what follows: on another backend that would fail with errors that explain nothing.
+# Both first: on another backend the rest would fail with misleading errors.
 environment.require_jax_choice()
 
 import keras  # noqa: E402

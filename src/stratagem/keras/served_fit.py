@@ -1,6 +1,6 @@
-"""fit, evaluate and predict on the workers of a cluster with parameter servers.
+"""`fit`, `evaluate` and `predict` on the workers of a parameter-server cluster.
 
-The coordinator reads the data and deals batches out; a few are under way for each worker.
+The coordinator reads the data and assigns batches to workers, with a few in flight per worker.
 """
 
 from __future__ import annotations
@@ -34,17 +34,10 @@ _LOOK_S = 0.05
 
 
 def settle(coordinator: ClusterCoordinator) -> None:
-    """Waits until nothing is scheduled any more.
-
-    Args:
-        coordinator: the coordinator.
-
-    Raises:
-        BaseException: the error of a function.
-    """
+    """Waits until no scheduled function is left; raises the error of a failed one."""
     serving = coordinator.strategy.placement.remote.variables
     if serving.mode.num_needed > 0:
-        # Too few for an update may be left, of which each waits for others.
+        # The remaining gradients may be too few for an update, and then each waits for others.
         while not coordinator.wait(_LOOK_S):
             if coordinator.num_unfinished < serving.mode.num_needed:
                 serving.client.flush()
@@ -52,12 +45,7 @@ def settle(coordinator: ClusterCoordinator) -> None:
 
 
 class _OnWorker:
-    """Runs groups of batches, on the worker that it is sent to.
-
-    Args:
-        model: the Keras model.
-        kind: "train", "test" or "predict".
-    """
+    """Function sent to workers: runs groups of batches of kind "train", "test" or "predict"."""
 
     def __init__(self, model: Any, kind: str) -> None:
         self._model = model
@@ -70,12 +58,12 @@ class _OnWorker:
     def __call__(
         self, batches: Any, weights: Sequence[float] | None = None, ticket: Ticket | None = None
     ) -> Any:
-        """Runs the batches as one group of steps and returns the logs, or the outputs.
+        """Runs the batches as one group of steps and returns the logs or the outputs.
 
         Args:
-            batches: this worker's, or where it takes them from.
-            weights: what the gradients of each count, where workers share batches.
-            ticket: which it takes.
+            batches: this worker's batches, or their source.
+            weights: gradient weight of each batch, if workers share batches; else None.
+            ticket: the batches to take from the source; None if `batches` are the batches.
         """
         strategy: Any = get_strategy()
         if ticket is not None:
@@ -115,29 +103,19 @@ class _OnWorker:
 
 
 class _Joined:
-    """Outputs of one group that several workers have computed, in their order.
-
-    Args:
-        values: of each.
-    """
+    """Outputs of one group that several workers computed, in order."""
 
     def __init__(self, values: list[RemoteValue]) -> None:
         self._values = values
 
     def fetch(self) -> Any:
-        """Waits for them and returns them as one."""
+        """Waits for the outputs and returns them concatenated."""
         parts = [value.fetch() for value in self._values]
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 class _Dealer:
-    """Takes groups of batches from Keras's iterator and schedules them.
-
-    Args:
-        model: the Keras model.
-        strategy: its strategy.
-        kind: "train", "test" or "predict".
-    """
+    """Takes groups of batches from Keras's iterator and schedules them on workers."""
 
     def __init__(self, model: Any, strategy: Any, kind: str) -> None:
         if model.run_eagerly:
@@ -161,14 +139,7 @@ class _Dealer:
         self._source: Any = None
 
     def begin(self, iterator: Iterator[Any]) -> bool:
-        """Forgets what a call that was broken off has left.
-
-        Args:
-            iterator: Keras's iterator.
-
-        Returns:
-            Whether it is another one than before.
-        """
+        """Discards leftovers of an interrupted call; returns True if the iterator is a new one."""
         if self._source is iterator:
             return False
         self._source = iterator
@@ -177,7 +148,7 @@ class _Dealer:
 
     @contextlib.contextmanager
     def raised_once(self) -> Generator[None]:
-        """After an error in a `with` block no group is left, and nobody hears of it again."""
+        """After an error in a `with` block, drops all groups, so that no error is raised twice."""
         try:
             yield
         except StopIteration:
@@ -190,14 +161,11 @@ class _Dealer:
 
     @property
     def num_in_flight(self) -> int:
-        """How many groups may be under way."""
+        """The limit on groups in flight."""
         return _IN_FLIGHT_PER_WORKER * self._coordinator.num_workers
 
     def deal(self, iterator: Iterator[Any]) -> None:
-        """Schedules the next group of batches.
-
-        Args:
-            iterator: Keras's iterator over host batches.
+        """Schedules the next group of host batches.
 
         Raises:
             StopIteration: the data has ended. Otherwise the error of an earlier group.
@@ -220,7 +188,7 @@ class _Dealer:
             self._under_way.append(self._coordinator.schedule(self._step, args=(batches,)))
 
     def _redeem(self, source: WorkerTickets) -> Any:
-        """Has workers run the next batches of their own; returns the result, later."""
+        """Schedules a worker's next batches from its own data; returns the future result."""
         values: list[RemoteValue] = []
         for ticket in source.take(self._model.steps_per_execution, self._load_of):
             arguments = {"batches": source.source, "ticket": ticket}
@@ -230,17 +198,17 @@ class _Dealer:
         return values[-1] if len(values) == 1 or self._kind != "predict" else _Joined(values)
 
     def _load_of(self, worker: int) -> int:
-        """How many groups of a worker have not ended; of no account where order counts."""
+        """Returns the number of outstanding groups of a worker; 0 if order matters."""
         dealt = self._dealt[worker]
         while dealt and (dealt[0].status is RemoteValueStatus.READY or dealt[0].error):
             dealt.popleft()
         return len(dealt) if self._kind == "train" else 0
 
     def _share(self, batches: list[Any]) -> None:
-        """Splits each batch into as many parts as make an update, which servers add up."""
+        """Splits each batch into as many parts as one update needs; servers add them up."""
         num_needed = self._serving.mode.num_needed  # fewer after a worker was given up
         shared = [shares_of(batch, num_needed) for batch in batches]
-        # With backup workers whoever is free takes the next part, so that nobody is left behind.
+        # With backup workers any free worker takes the next part, so that none falls behind.
         present = self._coordinator.present_workers
         is_fixed = num_needed == len(present)
         values = [
@@ -254,10 +222,10 @@ class _Dealer:
         self._under_way.append(values[-1])
 
     def finish(self) -> Any:
-        """Waits for all groups and returns what the last one returned; None if there was none.
+        """Waits for all groups and returns the last result, or None without groups.
 
         Raises:
-            BaseException: the error of one.
+            BaseException: the error of a group.
         """
         last = self._under_way[-1] if self._under_way else None
         self._under_way.clear()
@@ -266,15 +234,10 @@ class _Dealer:
 
 
 class ServedTrainOrTestFunction(_Dealer):
-    """A model's `train_function` or `test_function`.
-
-    Args:
-        model: the Keras model.
-        strategy: its strategy.
-        training: which of the two.
+    """A model's `train_function` or `test_function` on remote workers.
 
     Raises:
-        ValueError: a model that runs eagerly.
+        ValueError: the model runs eagerly.
     """
 
     events: Any = None
@@ -287,22 +250,22 @@ class ServedTrainOrTestFunction(_Dealer):
         self._told_last: dict[str, Any] = {}
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-        """Schedules a group of steps; the logs are those of the groups that have ended."""
+        """Schedules a group of steps; returns the logs of the groups that have ended."""
         self.begin(iterator)
         with self.raised_once():
             self.deal(iterator)
             while len(self._under_way) > self.num_in_flight:
                 self._own_logs = self._under_way.popleft().fetch()
-        if not isinstance(iterator, HostBatches):  # one batch, whose logs are asked for
+        if not isinstance(iterator, HostBatches):  # a single batch, whose logs are needed now
             self._settle()
         logs = self.metric_logs.so_far() if logs_wanted.value else self.metric_logs.placeholder()
         self._told_last = self._with_own(logs)
         return self._told_last, tuple([] for _ in range(self._num_states))
 
     def _settle(self) -> None:
-        """Waits for all groups; the last logs told are then those of the last group.
+        """Waits for all groups; then the current logs are those of the last group.
 
-        Keras takes what a step of the model's own returned last for the logs of the epoch.
+        Keras uses the last result of a custom step as the logs of the epoch.
         """
         self._own_logs = self.finish() or self._own_logs
         if self._own_logs:
@@ -311,7 +274,7 @@ class ServedTrainOrTestFunction(_Dealer):
             self._told_last.update(logs)
 
     def _with_own(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Logs of the model's own step, in which results of metrics are those of all workers."""
+        """Returns the logs of a custom step, with metric results over all workers."""
         if self._own_logs is None:
             return dict(logs)
         own, results = self._own_logs
@@ -321,14 +284,10 @@ class ServedTrainOrTestFunction(_Dealer):
 
 
 class ServedPredictFunction(_Dealer):
-    """A model's `predict_function`.
-
-    Args:
-        model: the Keras model.
-        strategy: its strategy.
+    """A model's `predict_function` on remote workers.
 
     Raises:
-        ValueError: a model that runs eagerly.
+        ValueError: the model runs eagerly.
     """
 
     def __init__(self, model: Any, strategy: Any) -> None:
@@ -336,7 +295,7 @@ class ServedPredictFunction(_Dealer):
         self._num_left: int | None = None
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-        """Returns the outputs of the next group of steps; those after it are under way."""
+        """Returns the outputs of the next group of steps; later groups are in flight."""
         if self.begin(iterator):
             self._num_left = _num_groups(iterator, self._model)
         with self.raised_once():
@@ -363,11 +322,11 @@ def shares_of(batch: Any, num_workers: int) -> list[tuple[Any, float]]:
 
     Args:
         batch: pytree of arrays of shape (rows, ...).
-        num_workers: how many share it.
+        num_workers: number of workers that share it.
 
     Returns:
-        Of each worker its rows, and which part of the batch they are. Of more workers than rows
-        some get a row that counts nothing: the servers wait for all.
+        Each worker's rows and its fraction of the batch. With more workers than rows, some get a
+        row of weight 0, because the servers wait for all.
     """
     rows = len(next(leaf for leaf in jax.tree.leaves(batch) if leaf is not None))
     ends = np.cumsum([len(part) for part in np.array_split(np.arange(rows), num_workers)])

@@ -1,7 +1,7 @@
-"""Optimizers of variables on parameter servers: a step sends gradients, the servers update.
+"""Optimizers of remote variables: a step sends gradients, the servers update.
 
-`add_variable_from_reference` of `keras.optimizers.Optimizer` is replaced (Keras 3.12 to 3.15): what
-an optimizer keeps for a served variable is made where that variable is.
+`add_variable_from_reference` of `keras.optimizers.Optimizer` is replaced (Keras 3.12 to 3.15): the
+slot of a remote variable is created on the server of that variable.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ _num_slots: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.W
 
 
 def install() -> None:
-    """Makes slots of served variables where these are. Done once, on import."""
+    """Creates slots of remote variables on their servers. Runs once, on import."""
     original = keras.optimizers.Optimizer.add_variable_from_reference
 
     def add(self: Any, reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(reference_variable, ServedVariable):
             with making_slot_of(reference_variable):
                 made = original(self, reference_variable, name, *args, **kwargs)
-            made.slot_of = reference_variable  # of no strategy, too, which may get one
+            made.slot_of = reference_variable  # It may join a strategy later.
             return made
         serving = reference_variable.serving
         kept = kept_name(name_on_servers(self, serving), name or "var")
@@ -74,7 +74,7 @@ def install() -> None:
         number = counts[id(reference_variable), kept]
         own_name = kept if number == 1 else f"{kept}_{number}"
 
-        def name_there() -> str:  # a step may have made both, and the variable is placed first
+        def name_there() -> str:  # A step may have created both, and the variable is placed first.
             serving.place(reference_variable)
             return f"{reference_variable.place.name}:{own_name}"
 
@@ -87,22 +87,20 @@ def install() -> None:
 
 
 def _give_late(optimizer: weakref.ref[Any]) -> None:
-    """Gives the servers an optimizer whose slots are asked for before it was used."""
+    """Gives the servers an optimizer whose slots are read before its first use."""
     if (alive := optimizer()) is not None:
         give_to_servers(alive)
 
 
 def is_served(variables: list[Any]) -> bool:
-    """Tells whether variables are on parameter servers."""
+    """Returns True if variables are on parameter servers."""
     return any(isinstance(variable, ServedVariable) for variable in variables)
 
 
 def name_on_servers(optimizer: Any, serving: Any) -> str:
-    """Returns the name by which servers know an optimizer.
+    """Returns an optimizer's name on the servers, which is pickled with the optimizer.
 
-    Args:
-        optimizer: of Keras. It takes the name along to workers.
-        serving: of the process; one that a worker makes, it names.
+    An optimizer that a worker created gets its name here.
     """
     name = vars(optimizer).get(_NAME)
     if name is None:
@@ -112,44 +110,32 @@ def name_on_servers(optimizer: Any, serving: Any) -> str:
 
 
 def share_name(optimizer: Any, first: Any, serving: Any) -> None:
-    """Lets an optimizer be the same one to servers as another, which has its variables.
+    """Shares the server-side state of an optimizer with another that has its variables.
 
     Args:
         optimizer: not built.
-        first: like it; has to live as long as servers are to keep what they have for both.
-        serving: of the process.
+        first: an equal optimizer; the servers store the shared state while it exists.
+        serving: the variable client of the process.
     """
     object.__setattr__(optimizer, _NAME, name_on_servers(first, serving))
 
 
 def note_built(optimizer: Any, strategy: Any) -> None:
-    """Notes that a step has built an optimizer: the coordinator builds its own likewise.
-
-    Args:
-        optimizer: the optimizer.
-        strategy: of this worker.
-    """
+    """Notes that a step on this worker built an optimizer, so that the coordinator does too."""
     _built.setdefault(strategy, []).append(optimizer)
 
 
 def take_built(strategy: Any) -> list[Any]:
-    """Returns the optimizers that were noted since this was last called.
-
-    Args:
-        strategy: of this worker.
-    """
+    """Returns and clears the optimizers noted by `note_built` on this worker."""
     return _built.pop(strategy, [])
 
 
 def give_to_servers(optimizer: Any) -> None:
-    """Gives the servers an optimizer that was built, unless they have it.
-
-    Args:
-        optimizer: of Keras, built for served variables.
+    """Gives the servers a built optimizer of remote variables, unless they have it.
 
     Raises:
-        NotImplementedError: an optimizer that servers cannot run.
-        ServerError: the servers have another one.
+        NotImplementedError: servers cannot run the optimizer.
+        ServerError: the servers have another optimizer of that name.
     """
     trained = trainable_variables(optimizer)
     variables: list[Any] = [one for one in trained if isinstance(one, ServedVariable)]
@@ -166,7 +152,7 @@ def give_to_servers(optimizer: Any) -> None:
         )
     kept_once = scalars_of(optimizer)
     sized = [one.name for one in kept_once.values() if one.shape]
-    if sized:  # servers find it, too, but their error says less
+    if sized:  # Servers find it too, but with a less helpful error.
         raise other_shapes(type(optimizer), sized)
     serving = variables[0].serving
     if serving.mode.num_needed > 1 and clips(optimizer):
@@ -192,7 +178,7 @@ def give_to_servers(optimizer: Any) -> None:
     own_name = name_on_servers(optimizer, serving)
     rule = KerasUpdate(optimizer, undecayed, start, is_told_scalars=is_told)
     serving.set_rule(rule, variables, own_name)
-    # Not every server updates some of them.
+    # Only some servers update these variables: ask one that does.
     server = serving.placement_of(variables[0]).servers[0]
     for name, variable in kept_once.items():
         if not is_told:
@@ -202,11 +188,7 @@ def give_to_servers(optimizer: Any) -> None:
 
 
 def scalars_of(optimizer: Any) -> dict[str, Any]:
-    """Returns the variables that an optimizer keeps once, by the names that servers have for them.
-
-    Args:
-        optimizer: the optimizer, built.
-    """
+    """Returns a built optimizer's scalar variables by their names on the servers."""
     kept_once = [one for one in optimizer.variables if not _is_slot(one)]
     return dict(zip(scalar_names(kept_once), kept_once, strict=True))
 
@@ -217,13 +199,9 @@ def _is_slot(variable: Any) -> bool:
 
 
 def note_undecayed(optimizer: Any, strategy: Any) -> None:
-    """Notes which variables the weight decay of an optimizer leaves out, before it travels.
+    """Notes the variables excluded from weight decay before an unbuilt optimizer is pickled.
 
-    Keras knows them by their identities, which are others in another process.
-
-    Args:
-        optimizer: the optimizer, not built.
-        strategy: of the coordinator.
+    Keras identifies them by `id`, which differs in another process.
     """
     if optimizer.weight_decay is not None:
         left_out = [one for one in strategy.variables.live() if not decays(optimizer, one)]
@@ -243,17 +221,17 @@ def send_gradients(
     *,
     are_reduced: bool,
 ) -> None:
-    """Hands the gradients of a step to the servers: summed over its replicas, then clipped.
+    """Sends the gradients of a step to the servers: summed over its replicas, then clipped.
 
     Args:
         optimizer: the optimizer, built.
-        grads: of this replica, rows as `IndexedSlices`; weighed as they are to be summed.
-        variables: their variables.
-        context: of the replica.
-        are_reduced: whether they are the same on all replicas already.
+        grads: gradients of this replica, rows as `IndexedSlices`, weighted for the sum.
+        variables: the variables of the gradients.
+        context: the replica context.
+        are_reduced: True if the gradients are the same on all replicas already.
 
     Raises:
-        ValueError: a variable that the optimizer was not built for, or no gradient at all.
+        ValueError: the optimizer was not built for a variable, or there is no gradient at all.
     """
     scope = current_scope()
     if scope is None or not grads:
@@ -268,7 +246,7 @@ def send_gradients(
     values: list[Any] = []
     for place, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
         if is_indexed_slices(grad) and variable.has_rows and not has_whole:
-            # Of ids that come twice the norm is that of the sum.
+            # Repeated ids count once in the norm, with the sum of their gradients.
             rows[place] = rows_that_are_there(grad.combined() if is_clipping else grad, variable)
             values.append(rows[place].values)
         else:
@@ -285,13 +263,13 @@ def send_gradients(
 
 
 def send(grad: Any, variable: Any, optimizer: str, scope: ReplicaScope) -> None:
-    """Hands a gradient to the servers, of rows where it is of rows.
+    """Sends a gradient, dense or rows, to the servers.
 
     Args:
-        grad: what is to be applied; the ids of rows are there.
-        variable: its variable.
-        optimizer: the name of the one that applies it.
-        scope: of the whole replica function.
+        grad: the gradient; ids of rows are in range.
+        variable: the variable of the gradient.
+        optimizer: name of the optimizer on the servers.
+        scope: scope of the whole replica function.
     """
     if is_indexed_slices(grad) and variable.has_rows:
         scope.send(RowGradient(variable, is_ids=True, optimizer=optimizer), grad.indices)
@@ -302,15 +280,7 @@ def send(grad: Any, variable: Any, optimizer: str, scope: ReplicaScope) -> None:
 
 
 def check_known(optimizer: Any, variables: list[Any]) -> None:
-    """Raises for variables that an optimizer was not built for.
-
-    Args:
-        optimizer: the optimizer, built.
-        variables: to be updated.
-
-    Raises:
-        ValueError: one of them is not among its own.
-    """
+    """Raises a ValueError for variables that an optimizer was not built for."""
     known = {id(variable) for variable in trainable_variables(optimizer)}
     unknown = [variable.path for variable in variables if id(variable) not in known]
     if unknown:
@@ -335,17 +305,12 @@ def _summed(grads: list[Any], context: ReplicaContext) -> list[Any]:
 
 
 def rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
-    """Lets an id below 0 count from the end, and one past the end stand for nothing.
-
-    Args:
-        slices: gradients of rows.
-        table: the variable.
-    """
+    """Normalizes ids: below 0 they count from the end, and past the end they are dropped."""
     num_rows = table.shape[0]
     ids = jnp.asarray(slices.indices).astype(jnp.int32)
     ids = jnp.where(ids < 0, ids + num_rows, ids)
     is_there = (ids >= 0) & (ids < num_rows)
-    # Nothing is added to a row that is updated anyway.
+    # A zero gradient for a row that is updated anyway.
     any_id = jnp.min(jnp.where(is_there, ids, num_rows - 1), initial=num_rows - 1)
     is_kept = is_there.reshape(-1, *[1] * (slices.values.ndim - 1))
     values = jnp.where(is_kept, slices.values, jnp.zeros((), slices.values.dtype))
@@ -353,13 +318,13 @@ def rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
 
 
 def _needs_whole_tables(optimizer: Any) -> bool:
-    """Whether it changes rows that nobody looks up: it cannot be told of some rows alone."""
+    """Returns True if an optimizer changes rows without a lookup, so that it needs whole tables."""
     return bool(optimizer.use_ema or optimizer.gradient_accumulation_steps)
 
 
 def clips(optimizer: Any) -> bool:
-    """Tells whether gradients are clipped before servers get them."""
-    if optimizer.gradient_accumulation_steps:  # their mean is clipped: by the servers
+    """Returns True if gradients are clipped before they are sent to servers."""
+    if optimizer.gradient_accumulation_steps:  # The servers clip the mean.
         return False
     limits = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
     return any(limit is not None for limit in limits)

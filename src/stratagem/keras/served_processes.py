@@ -1,4 +1,4 @@
-"""What runs in the processes of a cluster: to find it there loads what models need."""
+"""Entry points of the processes of a cluster; importing them loads all that models need."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["serve_server", "serve_worker"]
 def serve_server(
     index: int, keys: ClusterKeys, journal_dir: str, journal_interval_s: float
 ) -> ParameterServer:
-    """Starts a parameter server in this process, which Ray has started.
+    """Starts a parameter server in this process, which Ray started.
 
     Args:
-        index: of the server.
-        keys: of the cluster.
-        journal_dir: the folder of its journal, which is made.
-        journal_interval_s: how long to wait after each entry.
+        index: index of the server.
+        keys: keys of the cluster.
+        journal_dir: folder of its journal; created if missing.
+        journal_interval_s: seconds between entries of the journal.
 
     Returns:
         The server.
@@ -35,19 +35,11 @@ def serve_server(
 
 
 def serve_worker(index: int, keys: ClusterKeys) -> Worker:
-    """Starts a worker in this process, which Ray has started.
-
-    Args:
-        index: of the worker.
-        keys: of the cluster.
-
-    Returns:
-        The worker.
-    """
+    """Starts a worker in this process, which Ray started."""
     _compute_inline()
     return Worker(keys, host=own_host())
 
 
 def _compute_inline() -> None:
-    """Has the CPU compute in the thread that asks, which waits for the result anyway."""
+    """Makes CPU computations run in the calling thread, which waits for the result anyway."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)

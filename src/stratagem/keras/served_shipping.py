@@ -1,7 +1,7 @@
-"""Functions, models and optimizers on their way between the coordinator and workers.
+"""Pickling of functions, models and optimizers between the coordinator and workers.
 
-Variables of the strategy go by name: served ones are the same on every process, metrics count anew
-on each worker, and seeds draw other numbers there.
+The strategy's variables are sent by name: remote ones are the same in every process, metrics start
+from zero on each worker, and seeds draw other numbers there.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _NUMBER = "_stratagem_number"
 
 
 def install() -> None:
-    """Makes coordinators and workers pack what refers to models. Done once, on import."""
+    """Makes coordinators and workers pickle references to Keras objects. Runs once, on import."""
     set_packing(KerasPacking())
 
 
 class KerasPacking:
-    """Packs what refers to Keras objects; see `stratagem.coordinator.packing`."""
+    """Pickles references to Keras objects; see `stratagem.coordinator.packing`."""
 
     serve_server = staticmethod(serve_server)
     serve_worker = staticmethod(serve_worker)
@@ -57,16 +57,16 @@ class KerasPacking:
 
     def pack(self, value: Any, strategy: Any) -> bytes:
         """Returns an object as bytes."""
-        # Before they are built nobody knows which numbers of theirs the servers will keep.
+        # Before they are built, their scalars on the servers are unknown.
         of_unbuilt: set[int] = set()
         return pack_object(value, lambda one: self._name_of(one, strategy, of_unbuilt))
 
     def unpack(self, data: bytes, strategy: Any) -> Any:
-        """Returns the object that bytes stand for."""
+        """Returns the object that was packed."""
         return unpack_object(data, lambda name: self._object_of(name, strategy))
 
     def take_built(self, strategy: Any) -> list[tuple[int, list[str]]]:
-        """Returns which optimizers a worker has built since it was last asked."""
+        """Returns the optimizers that a worker has built since the last call."""
         return [
             (vars(one)[_NUMBER], [variable.place.name for variable in trainable_variables(one)])
             for one in take_built(strategy)
@@ -74,7 +74,7 @@ class KerasPacking:
         ]
 
     def collected(self, number: int) -> Any:
-        """Returns the coordinator's own variable, of which a worker has counted a part."""
+        """Returns the coordinator's variable that a worker has counted a part of."""
         return self._own.get(number)
 
     def build(self, number: int, names: list[str], strategy: Any) -> None:
@@ -103,14 +103,14 @@ class KerasPacking:
             return self._name_of_variable(value, strategy, of_unbuilt)
         if isinstance(value, keras.optimizers.Optimizer):
             self._number_of(value)
-            if strategy.executor.schedules:  # its name goes along
+            if strategy.executor.schedules:  # its name is sent along
                 name_on_servers(value, strategy.placement.remote.variables)
             if value.built:
                 give_to_servers(value)
             else:
                 note_undecayed(value, strategy)
                 of_unbuilt.update(id(variable) for variable in value.variables)
-        return None  # goes by its attributes
+        return None  # sent by its attributes
 
     def _name_of_variable(self, value: Any, strategy: Any, of_unbuilt: set[int]) -> Any:
         home = home_of(value)
@@ -118,7 +118,7 @@ class KerasPacking:
             return None
         if home.strategy is not strategy:
             raise foreign_variable(value, home.strategy, strategy)
-        if not strategy.executor.schedules:  # what a worker returns
+        if not strategy.executor.schedules:  # a worker's result
             return ("value", np.asarray(value.value))
         if isinstance(value, ServedVariable):
             if id(value) not in of_unbuilt:
@@ -167,12 +167,12 @@ def _described(variable: Any) -> dict[str, Any]:
 
 
 def _made(strategy: Any, described: dict[str, Any], value: Any) -> Any:
-    """A variable of this process that is like one of another."""
+    """Creates a variable in this process like one of another process."""
     told = dict(described)
     path, regularizer = told.pop("path"), told.pop("regularizer")
     shape, dtype = told.pop("shape"), told.pop("dtype")
 
-    def start(*_: Any, **__: Any) -> Any:  # not called where servers have the value
+    def start(*_: Any, **__: Any) -> Any:  # not called if the servers have the value
         return jnp.zeros(shape, dtype) if value is None else jnp.asarray(value)
 
     with strategy.scope():

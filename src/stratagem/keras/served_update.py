@@ -1,4 +1,4 @@
-"""A Keras optimizer as the rule by which parameter servers apply gradients."""
+"""Keras optimizers as update rules of parameter servers."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from stratagem.servers import Slot, State
 
 __all__ = ["KerasUpdate", "other_shapes", "scalar_names"]
 
-# What the name of a variable's shard has more than that of the variable.
+# Suffix of a shard's name.
 _SHARD = re.compile(r"/part_\d+$")
 
 _Shapes = tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
 
 
 class KerasUpdate:
-    """Applies gradients as a Keras optimizer does; each server has one of its own.
+    """Applies gradients with a Keras optimizer; each server has its own.
 
-    Clipping needs the gradients of all servers, and so is done before they are sent, as is what a
-    scaled loss has multiplied them by. Of gradients that are accumulated the mean is clipped.
+    Clipping needs the gradients of all servers, so gradients are clipped and unscaled before they
+    are sent. Accumulated gradients are clipped as a mean.
 
     Args:
-        optimizer: the optimizer, built or not; its variables are left alone.
-        undecayed: names of the variables that its weight decay leaves out.
-        start: what it keeps once, where that is not what it begins with by itself.
-        is_told_scalars: whether that comes with each push, so that another rate is no other rule.
+        optimizer: the optimizer, built or not; its variables are not changed.
+        undecayed: names of the variables excluded from weight decay.
+        start: initial scalars, where they differ from the optimizer's defaults.
+        is_told_scalars: True if scalars come with each push, so that another learning rate is the
+            same rule.
 
     Raises:
-        NotImplementedError: an optimizer that keeps arrays of other shapes than its variables', or
-            clips the mean of several gradients by its norm.
+        NotImplementedError: the optimizer has arrays of shapes other than its variables', or clips
+            the mean of several gradients by its norm.
     """
 
-    _is_told_scalars = False  # of one from a journal that was written before there was this
+    _is_told_scalars = False  # default for rules from a journal that predates this attribute
 
     def __init__(
         self,
@@ -72,20 +73,20 @@ class KerasUpdate:
         return {**vars(self), "_programs": {}}
 
     def describe(self) -> dict[str, Any]:
-        """Returns the name and the numbers of the optimizer."""
+        """Returns the name and the hyperparameters of the optimizer."""
         told = {"undecayed": self._undecayed} if self._undecayed else {}
-        # Keras numbers names through a process: another one has another number.
+        # Keras numbers names per process, so equal optimizers have different ones.
         left_out = {"name", *(self._start if self._is_told_scalars else ())}
         numbers = {key: value for key, value in self._config.items() if key not in left_out}
         return {"optimizer": self._class.__name__, **numbers, **told}
 
     def scalars(self) -> dict[str, np.ndarray]:
-        """Returns what it keeps once, as it is in the beginning."""
+        """Returns the initial scalars of the optimizer."""
         return {**self._program((("v", (1,), np.dtype("float32")),)).scalars, **self._start}
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
-        """Returns what it keeps for a variable."""
-        # Of one row, because the whole may be larger than what there is room for twice.
+        """Returns the slots of a variable."""
+        # One row only: there may be no memory for the whole twice.
         one_row = (1, *shape[1:]) if shape else shape
         program = self._program(((name, one_row, np.dtype(dtype)),))
         return [
@@ -107,7 +108,7 @@ class KerasUpdate:
 
 
 class _Program:
-    """The update of variables of certain shapes, compiled."""
+    """Compiled update of variables of certain shapes."""
 
     def __init__(self, optimizer: Any, shapes: _Shapes, undecayed: Sequence[str]) -> None:
         self._names = [name for name, _, _ in shapes]
@@ -139,7 +140,7 @@ class _Program:
         optimizer.build(references)
         del optimizer.add_variable_from_reference
         of_slot = {id(variable): key for key, variable in self.slots.items()}
-        # Each of the optimizer's variables, in its order: a slot, or one that it keeps once.
+        # The optimizer's variables in order: a slot or a scalar.
         self._order: list[str | tuple[str, str]] = []
         self.scalars: dict[str, np.ndarray] = {}
         kept_once = [one for one in optimizer.variables if id(one) not in of_slot]
@@ -160,7 +161,7 @@ class _Program:
             {(name, slot): state.slots[name][slot] for name, slot in self.slots},
             [grads[name] for name in self._names],
         )
-        # Where JAX computes in the background: gradients may be overwritten after this.
+        # JAX may compute in the background: gradients may be overwritten after this.
         jax.block_until_ready((scalars, values, slots))
         by_name: dict[str, dict[str, Any]] = {name: {} for name in self._names}
         for (name, slot), value in slots.items():
@@ -170,7 +171,7 @@ class _Program:
     def _step(
         self, scalars: dict[str, Any], values: list[Any], slots: dict[Any, Any], grads: list[Any]
     ) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
-        # What comes out must be no gradient itself, whose memory the worker uses again.
+        # No output may alias a gradient, whose memory the worker reuses.
         grads = jax.lax.optimization_barrier(grads)
         kept = [scalars[key] if isinstance(key, str) else slots[key] for key in self._order]
         new_values, new_kept = self._optimizer.stateless_apply(kept, grads, values)
@@ -189,12 +190,7 @@ class _Program:
 
 
 def other_shapes(kind: type, names: Sequence[str]) -> NotImplementedError:
-    """Returns the error for an optimizer with arrays that belong to no variable alone.
-
-    Args:
-        kind: its class.
-        names: of these arrays.
-    """
+    """Returns the error for an optimizer with arrays that are no slot of a single variable."""
     return NotImplementedError(
         explain(
             f"{kind.__name__} keeps {names}, of other shapes than its variables.",
@@ -206,12 +202,8 @@ def other_shapes(kind: type, names: Sequence[str]) -> NotImplementedError:
 
 
 def scalar_names(variables: Sequence[Any]) -> list[str]:
-    """Returns the names of what an optimizer keeps once.
-
-    Args:
-        variables: these of its variables, in its order.
-    """
-    # Keras numbers those without a name through the whole process.
+    """Returns the names of an optimizer's scalars, given as variables in its order."""
+    # Keras numbers variables without a name per process.
     return [
         f"scalar_{place}" if variable.name.startswith("variable") else variable.name
         for place, variable in enumerate(variables)
@@ -219,7 +211,7 @@ def scalar_names(variables: Sequence[Any]) -> list[str]:
 
 
 def _variable(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> keras.Variable:
-    """A variable of that path: some optimizers treat variables by their names."""
+    """Returns a variable with that path: some optimizers treat variables by name."""
     *scopes, own = name.split("/")
     if scopes:
         with keras.name_scope(scopes[0]):

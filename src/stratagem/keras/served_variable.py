@@ -1,6 +1,6 @@
-"""Keras variables that live on parameter servers.
+"""Keras variables on parameter servers.
 
-On the coordinator each read asks the servers; in a step they answer with what was read before it.
+On the coordinator each read asks the servers; in a step it returns the value fetched before.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ __all__ = [
     "making_slot",
 ]
 
-# A larger initial value is made row by row, where it is held.
+# A larger initial value is created row by row, on its server.
 _MAX_LOCAL_BYTES = 64 * 2**20
-# What servers do themselves.
+# Methods that servers implement.
 _SIGNS = {"scatter_add": 1, "scatter_sub": -1, "scatter_update": 0}
 
 
 class _Next(threading.local):
-    """What the variable that is created now will be."""
+    """Options of the variable that is created next."""
 
     in_process = False
     slot: str | Callable[[], str] | None = None
@@ -73,7 +73,7 @@ _next: _Next = _Next()
 
 @contextlib.contextmanager
 def kept_in_process() -> Generator[None]:
-    """Variables that are created in a `with` block are each process's own, as seeds are."""
+    """Keeps variables created in a `with` block local to each process, as seeds are."""
     _next.in_process, previous = True, _next.in_process
     try:
         yield
@@ -83,10 +83,9 @@ def kept_in_process() -> Generator[None]:
 
 @contextlib.contextmanager
 def making_slot(name: str | Callable[[], str]) -> Generator[None]:
-    """The variable that is created in a `with` block is what servers keep by that name.
+    """Makes the variable created in a `with` block the slot of that name on the servers.
 
-    Args:
-        name: the name; or a function that returns it when the variable is initialised.
+    `name` is the name, or a function that returns it when the variable is initialized.
     """
     _next.slot, previous = name, _next.slot
     try:
@@ -96,46 +95,36 @@ def making_slot(name: str | Callable[[], str]) -> Generator[None]:
 
 
 def is_making_slot() -> bool:
-    """Tells whether a variable that is created now is kept by servers for another one."""
+    """Returns True if a variable created now is a slot on the servers."""
     return _next.slot is not None
 
 
 def _has_axes(initializer: Any, shape: Any) -> bool:
-    """Whether a variable will not be a scalar."""
+    """Returns True unless a variable will be a scalar."""
     if shape is not None or callable(initializer) or isinstance(initializer, str):
         return shape is None or bool(np.size(shape))
     return bool(np.ndim(initializer))
 
 
 def is_collected(synchronization: Any, aggregation: Any) -> bool:
-    """Tells whether a variable is counted in each worker, and added up by the coordinator.
-
-    Args:
-        synchronization: its annotation, in any form.
-        aggregation: its annotation, in any form.
-    """
+    """Returns True if a variable is counted on each worker and summed by the coordinator."""
     return _next.in_process or is_summed(synchronization, aggregation)
 
 
 def is_summed(synchronization: Any, aggregation: Any) -> bool:
-    """Tells whether a variable has a part on each replica, added up when read: one of a metric.
-
-    Args:
-        synchronization: its annotation, in any form.
-        aggregation: its annotation, in any form.
-    """
+    """Returns True if a variable has one component per replica, summed on read, like a metric's."""
     on_read = parse_synchronization(synchronization) is VariableSynchronization.ON_READ
     return on_read and parse_aggregation(aggregation).name == "SUM"
 
 
 class ServedVariable(DistributedVariable):
-    """A Keras variable on parameter servers: all of a `ParameterServerStrategy` and some of others.
+    """A remote Keras variable: all of a `ParameterServerStrategy` and some of others.
 
-    Made by `keras.Variable` itself; takes its arguments.
+    Created by `keras.Variable` itself; takes its arguments.
 
     Raises:
-        NotImplementedError: a constraint, or under a `ParameterServerStrategy` use in an
-            `sg.function`.
+        NotImplementedError: it has a constraint, or under a `ParameterServerStrategy` an
+            `sg.function` uses it.
     """
 
     place: Any = None
@@ -155,7 +144,7 @@ class ServedVariable(DistributedVariable):
         # In a step Keras asks for the initial value later.
         self._slot = _next.slot
         if self._slot is None and (trainable or _has_axes(initializer, shape)):
-            # Here, because what Keras has noted as not initialised it tries in each later step.
+            # Checked here: Keras retries variables noted as uninitialized in each later step.
             get_strategy().placement.remote.variables.require_coordinator(
                 kwargs.get("name") or "variable"
             )
@@ -163,27 +152,27 @@ class ServedVariable(DistributedVariable):
 
     @property
     def serving(self) -> VariableClient:
-        """What asks the servers."""
+        """The client of the servers."""
         return self._home.strategy.placement.remote.variables
 
     @property
     def is_slot(self) -> bool:
-        """Whether it is what an optimizer keeps for another variable."""
+        """True if it is an optimizer's slot of another variable."""
         return self._slot is not None
 
     @property
     def is_added_to(self) -> bool:
-        """Whether a step writes a difference: as of averages that all workers move."""
+        """True if a step writes differences, as for averages that all workers update."""
         return self._synchronization == "on_read"
 
     @property
     def has_value(self) -> bool:
-        """Whether it is initialised."""
+        """True if it is initialized."""
         return self.place is not None
 
     @property
     def storage(self) -> Any:
-        """In a step what it has read, elsewhere what the servers hold now."""
+        """The fetched value in a step, elsewhere the current value on the servers."""
         trace = current_function_trace()
         if trace is not None and not self._home.strategy.placement.is_remote:
             return trace.load(self, None if self.place is None else self._asked().read(self))
@@ -213,7 +202,7 @@ class ServedVariable(DistributedVariable):
 
     @property
     def _value(self) -> Any:
-        """Keras asks whether it is None."""
+        """The value; Keras checks it for None."""
         return None if self.place is None else self.storage
 
     @_value.setter
@@ -224,7 +213,7 @@ class ServedVariable(DistributedVariable):
         self._require_own_replica()
         if self.place is None:
             return self._initializer(self._shape, dtype=self._dtype)
-        if in_symbolic_scope():  # in a trace, where this is a shape and no array
+        if in_symbolic_scope():  # while tracing, where this is a shape and no array
             return jnp.zeros(self._shape, self._dtype)
         value = self.storage
         if isinstance(value, Tracer):
@@ -234,7 +223,7 @@ class ServedVariable(DistributedVariable):
         return jnp.asarray(value, self._dtype)
 
     def asks_all_processes(self) -> bool:
-        """Whether reading it here takes a program that all processes run: never."""
+        """False: no read needs a program that all processes run."""
         return False
 
     def _direct_assign(self, value: Any) -> None:
@@ -253,7 +242,7 @@ class ServedVariable(DistributedVariable):
         num_bytes = math.prod(shape) * np.dtype(jnp.dtype(self._dtype)).itemsize
         self.has_rows = self._is_table and is_worth_rows(shape)
         if num_bytes > _MAX_LOCAL_BYTES:
-            with contextlib.suppress(NotImplementedError):  # then it is made whole
+            with contextlib.suppress(NotImplementedError):  # then it is created whole
                 self.serving.create(self, InitialRows(initializer, shape, self._dtype))
                 self.find_shards()
                 return
@@ -265,7 +254,7 @@ class ServedVariable(DistributedVariable):
             self.find_shards()
 
     def settle(self, home: Home, value: Any) -> None:
-        """Puts a variable that became one of a strategy on the servers, with its value."""
+        """Moves a variable that joins the strategy to the servers, with its value."""
         self._home = home
         self.whole = WholeValue()
         home.strategy.variables.add(self, home)
@@ -274,22 +263,18 @@ class ServedVariable(DistributedVariable):
         self.find_shards()
 
     def find_shards(self) -> None:
-        """Becomes a `ShardedVariable`, once it is on the servers, if it is split there."""
+        """Becomes a `ShardedVariable` if it is split over servers."""
         if placements := self.serving.shards(self):
             self.__class__ = ServedShardedVariable
             shards = [_shard_of(self, number, one) for number, one in enumerate(placements)]
             object.__setattr__(self, "_variables", shards)
 
     def made_for(self, give: Callable[[], None]) -> None:
-        """Notes how servers get the optimizer that keeps this, before it is asked for.
-
-        Args:
-            give: called once.
-        """
+        """Registers the function that gives servers this slot's optimizer; it is called once."""
         self._give = give
 
     def _asked(self) -> VariableClient:
-        """What asks the servers, which have whatever an optimizer keeps here from now on."""
+        """The client of the servers, which have the slots of this optimizer from now on."""
         if self._give is not None:
             give, self._give = self._give, None
             give()
@@ -297,14 +282,14 @@ class ServedVariable(DistributedVariable):
 
     @property
     def is_apart(self) -> bool:
-        """Whether what is read and written here goes to the servers at once."""
+        """True if reads and writes here go to the servers at once."""
         is_traced = current_function_trace() is not None or in_symbolic_scope()
         in_scope = current_scope() is not None or get_stateless_scope() is not None
         is_stored = isinstance(self.place, Stored) and bool(self.shape)
         return is_stored and not is_traced and not in_scope and not self.serving.is_in_step
 
     def take_rows(self, rows: Rows) -> Any:
-        """Returns some rows: see `ShardedVariable.take_rows`."""
+        """Returns some rows; see `ShardedVariable.take_rows`."""
         if self.is_apart:
             self._require_own_replica()
             return self._maybe_autocast(self._asked().read_rows(self, np.asarray(rows, np.int64)))
@@ -313,14 +298,14 @@ class ServedVariable(DistributedVariable):
         return self.value[as_slice(rows) if isinstance(rows, range) else rows]
 
     def change_rows(self, method: str, slices: IndexedSlices) -> Any:
-        """Changes rows as they are given; outside of steps only these travel."""
+        """Changes rows without aggregation; outside of steps only these rows are sent."""
         if not self.is_apart:
             return super().change_rows(method, slices)
         self._require_own_replica()
         serving, num_rows = self._asked(), self.shape[0]
         ids = np.asarray(slices.indices).astype(np.int64)
         ids = np.where(ids < 0, ids + num_rows, ids)
-        is_row = (ids >= 0) & (ids < num_rows)  # past the end there is no row
+        is_row = (ids >= 0) & (ids < num_rows)  # no row past the end
         ids, values = ids[is_row], np.asarray(slices.values)[is_row].astype(jnp.dtype(self._dtype))
         if method in _SIGNS:
             serving.scatter(self, ids, values, sign=_SIGNS[method])
@@ -332,17 +317,17 @@ class ServedVariable(DistributedVariable):
         return self._changed()
 
     def _changed(self) -> Any:
-        """What a change outside of steps returns."""
+        """Returns the result of a change outside of steps."""
         return self.value
 
     def hold(self, value: Any) -> None:
-        """Keeps a value for a step of this process."""
+        """Stores a value for a step of this process."""
         if self._home.kind is VariableKind.ON_READ:
             value = np.broadcast_to(value, (self._home.strategy.num_replicas_in_sync, *value.shape))
         self.held = value
 
     def whole_held(self) -> np.ndarray:
-        """The value that a step has written; of components their mean."""
+        """Returns the value that a step has written; the mean of components."""
         value = np.asarray(self.held)
         return value.mean(0) if self._home.kind is VariableKind.ON_READ else value
 
@@ -361,14 +346,14 @@ class ServedVariable(DistributedVariable):
         return result
 
     def assign(self, value: Any) -> Any:
-        """Sets the value, by the variable's aggregation in a replica function."""
+        """Sets the value; in a replica function by the variable's aggregation."""
         if (scope := current_scope()) is not None:
             scope.outermost.added_to.discard(id(self))
         return super().assign(value)
 
     @property
     def constraint(self) -> Any:
-        """None: servers update without one."""
+        """None: servers update without a constraint."""
         return None
 
     @constraint.setter
@@ -385,17 +370,17 @@ class ServedVariable(DistributedVariable):
 
 
 class ServedShardedVariable(ServedVariable, ShardedVariable):
-    """A Keras variable in shards that are on parameter servers.
+    """A Keras variable with shards on parameter servers.
 
-    It is made as a `ServedVariable`, and becomes one of these where a partitioner has split it.
+    It is created as a `ServedVariable`, whose class changes when a partitioner splits it.
     """
 
-    # Keras reads the whole value for it.
+    # Keras's own reads the whole value.
     __getitem__ = ShardedVariable.__getitem__
     __repr__ = ShardedVariable.__repr__
 
     def assign(self, value: Any) -> Any:
-        """Sets all rows: see `ShardedVariable.assign`."""
+        """Sets all rows; see `ShardedVariable.assign`."""
         result = super().assign(value)
         return self if self.is_apart else result
 
@@ -404,13 +389,13 @@ class ServedShardedVariable(ServedVariable, ShardedVariable):
 
 
 def _shard_of(whole: ServedVariable, number: int, placement: ShardLayout) -> ServedVariable:
-    """A shard of a variable as a variable, which is on the servers already."""
+    """Returns a shard as a variable, which is on the servers already."""
     known = whole.serving.known.get(repr(Stored(placement.name)))
-    if known is not None:  # it has come to this worker before
+    if known is not None:  # this worker has it already
         return known
     with making_slot(placement.name), whole.distribute_strategy.scope():
         shard: Any = keras.Variable(
-            lambda shape, dtype: jnp.zeros(shape, dtype),  # which nobody calls
+            lambda shape, dtype: jnp.zeros(shape, dtype),  # never called
             shape=placement.shape,
             dtype=placement.dtype,
             trainable=whole.trainable,

@@ -1,7 +1,7 @@
-"""What only one of several processes does for all: show progress, write files.
+"""Calls that one of several processes carries out for all: progress bars and file writes.
 
 `keras.Model.save`, `save_weights` and `export` are replaced (Keras 3.12 to 3.15): every process
-calls them, the chief writes, and all go on when the file is there.
+calls them, the chief writes, and all return when the file is there.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ SAVERS = ("save", "save_weights", "export")
 
 
 def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:
-    """Makes `fit`, `evaluate` or `predict` the same on all processes, and silent on all but one.
+    """Makes `fit`, `evaluate` or `predict` equal on all processes, and silent on all but one.
 
     Args:
-        arguments: of the call, by name; changed in place.
-        wants_logs: whether somebody on this process looks at the logs of single batches.
+        arguments: arguments of the call by name; changed in place.
+        wants_logs: True if this process needs the logs of single batches.
 
     Returns:
-        Whether somebody does on any process: all have to compute them then.
+        True if any process needs them: then all must compute them.
     """
     group = current_group()
     assert group is not None
-    agree_on_random_state()  # arrays are shuffled by it
+    agree_on_random_state()  # Arrays are shuffled by it.
     wants_logs = any(group.exchange("who looks at logs", wants_logs))
     callbacks = arguments.get("callbacks")
     if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
@@ -51,24 +51,16 @@ def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:
 
 
 def _make_folders(callbacks: Sequence[Any]) -> None:
-    """Makes the folders of `ModelCheckpoint`: Keras fails where two processes do at a time."""
+    """Creates the folders of `ModelCheckpoint`; Keras fails if two processes do so at once."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             fixed, _, _ = os.fspath(callback.filepath).partition("{")
-            with contextlib.suppress(OSError):  # Keras will say what is wrong with it
+            with contextlib.suppress(OSError):  # Keras reports the problem.
                 os.makedirs(os.path.dirname(fixed) or ".", exist_ok=True)
 
 
 def saved_once(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a saving method that the chief alone carries out.
-
-    Args:
-        name: of the method.
-        original: Keras's own.
-
-    Returns:
-        The method.
-    """
+    """Returns Keras's saving method `original` such that only the chief writes."""
 
     @functools.wraps(original)
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +95,7 @@ def saved_once(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bring_together(strategy: Any, *, is_reader: bool) -> None:
-    """Reads what replicas have a component or a part of, so that the chief can read it alone."""
+    """Gathers components and shards, so that the chief can then read them alone."""
     for variable in strategy.variables.live():
         home = home_of(variable)
         assert home is not None
@@ -114,7 +106,7 @@ def _bring_together(strategy: Any, *, is_reader: bool) -> None:
 
 
 def _let_go(strategy: Any) -> None:
-    """Frees the memory of values that are in parts else."""
+    """Frees the gathered copies of sharded values."""
     for variable in strategy.variables.live():
         if store_of(variable) is not None:
             variable.whole = WholeValue()

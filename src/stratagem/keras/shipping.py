@@ -1,8 +1,8 @@
-"""Functions and Keras objects as bytes for another process, where variables stand for themselves.
+"""Pickling of functions and Keras objects for another process, with variables by name.
 
-Keras pickles a model as a file of its own, with all weights, and can do so only for classes that
-can be imported. Here its objects go by their attributes: what is compiled for this process stays
-behind, and what the other process has already (variables, a strategy) goes by a name.
+Keras pickles a model as a file with all weights, and only if its classes can be imported. Here its
+objects are pickled by attributes: compiled functions are left out, and objects that the other
+process already has (variables, a strategy) are sent by name.
 
 Source: Python's pickle module, persistence of external objects; cloudpickle.
 """
@@ -37,17 +37,14 @@ _STAYS_HERE = (
 
 
 def pack_object(value: Any, name_of: Callable[[Any], str | None]) -> bytes:
-    """Returns any object as bytes.
+    """Returns any object as bytes for `unpack_object`.
 
     Args:
         value: the object; functions and classes of the script are included.
-        name_of: returns the name by which the other process knows an object, or None.
-
-    Returns:
-        What `unpack_object` takes.
+        name_of: returns an object's name in the other process, or None to pickle it.
 
     Raises:
-        TypeError: something in it cannot leave this process.
+        TypeError: something in it cannot be pickled.
     """
     if _is_plain(value):
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
@@ -70,14 +67,11 @@ def pack_object(value: Any, name_of: Callable[[Any], str | None]) -> bytes:
 
 
 def unpack_object(data: bytes, object_of: Callable[[str], Any]) -> Any:
-    """Returns the object that bytes stand for. They must come from a process of this cluster.
+    """Returns the object of `pack_object`'s bytes, which must come from this cluster.
 
     Args:
-        data: what `pack_object` returned.
-        object_of: returns what is known here by a name.
-
-    Returns:
-        The object.
+        data: result of `pack_object`.
+        object_of: returns this process's object of a name.
     """
     unpickler = _Unpickler(io.BytesIO(data))
     unpickler.object_of = object_of
@@ -91,7 +85,7 @@ def _pickler_class() -> Any:
     )
 
     class Pickler(cloudpickle.Pickler):
-        """Sees every object before it is pickled."""
+        """Pickler that sees every object first."""
 
         name_of: Callable[[Any], str | None]
 
@@ -106,7 +100,7 @@ def _pickler_class() -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows what stands for itself."""
+    """Unpickler that resolves names."""
 
     object_of: Callable[[str], Any]
 
@@ -115,11 +109,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether nothing in it goes by a name: what most functions take and return."""
+    """Returns True if nothing in a value is sent by name, as for most arguments and results."""
     kind = type(value)
     if kind in _PLAIN:
         return True
-    if kind in _CONTAINERS and depth < _MAX_DEPTH:  # a list may hold itself
+    if kind in _CONTAINERS and depth < _MAX_DEPTH:  # A list may contain itself.
         parts = [*value, *value.values()] if kind is dict else value
         return all(_is_plain(part, depth + 1) for part in parts)
     is_array = kind is np.ndarray or isinstance(value, np.generic)
@@ -127,8 +121,8 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _reduced(obj: Any) -> Any:
-    """How an object of Keras is made again; None for all others."""
-    # Their tracker refers to them: they have to be there before it is.
+    """Returns how to rebuild a Keras object; None for all others."""
+    # Their tracker refers to them, so they must exist before it does.
     if isinstance(obj, TrackedList):
         return _untracked, (type(obj),), dict(vars(obj)), iter(list(obj))
     if isinstance(obj, TrackedDict):

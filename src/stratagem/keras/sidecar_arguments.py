@@ -1,4 +1,4 @@
-"""What `SidecarEvaluator` cannot work with, found before it waits for an hour."""
+"""Argument checks of `SidecarEvaluator`, made before it starts to wait."""
 
 from __future__ import annotations
 
@@ -27,20 +27,7 @@ def check_arguments(
     limits: LoopLimits,
     callbacks: Sequence[Any],
 ) -> None:
-    """Raises unless an evaluator could work with its arguments.
-
-    Args:
-        model: to be evaluated.
-        data: to evaluate it on.
-        checkpoint_dir: where its checkpoints appear.
-        steps: batches of each evaluation.
-        limits: which checkpoints are taken, and for how long.
-        callbacks: of Keras.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: one that cannot be right.
-    """
+    """Raises a TypeError or ValueError unless an evaluator can work with its arguments."""
     _check_model(model)
     _check_data(data, steps)
     _check_count("steps", steps)

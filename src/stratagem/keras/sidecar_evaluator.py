@@ -1,4 +1,4 @@
-"""An evaluator beside training: it follows the checkpoints and evaluates them."""
+"""Evaluator that follows the checkpoints of a training job and evaluates them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["SidecarEvaluation", "SidecarEvaluator"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SidecarEvaluation:
-    """What the evaluation of one checkpoint gave.
+    """Results of evaluating one checkpoint.
 
     Args:
-        checkpoint: its file.
-        epoch: the number in the file's name; None if there is none.
-        step: how often the optimizer had updated the weights; None if the file does not tell it
-            for an optimizer like the model's.
+        checkpoint: file of the checkpoint.
+        epoch: the epoch in the file's name; None if there is none.
+        step: number of optimizer updates; None if the file has none for an optimizer like the
+            model's.
         logs: loss and metrics by name.
     """
 
@@ -42,27 +42,27 @@ class SidecarEvaluation:
 
 
 class SidecarEvaluator:
-    """Evaluates each new checkpoint of a training that runs elsewhere.
+    """Evaluates each new checkpoint of a training job that runs elsewhere.
 
     Args:
-        model: a compiled model like the one that trains, under any strategy or none.
-        data: what `model.evaluate` takes as `x`; a tuple is `(x, y)` or `(x, y, sample_weight)`.
-        checkpoint_dir: the folder where `ModelCheckpoint` writes `.weights.h5` or `.keras` files;
-            it need not exist yet.
-        steps: batches of each evaluation; None for all.
-        max_evaluations: ends when this many checkpoints have been evaluated, or passed over for a
-            newer one: the number of epochs, where each writes one. None goes on until SIGTERM.
-        callbacks: Keras callbacks, whose `on_test_...` methods are called.
-        every_checkpoint: evaluate all, in order; otherwise of several the newest alone.
-        timeout_s: how long to wait for the next checkpoint; None for
+        model: a compiled model like the one in training, under any strategy or none.
+        data: the `x` of `model.evaluate`; a tuple is `(x, y)` or `(x, y, sample_weight)`.
+        checkpoint_dir: folder where `ModelCheckpoint` writes `.weights.h5` or `.keras` files; it
+            need not exist yet.
+        steps: batches per evaluation; None for all.
+        max_evaluations: stops after this many checkpoints, evaluated or skipped for a newer one:
+            the number of epochs, if each writes one. None runs until SIGTERM.
+        callbacks: Keras callbacks; their `on_test_...` methods are called.
+        every_checkpoint: True evaluates all in order; False skips to the newest.
+        timeout_s: seconds to wait for the next checkpoint; None for
             `STRATAGEM_CHECKPOINT_TIMEOUT_S`.
-        poll_s: how long between two looks at the folder. A file that has not changed in between is
-            taken for complete.
+        poll_s: seconds between scans of the folder. A file unchanged between two scans counts as
+            complete.
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: a model that is not compiled, a value out of range, an iterator without
-            `steps`, or a folder that cannot be one.
+        ValueError: a model that is not compiled, a value out of range, an iterator without `steps`,
+            or a path that cannot be a folder.
 
     Example:
         >>> import tempfile
@@ -124,28 +124,29 @@ class SidecarEvaluator:
 
     @property
     def evaluations(self) -> tuple[SidecarEvaluation, ...]:
-        """What the last `start` has evaluated, also where it ended with an error."""
+        """Results of the last `start`, even if it ended with an error."""
         return tuple(self._evaluations)
 
     @property
     def was_stopped(self) -> bool:
-        """Whether SIGTERM ended the last `start`."""
+        """True if SIGTERM ended the last `start`."""
         return self._was_stopped
 
     def start(self) -> list[SidecarEvaluation]:
         """Evaluates checkpoints as they appear, and prints a line for each.
 
-        SIGTERM, by which launchers end an evaluator when training is over, ends it in order: it
-        finishes what it is evaluating, evaluates the newest checkpoint that it has not, and
-        returns. A second SIGTERM ends the process.
+        Launchers send SIGTERM when training is over. The evaluator then finishes the current
+        evaluation,
+        evaluates the newest checkpoint if it has not yet, and returns. A second SIGTERM ends the
+        process.
 
         Returns:
-            What was evaluated, in this order.
+            The evaluations, in order.
 
         Raises:
             DeadlineExceededError: no checkpoint came in time.
-            ValueError: one that does not fit the model.
-            RuntimeError: the newest is not whole, and is not written any more.
+            ValueError: a checkpoint does not fit the model.
+            RuntimeError: the newest checkpoint is incomplete and no longer being written.
         """
         self._evaluations = []
         callbacks = keras.callbacks.CallbackList(self.callbacks, model=self.model)
@@ -165,7 +166,7 @@ class SidecarEvaluator:
         return list(self._evaluations)
 
     def _prepare(self) -> None:
-        """Makes all variables that a checkpoint has values for."""
+        """Creates all variables that a checkpoint has values for."""
         if not self.model.built:
             self.model.evaluate(**self._data, steps=1, verbose=0)
         optimizer = self.model.optimizer
@@ -177,7 +178,7 @@ class SidecarEvaluator:
     def _load(self, checkpoint: Checkpoint) -> None:
         optimizer = self.model.optimizer
         if optimizer is not None:
-            optimizer.iterations.assign(0)  # stays where the file has none for this optimizer
+            optimizer.iterations.assign(0)  # stays 0 if the file has none for this optimizer
         self._format.load(checkpoint, self.model)
 
     def _evaluate(self, checkpoint: Checkpoint, callbacks: Any) -> None:

@@ -1,4 +1,4 @@
-"""Keeping the best model that an evaluator beside training has seen."""
+"""Callback that saves the best model seen by a sidecar evaluator."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["SidecarEvaluatorModelExport"]
 
 
 class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
-    """Saves the model of each checkpoint that `SidecarEvaluator` finds better than those before.
+    """Saves the model of each checkpoint that `SidecarEvaluator` finds better than all before.
 
     Args:
-        export_filepath: where, as for `ModelCheckpoint`: `{epoch}` is that of the checkpoint, and
+        export_filepath: path, as for `ModelCheckpoint`: `{epoch}` is the checkpoint's epoch, and
             metrics may be named with `val_` or without.
-        checkpoint_filepath: what training gave its `ModelCheckpoint`: tells where in the name of a
-            checkpoint its epoch stands. None takes the last number that stands by itself.
+        checkpoint_filepath: the path given to training's `ModelCheckpoint`, used to find the epoch
+            in a checkpoint's name. None takes the last separate number.
         monitor: the metric to compare, with `val_` or without.
         verbose: 1 prints a line at each comparison.
-        save_weights_only: save the weights alone.
-        mode: "min" or "max": what is better; "auto" asks the metric.
-        initial_value_threshold: what the first one has to be better than.
-        save_freq: "eval", after each evaluation, is the only one that there is.
+        save_weights_only: True saves the weights alone.
+        mode: "min" or "max", the better direction; "auto" asks the metric.
+        initial_value_threshold: the value that the first model must beat.
+        save_freq: "eval", after each evaluation; no other value is supported.
 
     Raises:
         ValueError: another `save_freq`, or an `export_filepath` that Keras cannot save to.
@@ -79,15 +79,15 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
         self._checkpoint: Checkpoint | None = None
 
     def set_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Tells which checkpoint is evaluated next; `SidecarEvaluator` calls it.
+        """Sets the checkpoint of the next evaluation; `SidecarEvaluator` calls it.
 
         Args:
-            checkpoint: that one.
+            checkpoint: the checkpoint.
         """
         self._checkpoint = checkpoint
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> NoReturn:
-        """Refuses to train with it: `ModelCheckpoint` is the callback for that.
+        """Raises an error: use `ModelCheckpoint` in training.
 
         Args:
             logs: not used.
@@ -107,10 +107,10 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
         """Saves the model if it is better.
 
         Args:
-            logs: what was measured.
+            logs: results of the evaluation.
 
         Raises:
-            ValueError: the metric to monitor is not in it, or no epoch is known to name the file.
+            ValueError: the logs lack the monitored metric, or the file name needs an unknown epoch.
         """
         logs = logs or {}
         if self.monitor.removeprefix("val_") not in logs:
@@ -122,7 +122,7 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
                 )
             )
         both = {**logs, **{f"val_{name}": value for name, value in logs.items()}}
-        # Keras counts epochs from 0 there, and from 1 in the names of files.
+        # Keras counts epochs from 0 there, and from 1 in file names.
         self.on_epoch_end(self._epoch() - 1, both)
 
     def _epoch(self) -> int:
@@ -149,7 +149,7 @@ def _fields(template: str) -> set[str]:
 
 
 def _name_pattern(template: str) -> re.Pattern[str] | None:
-    """What names made from a template look like; None if they have no epoch."""
+    """Returns the pattern of names made from a template; None if they have no epoch."""
     pattern, has_epoch = "", False
     for text, name, _, _ in string.Formatter().parse(template):
         pattern += re.escape(text)

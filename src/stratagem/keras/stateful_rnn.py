@@ -1,7 +1,7 @@
-"""Stateful RNNs over replicas: the state has the rows of the global batch, as with one device.
+"""Stateful RNNs over replicas: the state has the rows of the global batch, as on one device.
 
-`call` of `keras.layers.RNN` is replaced (Keras 3.12 to 3.15). Each replica begins with the rows of
-the state that belong to its examples; the rows of all are gathered for the next batch.
+`call` of `keras.layers.RNN` is replaced (Keras 3.12 to 3.15). Each replica starts with the state
+rows of its examples; the rows of all replicas are gathered for the next batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["check_batch_size", "install"]
 
 
 def install() -> None:
-    """Makes stateful RNNs know about replicas. Done once, on import."""
+    """Makes stateful RNNs support replicas. Runs once, on import."""
     call = keras.layers.RNN.call
 
     @functools.wraps(call)
@@ -45,7 +45,7 @@ def install() -> None:
             initial_state = jax.tree.map(
                 lambda state: _own_rows(state.value, first, sequences.shape[0]), self.states
             )
-        # A view, because the replicas of an eager step are in this layer at once.
+        # A view, because the replicas of an eager step use this layer concurrently.
         states = [_RowsOfReplica(variable, context) for variable in jax.tree.leaves(self.states)]
         return call(with_states(self, states), sequences, initial_state, **arguments)
 
@@ -53,7 +53,7 @@ def install() -> None:
 
 
 class _RowsOfReplica:
-    """Takes the place of a state's variable where a replica assigns its rows."""
+    """Stands in for a state's variable when a replica assigns its rows."""
 
     def __init__(self, variable: Any, context: ReplicaContext) -> None:
         self._variable = variable
@@ -65,7 +65,7 @@ class _RowsOfReplica:
 
 
 def _first_row(num_rows: int, context: ReplicaContext) -> Any:
-    """The place of this replica's first example in the batch."""
+    """Returns the index of this replica's first example in the batch."""
     replica, lengths = context.replica_id_in_sync_group, context.batch.lengths
     if lengths is None:
         return replica * num_rows
@@ -74,13 +74,13 @@ def _first_row(num_rows: int, context: ReplicaContext) -> Any:
 
 
 def _own_rows(state: Any, first: Any, num_rows: int) -> Any:
-    # Rows that pad a short part have some true row's state; what comes of them is left out.
+    # Padding rows get the state of some true row; their results are dropped.
     rows = jnp.minimum(first + jnp.arange(num_rows), state.shape[0] - 1)
     return jnp.take(state, rows, axis=0)
 
 
 def check_batch_size(layer: Any, sequences: Any, context: Any) -> None:
-    """Raises where the replicas' rows are not those that a stateful layer has a state of."""
+    """Raises an error if the replicas' rows do not match the state of a stateful layer."""
     expected = expected_batch_size(layer)
     received = context.global_num_examples
     if received is None:

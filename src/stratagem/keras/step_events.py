@@ -1,4 +1,4 @@
-"""Tells the run's events of each group of steps that `fit` has done."""
+"""Step events of `fit`, written to the run's event log."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["StepEvents", "ToldTrainFunction"]
 
 
 class StepEvents:
-    """Numbers the steps of a model as its optimizer counts them: they go on where a state was kept.
+    """Numbers a model's steps by its optimizer's count, which continues after a restore.
 
-    The optimizer is asked once, before the first group of a `fit`: its count lies on the device.
+    The optimizer's count is read once per `fit`, because it is in device memory.
 
     Args:
         model: the Keras model.
-        events: where they are written.
+        events: destination of the events.
     """
 
     def __init__(self, model: Any, events: EventWriter) -> None:
@@ -36,18 +36,19 @@ class StepEvents:
         self._flight = InFlightProgram()
 
     def begin(self) -> None:
-        """Notes that the state may be another one from now on."""
+        """Notes that the state may have changed."""
         self._is_new = True
 
     def run(self, call: Callable[[], tuple[int, Any]], values: Any = None) -> Any:
-        """Runs a group of steps and tells of it when it is done.
+        """Runs a group of steps and writes its event when it is done.
 
-        Where nobody waits for each step anyway, it is the group before that is waited for, so that
-        the devices have always something to do.
+        If no step's result is awaited anyway, this waits for the previous group instead, so that
+        the
+        devices are never idle.
 
         Args:
-            call: runs it; returns how many steps it was, and a result.
-            values: of the optimizer's variables, where Keras has taken them out.
+            call: runs the group; returns its number of steps, and a result.
+            values: values of the optimizer's variables, if Keras has taken them out.
 
         Returns:
             The result.
@@ -70,19 +71,19 @@ class StepEvents:
         optimizer = getattr(self._model, "optimizer", None)
         variables = [] if optimizer is None else optimizer.variables
         for place, variable in enumerate(variables):
-            # Not `optimizer.iterations`: with accumulated gradients that is not one a step.
+            # Not `optimizer.iterations`: gradient accumulation counts several steps as one there.
             if variable.name == "iteration":
                 return int(variable.value if values is None else values[place])
         return self._num_done
 
 
 class ToldTrainFunction:
-    """A model's own `train_function`, for one that belongs to no strategy.
+    """The `train_function` of a model without a strategy, with step events.
 
     Args:
         model: the Keras model.
-        events: where its steps are written.
-        original: what Keras has made.
+        events: destination of the events.
+        original: Keras's own function.
     """
 
     def __init__(self, model: Any, events: EventWriter, original: Callable[..., Any]) -> None:
@@ -91,7 +92,7 @@ class ToldTrainFunction:
         self._original = original
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> Any:
-        """Runs a group of steps, as Keras's own does."""
+        """Runs a group of steps, as Keras's own function does."""
 
         def call() -> tuple[int, Any]:
             counted = iterator if self._model.steps_per_execution == 1 else _Counted(iterator)

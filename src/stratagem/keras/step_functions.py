@@ -1,4 +1,4 @@
-"""What Keras's `fit`, `evaluate` and `predict` call for each group of steps."""
+"""Step functions of `fit`, `evaluate` and `predict`: each call runs a group of steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["HostBatches", "PredictFunction", "TrainOrTestFunction", "logs_wanted
 
 
 class _LogsWanted(threading.local):
-    """Whether anybody looks at the logs of single batches."""
+    """True in a thread that needs the logs of single batches."""
 
     value = True
 
@@ -34,13 +34,9 @@ logs_wanted = _LogsWanted()
 
 
 class HostBatches:
-    """The batches of a data source, before anything moves them to a device.
+    """The host batches of a data source, `steps_per_epoch` per epoch; None for all.
 
-    Args:
-        batches: the source.
-        steps_per_epoch: how many batches an epoch takes of it; None for all.
-
-    `num_passed` batches of the source are passed over before the first.
+    The first `num_passed` batches of the source are skipped.
     """
 
     def __init__(self, batches: Iterable[Any], steps_per_epoch: int | None) -> None:
@@ -52,20 +48,19 @@ class HostBatches:
         return self
 
     def __next__(self) -> Any:
-        """The next batch as Keras looks at it, to build a model."""
+        """Returns the next batch in the form that Keras builds a model from."""
         batch = next(self._batches)
         return batch.whole() if isinstance(batch, HostBatch) else batch
 
     @property
     def source(self) -> Any:
-        """Where the batches come from."""
+        """The source of the batches."""
         return self._batches
 
     def take(self, topology: Topology) -> HostBatch:
         """Returns this process's part of the next batch, split by its dataset or else evenly.
 
-        Args:
-            topology: the devices of the replicas that share it.
+        `topology` has the devices of the replicas that share it.
         """
         batch = next(self._batches)
         return batch if isinstance(batch, HostBatch) else take_own_part(batch, topology)
@@ -96,7 +91,7 @@ class _StepFunction:
             iterator: Keras's iterator over host batches.
 
         Returns:
-            For each run of equal batches in the group these batches and their result.
+            For each run of equally shaped batches in the group, these batches and their result.
 
         Raises:
             StopIteration: the data has ended.
@@ -118,11 +113,11 @@ class _StepFunction:
         return results
 
     def _num_passed(self, iterator: Iterator[Any]) -> int:
-        """Groups that came before the first of an iterator that begins in the middle."""
+        """Returns the number of groups before the first of an iterator that starts midway."""
         return getattr(iterator, "num_passed", 0) // self._model.steps_per_execution
 
     def _may_load_ahead(self, iterator: Iterator[Any]) -> bool:
-        """Whether the next group is surely asked for: beyond an epoch somebody else may read on."""
+        """Returns True if the next group is sure to be needed: others may read the next epoch."""
         if self._is_eager() or not isinstance(iterator, HostBatches):
             return False
         if iterator.steps_per_epoch is None:
@@ -131,7 +126,7 @@ class _StepFunction:
         return self._num_groups % groups_per_epoch != 0
 
     def _load_ahead(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]] | Exception:
-        """Puts the next group on its way while the devices compute."""
+        """Transfers the next group while the devices compute."""
         try:
             return self._load(iterator)
         except Exception as error:  # noqa: BLE001 - raised when that group is asked for
@@ -182,13 +177,7 @@ class _StepFunction:
 
 
 class TrainOrTestFunction(_StepFunction):
-    """A model's `train_function` or `test_function`.
-
-    Args:
-        model: the Keras model.
-        strategy: its strategy.
-        training: which of the two.
-    """
+    """A model's `train_function` or `test_function`."""
 
     def __init__(self, model: Any, strategy: Any, *, training: bool) -> None:
         steps = self._steps = ReplicaSteps(model)
@@ -199,7 +188,7 @@ class TrainOrTestFunction(_StepFunction):
         self.events = None if writer is None else StepEvents(model, writer)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-        """Runs a group of steps. The state stays in the variables: what is returned is empty."""
+        """Runs a group of steps. Variables hold the state, so the returned state is empty."""
 
         def call() -> tuple[int, Any]:
             results = self.run_next(iterator)
@@ -207,7 +196,7 @@ class TrainOrTestFunction(_StepFunction):
 
         batches, result = call()[1] if self.events is None else self.events.run(call)
         logs = _last_logs(batches, result)
-        if logs is not None:  # of a step of the model's own
+        if logs is not None:  # logs of a custom step
             logs = dict(logs)
         elif logs_wanted.value:
             logs = self.metric_logs.current()
@@ -216,7 +205,7 @@ class TrainOrTestFunction(_StepFunction):
         return logs, tuple([] for _ in range(self._num_states))
 
     def last_logs(self, results: list[tuple[list[HostBatch], Any]]) -> Any:
-        """Returns the logs of the last step that ran, and which of them are results of metrics.
+        """Returns the logs of the last step, and which of them are metric results.
 
         None for Keras's own steps.
         """
@@ -249,14 +238,14 @@ class PredictFunction(_StepFunction):
         return outputs[0], ([], [])
 
     def _join(self, leaf: Any, batches: list[HostBatch]) -> Any:
-        """Rows of all steps and replicas in the order of the data, on every process."""
+        """Returns rows of all steps and replicas in data order, on every process."""
         if not isinstance(leaf, PerReplica):
             rows = leaf if len(batches) > 1 else leaf[None]
             return np.concatenate([np.asarray(part)[: batches[0].num_examples] for part in rows])
         whole = of_all(leaf, self._strategy.num_replicas_in_sync)
         if whole.stacked is None:  # parts of eager replicas
             return np.concatenate([np.asarray(part) for part in whole.components])
-        array = np.asarray(whole.stacked)  # replicas on axis 0, and many steps on axis 1
+        array = np.asarray(whole.stacked)  # axes: replicas, perhaps steps
         steps = np.swapaxes(array, 0, 1) if len(batches) > 1 else array[None]
         lengths = batches[0].all_lengths
         if lengths is None:
@@ -275,7 +264,7 @@ def _last_logs(batches: list[HostBatch], result: Any) -> Any:
 
 
 def _last(leaf: Any, num_steps: int) -> Any:
-    """A log value after the last step, as of one replica: it is the same on all."""
+    """Returns a log value of the last step from one replica; all have the same."""
     if isinstance(leaf, PerReplica):
         leaf = leaf.components[0]
     return leaf[-1] if num_steps > 1 and isinstance(leaf, jax.Array) else leaf

@@ -1,17 +1,16 @@
-"""How a training step of `fit` turns the losses of replicas into the loss of one device.
+"""Loss modes of a training step: how losses of replicas match the loss of one device.
 
-SHARE: each replica's loss is its share of the loss of the whole batch, so that the shares add up to
-it and their gradients to its gradient. Exact for masks and weights, because every divisor counts
-all replicas.
+SHARE: each replica's loss is its share of the loss of the whole batch, so that shares and their
+gradients add up to the whole. Exact for masks and weights, because every divisor counts all
+replicas.
 
 MEAN: each replica's loss is the mean over its own examples; gradients are averaged by the number of
-true examples. For models with a `train_step` or `compute_loss` of their own, whose code knows only
-means.
+true examples. For models with a `train_step` or `compute_loss` of their own, which compute means.
 
 WHOLE: this replica computes with the rows of all replicas, as one device does. Nothing is counted
 over replicas.
 
-In a step of the user's own (`strategy.run`) none holds: losses are what the user makes of them.
+In a custom step (`strategy.run`) no mode applies: the user's code defines the loss.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = [
 
 
 class StepMode(enum.Enum):
-    """Which of the rules above holds."""
+    """The modes described above."""
 
     OWN = "own"
     SHARE = "share"
@@ -56,11 +55,9 @@ _current = _Current()
 
 @contextlib.contextmanager
 def step_mode(mode: StepMode, loss_trackers: Sequence[Any] = ()) -> Generator[None]:
-    """Sets the rule for the length of a `with` block.
+    """Sets the mode in a `with` block.
 
-    Args:
-        mode: the rule.
-        loss_trackers: the metrics to which Keras itself hands losses, one an output.
+    `loss_trackers` are the metrics that Keras itself updates with losses, one per output.
     """
     previous = _current.mode, _current.loss_trackers
     _current.mode = mode
@@ -72,17 +69,17 @@ def step_mode(mode: StepMode, loss_trackers: Sequence[Any] = ()) -> Generator[No
 
 
 def is_loss_tracker(metric: Any) -> bool:
-    """True if Keras updates a metric with this replica's share of the loss in this step."""
+    """Returns True if Keras updates a metric with this replica's share of the loss in this step."""
     return _current.mode is StepMode.SHARE and id(metric) in _current.loss_trackers
 
 
 def record_loss(tracker: Any, loss: Any, context: ReplicaContext) -> None:
-    """Adds a step's loss to the metric that reports it, so that its result is that of one device.
+    """Adds a step's loss to its metric, so that the result matches a single device.
 
     Args:
         tracker: a `keras.metrics.Mean`.
-        loss: this replica's share of the loss of the batch, or the mean over its own examples.
-        context: the replica.
+        loss: this replica's share of the batch's loss, or the mean over its own examples.
+        context: the replica context.
     """
     examples = jnp.asarray(context.num_examples, tracker.dtype)
     weight = context.global_num_examples if _current.mode is StepMode.SHARE else examples
@@ -91,12 +88,12 @@ def record_loss(tracker: Any, loss: Any, context: ReplicaContext) -> None:
 
 
 def current_mode() -> StepMode:
-    """Returns the rule that holds in this thread."""
+    """Returns the mode of this thread."""
     return _current.mode
 
 
 def replica_context() -> ReplicaContext | None:
-    """Returns the context of a replica that has company or a padded batch; else None."""
+    """Returns the context of a replica among several or with a padded batch; else None."""
     if _current.mode is StepMode.WHOLE:
         return None
     context = get_replica_context()
@@ -106,7 +103,7 @@ def replica_context() -> ReplicaContext | None:
 
 
 def example_fraction(context: ReplicaContext, dtype: Any) -> Any:
-    """Returns which part of the step's true examples this replica holds, in a floating dtype."""
+    """Returns this replica's fraction of the step's true examples, in a floating dtype."""
     if not context.batch.is_padded or not context.global_num_examples:
         return jnp.asarray(1.0 / context.num_replicas_in_sync, dtype)
     return jnp.asarray(context.num_examples, dtype) / jnp.asarray(

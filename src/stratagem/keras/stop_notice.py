@@ -1,4 +1,4 @@
-"""SIGTERM to a program that wants to finish what it is doing."""
+"""SIGTERM as a notice to finish the current work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["StopNotice"]
 
 
 class StopNotice:
-    """Takes SIGTERM as notice; a second one ends the process, as it would have without this.
+    """Takes SIGTERM as notice; a second one ends the process, as the first would otherwise.
 
-    Python lets only the main thread have handlers: elsewhere, and where the program has a handler
-    of its own or ignores the signal, everything stays as it is and no notice comes.
+    Python allows handlers only in the main thread. In other threads, and if the program handles or
+    ignores the signal itself, nothing changes and no notice comes.
 
     Example:
         >>> import signal
@@ -48,11 +48,7 @@ class StopNotice:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def wait(self, seconds: float) -> None:
-        """Waits for the notice.
-
-        Args:
-            seconds: how long at most.
-        """
+        """Waits for the notice, at most `seconds`."""
         try:
             self._woken.get(timeout=seconds)
         except queue.Empty:

@@ -1,4 +1,4 @@
-"""Where the value of a variable of a strategy is between steps."""
+"""Value of a strategy's variable between steps: read, gathered, initialized in its store."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ __all__ = ["StoredValue"]
 
 
 class StoredValue:
-    """The value of a variable: a copy on each device, or kept elsewhere by its strategy's policy.
+    """The value of a variable: a copy on each device, or in a store that the strategy chose.
 
-    `keeping` is where it is kept; None for a copy on each replica's device. `has_rows` tells
-    whether it is a table of which replicas get the rows that they look up. `slot_of` is the
-    variable that an optimizer has made it for.
+    `store` is None for a copy on each replica's device. `has_rows` is True for a table whose rows
+    replicas look up. `slot_of` is the variable that this is an optimizer's slot of.
     """
 
     store: Store | None = None
@@ -42,7 +41,7 @@ class StoredValue:
 
     @property
     def storage(self) -> Any:
-        """The whole array, as its kind stores it; None until it is initialised."""
+        """The whole array, as its store represents it; None until it is initialized."""
         trace = current_function_trace()
         if trace is not None:
             return trace.load(self, self._computable())
@@ -61,7 +60,7 @@ class StoredValue:
             self._stored = self.store.put(value)
 
     def _computable(self) -> Any:
-        """The value where operations outside of the strategy's programs may compute with it."""
+        """The value for operations outside of the strategy's programs."""
         if self.store is None or self._stored is None or not self.store.is_pinned:
             return self._stored
         with jax.ensure_compile_time_eval():
@@ -69,14 +68,14 @@ class StoredValue:
 
     @property
     def for_step(self) -> Any:
-        """What a compiled step of its strategy gets of it."""
+        """The input of a compiled step of the strategy."""
         if self.store is None or current_function_trace() is not None:
             return self.storage
         return self.store.for_step(self._stored, self._home.strategy.topology)
 
     @property
     def stored(self) -> Any:
-        """The value where it is kept between steps; outside every trace."""
+        """The value in its store between steps; outside every trace."""
         return self._stored
 
     @stored.setter
@@ -90,16 +89,17 @@ class StoredValue:
         return self.has_value and not isinstance(traced, Tracer)
 
     def read_in_place(self) -> Any:
-        """The value of what is kept elsewhere, on one device.
+        """Returns a value from another store on one device.
 
-        A trace of the user's, of `jax.lax.cond` for example, gets it as a constant: operations on
-        the parts would not go together with those on the values of other variables.
+        A user's trace, of `jax.lax.cond` for example, gets it as a constant: shards do not combine
+        with
+        the values of other variables.
         """
         with contextlib.nullcontext() if in_symbolic_scope() else jax.ensure_compile_time_eval():
             return self.where_read(self.gathered())
 
     def gathered(self) -> Any:
-        """The value, on one device; of what several processes have parts of all have to ask."""
+        """Returns the value on one device; if processes hold shards, all of them must call this."""
         assert self.store is not None
         if not is_multi_process(self._stored):
             return self.store.gather(self._stored)
@@ -110,15 +110,11 @@ class StoredValue:
         return self.store.gather(self._stored)
 
     def hold_initial(self, value: Any) -> None:
-        """Keeps an initial value of which this process has parts, until all agree on process 0's.
-
-        Args:
-            value: the whole, on this process.
-        """
+        """Stores an initial value on this process until all processes agree on process 0's."""
         if self.store is None or not is_multi_process(self._stored):
             return
         array = np.asarray(value)
-        # What an optimizer keeps begins as one number; nobody asks other processes for theirs.
+        # A slot starts as one number; others need not send theirs.
         is_first = self._home.strategy.topology.local_replica_ids[0] == 0
         number = np.zeros((), array.dtype) if not is_first or not array.size else array.flat[0]
         if not is_first or np.all(array == number):
@@ -126,7 +122,7 @@ class StoredValue:
         self._initial = (self._stored, array)
 
     def take_initial(self) -> np.ndarray[Any, Any] | None:
-        """Returns what `hold_initial` has kept, and lets it go; None where it was assigned since.
+        """Returns and drops the value of `hold_initial`; None if it was assigned since.
 
         Only process 0 has the numbers, others have the shape.
         """
@@ -135,10 +131,9 @@ class StoredValue:
         return array if stored is self._stored else None
 
     def hold_whole(self, *, is_reader: bool) -> None:
-        """Reads it with all processes, so that one of them may read it again alone.
+        """Gathers it with all processes, so that the reader can then read it alone.
 
-        Args:
-            is_reader: whether this process is the one.
+        `is_reader` is True on the process that reads it.
         """
         value = self.gathered()
         if is_reader:
@@ -146,17 +141,17 @@ class StoredValue:
 
     @property
     def has_value(self) -> bool:
-        """Whether it is initialised."""
+        """True if it is initialized."""
         return self._stored is not None
 
     @property
     def is_large_table(self) -> bool:
-        """Whether rows of it are looked up, and travel in less time than all of it."""
+        """True if rows are looked up and take less time to transfer than the whole table."""
         variable: Any = self
         return self._is_table and is_worth_rows(variable.shape)
 
     def choose_store(self) -> None:
-        """Asks the strategy where the value is to be kept, before there is one."""
+        """Sets the store that the strategy chooses, before there is a value."""
         variable: Any = self
         if self.slot_of is None:
             check_explicit_device(variable.path, self._home)
@@ -168,7 +163,7 @@ class StoredValue:
         self.has_rows = serves_rows and self.is_large_table
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """The value on the host, where its parts meet: no device need have room for the whole."""
+        """Returns the value on the host, where shards are joined: no device needs memory for it."""
         variable: Any = self
         is_in_parts = self.store is not None or variable.division is not None
         is_outside = get_stateless_scope() is None and current_function_trace() is None
@@ -177,17 +172,14 @@ class StoredValue:
         return np.asarray(variable.value, dtype)
 
     def _is_all_here(self) -> bool:
-        """Whether this process has all parts of the value."""
+        """Returns True if this process has all shards of the value."""
         stored = self._stored
         return isinstance(stored, jax.Array) and (self.store is None or stored.is_fully_addressable)
 
     def where_read(self, value: Any) -> Any:
-        """Returns a value on the device where all are that are read outside of steps.
+        """Returns a value on the device of all reads outside of steps.
 
-        What computes with several of them there would else meet values of several devices.
-
-        Args:
-            value: on one device.
+        Code that computes with several values there would otherwise mix devices.
         """
         strategy = self._home.strategy
         if not strategy.placement.uses_stores or self.has_rows or isinstance(value, Tracer):
@@ -195,11 +187,7 @@ class StoredValue:
         return self._moved(value)
 
     def rows_outside(self, ids: Any) -> Any:
-        """Returns rows of a table for what computes with them outside of steps.
-
-        Args:
-            ids: integers of any shape.
-        """
+        """Returns rows of a table for use outside of steps; `ids` are integers of any shape."""
         variable: Any = self
         if (value := variable._value_in_scope()) is None:
             value = self._computable()
@@ -213,13 +201,9 @@ class StoredValue:
         return value if is_there else jax.device_put(value, device)
 
     def assigned_as_rows(self, value: Any) -> Any:
-        """Sets the rows for which this stands now, in the update of a table's rows.
+        """Sets the rows that this variable stands for during an update of a table's rows.
 
-        Args:
-            value: of these rows.
-
-        Returns:
-            The value; None where this stands for all of its rows, and nothing is set.
+        Returns the value, or None if the variable stands for the whole table and nothing is set.
         """
         variable: Any = self
         scope = current_scope()

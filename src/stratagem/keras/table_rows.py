@@ -1,6 +1,6 @@
-"""Updates of the rows of a table that have a gradient, where the others stay as they are anyway.
+"""Row-wise optimizer updates of tables, where rows without a gradient would not change.
 
-A table that rows are looked up in may be far larger than what a step can touch in good time.
+A table with lookups of rows may be far too large to update whole in every step.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _Apply = Callable[[Any, list[Any], Any], Any]
 def apply_with_rows(
     apply: _Apply, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None
 ) -> Any:
-    """Applies gradients, those that are rows to these alone if that comes to the same.
+    """Applies gradients; to single rows of a table if the result is the same.
 
     Call in update context of a replica function.
 
     Args:
-        apply: of the optimizer's class.
+        apply: `apply` of the optimizer's class.
         optimizer: the optimizer, built.
         grads: arrays or `IndexedSlices`, summed over replicas.
-        variables: their variables; None for those that it was built for.
+        variables: the variables of the gradients; None for all that the optimizer was built for.
 
     Returns:
-        What `apply` returns.
+        The result of `apply`.
     """
     if not any(map(is_indexed_slices, grads)):
         return apply(optimizer, list(grads), variables)
@@ -73,14 +73,14 @@ def _may_take_rows(apply: _Apply, optimizer: Any, variable: Any) -> bool:
     is_ours = isinstance(variable, DistributedVariable) and variable.division is None
     if not is_ours or variable.constraint is not None or not is_worth_rows(variable.shape):
         return False
-    known = _leaves_rows.setdefault(optimizer, {})  # weight decay may leave one of its tables out
+    known = _leaves_rows.setdefault(optimizer, {})  # Weight decay may exclude one of its tables.
     if id(variable) not in known:
         known[id(variable)] = _leaves_rows_alone(apply, optimizer, variable)
     return known[id(variable)]
 
 
 def _leaves_rows_alone(apply: _Apply, optimizer: Any, table: Any) -> bool:
-    """Whether what has no gradient stays as it is, with what the optimizer keeps for it: tried."""
+    """Tries out if rows without a gradient and their slots stay unchanged in an update."""
     if optimizer.use_ema or optimizer.gradient_accumulation_steps:
         return False
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -92,7 +92,7 @@ def _leaves_rows_alone(apply: _Apply, optimizer: Any, table: Any) -> bool:
     others = {id(one) for one in optimizer.variables}
 
     def read(variable: Any) -> Any:
-        # Made when it is asked for: all that an optimizer keeps may be more than there is room for.
+        # Created on demand: there may be no memory for all slots.
         is_other = id(variable) in others
         return jnp.full(variable.shape, 3, variable.dtype) if is_other else None
 
@@ -120,7 +120,7 @@ def _slots(optimizer: Any, table: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _as_rows(optimizer: Any, tables: dict[int, tuple[Any, IndexedSlices]]) -> Generator[None]:
-    """Lets tables, and what an optimizer keeps for them, stand for some of their rows."""
+    """Makes tables and their slots stand for some of their rows in a block."""
     outer = current_scope()
     assert outer is not None
     inner = ReplicaScope(outer.get_current_value)
@@ -130,7 +130,7 @@ def _as_rows(optimizer: Any, tables: dict[int, tuple[Any, IndexedSlices]]) -> Ge
         for one in (table, *_slots(optimizer, table)):
             ids[id(one)] = slices.indices
             whole[id(one)] = one.own_value()
-            # What is past the end is not written back.
+            # Rows past the end are not written back.
             rows = rows_to_update(whole[id(one)], slices.indices)
             inner.set_value(one, rows)
             inner.row_counts[id(one)] = rows.shape[0]

@@ -1,4 +1,4 @@
-"""keras.callbacks.TensorBoard without TensorFlow, for every strategy."""
+"""`keras.callbacks.TensorBoard` without TensorFlow, for every strategy."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ __all__ = ["TensorBoard"]
 
 
 class TensorBoard(keras.callbacks.Callback):
-    """Writes what `fit` and `evaluate` measure for TensorBoard, without TensorFlow.
+    """Writes losses, metrics and weights of `fit` and `evaluate` for TensorBoard.
 
-    Pass it to `fit`. Training is in the folder `train` and validation in `validation`, under the
-    tags of Keras's own callback; steps of batches are counted by `optimizer.iterations` and go on
-    in a second `fit`. Unless `update_freq` is "epoch", `sg.summary.scalar` and its like in layers
-    and in `train_step` go to the same folders, each `update_freq` steps. With several processes all
-    have it and the chief writes; under a ParameterServerStrategy what layers write stays out,
-    because they run in other processes. Needs `stratagem[tensorboard]`.
+    Pass it to `fit`; it needs no TensorFlow. Training is written to the folder `train` and
+    validation
+    to `validation`, under the tags of Keras's own callback. Batch steps are counted by
+    `optimizer.iterations` and continue in a second `fit`. Unless `update_freq` is "epoch",
+    `sg.summary.scalar` and the like in layers and in `train_step` write to the same folders, every
+    `update_freq` steps. With several processes, pass it on all; the chief writes. Under a
+    ParameterServerStrategy, summaries of layers are not written, because layers run in other
+    processes. Needs `stratagem[tensorboard]`.
 
     Args:
         log_dir: the folder.
-        histogram_freq: after how many epochs histograms of all weights are written; 0 for never.
-        write_graph: whether to write the model's layers for the page of graphs.
-        write_images: whether to write weights as images with their histograms, too.
-        write_steps_per_second: whether to write the speed.
-        update_freq: "epoch", "batch", or after how many batches the loss and the metrics are
-            written; with `steps_per_execution`, after the call in which that number is reached.
-        profile_batch: a batch, counted from 1, or a pair of the first and the last one, to be
-            profiled by `jax.profiler`; 0 for none.
-        embeddings_freq: after how many epochs the tables of `Embedding` layers are written for the
-            page of projections; 0 for never.
+        histogram_freq: epochs between histograms of all weights; 0 for none.
+        write_graph: True writes the model's layers for the graph page.
+        write_images: True writes weights as images along with their histograms.
+        write_steps_per_second: True writes the speed.
+        update_freq: "epoch", "batch", or the number of batches between writes of the loss and
+            metrics; with `steps_per_execution`, after the call in which that number is reached.
+        profile_batch: a batch, counted from 1, or a pair of the first and last batch to profile
+            with `jax.profiler`; 0 for none.
+        embeddings_freq: epochs between writes of the tables of `Embedding` layers for the projector
+            page; 0 for none.
         embeddings_metadata: the file with the labels of the rows; or files by the layers' names.
 
     Raises:
-        ValueError: a negative frequency, an unknown word, a range of batches that is none, or the
-            name of a layer that is no embedding (when training begins).
+        ValueError: a negative frequency, an unknown word, an invalid range of batches, or (when
+            training begins) the name of a layer that is not an embedding.
 
     Example::
 
@@ -91,11 +93,11 @@ class TensorBoard(keras.callbacks.Callback):
 
     @property
     def needs_batch_logs(self) -> bool:
-        """Whether the logs of single batches are looked at."""
+        """True if it reads the logs of single batches."""
         return self.update_freq is not None or self._profiled is not None
 
     def set_model(self, model: Any) -> None:
-        """Begins new files; Keras calls it before training and evaluation."""
+        """Opens new files; Keras calls it before training and evaluation."""
         super().set_model(model)
         self._writers = {}
         if self.embeddings_freq:
@@ -118,7 +120,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._writers = {}
 
     def _push_default(self, name: str, step: Any) -> None:
-        """Makes a writer that for summaries in layers, at the steps that are written."""
+        """Makes a writer the default for summaries in layers, at the steps to write."""
         stack = contextlib.ExitStack()
         self._defaults.append(stack)
         every = self.update_freq
@@ -135,8 +137,8 @@ class TensorBoard(keras.callbacks.Callback):
         """Makes the train folder the default for summaries in layers."""
         self._is_training = True
         self._num_steps = self._iterations()
-        # What is known before a call needs no branch in its program; and Keras's own step, of a
-        # model of no strategy, does not hold what an optimizer counts.
+        # A value known before the call needs no branch in the program; and Keras's own step, of a
+        # model without a strategy, does not hold the optimizer's counter.
         model: Any = self.model
         several = model.steps_per_execution > 1
         self._counts_in_step = several and strategy_of(model) is not None
@@ -152,12 +154,12 @@ class TensorBoard(keras.callbacks.Callback):
         self._close_writers()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes when it begins."""
+        """Records the start time of the epoch."""
         self._num_steps_before_epoch = self._num_steps
         self._epoch_began_s = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Starts the profiler where it is asked for."""
+        """Starts the profiler before the first batch to profile."""
         self._batch_began_s = time.perf_counter()
         first = self._num_steps_before_epoch + batch + 1
         if not self._counts_in_step:
@@ -169,7 +171,7 @@ class TensorBoard(keras.callbacks.Callback):
             self._is_profiling = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Writes the logs of a batch where its number is one of those."""
+        """Writes the logs of a batch every `update_freq` batches."""
         before, self._num_steps = self._num_steps, self._num_steps_before_epoch + batch + 1
         if self._is_profiling and self._profiled and self._num_steps >= self._profiled[1]:
             self._stop_profiler(logs)
@@ -184,7 +186,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._write("train", values, self._num_steps)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Writes the logs of an epoch, and weights where it is one of those."""
+        """Writes the logs of an epoch, and weights at the chosen frequency."""
         values = _named(logs)
         of_training = {k: v for k, v in values.items() if not k.startswith("val_")}
         if values:
@@ -215,7 +217,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._push_default("validation", self._num_test_steps)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Writes the logs of an evaluation by the number of training steps."""
+        """Writes the logs of an evaluation at the current training step."""
         self._pop_default()
         if self._optimizer is not None:
             values = {f"evaluation_{k}_vs_iterations": v for k, v in _named(logs).items()}
@@ -245,14 +247,14 @@ class TensorBoard(keras.callbacks.Callback):
 
 
 class _NextStep:
-    """The number of the training step that runs, counted from 1; a default step of summaries."""
+    """The number of the current training step, counted from 1; default step of summaries."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
     @property
     def value(self) -> Any:
-        """One more than the steps that have ended; traced in a compiled step."""
+        """One more than the completed steps; traced in a compiled step."""
         iterations = _value(self._optimizer.iterations)
         return iterations + jax.numpy.ones((), iterations.dtype)
 
@@ -262,7 +264,7 @@ def _value(step: Any) -> Any:
 
 
 def _named(logs: Any) -> dict[str, Any]:
-    """Logs by name; those of a `train_step` of one's own may be anything."""
+    """Returns logs by name; a custom `train_step` may return anything."""
     return dict(logs) if isinstance(logs, Mapping) else {}
 
 
@@ -286,7 +288,7 @@ def _number_of_epochs(name: str, value: int) -> int:
 
 
 def _steps_between(update_freq: str | int) -> int | None:
-    """After how many batches something is written; None for only after epochs."""
+    """Returns the number of batches between writes; None for writes after epochs only."""
     if update_freq == "epoch":
         return None
     steps = 1 if update_freq == "batch" else update_freq
@@ -302,7 +304,7 @@ def _steps_between(update_freq: str | int) -> int | None:
 
 
 def _range_of_batches(profile_batch: Any) -> tuple[int, int] | None:
-    """The first and the last batch that are profiled; None for none."""
+    """Returns the first and last batch to profile, or None."""
     try:
         parts = profile_batch.split(",") if isinstance(profile_batch, str) else profile_batch
         pair = (parts,) if isinstance(parts, int) else tuple(parts)

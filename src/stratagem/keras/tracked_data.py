@@ -1,4 +1,4 @@
-"""A data adapter of Keras that counts what is read of it, and begins where another one was."""
+"""Data adapter that counts the batches read, and resumes at the position of another run."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ __all__ = ["TrackedAdapter", "TrackedBatches"]
 
 
 class TrackedAdapter:
-    """Stands before an adapter of Keras's; what it does not have itself is that of the adapter.
+    """Wraps a Keras adapter and forwards all other attributes to it.
 
     Args:
-        adapter: of the data that `fit` trains with.
-        max_ahead: how many batches at most may be read before their steps begin.
+        adapter: adapter of the training data of `fit`.
+        max_ahead: maximum number of batches read before their steps begin.
 
-    `running` are the batches that were begun last. `earlier` says of those before them how many
-    were read, and whether to the end. `began` is the random state at the beginning of the epoch.
-    `position` follows this adapter.
+    `running` are the batches started last. `earlier` has, for each iterator before it, the number
+    of
+    batches read, and whether it was read to the end. `began` is the random state at the start of
+    the
+    epoch. `position` follows this adapter.
     """
 
     def __init__(self, adapter: Any, max_ahead: int) -> None:
@@ -53,11 +55,11 @@ class TrackedAdapter:
         return getattr(self.adapter, name)
 
     def get_jax_iterator(self) -> TrackedBatches:
-        """Returns an iterator; nothing is opened before its first batch is asked for."""
+        """Returns an iterator; the source is opened at the first batch."""
         return TrackedBatches(self)
 
     def on_epoch_begin(self) -> None:
-        """Tells the data that an epoch begins; the first one after a restart begins as it did."""
+        """Forwards the start of an epoch; after a restart the first starts as it did before."""
         state, before = self.resuming, Draws.now()
         is_within = state is not None and state["is_within"]
         if state is not None:
@@ -69,11 +71,11 @@ class TrackedAdapter:
             before.set()
 
     def on_epoch_end(self) -> None:
-        """Tells the data that an epoch has ended."""
+        """Forwards the end of an epoch."""
         self._call(self.adapter.on_epoch_end)
 
     def _call(self, hook: Any) -> None:
-        """Calls a hook and keeps the random state that it began with, if it drew."""
+        """Calls a hook, and stores the random state before it if the hook drew numbers."""
         if not self._keeps_hooks:
             hook()
             return
@@ -83,11 +85,11 @@ class TrackedAdapter:
 
     @property
     def has_thread(self) -> bool:
-        """Whether a thread reads ahead, which draws the order at some moment in the epoch."""
+        """True if a thread reads ahead, which draws the order at some moment in the epoch."""
         return getattr(self.adapter, "enqueuer", None) is not None
 
     def own_state(self) -> Any:
-        """Returns what else decides what the next iterator gives, as JSON can hold it."""
+        """Returns the other state that decides the next iterator's batches, as JSON can hold it."""
         if isinstance(self.adapter, DatasetAdapter):
             return self.adapter.opening
         if isinstance(self.adapter, PyDatasetAdapter):
@@ -109,7 +111,7 @@ class TrackedAdapter:
             loader.generator.set_state(sys.modules["torch"].from_numpy(from_json(state)))
 
     def _prepare(self, state: Mapping[str, Any]) -> None:
-        """Does what happened before the epoch in which the other one was."""
+        """Repeats the hooks and reads before the epoch to resume."""
         self.hooks = list(state["hooks"])
         if self.hooks and state["is_within"]:
             self.hooks.pop()  # of this epoch, which Keras calls
@@ -118,7 +120,7 @@ class TrackedAdapter:
                 Draws.from_json(before).set()
             dataset = self.adapter.py_dataset
             (dataset.on_epoch_end if index % 2 else dataset.on_epoch_begin)()
-        if self.has_thread:  # what it has read while Keras built the model would come first
+        if self.has_thread:  # The batches read while Keras built the model would come first.
             self.adapter.enqueuer.ready_queue.queue.clear()
         self.earlier = [(count, to_end) for count, to_end in state["earlier"]]
         for count, to_end in self.earlier:
@@ -126,26 +128,26 @@ class TrackedAdapter:
         self._set_own_state(state["own"], state["taken"])
 
     def _read_again(self, count: int, *, to_end: bool) -> None:
-        """Reads an iterator that was read before, where the next one depends on it."""
+        """Reads an earlier iterator again, if the next one depends on it."""
         if isinstance(self.adapter, TFDatasetAdapter):
-            count, to_end = min(count, 1), False  # each iteration shuffles anew
+            count, to_end = min(count, 1), False  # each iteration reshuffles
         elif not _reads_once(self.adapter):
             return
         batches = iter(self.adapter.get_jax_iterator())
         _pass_over(batches, count)
         if to_end:
             next(batches, None)
-        with contextlib.suppress(AttributeError):  # an iterator need not have it
+        with contextlib.suppress(AttributeError):  # optional in iterators
             batches.close()  # pyright: ignore[reportAttributeAccessIssue]
 
     def open(self, batches: TrackedBatches) -> Iterator[Any]:
-        """Begins to read, where another one was if that was asked for.
+        """Starts to read, at the resumed position if there is one.
 
         Args:
-            batches: who reads.
+            batches: the reader.
 
         Returns:
-            The iterator over the batches that follow.
+            The iterator over the remaining batches.
         """
         previous, self.running = self.running, batches
         if previous is not None:
@@ -163,13 +165,10 @@ class TrackedAdapter:
 
 
 class TrackedBatches:
-    """An iterator over batches that knows how many it has read.
-
-    Args:
-        data: whose they are.
+    """An iterator over batches that counts how many it has read.
 
     `num_taken` batches were read of the source; `opened` and `own` are the states of the random
-    generators and of the data with which it was opened.
+    generators and of the data when it was opened.
     """
 
     def __init__(self, data: TrackedAdapter) -> None:
@@ -185,7 +184,7 @@ class TrackedBatches:
 
     @property
     def num_passed(self) -> int:
-        """How many batches it passes over before the first that it hands out."""
+        """Number of batches skipped before the first."""
         state = self._data.resuming
         return 0 if self._batches is not None or state is None else state["taken"]
 
@@ -198,23 +197,19 @@ class TrackedBatches:
         return self._buffer.popleft() if self._buffer else self._read()
 
     def has_more(self) -> bool:
-        """Tells whether there is another batch; reads it if nobody can say."""
+        """Returns True if there is another batch; reads it if that is the only way to find out."""
         if not self._buffer and not self.has_ended:
             with contextlib.suppress(StopIteration):
                 self._buffer.append(self._read())
         return bool(self._buffer) or not self.has_ended
 
     def close(self) -> None:
-        """Ends reading, so that the source gives back its threads and files."""
+        """Stops reading, so that the source releases its threads and files."""
         if callable(close := getattr(self._batches, "close", None)):
             close()
 
     def draws_at(self, num_taken: int) -> Draws | None:
-        """Returns the random state before a batch was read; None if it was not, or long ago.
-
-        Args:
-            num_taken: which one.
-        """
+        """Returns the random state before batch `num_taken`; None if unread or long ago."""
         return dict(self._before).get(num_taken)
 
     def _begin(self) -> None:
@@ -239,7 +234,7 @@ class TrackedBatches:
             batch = next(self._batches)
         except StopIteration:
             self.has_ended = True
-            if self._is_promised:  # Keras takes it for granted that the first step has a batch
+            if self._is_promised:  # Keras assumes that the first step has a batch.
                 raise _ended(self.num_taken, self.num_taken + 1) from None
             raise
         self.num_taken += 1
@@ -248,7 +243,7 @@ class TrackedBatches:
 
 
 def _has_hooks(adapter: Any) -> bool:
-    """Whether the epochs before decide the order of an epoch by what the user wrote."""
+    """Returns True if hooks written by the user in earlier epochs decide the order of an epoch."""
     if not isinstance(adapter, PyDatasetAdapter) or isinstance(adapter.py_dataset, Stateful):
         return False
     own, base = type(adapter.py_dataset), keras.utils.PyDataset
@@ -257,7 +252,7 @@ def _has_hooks(adapter: Any) -> bool:
 
 
 def _reads_once(adapter: Any) -> bool:
-    """Whether what was read before decides what comes."""
+    """Returns True if earlier reads decide the next batches."""
     if isinstance(adapter, DatasetAdapter):
         return not adapter.can_go_to
     return isinstance(adapter, GeneratorDataAdapter)

@@ -1,4 +1,4 @@
-"""Data of which Keras is told nothing but how many batches there are."""
+"""Data adapter that reveals only the number of batches to Keras."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["UnreadData"]
 
 
 class UnreadData(DataAdapter):
-    """Data whose batches are not known before they are read; there is one kind of iterator."""
+    """Data adapter without batch sizes, and with one kind of iterator."""
 
     @property
     def batch_size(self) -> None:
-        """Not known before a batch is read."""
+        """None: unknown before a batch is read."""
         return None
 
     @property
     def has_partial_batch(self) -> None:
-        """Not known before a batch is read."""
+        """None: unknown before a batch is read."""
         return None
 
     @property
     def partial_batch_size(self) -> None:
-        """Not known before a batch is read."""
+        """None: unknown before a batch is read."""
         return None
 
     def get_numpy_iterator(self) -> Iterator[Any]:
-        """As `get_jax_iterator`."""
+        """Returns `get_jax_iterator()`."""
         return self.get_jax_iterator()

@@ -1,4 +1,4 @@
-"""Variables of devices that are not here: a shape and a dtype, and no value."""
+"""Keras variables on abstract devices: a shape and a dtype, and no value."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["ValuelessVariable"]
 
 
 class ValuelessVariable(DistributedVariable):
-    """A Keras variable that was created in the scope of a `CompileOnlyStrategy`.
+    """A Keras variable created in the scope of a `CompileOnlyStrategy`.
 
-    Read outside of a step it is drawn anew, as it would begin; what is assigned there is dropped.
+    A read outside of a step draws a new initial value; assignments there are dropped.
     """
 
     _beginning: Any = None
 
     @property
     def storage(self) -> Any:
-        """The shape of the whole array, wherever it would be kept."""
+        """The shape of the whole array, in any store."""
         trace = current_function_trace()
         return self._stored if trace is None else trace.load(self, self._stored)
 
@@ -39,13 +39,13 @@ class ValuelessVariable(DistributedVariable):
 
     @property
     def for_step(self) -> Any:
-        """What a compiled step of its strategy would get of it: its shape."""
+        """The shape of the input of a compiled step of the strategy."""
         return self.storage
 
     def settle(self, home: Home, value: Any) -> None:
-        """Makes a variable that became one of a strategy's forget its value, but for its shape."""
+        """Drops the value of a variable that joins the strategy, and retains its shape."""
         self._beginning, _, _ = as_initializer(value, self._dtype)
-        self.store, self.has_rows = None, False  # of the strategy that it belonged to
+        self.store, self.has_rows = None, False  # of the previous strategy
         self._is_table = self._is_table or is_table(self)
         super().settle(home, value)
 

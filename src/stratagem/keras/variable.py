@@ -1,4 +1,4 @@
-"""Keras variables that live by a strategy's policy.
+"""Keras variables of a strategy: reads, assignments and aggregation.
 
 Tested on Keras 3.12 to 3.15.
 """
@@ -62,9 +62,9 @@ __all__ = ["DistributedVariable"]
 
 
 class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable):
-    """A Keras variable that was created in a strategy's scope.
+    """A Keras variable created in a strategy's scope.
 
-    Made by `keras.Variable` itself; takes its arguments.
+    Created by `keras.Variable` itself; takes its arguments.
 
     Raises:
         ValueError: annotations that make no sense with several replicas.
@@ -86,7 +86,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         **kwargs: Any,
     ) -> None:
         is_stateless = get_stateless_scope() is not None and current_scope() is None
-        # A value in a StatelessScope is left as it is for Keras to refuse.
+        # A value in a StatelessScope is left for Keras to refuse.
         if not is_stateless and not callable(initializer) and not isinstance(initializer, str):
             initializer, shape, dtype = as_initializer(initializer, dtype)
         if (annotations := current_annotations()) is not None:
@@ -135,11 +135,11 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
 
     @property
     def value(self) -> Any:
-        """This replica's value in a replica function, else the value that all copies stand for."""
+        """This replica's value in a replica function, else the value of all copies."""
         return self._maybe_autocast(self.own_value())
 
     def own_value(self) -> Any:
-        """The value, in the dtype of the variable also where Keras casts what layers read."""
+        """The value in the variable's dtype, even inside layers that autocast."""
         value = self._value_in_scope()
         if value is None:
             return self._global_value()
@@ -147,11 +147,11 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         if context is None:
             return value
         if self._home.aggregation is VariableAggregation.NONE:
-            aggregate_components(value, self._home.aggregation, self.path)  # which says why not
+            aggregate_components(value, self._home.aggregation, self.path)  # raises the reason
         return self._aggregate(value, context)
 
     def _value_in_scope(self) -> Any:
-        """This replica's value in a replica function; None outside."""
+        """Returns this replica's value in a replica function; None outside."""
         scope = get_stateless_scope()
         value = scope.get_current_value(self) if scope is not None else None
         if value is None and (replica_scope := current_scope()) is not None:
@@ -159,7 +159,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         return value
 
     def _merge_context(self) -> ReplicaContext | None:
-        """The replica whose compiled step called merge_call, if that makes a difference here."""
+        """Returns the replica whose compiled step called merge_call; None if it is irrelevant."""
         frame = stack.current_frame()
         if self._home.kind is not VariableKind.ON_READ or frame is None:
             return None
@@ -167,7 +167,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         return frame.replica if is_merging else None
 
     def _require_own_replica(self) -> None:
-        """Raises in a replica function of another strategy: it would bypass the copies."""
+        """Raises an error in another strategy's replica function, which would bypass the copies."""
         frame = stack.current_frame()
         if frame is None or frame.kind is not stack.FrameKind.REPLICA:
             return
@@ -188,14 +188,14 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         return local_copy(self.storage, self._home.strategy.topology)
 
     def asks_all_processes(self) -> bool:
-        """Whether reading it here takes a program that all processes run."""
+        """True if a read here runs a program on all processes."""
         if self._home.kind is not VariableKind.ON_READ or self._value_in_scope() is not None:
             return False
         is_traced = isinstance(jnp.zeros(()), Tracer)  # while Keras infers shapes
         return is_multi_process(self.storage) and not is_traced
 
     def store_whole(self, value: Any) -> None:
-        """Sets the value that all copies stand for; of an ON_READ variable all components."""
+        """Sets the value of all copies; for an ON_READ variable, of all components."""
         self._direct_assign(value)
 
     def _direct_assign(self, value: Any) -> None:
@@ -210,7 +210,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
             self._stored = self.store.put(value)
 
     def _spreading(self) -> VariableAggregation:
-        """How a whole value becomes components; in update context each of them takes it."""
+        """Returns how a whole value becomes components; in update context each takes it whole."""
         return VariableAggregation.NONE if in_update_context() else self._home.aggregation
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
@@ -220,7 +220,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         if self._home.kind is VariableKind.ON_READ:  # each component starts with the whole value
             topology = self._home.strategy.topology
             stacked = np.broadcast_to(np.asarray(value), (topology.num_replicas, *value.shape))
-            if self._starts_once:  # a metric's sum is that of one device from the start
+            if self._starts_once:  # a metric's sum matches a single device from the start
                 stacked = np.concatenate([stacked[:1], np.zeros_like(stacked[1:])])
             self.storage = stored_components(stacked, topology)
         else:
@@ -228,7 +228,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
             self.hold_initial(value)
 
     def assign(self, value: Any) -> Any:
-        """Sets the value, by the variable's aggregation in a replica function."""
+        """Sets the value; in a replica function by the variable's aggregation."""
         value = self._contribution(value)
         merging = self._merge_context()
         if merging is not None:
@@ -243,7 +243,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         return super().assign(self._aggregate(value, context))
 
     def assign_own(self, value: Any) -> Any:
-        """Sets the value without aggregation: replicas must agree on it, which is to be shown."""
+        """Sets a value that must be provably equal on all replicas, without aggregation."""
         if (rows := self.assigned_as_rows(value)) is not None:
             return rows
         result = super().assign(value)
@@ -281,7 +281,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         return self.assign(self + value if sign > 0 else self - value)
 
     def _is_whole_on_read(self) -> bool:
-        """Whether this is an ON_READ variable seen from outside the replicas."""
+        """Returns True for an ON_READ variable outside replica functions."""
         if self._home.kind is not VariableKind.ON_READ:
             return False
         return get_stateless_scope() is None or (
@@ -289,7 +289,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         )
 
     def _whole_after_update(self) -> Any:
-        """The value that the components stand for; None where they stand for none."""
+        """Returns the value that the components aggregate to, or None if undefined."""
         is_none = self._home.aggregation is VariableAggregation.NONE
         return None if is_none else self.value
 
@@ -299,7 +299,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
             raise delta_outside(method, self.path)
 
     def _contribution(self, value: Any) -> Any:
-        """Takes a distributed value apart, where that is allowed."""
+        """Returns this replica's part of a distributed value, where that is allowed."""
         if isinstance(value, Mirrored):
             return value.value
         if not isinstance(value, PerReplica):
@@ -315,7 +315,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         return self._home.strategy.reduce(op, value, axis=None)
 
     def aggregating_context(self) -> ReplicaContext | None:
-        """The replica context in which an assignment is combined with those of other replicas."""
+        """Returns the context in which an assignment is aggregated over replicas, or None."""
         if self._home.kind is not VariableKind.MIRRORED or in_update_context():
             return None
         context = get_replica_context()
@@ -335,7 +335,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         return context.communicator.all_reduce(op, value)
 
     def settle(self, home: Home, value: Any) -> None:
-        """Makes a variable that became one of a strategy's keep its value there."""
+        """Moves the value of a variable that joins a strategy to the strategy's store."""
         self._home = home
         self.whole = WholeValue()
         self.find_division()
@@ -346,7 +346,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         self.hold_initial(value)
 
     def initialize(self) -> None:
-        """Gives a variable that was created in a step its initial value."""
+        """Sets the initial value of a variable created in a step."""
         self._deferred_initialize()
 
     def assign_to_first_component(self, value: Any) -> None:

@@ -1,7 +1,7 @@
-"""How variables come to be: `keras.Variable` in a scope, and `sg.Variable`.
+"""Creation of variables: `keras.Variable` in a scope, and `sg.Variable`.
 
-`keras.Variable.__new__` is replaced (Keras 3.12 to 3.15): in a scope it makes a
-`DistributedVariable`, so that layers, metrics, optimizers and users get one without knowing.
+`keras.Variable.__new__` is replaced (Keras 3.12 to 3.15): in a scope it creates a
+`DistributedVariable`, so that layers, metrics, optimizers and users need no changes.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def Variable(  # noqa: N802 - tf.Variable's name
     synchronization: Any = VariableSynchronization.AUTO,
     aggregation: Any = VariableAggregation.NONE,
 ) -> keras.Variable:
-    """Makes a Keras variable with `tf.Variable`'s argument order. Call anywhere.
+    """Creates a Keras variable with `tf.Variable`'s argument order. Call anywhere.
 
-    In a replica function it is created on the first call and is the same variable afterwards, if
-    the function keeps it.
+    In a replica function it is created on the first call and reused afterwards, if the function
+    stores it.
 
     Args:
         initial_value: array, number, or a function without arguments that returns one.
         trainable: None for True, or for False with synchronization ON_READ.
         name: name of the variable.
-        dtype: dtype; None for that of the value.
-        synchronization: when the copies are brought together.
+        dtype: dtype; None for the dtype of the value.
+        synchronization: when the copies are synchronized.
         aggregation: how the replicas' contributions are combined.
 
     Returns:
@@ -87,7 +87,7 @@ def Variable(  # noqa: N802 - tf.Variable's name
 
 
 def install() -> None:
-    """Makes `keras.Variable` create distributed variables in scopes. Done once, on import."""
+    """Makes `keras.Variable` create distributed variables in scopes. Runs once, on import."""
 
     def create(cls: type, *args: Any, **kwargs: Any) -> Any:
         if current_function_trace() is not None and current_scope() is None:
@@ -120,7 +120,7 @@ def install() -> None:
 
 
 def _new(strategy: Any, *, is_collected: bool) -> keras.Variable:
-    """An object that its `__init__` is still to make a variable of."""
+    """Returns a variable object before its `__init__`."""
     if strategy.placement.remote is None or is_collected:
         return object.__new__(_class_of_own(strategy))
     is_served = strategy.placement.is_remote or is_making_slot()
@@ -145,7 +145,7 @@ def _request(
 
 
 def _class_of_own(strategy: Any) -> type[DistributedVariable]:
-    """Of variables that this process has itself."""
+    """Returns the class of variables stored in this process."""
     has_values = strategy.executor.has_values and not strategy.topology.is_abstract
     return DistributedVariable if has_values else ValuelessVariable
 
@@ -159,12 +159,7 @@ def _annotations(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, An
 
 
 def adopt(variable: keras.Variable, strategy: Any) -> None:
-    """Moves a variable of no strategy to one, in place.
-
-    Args:
-        variable: a plain Keras variable with a value.
-        strategy: its new strategy.
-    """
+    """Moves a plain Keras variable with a value to a strategy, in place."""
     moved: Any = variable
     value = moved.value
     aggregation = parse_aggregation(moved.aggregation)

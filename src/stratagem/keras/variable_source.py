@@ -1,6 +1,6 @@
-"""Where a function that is called again and again gets its variables from: those of its first call.
+"""Sources of variables for functions that are called again: each call reuses the first's.
 
-While a source is set, `keras.Variable(...)` in a scope asks it before it makes a variable.
+While a source is set, `keras.Variable(...)` in a scope asks it before it creates a variable.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VariableRequest:
-    """What is known of a variable before it is made.
+    """Description of a variable before it is created.
 
     Args:
-        path: the path that it gets.
+        path: its future path.
         shape: its shape.
         dtype: its dtype.
-        trainable: whether it is trained, unless its layer is told otherwise later.
-        is_collected: whether it is one of a metric: a part on each replica, added up when read.
+        trainable: initial value of `trainable`; its layer may change it later.
+        is_collected: True for a metric's variable: one component per replica, summed on read.
     """
 
     path: str
@@ -43,44 +43,31 @@ class VariableRequest:
 
 
 class VariableSource(Protocol):
-    """Decides whether a variable that is asked for is one that exists."""
+    """Decides if a requested variable exists already."""
 
     def existing(self, request: VariableRequest) -> keras.Variable | None:
-        """Returns the variable to hand out; None to have one made.
-
-        Args:
-            request: what is asked for.
-        """
+        """Returns the existing variable for a request; None to create one."""
         ...
 
     def add(self, request: VariableRequest, variable: keras.Variable) -> None:
-        """Takes a new variable, which has no attributes yet.
-
-        Args:
-            request: what was asked for.
-            variable: the variable.
-        """
+        """Takes a new variable, which has no attributes yet."""
         ...
 
 
-# Replicas that run op by op have a thread each, which begins with a copy of these.
+# Replicas that run eagerly each have a thread, which starts with a copy of these.
 _source: contextvars.ContextVar[VariableSource | None] = contextvars.ContextVar(
     "variable_source", default=None
 )
 
 
 def current_source() -> VariableSource | None:
-    """Returns what new variables are asked for; None outside every `variables_from`."""
+    """Returns the current source of variables; None outside every `variables_from`."""
     return _source.get()
 
 
 @contextlib.contextmanager
 def variables_from(source: VariableSource | None) -> Generator[None]:
-    """Asks a source for the variables that are created in a `with` block.
-
-    Args:
-        source: the source; None has them made.
-    """
+    """Uses a source for variables created in a `with` block; None creates them all."""
     token = _source.set(source)
     try:
         yield
@@ -89,16 +76,11 @@ def variables_from(source: VariableSource | None) -> Generator[None]:
 
 
 def as_created(variable: Any, request: VariableRequest) -> Any:
-    """Lets `__new__` return a variable that exists: Python calls its `__init__` once more.
+    """Prepares an existing variable to be returned by `__new__`: `__init__` then does nothing.
 
-    Args:
-        variable: of a strategy.
-        request: what was asked for.
-
-    Returns:
-        The variable, which takes this one call without being changed by it.
+    Python calls `__init__` again on it; that one call is ignored.
     """
-    variable.trainable = request.trainable  # a layer may have been frozen in another call
+    variable.trainable = request.trainable  # Another call may have frozen the layer.
     variable.__class__ = _class_without_init(type(variable))
     return variable
 

@@ -1,4 +1,4 @@
-"""What `sg.TensorBoard` writes of a model besides numbers: weights, embeddings, layers."""
+"""TensorBoard summaries of a model: weights, embeddings, and the graph of layers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = [
 def write_weights(model: Any, epoch: int, *, with_images: bool) -> None:
     """Writes a histogram of each weight to the default writer.
 
-    With several processes all call it: what is in parts is read by all of them together.
+    With several processes all call it, because they gather sharded weights together.
 
     Args:
         model: a Keras model.
         epoch: the step.
-        with_images: whether weights are written as images, too.
+        with_images: True writes weights as images, too.
     """
     for layer in model.layers:
         for weight in layer.weights:
@@ -42,13 +42,13 @@ def write_weights(model: Any, epoch: int, *, with_images: bool) -> None:
 
 
 def _as_images(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """A weight as images, as Keras shows it; None for what cannot be shown."""
+    """Returns a weight as images, as Keras shows it; None if it cannot be shown."""
     value = np.squeeze(value).astype(np.float32)
     if value.ndim == 1:
         return value[None, :, None, None]
     if value.ndim == 2:
         return (value.T if value.shape[0] > value.shape[1] else value)[None, :, :, None]
-    if value.ndim == 3:  # every kernel of a convolution is an image
+    if value.ndim == 3:  # every convolution kernel is an image
         if keras.config.image_data_format() == "channels_last":
             value = np.transpose(value, (2, 0, 1))
         return value[..., None]
@@ -80,16 +80,16 @@ def write_projector_configuration(
     log_dir: str,
     labels: str | Mapping[str, str] | None,
 ) -> None:
-    """Tells TensorBoard's projector where the embeddings of a model will be.
+    """Writes the projector configuration, with the future paths of a model's embeddings.
 
     Args:
         model: a Keras model.
-        writer: that writes if this process does.
+        writer: writes on the chief only.
         log_dir: the folder.
         labels: the file with the labels of rows, or files by the layers' names.
 
     Raises:
-        ValueError: labels of a layer that is no embedding.
+        ValueError: labels of a layer that is not an embedding.
     """
     names = [layer.name for layer in _embeddings(model)]
     if isinstance(labels, Mapping) and (unknown := sorted(set(labels) - set(names))):
@@ -114,12 +114,9 @@ def write_projector_configuration(
 
 
 def write_embeddings(model: Any, writer: summary.SummaryWriter, log_dir: str) -> None:
-    """Writes the tables of a model's embeddings for TensorBoard's projector.
+    """Writes the embedding tables of a model for TensorBoard's projector.
 
-    Args:
-        model: a Keras model; with several processes all call it.
-        writer: that writes if this process does.
-        log_dir: the folder.
+    With several processes all call it; `writer` writes on the chief only.
     """
     for layer in _embeddings(model):
         table = np.asarray(keras.ops.convert_to_numpy(layer.embeddings), np.float32)

@@ -1,4 +1,4 @@
-"""The batches of a dataset that a worker has made itself."""
+"""Worker-side batches of a dataset that the worker created."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["BatchesMaker", "Ticket", "WorkerBatches"]
 
 @dataclasses.dataclass(frozen=True)
 class Ticket:
-    """Stands for batches of a worker.
+    """Refers to batches of a worker.
 
     Args:
-        worker: its index.
-        opening: how many times the dataset was read before.
-        first: the number of the first of them.
-        count: how many there are.
-        weights: what the gradients of each count, where workers add theirs up; None where they do
-            not. Those of more than `count` are the last batch again, which counts nothing.
+        worker: index of the worker.
+        opening: number of earlier passes over the dataset.
+        first: number of the first batch.
+        count: number of batches.
+        weights: gradient weight of each batch, if workers' gradients are summed; else None. Weights
+            beyond `count` stand for the last batch again, with weight 0.
     """
 
     worker: int
@@ -38,12 +38,12 @@ class Ticket:
 
 
 class BatchesMaker:
-    """Makes a worker's batches; is sent to it.
+    """Function sent to a worker to create its batches.
 
     Args:
-        creator: makes the dataset.
-        pipelines: which part each worker reads, by its index.
-        are_in_sync: whether the replicas of all workers make one step.
+        creator: creates the dataset.
+        pipelines: the input pipeline of each worker, by its index.
+        are_in_sync: True if the replicas of all workers form one step.
     """
 
     def __init__(
@@ -64,10 +64,9 @@ class BatchesMaker:
 
 
 class WorkerBatches:
-    """Batches by their number, so that a function that runs again gets the same ones.
+    """Batches by number, so that a function that runs again gets the same ones.
 
-    Args:
-        make: makes the dataset, when it is first needed: what it raises is raised by a function.
+    `make` creates the dataset on first use, so that its errors are raised by a scheduled function.
     """
 
     def __init__(self, make: Callable[[], DistributedDataset]) -> None:
@@ -75,7 +74,7 @@ class WorkerBatches:
         self._made: DistributedDataset | None = None
         self._source: Iterator[HostBatch] = iter(())
         self._opening = -1
-        self._position = 0  # of the first that is ahead
+        self._position = 0  # of the first batch ahead
         self._ahead: collections.deque[HostBatch] = collections.deque()
         self._last: HostBatch | None = None
 
@@ -86,18 +85,13 @@ class WorkerBatches:
         return self._made
 
     def cardinality(self) -> int:
-        """Returns how many batches there are; below 0 if that is not known, or without end."""
+        """Returns the number of batches; negative if unknown or infinite."""
         return self._dataset.cardinality
 
     def look(self, opening: int, upto: int) -> int:
-        """Reads ahead.
+        """Reads ahead up to `upto` batches of a pass, and returns how many of these exist.
 
-        Args:
-            opening: how many times the dataset was read before.
-            upto: as many batches.
-
-        Returns:
-            How many of these there are.
+        `opening` is the number of earlier passes over the dataset.
         """
         if opening != self._opening:
             self._go_to(opening, 0)
@@ -105,16 +99,13 @@ class WorkerBatches:
         return min(upto, self._position + len(self._ahead))
 
     def peek(self, ticket: Ticket) -> Any:
-        """Returns a batch, which is there still for who takes it, as pytree of arrays."""
+        """Returns a batch as a pytree of arrays, without taking it."""
         self._go_to(ticket.opening, ticket.first)
         self._read(1)
         return self._ahead[0].whole()
 
     def take(self, ticket: Ticket) -> list[HostBatch]:
-        """Returns the batches that a ticket stands for.
-
-        Args:
-            ticket: the ticket.
+        """Returns the batches that a ticket refers to.
 
         Raises:
             RuntimeError: there are fewer than before.
@@ -141,7 +132,7 @@ class WorkerBatches:
         return taken + [self._last_before(ticket)] * num_again
 
     def _last_before(self, ticket: Ticket) -> HostBatch:
-        if self._last is None:  # this process was started anew after it had ended
+        if self._last is None:  # This process restarted after the data had ended.
             self._go_to(ticket.opening, max(0, ticket.first - 1))
             self._read(1)
             self._last = self._ahead[0]
@@ -158,7 +149,7 @@ class WorkerBatches:
             self._position += 1
 
     def _read(self, count: int) -> None:
-        """Lets so many batches be ahead, if there are as many."""
+        """Reads until `count` batches are ahead, or the data ends."""
         while len(self._ahead) < count:
             batch = next(self._source, None)
             if batch is None:

@@ -1,7 +1,7 @@
-"""Data of `fit`, `evaluate` and `predict` that workers make: the coordinator's side.
+"""Coordinator side of `fit`, `evaluate` and `predict` data that workers create.
 
-It deals out tickets, which stand for batches of one worker. Where nobody knows how many there are,
-workers read some ahead and tell.
+It assigns tickets, which refer to batches of one worker. If the number of batches is unknown,
+workers read some ahead and report back.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from stratagem.messages import explain
 
 __all__ = ["WorkerData", "WorkerTickets", "answer_of"]
 
-# How many batches a worker reads ahead, and at how few of them it is asked again.
+# Batches that a worker reads ahead, and the number left at which it reads more.
 _NUM_AHEAD = 8
 _FEW = 5
 _WITHOUT_END = 2**62
 
 
 class WorkerData(UnreadData):
-    """Hands tickets to who runs the steps, and batches to Keras.
+    """Gives tickets to the loop over steps, and batches to Keras.
 
     Args:
-        strategy: the coordinator's.
-        creator: makes the dataset of each worker.
-        name: of the method, for messages.
-        steps: how many batches are read of it; None for all.
-        adds_up: whether the workers' gradients are added up: then a step is a batch of each.
+        strategy: strategy of the coordinator.
+        creator: creates the dataset of each worker.
+        name: name of the method, for messages.
+        steps: number of batches to read; None for all.
+        adds_up: True if the workers' gradients are summed: then a step is a batch of each worker.
 
     Raises:
-        TypeError: no dataset was made. ValueError: an epoch would never end, or a worker has no
-            batch.
+        TypeError: no dataset was created.
+        ValueError: an epoch would never end, or a worker has no batch.
     """
 
     def __init__(
@@ -59,22 +59,13 @@ class WorkerData(UnreadData):
         self._latest: WorkerTickets | None = None
 
     def ask(self, worker: int, method: Callable[..., Any], *args: Any) -> RemoteValue:
-        """Has a worker call a method of its batches.
-
-        Args:
-            worker: its index.
-            method: of `WorkerBatches`.
-            args: of the method.
-        """
+        """Makes a worker call a method of its `WorkerBatches`; returns the future result."""
         return self.coordinator.schedule(method, args=(self.source, *args), worker=worker)
 
     def opening_of(self, reader: WorkerTickets) -> int:
-        """Returns how many times the data was read before a reader.
+        """Returns the number of passes over the data before a reader that starts now.
 
-        Keras makes more readers than it uses, and reads one batch to build a model.
-
-        Args:
-            reader: which begins now.
+        Keras creates more readers than it uses, and reads one batch to build a model.
         """
         if self._latest is not None and self._latest.counts:
             self._num_opened += 1
@@ -83,20 +74,20 @@ class WorkerData(UnreadData):
 
     @property
     def num_batches(self) -> int | None:
-        """Steps of an epoch; None where that is unknown, or without end."""
+        """Steps per epoch; None if unknown or infinite."""
         lengths = self.lengths.values()
         if min(lengths) < 0:
             return None
         return max(lengths) if self.num_needed else sum(lengths)
 
     def get_jax_iterator(self) -> WorkerTickets:
-        """Returns an iterator; nothing is opened before something is asked for."""
+        """Returns an iterator; nothing is opened before its first use."""
         return WorkerTickets(self)
 
 
 @dataclasses.dataclass
 class _Worker:
-    """What is known of the batches of a worker."""
+    """State of a worker's batches."""
 
     known: int
     has_ended: bool
@@ -105,12 +96,9 @@ class _Worker:
 
 
 class WorkerTickets(Iterator[Any]):
-    """Deals out the batches of an epoch, or of all epochs of a number of steps.
+    """Assigns the batches of an epoch, or of all epochs of a number of steps.
 
-    Args:
-        data: which made it.
-
-    `counts` tells whether it has read more than to build a model.
+    `counts` is True if it has read more than Keras needs to build a model.
     """
 
     def __init__(self, data: WorkerData) -> None:
@@ -122,11 +110,11 @@ class WorkerTickets(Iterator[Any]):
 
     @property
     def source(self) -> Any:
-        """What stands in a scheduled function for the worker's batches."""
+        """The worker's batches, as an argument of a scheduled function."""
         return self._data.source
 
     def __next__(self) -> Any:
-        """The next batch itself, for who knows nothing of tickets."""
+        """Returns the next batch itself, for callers without support for tickets."""
         self._open()
         self._num_peeked += 1
         self.counts = self._num_peeked > 1
@@ -138,14 +126,12 @@ class WorkerTickets(Iterator[Any]):
         return answer_of(self._data.coordinator, self._data.ask(worker, WorkerBatches.peek, ticket))
 
     def take(self, num_steps: int, load: Callable[[int], int]) -> list[Ticket]:
-        """Returns tickets for the next steps.
+        """Returns tickets for the next `num_steps` steps, or fewer at the end.
 
-        Args:
-            num_steps: how many, fewer at the end.
-            load: returns how much a worker has to do; who has least is first.
+        `load` returns a worker's number of outstanding groups; the least busy worker comes first.
 
         Raises:
-            StopIteration: there are none any more.
+            StopIteration: no batches are left.
             ValueError: a worker has no batch at all, and others wait for its gradients.
         """
         self._open()
@@ -190,7 +176,10 @@ class WorkerTickets(Iterator[Any]):
         return worker is not None
 
     def _step_of_all(self, weights: dict[int, list[float]]) -> bool:
-        """A batch of each worker; of those that have none any more one that counts nothing."""
+        """Assigns a batch of each worker; returns False if none has a batch left.
+
+        A worker without a batch repeats its last one with weight 0.
+        """
         having = [index for index in self._workers if self._has_more(index)]
         for index in self._workers if having else ():
             if index in having:
@@ -230,7 +219,7 @@ class WorkerTickets(Iterator[Any]):
         self._look_ahead(index)
 
     def _look_ahead(self, index: int) -> None:
-        """Asks how many batches there are, in time before they are dealt out."""
+        """Asks a worker for its number of batches, before they are assigned."""
         worker = self._workers[index]
         few = worker.known - worker.num_dealt < _FEW
         if few and not worker.has_ended and worker.asked is None:
@@ -240,11 +229,11 @@ class WorkerTickets(Iterator[Any]):
 
 
 def answer_of(coordinator: ClusterCoordinator, asked: RemoteValue) -> Any:
-    """Returns what a worker has answered; raises the error that kept it from that."""
+    """Returns a worker's answer; raises the error that prevented it."""
     try:
         return asked.fetch()
     except CancelledError:
-        coordinator.join()  # which raises why
+        coordinator.join()  # raises the reason
         raise
 
 

@@ -1,4 +1,4 @@
-"""Strategies: one file each, which chooses the four parts and checks the arguments."""
+"""Distribution strategies: one file each, which chooses the four parts and checks arguments."""
 
 from stratagem.strategies.central_storage import CentralStorageStrategy
 from stratagem.strategies.compile_only import CompileOnlyStrategy

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def check_parts(topology: Any, cross_device_ops: Any) -> None:
-    """Raises a TypeError unless a strategy got a topology and cross-device ops."""
+    """Raises a TypeError unless the arguments are a topology and cross-device ops."""
     if not isinstance(topology, Topology):
         raise TypeError(
             explain(
@@ -42,7 +42,7 @@ def check_parts(topology: Any, cross_device_ops: Any) -> None:
 
 
 def check_run(fn: Any, args: Any, options: Any) -> None:
-    """Raises a TypeError or a ValueError if `Strategy.run` cannot be called with these."""
+    """Raises a TypeError or ValueError if `Strategy.run` does not accept the arguments."""
     if not callable(fn):
         raise TypeError(
             explain(

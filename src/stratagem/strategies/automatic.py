@@ -1,4 +1,4 @@
-"""The cross-device ops that a strategy has when none were given to it."""
+"""Automatic choice of cross-device ops, for strategies without explicit ones."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _NAMED: Mapping[CommunicationImplementation, Algorithm] = {
     CommunicationImplementation.NCCL: Algorithm.COMPILER,
 }
 
-# The way between slices is slower than that inside one. What is no larger than this is a
-# matter of the number of messages only, and the compiler makes one of many.
+# Connections between slices are slower than those inside one. Up to this size only the number of
+# messages matters, and the compiler merges them into one.
 _SMALL_BYTES = 2**12
 _BETWEEN_SLICES = Choice(Algorithm.HIERARCHICAL, ((_SMALL_BYTES, Algorithm.COMPILER),))
 
 
 class AutomaticOps(BuiltInOps):
-    """Combines values as options say, and by a choice where they leave it open.
+    """Combines values by the communication options, and chooses the algorithm if they are AUTO.
 
     Args:
-        options: of the user.
-        measured: what the algorithm is chosen by where `options.implementation` is AUTO; None for
-            the compiler's own; on several slices of TPUs the one in stages.
+        options: the user's options.
+        measured: chooses the algorithm if `options.implementation` is AUTO; None for the compiler's
+            own, or on several TPU slices the staged one.
     """
 
     def __init__(
@@ -54,10 +54,11 @@ class AutomaticOps(BuiltInOps):
             self._choice = measured.choice if measured else Choice()
 
     def all_reduce(self, topology: Topology) -> AllReduce:
-        """Returns how a step on some devices combines values.
+        """Returns the all-reduce of a step on some devices.
 
-        Where a replica has several devices, the compiler's own sums keep apart what is divided over
-        them; arrays that are joined, or cut in pieces, would be brought together first.
+        If replicas have several devices, it is the compiler's own sum, which keeps shards apart;
+        packing
+        or splitting arrays would gather them first.
         """
         if topology.groups is not None:
             return ChosenAllReduce(ReplicaAxis.of(topology), Choice(), NO_PACKING)

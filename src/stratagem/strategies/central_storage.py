@@ -1,4 +1,4 @@
-"""Synchronous training on the devices of this process, with one copy of the variables."""
+"""Central storage: synchronous training with one copy of the variables."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ __all__ = ["CentralStorageStrategy"]
 class CentralStorageStrategy(Strategy):
     """Trains one model on several devices in lockstep, with one copy of the variables on the host.
 
-    In each step the replicas get the values that they read and return summed gradients; the update
-    runs where the variables are, with whatever the optimizer keeps. So a device needs room for the
-    values and the gradients, and none for what the optimizer keeps.
+    In each step the replicas fetch the values that they read and return summed gradients; the
+    optimizer update runs where the variables and their slots are stored. So a device needs memory
+    for
+    values and gradients, but not for slots.
 
-    With `parameter_device="pinned_host"` the one copy is in memory of the host that devices reach
-    by themselves: each has a part of every variable there, brings it over within the step, updates
-    it and puts it back, so that a step is one program and many steps are one call. Variables of
-    less than 1,024 elements are copied to the devices then, and large tables that layers look rows
-    up in are on the host as otherwise.
+    With `parameter_device="pinned_host"` the copy is in pinned host memory, which devices access
+    directly. Each device holds a shard of every variable there; within the step it copies the shard
+    in, updates it and copies it back. A step is then one program, and many steps are one call.
+    Variables of less than 1,024 elements are replicated on the devices then, and large tables with
+    lookups of rows stay in ordinary host memory.
 
     Args:
-        compute_devices: names such as `"gpu:0"`, indices or `jax.Device`s, one a replica; None
-            takes every local accelerator or, where there is none, every local CPU device.
-        parameter_device: where the variables are; None for the only accelerator, or the host where
-            there are several; "pinned_host" for the host's pinned memory.
+        compute_devices: names such as `"gpu:0"`, indices or `jax.Device`s, one per replica; None
+            for every local accelerator or, without any, every local CPU device.
+        parameter_device: device of the variables; None for the only accelerator, or the host if
+            there are several; "pinned_host" for pinned host memory.
 
     Raises:
         ValueError: an empty list; an unknown, repeated or remote device; devices without pinned
-            memory of the host.
+            host memory.
         TypeError: devices of another type.
 
     Example:

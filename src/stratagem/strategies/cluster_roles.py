@@ -1,4 +1,4 @@
-"""Checks of the cluster that a strategy with parameter servers is given."""
+"""Checks of the cluster given to a parameter-server strategy."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["check_counts", "checked_cluster", "is_non_training"]
 
 
 def checked_cluster(resolver: Any, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
-    """Returns the resolver of a strategy, and its cluster: empty where none was given or set.
+    """Returns the resolver and cluster of a strategy; the cluster is empty without one.
 
     Args:
-        resolver: as it was given; None for that of `TF_CONFIG`.
-        strategy: its name, for messages.
+        resolver: the user's resolver; None for `TF_CONFIG`.
+        strategy: name of the strategy, for messages.
 
     Raises:
         TypeError: a resolver of another type.
-        ValueError: a resolver that was given names no cluster; a job or a task type of another
-            name; two chiefs or evaluators; a task or an address that cannot be.
+        ValueError: the given resolver has no cluster; an unknown job or task type; two chiefs or
+            evaluators; an invalid task or address.
 
     Source: TF 2.21 parameter_server_strategy_v2.py, _verify_args_and_config.
     """
@@ -53,11 +53,7 @@ def checked_cluster(resolver: Any, strategy: str) -> tuple[ClusterResolver, Clus
 
 
 def check_counts(spec: ClusterSpec) -> None:
-    """Raises unless a cluster that is trained by a coordinator has a server and a worker.
-
-    Raises:
-        ValueError: it has not.
-    """
+    """Raises a ValueError unless a coordinator's cluster has a server and a worker."""
     counts = {job: task_count(spec, job) for job in ("ps", "worker")}
     if not all(counts.values()):
         raise ValueError(
@@ -73,15 +69,15 @@ def check_counts(spec: ClusterSpec) -> None:
 def is_non_training(
     spec: ClusterSpec, task: tuple[str | None, int | None], *, independent: bool
 ) -> bool:
-    """True for a task that does not train, although it runs the program of all tasks.
+    """Returns True for a task that runs the common program but does not train.
 
     Args:
-        spec: the cluster; None of its tasks trains where it has no servers.
+        spec: the cluster; without servers, none of its tasks trains.
         task: type and index of this process.
-        independent: whether workers train by themselves, and not as a coordinator tells them.
+        independent: True if workers train by themselves, without a coordinator.
 
     Raises:
-        ValueError: there is no such task.
+        ValueError: the cluster has no such task.
     """
     task_type, index = task
     is_cluster = bool(spec) and task_count(spec, "ps") > 0 and index is not None

@@ -1,4 +1,4 @@
-"""Devices that are not here: programs for them are compiled, and never run."""
+"""Strategy on abstract devices: its programs are compiled but never run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ __all__ = ["CompileOnly", "CompileOnlyStrategy"]
 
 @final
 class CompileOnlyStrategy(Strategy):
-    """A replica on each of some devices that are not here, such as the 256 chips of a TPU slice.
+    """One replica per abstract device, such as the 256 chips of a TPU slice.
 
-    Variables that are made in its scope have a shape and no value, so that a model of any size
-    takes no memory. `stratagem.keras.lower_training_step` lowers the step of `fit`.
+    Variables created in its scope have a shape and no value, so that a model of any size takes no
+    memory. `stratagem.keras.lower_training_step` lowers the step of `fit`.
 
     Args:
-        devices: in replica order, of `jax.experimental.topologies.get_topology_desc`, for example.
-        cross_device_ops: how gradients are combined; None chooses as on devices that are here.
+        devices: devices in replica order, for example from
+            `jax.experimental.topologies.get_topology_desc`.
+        cross_device_ops: how gradients are combined; None chooses as on real devices.
 
     Raises:
-        ValueError: no device. TypeError: an argument of another type.
+        ValueError: no device.
+        TypeError: an argument of another type.
 
     Source: JAX, ahead-of-time lowering and compilation (jax.experimental.topologies).
     """
@@ -40,12 +42,12 @@ class CompileOnlyStrategy(Strategy):
 
 
 class CompileOnly(Lockstep):
-    """Executor that lowers and compiles programs for devices that are not here."""
+    """Executor that lowers and compiles programs for abstract devices."""
 
     has_values = False
 
     def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NoReturn:
-        """Raises a RuntimeError: nothing can run."""
+        """Raises a RuntimeError: programs cannot run."""
         raise RuntimeError(
             explain(
                 f"run was called on the {self._strategy.num_replicas_in_sync} devices of a "

@@ -1,4 +1,4 @@
-"""Limits of a cluster with parameter servers, as values."""
+"""`CoordinatorOptions`: time and failure limits of a parameter-server cluster."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ __all__ = ["CoordinatorOptions", "checked_options"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoordinatorOptions:
-    """Limits of a cluster with parameter servers, for `ParameterServerStrategy(options=)`.
+    """Limits of a parameter-server cluster, for `ParameterServerStrategy(options=)`.
 
-    Its name is also `sg.coordinator.options`.
+    Also available as `sg.coordinator.options`.
 
     Args:
-        start_delay_s: worker k takes its first function so many seconds times k after the
-            coordinator was made, so that the first updates are those of few workers.
-        recovery_timeout_s: how long a server or a worker may give no sign of life, as one that is
-            started again does, before who waits for it gets an error; None for
-            `STRATAGEM_PEER_TIMEOUT_S`.
-        max_transient_failures: how many functions in a row may fail because their workers cannot
-            reach a server. They are run again; one more is a `PSUnavailableError`.
-        journal_interval_s: how long a server waits after each entry of its journal. What has
-            changed since the last one is lost if it dies.
+        start_delay_s: worker k takes its first function k times this many seconds after the
+            coordinator was created, so that the first updates come from few workers.
+        recovery_timeout_s: seconds that a server or worker may be silent, for example during a
+            restart, before callers get an error; None for `STRATAGEM_PEER_TIMEOUT_S`.
+        max_transient_failures: number of functions in a row that may fail because their workers
+            cannot reach a server. They are retried; one more raises `PSUnavailableError`.
+        journal_interval_s: seconds that a server waits after each journal entry. Changes since the
+            last entry are lost if it dies.
 
     Raises:
         ValueError: a negative number, a time limit of 0 s, or no number.
@@ -67,15 +66,15 @@ def _check(name: str, value: Any, *, may_be_zero: bool = False, kind: Any = int 
 
 
 def checked_options(options: Any, *, independent: bool) -> CoordinatorOptions:
-    """Returns the options of a strategy.
+    """Returns the options of a strategy, or the defaults.
 
     Args:
-        options: what it was given; None for none.
-        independent: whether it schedules no functions, as where workers have programs of their own.
+        options: the user's options; None for the defaults.
+        independent: True if it schedules no functions, as for workers with programs of their own.
 
     Raises:
-        TypeError: of another type.
-        ValueError: limits of scheduled functions, where there are none.
+        TypeError: options of another type.
+        ValueError: limits of scheduled functions, but no functions are scheduled.
     """
     options = CoordinatorOptions() if options is None else options
     if not isinstance(options, CoordinatorOptions):

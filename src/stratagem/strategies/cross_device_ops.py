@@ -1,4 +1,4 @@
-"""Cross-device ops: how the values of replicas are combined, as a user names it."""
+"""Cross-device ops: the public classes for combining values of replicas."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ __all__ = [
 
 
 class CrossDeviceOps(abc.ABC):
-    """How the values of replicas are combined; given to a strategy, how its gradients are.
+    """Combines the values of replicas; passed to a strategy, it combines gradients.
 
-    A class of your own overrides `reduce_implementation` and, where many values are better combined
-    together, `batch_reduce_implementation`. They are called while a step is traced, with the values
-    of all replicas, and by `strategy.extended.reduce_to` outside of steps.
+    A subclass overrides `reduce_implementation` and, if many values are better combined together,
+    `batch_reduce_implementation`. They are called with the values of all replicas: while a step is
+    traced, and by `strategy.extended.reduce_to` outside of steps.
 
     Example:
         >>> class Largest(sg.CrossDeviceOps):
@@ -64,7 +64,7 @@ class CrossDeviceOps(abc.ABC):
     is_built_in = False
 
     def all_reduce(self, topology: Topology) -> AllReduce:
-        """Returns how a step on some devices combines values; for code of this library.
+        """Returns the all-reduce of a step on some devices; internal to this library.
 
         Args:
             topology: the devices.
@@ -85,14 +85,14 @@ class CrossDeviceOps(abc.ABC):
         destinations: Any,
         options: Any = None,
     ) -> Any:
-        """Combines a value of all replicas. Call in cross-replica context.
+        """Combines one value over all replicas. Call in cross-replica context.
 
         Args:
             reduce_op: "sum" or "mean".
             per_replica_value: `PerReplica`; a plain value is one replica's.
-            destinations: where the result is wanted: a variable, a distributed value, an array or a
+            destinations: where to put the result: a variable, a distributed value, an array or a
                 device.
-            options: `CommunicationOptions`, handed to the implementation.
+            options: `CommunicationOptions`, passed to the implementation.
 
         Returns:
             `Mirrored`.
@@ -120,18 +120,19 @@ class CrossDeviceOps(abc.ABC):
         value_destination_pairs: Iterable[tuple[Any, Any]],
         options: Any = None,
     ) -> list[Any]:
-        """Combines many values of all replicas. Call in cross-replica context.
+        """Combines many values over all replicas. Call in cross-replica context.
 
         Args:
             reduce_op: "sum" or "mean".
-            value_destination_pairs: pairs of what `reduce` takes.
-            options: as of `reduce`.
+            value_destination_pairs: pairs of `per_replica_value` and `destinations`, as for
+                `reduce`.
+            options: as for `reduce`.
 
         Returns:
             A list of `Mirrored`.
 
         Raises:
-            ValueError: as `reduce`, or what is no pair.
+            ValueError: as for `reduce`, or an element that is not a pair.
 
         Source: TF 2.21 cross_device_ops.py, CrossDeviceOps.batch_reduce.
         """
@@ -156,7 +157,7 @@ class CrossDeviceOps(abc.ABC):
 
         Args:
             tensor: array.
-            destinations: as of `reduce`.
+            destinations: as for `reduce`.
 
         Returns:
             `Mirrored`.
@@ -173,12 +174,12 @@ class CrossDeviceOps(abc.ABC):
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: Any
     ) -> Any:
-        """Combines one value; its `components` are those of all replicas, in their order."""
+        """Combines one value; its `components` are the values of all replicas, in order."""
 
     def batch_reduce_implementation(
         self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Any], options: Any
     ) -> Sequence[Any]:
-        """Combines several values: one after the other, if not overridden."""
+        """Combines several values; by default one after the other."""
         return [
             self.reduce_implementation(reduce_op, value, destinations, options)
             for value, destinations in value_destination_pairs
@@ -190,7 +191,7 @@ class CrossDeviceOps(abc.ABC):
 
 
 class BuiltInOps(CrossDeviceOps):
-    """What all algorithms of this library have in common outside of a step."""
+    """Base of this library's algorithms: their reduction outside of steps."""
 
     is_built_in = True
 
@@ -214,10 +215,10 @@ class AlgorithmicOps(BuiltInOps):
     """One algorithm for all sizes.
 
     Args:
-        num_packs: in how many messages gradients travel; 0 for one each.
+        num_packs: number of messages to pack gradients into; 0 for one per gradient.
 
     Raises:
-        ValueError: a negative `num_packs`, or what is no number.
+        ValueError: `num_packs` is negative or not a number.
     """
 
     _algorithm = Algorithm.COMPILER
@@ -237,16 +238,16 @@ class AlgorithmicOps(BuiltInOps):
         return f"{type(self).__name__}(num_packs={self.num_packs})"
 
     def all_reduce(self, topology: Topology) -> AllReduce:
-        """Returns how a step on some devices combines values."""
+        """Returns the all-reduce of a step on some devices."""
         packing = NumberedPacks(self.num_packs) if self.num_packs else NO_PACKING
         return ChosenAllReduce(ReplicaAxis.of(topology), Choice(self._algorithm), packing)
 
 
 class RingAllReduce(AlgorithmicOps):
-    """Sums round a ring of the replicas: the fewest bytes for each of them.
+    """Sums around a ring of the replicas: the fewest bytes per replica.
 
     Args:
-        num_packs: in how many messages gradients travel; 0 for one each.
+        num_packs: number of messages to pack gradients into; 0 for one per gradient.
 
     Raises:
         ValueError: a negative `num_packs`.
@@ -263,13 +264,13 @@ class RingAllReduce(AlgorithmicOps):
 
 
 class HierarchicalCopyAllReduce(AlgorithmicOps):
-    """Sums inside groups of replicas, then between the groups, then goes back.
+    """Sums inside groups of replicas, then between groups, then sends the sums back.
 
-    The replicas of a slice of TPUs are a group; where there are no slices, those of a process; and
-    where there is one process only, the first and the second half of its devices, from four on.
+    A group is a TPU slice; without slices, a process; and in a single process with at least four
+    devices, the first or second half of them.
 
     Args:
-        num_packs: in how many messages gradients travel; 0 for one each.
+        num_packs: number of messages to pack gradients into; 0 for one per gradient.
 
     Raises:
         ValueError: a negative `num_packs`.
@@ -281,20 +282,20 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
 
 
 class NcclAllReduce(AlgorithmicOps):
-    """Leaves sums to the compiler, which takes NCCL for them on GPUs.
+    """Leaves sums to the compiler, which uses NCCL on GPUs.
 
     Args:
-        num_packs: in how many messages gradients are given to it; 0 for one each. It may combine
-            them further.
+        num_packs: number of messages to pack gradients into; 0 for one per gradient. The compiler
+            may combine them further.
 
     Raises:
-        ValueError: a negative `num_packs`; by the strategy that gets it, devices that are no GPUs.
+        ValueError: a negative `num_packs`. The strategy raises it for devices that are not GPUs.
 
     Source: TF 2.21 cross_device_ops.py, NcclAllReduce.
     """
 
     def all_reduce(self, topology: Topology) -> AllReduce:
-        """Returns how a step on some devices combines values."""
+        """Returns the all-reduce of a step on some devices."""
         if topology.platform not in ("gpu", "cuda", "rocm"):
             raise ValueError(
                 explain(
@@ -307,12 +308,12 @@ class NcclAllReduce(AlgorithmicOps):
 
 
 class ReductionToOneDevice(BuiltInOps):
-    """Brings all values to one place and adds them there, in replica order.
+    """Gathers all values in one place and adds them there, in replica order.
 
     Args:
-        reduce_to_device: name of a device. In a step every replica is the place: all gather and add
-            alike, and nothing has to be sent back.
-        accumulation_fn: given a list of the values of all replicas, returns their sum; None adds.
+        reduce_to_device: name of a device. In a step all replicas gather and add, so that no result
+            needs to be sent back.
+        accumulation_fn: returns the sum of a list of all replicas' values; None adds.
 
     Raises:
         ValueError: an unknown device.
@@ -333,7 +334,7 @@ class ReductionToOneDevice(BuiltInOps):
         self.accumulation_fn = accumulation_fn
 
     def all_reduce(self, topology: Topology) -> AllReduce:
-        """Returns how a step on some devices combines values."""
+        """Returns the all-reduce of a step on some devices."""
         axis = ReplicaAxis.of(topology)
         if self.accumulation_fn is None:
             return ChosenAllReduce(axis, Choice(Algorithm.TO_ONE_DEVICE))

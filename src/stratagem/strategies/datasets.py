@@ -1,4 +1,4 @@
-"""Distributed datasets of a strategy: what may be asked for, and what is made of it."""
+"""Creation of a strategy's distributed datasets, with checks of arguments."""
 
 from __future__ import annotations
 
@@ -16,16 +16,8 @@ __all__ = ["check_steps", "from_dataset", "from_function"]
 def from_dataset(strategy: Any, dataset: Any, options: Any) -> DistributedDataset:
     """Returns a dataset of global batches that a strategy splits.
 
-    Args:
-        strategy: the strategy.
-        dataset: of batches.
-        options: an `InputOptions`, or None.
-
-    Returns:
-        The distributed dataset.
-
     Raises:
-        NotImplementedError: PER_REPLICA, for which there would be nothing to split.
+        NotImplementedError: PER_REPLICA, which leaves nothing to split.
         TypeError: no dataset, or options of another type.
     """
     options = _check_options(options)
@@ -51,7 +43,7 @@ def from_dataset(strategy: Any, dataset: Any, options: Any) -> DistributedDatase
 
 
 def _context(strategy: Any) -> InputContext:
-    """Which process of how many this is, in the devices of a strategy."""
+    """Returns the input context of this process."""
     topology = strategy.topology
     count = topology.num_replicas // topology.num_local_replicas
     index = topology.local_replica_ids[0] // topology.num_local_replicas
@@ -61,15 +53,9 @@ def _context(strategy: Any) -> InputContext:
 def from_function(
     strategy: Any, dataset_fn: Callable[[InputContext], Any], options: Any
 ) -> DistributedDataset:
-    """Returns a dataset of per-replica batches that a function makes.
+    """Returns a distributed dataset of per-replica batches from a function.
 
-    Args:
-        strategy: the strategy.
-        dataset_fn: called once in each process, or with PER_REPLICA once a replica.
-        options: an `InputOptions`, or None.
-
-    Returns:
-        The distributed dataset.
+    `dataset_fn` is called once per process, or with PER_REPLICA once per replica.
 
     Raises:
         TypeError: `dataset_fn` cannot be called or returns no dataset, or options of another type.
@@ -118,16 +104,10 @@ def _check_options(options: Any) -> InputOptions:
 
 
 def check_steps(strategy: Any, fn: Any, iterator: Any, num_steps: Any) -> None:
-    """Checks what `run_steps` is called with.
-
-    Args:
-        strategy: the strategy.
-        fn: the replica function.
-        iterator: of a dataset that this strategy distributed.
-        num_steps: how many steps.
+    """Checks the arguments of `run_steps`.
 
     Raises:
-        TypeError: one of another type.
+        TypeError: an argument of another type.
         ValueError: fewer than 1 step, or another strategy's dataset.
     """
     if not callable(fn):

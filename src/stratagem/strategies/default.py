@@ -1,4 +1,4 @@
-"""The strategy that is there when no other is: one replica, plain variables."""
+"""The default strategy: one replica, plain variables."""
 
 from __future__ import annotations
 

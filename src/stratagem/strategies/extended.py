@@ -1,4 +1,4 @@
-"""strategy.extended: what authors of optimizers, layers and metrics need."""
+"""`strategy.extended`: methods for authors of optimizers, layers and metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["StrategyExtended"]
 
 
 class StrategyExtended:
-    """A view of a strategy; not to be inherited from.
+    """Extended interface of a strategy, for authors of libraries; not meant for subclassing.
 
     Args:
         strategy: the strategy.
@@ -32,12 +32,12 @@ class StrategyExtended:
 
     @property
     def worker_devices(self) -> tuple[jax.Device, ...]:
-        """Where the replicas of this process compute, in replica order."""
+        """Devices of this process's replicas, in replica order."""
         return self._devices("worker_devices")
 
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
-        """Where variables live: those of the replicas, or the one of central storage."""
+        """Devices of the variables: those of the replicas, or the one of central storage."""
         devices = self._devices("parameter_devices")
         device = sole_device(self._strategy.placement)
         return devices if device is None else (device,)
@@ -61,7 +61,7 @@ class StrategyExtended:
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: Any = None
     ) -> Any:
-        """Reduces a value and leaves the result where a variable lives.
+        """Reduces a value and puts the result on the device of a variable.
 
         Call in cross-replica context.
 
@@ -69,7 +69,7 @@ class StrategyExtended:
             reduce_op: "sum" or "mean".
             value: `PerReplica`, or a pytree of them.
             destinations: a variable, a distributed value or a device.
-            options: handed to cross-device ops of your own.
+            options: passed to custom cross-device ops.
 
         Returns:
             `Mirrored`.
@@ -112,8 +112,8 @@ class StrategyExtended:
 
         Args:
             reduce_op: "sum" or "mean".
-            value_destination_pairs: pairs as `reduce_to` takes them.
-            options: accepted for the sake of moved code.
+            value_destination_pairs: pairs of `value` and `destinations`, as for `reduce_to`.
+            options: ignored; accepted for compatibility with TensorFlow.
 
         Returns:
             List of `Mirrored`, in the order of the pairs.
@@ -134,7 +134,7 @@ class StrategyExtended:
 
         Args:
             tensor: array.
-            destinations: accepted: a mirrored value is wherever the strategy computes.
+            destinations: ignored: a mirrored value is on all devices of the strategy.
 
         Returns:
             `Mirrored`.
@@ -157,22 +157,22 @@ class StrategyExtended:
         kwargs: Any = None,
         group: bool = True,
     ) -> Any:
-        """Runs a function on a variable where it lives, without aggregation.
+        """Runs a function on a variable where it is stored, without aggregation.
 
         Call in cross-replica context.
 
         Args:
             var: a variable of this strategy.
-            fn: called as `fn(variable, *args, **kwargs)`; its assignments go to every copy.
+            fn: called as `fn(variable, *args, **kwargs)`; its assignments apply to every copy.
             args: plain or `Mirrored` arguments.
             kwargs: keyword arguments, likewise.
-            group: whether to return one result; False returns a tuple with one a copy.
+            group: True returns one result; False returns a tuple with one per copy.
 
         Returns:
-            What `fn` returns.
+            The result of `fn`.
 
         Raises:
-            TypeError: a `PerReplica` argument, which would let the copies drift apart.
+            TypeError: a `PerReplica` argument, which would make the copies diverge.
             RuntimeError: in replica context.
 
         Example:
@@ -209,7 +209,7 @@ class StrategyExtended:
 
     @contextlib.contextmanager
     def colocate_vars_with(self, var: Any) -> Generator[None]:
-        """Creates variables beside another one. Call in cross-replica context.
+        """Creates variables on the devices of another one. Call in cross-replica context.
 
         Args:
             var: a variable of this strategy.
@@ -233,7 +233,7 @@ class StrategyExtended:
             yield
 
     def variable_created_in_scope(self, v: Any) -> bool:
-        """Tells whether a variable belongs to this strategy. Call anywhere.
+        """Returns True if a variable belongs to this strategy. Call anywhere.
 
         Args:
             v: a Keras variable.
@@ -267,7 +267,7 @@ class StrategyExtended:
             value: a variable or a value.
 
         Returns:
-            The value: a variable of a strategy is one object for all its copies.
+            The value itself: a variable of a strategy is one object for all its copies.
 
         Source: TF 2.21 distribute_lib.py, StrategyExtendedV2.value_container.
         """

@@ -45,23 +45,24 @@ class HybridStrategy(Strategy, Closing):
     With a "server" rule, use it as a context manager or call `close()`, which ends the servers.
 
     Args:
-        devices: as of `MirroredStrategy`.
+        devices: as for `MirroredStrategy`.
         cross_device_ops: how gradients are combined; None lets the compiler choose.
         placement: "mirrored", "central", "sharded", "pinned_host" or "server" by rule. A rule is a
             regular expression, searched in the variable's path, or a predicate of the variable,
             such as `sg.placement.at_least_bytes(2**30)`. The first match wins.
-        parameter_device: where central variables are; None for the host.
-        variable_partitioner: which variables on servers are split over several; None for none.
-        cluster_resolver: tells the cluster of which this is the chief; None for that of
-            `TF_CONFIG`, or else servers on this machine.
-        num_servers: how many there are without a cluster; None for two.
-        journal_dir: as of `ParameterServerStrategy`.
+        parameter_device: device of central variables; None for the host.
+        variable_partitioner: splits variables over several servers; None for no splitting.
+        cluster_resolver: the cluster, with this process as its chief; None for `TF_CONFIG`, or else
+            servers on this machine.
+        num_servers: number of servers without a cluster; None for two.
+        journal_dir: as for `ParameterServerStrategy`.
         options: limits of the servers, from `sg.coordinator.options`; None for its defaults.
 
     Raises:
-        ValueError: devices as of `MirroredStrategy`; an unknown place, or devices without pinned
-            memory; when training starts, a rule that is the first match of no variable; arguments
-            for servers and no "server" rule, or a cluster without ps tasks or with workers.
+        ValueError: devices as for `MirroredStrategy`; an unknown place, or devices without pinned
+            host memory; when training starts, a rule that is the first match of no variable;
+            arguments for servers without a "server" rule, or a cluster without ps tasks or with
+            workers.
         TypeError: an argument of another type.
         ImportError: with a "server" rule, Ray, pyzmq or cloudpickle is not installed.
 
@@ -123,10 +124,10 @@ class HybridStrategy(Strategy, Closing):
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """What told the cluster of its servers; None if nothing did."""
+        """The resolver of the servers' cluster; None without one."""
         return self._resolver
 
     def close(self) -> None:
-        """Ends the servers, with all that they hold; does nothing where there are none."""
+        """Ends the servers and discards their variables; does nothing without servers."""
         if self._servers is not None:
             self._servers.close()

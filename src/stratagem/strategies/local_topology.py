@@ -1,4 +1,4 @@
-"""The devices of this process that a strategy is given."""
+"""Local devices of a strategy, from the user's argument."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def local_topology(devices: Any, *, name: str) -> Topology:
     """Returns the replicas on devices.
 
     Args:
-        devices: one device, or a list of them, or of lists of as many for each replica; None for
-            all local ones.
-        name: of the argument, for messages.
+        devices: one device, a list of them, or a list of equally long lists, one per replica; None
+            for all local devices.
+        name: name of the argument, for messages.
 
     Raises:
-        TypeError: of another type.
+        TypeError: devices of another type.
         ValueError: an empty list; an unknown, repeated or remote device; lists of unequal length.
     """
     if isinstance(devices, str | jax.Device):
@@ -50,10 +50,7 @@ def local_topology(devices: Any, *, name: str) -> Topology:
 
 
 def parameter_device_of(device: Any) -> jax.Device:
-    """Returns the device of variables of which there is one copy.
-
-    Args:
-        device: the device; None for the host.
+    """Returns the device for single-copy variables; None selects the host.
 
     Raises:
         ValueError: an unknown or remote device, or no host that JAX may use.

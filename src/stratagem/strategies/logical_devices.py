@@ -1,4 +1,4 @@
-"""What a replica function says of the devices of its replica: how values are divided over them."""
+"""Logical devices: splitting and replicating a value over the devices of one replica."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LogicalDevices", "set_shape_inference"]
 
 
 class _Slot:
-    """How the Keras layer tells that a layer is called for the shapes of its results only."""
+    """Holds the Keras layer's test for shape inference."""
 
     def __init__(self) -> None:
         self.infers_shapes: Callable[[], bool] = lambda: False
@@ -30,36 +30,32 @@ _slot = _Slot()
 
 
 def set_shape_inference(infers_shapes: Callable[[], bool]) -> None:
-    """Says how code that is called for shapes only is known.
-
-    Args:
-        infers_shapes: returns whether that is so at this moment.
-    """
+    """Registers the function that returns True while Keras only infers shapes."""
     _slot.infers_shapes = infers_shapes
 
 
 class LogicalDevices:
-    """The methods of a strategy that place a value on the devices of a replica.
+    """Methods of a strategy that place a value on the devices of a replica.
 
-    In a compiled step they tell the compiler, which divides the computation around the value
-    likewise; the numbers stay the same. An eager replica computes on its first device.
+    In a compiled step they constrain the compiler, which divides the surrounding computation
+    accordingly; results stay the same. An eager replica computes on its first device.
     """
 
     topology: Topology
-    refuses_assignment = False  # whether it was asked to divide everything over logical devices
+    refuses_assignment = False  # True if the user asked for SPMD partitioning.
 
     def split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
-        """Divides a value over the devices of this replica. Call in replica context.
+        """Splits a value over the devices of this replica. Call in replica context.
 
         Args:
             tensor: array of this replica.
-            partition_dimensions: into how many parts each of its axes is divided.
+            partition_dimensions: number of parts of each axis.
 
         Returns:
             The same value.
 
         Raises:
-            ValueError: not one number an axis, their product is not the number of logical devices,
+            ValueError: not one number per axis, their product is not the number of logical devices,
                 or one does not divide its axis.
             RuntimeError: in cross-replica context.
 
@@ -117,12 +113,12 @@ class LogicalDevices:
         return tensor if _slot.infers_shapes() else self._constrained(tensor, PartitionSpec())
 
     def assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
-        """Puts a value on a device of this replica, and, unlike TensorFlow, on all others too.
+        """Puts a value on a device of this replica and, unlike TensorFlow, on all others too.
 
-        All devices run one program, in which nothing can be computed by one of them alone: each
-        gets a whole copy, as by `replicate_to_logical_devices`, and computes what follows. So the
-        value is where it was asked for and the numbers are the same, but neither memory nor time
-        is saved; a warning says so. Call in replica context.
+        All devices run one program, so that no single device can compute alone: each gets a whole
+        copy,
+        as with `replicate_to_logical_devices`, and computes the rest. The results are the same, but
+        neither memory nor time is saved; a warning says so. Call in replica context.
 
         Args:
             tensor: array of this replica.
@@ -132,7 +128,7 @@ class LogicalDevices:
             The same value.
 
         Raises:
-            ValueError: the replica has no such device, or the strategy was made with SPMD
+            ValueError: the replica has no such device, or the strategy was created with SPMD
                 partitioning.
             RuntimeError: in cross-replica context.
 
@@ -174,7 +170,7 @@ class LogicalDevices:
     experimental_split_to_logical_devices = split_to_logical_devices
 
     def _spec(self, parts: Sequence[int]) -> PartitionSpec:
-        """Gives each axis of a value mesh axes whose sizes are the prime factors of its parts."""
+        """Maps each axis of a value to mesh axes whose sizes are the prime factors of its parts."""
         sizes = prime_factors(self.topology.num_logical_devices)
         free = list(zip(sizes, self.topology.logical_axes, strict=True))
         axes: list[tuple[str, ...]] = []

@@ -1,4 +1,4 @@
-"""Who this process is among those that train together, as its strategy tells the group."""
+"""This process's identity in its process group, and the group's startup."""
 
 from __future__ import annotations
 
@@ -20,15 +20,7 @@ __all__ = ["check_resolver", "copy_refused", "identity_of", "join", "own_acceler
 
 
 def check_resolver(resolver: Any, argument: str) -> None:
-    """Raises for what is no resolver.
-
-    Args:
-        resolver: a `ClusterResolver`, or None.
-        argument: what the user calls it.
-
-    Raises:
-        ValueError: another type.
-    """
+    """Raises a ValueError unless a resolver is a `ClusterResolver` or None."""
     if resolver is not None and not isinstance(resolver, ClusterResolver):
         raise ValueError(
             explain(
@@ -45,13 +37,13 @@ def join(
     """Joins the processes of a cluster and starts JAX for all of them.
 
     Args:
-        resolver: what told the cluster.
-        processes: what it told; more than one.
-        timeout_s: how long a process may make no progress; 0 for as long as it likes, None for
+        resolver: the resolver of the cluster.
+        processes: its processes; more than one.
+        timeout_s: seconds that a process may make no progress; 0 for no limit, None for
             `STRATAGEM_STUCK_TIMEOUT_S`.
 
     Returns:
-        The devices of all processes, those of each one after the other.
+        The devices of all processes, grouped by process.
     """
     limits = GroupLimits(
         join_s=config.join_timeout_s(),
@@ -63,11 +55,7 @@ def join(
 
 
 def copy_refused(strategy: Any) -> ValueError:
-    """Returns what is raised where a strategy of several processes is copied.
-
-    Args:
-        strategy: the strategy.
-    """
+    """Returns the error for copying a strategy of several processes."""
     return ValueError(
         explain(
             f"{strategy} was given to copy.deepcopy.",
@@ -78,19 +66,11 @@ def copy_refused(strategy: Any) -> ValueError:
 
 
 def identity_of(resolver: ClusterResolver, processes: Processes) -> Identity:
-    """Returns which member of its group this process is.
-
-    Args:
-        resolver: what told the cluster.
-        processes: what it told.
-
-    Returns:
-        The identity, with what has to be the same on all processes.
-    """
+    """Returns this process's identity in its group, with the values that must match on all."""
     assert processes.coordinator_address is not None
     host, port = split_address(processes.coordinator_address)
     labels = _labels(resolver, processes)
-    # Slices of TPUs know their own hosts only, each others.
+    # The resolver of a TPU slice has only the hosts of that slice.
     knows_all = labels is not None
     return Identity(
         process_id=processes.process_id,
@@ -108,12 +88,12 @@ def identity_of(resolver: ClusterResolver, processes: Processes) -> Identity:
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # run from its source
+    except importlib.metadata.PackageNotFoundError:  # running from a source tree
         return "unknown"
 
 
 def _labels(resolver: ClusterResolver, processes: Processes) -> tuple[str, ...] | None:
-    """The processes by task and address; None where the cluster does not tell them all."""
+    """Returns the processes by task and address; None if the cluster does not list them all."""
     spec = resolver.cluster_spec()
     labels = [
         f"{job if job == 'chief' else f'{job} {index}'} ({spec.task_address(job, index)})"
@@ -125,19 +105,15 @@ def _labels(resolver: ClusterResolver, processes: Processes) -> tuple[str, ...] 
 
 
 def own_accelerators(processes: Processes) -> list[int] | None:
-    """Returns this process's part of a host's GPUs, where several share the host and see all.
+    """Returns this process's share of the host's visible GPUs; None for all.
 
-    Args:
-        processes: of the cluster.
-
-    Returns:
-        Their numbers among those that are visible; None for all.
+    Processes on one host share its GPUs if each of them sees all.
     """
     count, place = processes.num_local_processes, processes.local_process_id
     if count is None or place is None or count == 1:
         return None
     gpus = environment.visible_gpus()
-    if gpus is None:  # nobody has dealt them out: one each, as JAX does it
+    if gpus is None:  # Unassigned GPUs: one each, as in JAX.
         return [place]
     share = len(gpus) // count
     return list(range(place * share, (place + 1) * share)) or None

@@ -1,4 +1,4 @@
-"""Synchronous training on the devices of this process, a replica on each."""
+"""Mirrored variables: synchronous training on this process's devices, one replica each."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ class MirroredStrategy(Strategy):
     """Trains one model on several devices in lockstep, each with its own copy of the variables.
 
     Each replica computes on its part of a batch; gradients are summed over replicas, so that all
-    copies take the same update. A replica may have several devices, its logical devices, over which
-    its copy and its computation are divided.
+    copies get the same update. A replica may have several devices, its logical devices; its copy
+    and
+    its computation are then sharded over them.
 
     Args:
-        devices: names such as `"gpu:0"`, indices or `jax.Device`s, one a replica, or a list of them
-            for each replica; None takes every local accelerator or, where there is none, every
-            local CPU device. CPU devices that do not exist are made, if JAX has not started.
+        devices: names such as `"gpu:0"`, indices or `jax.Device`s, one per replica, or a list of
+            them per replica; None for every local accelerator or, without any, every local CPU
+            device. Missing CPU devices are created, if JAX has not started.
         cross_device_ops: how gradients are combined; None lets the compiler choose.
-        shard_state: what the replicas' devices have a part of each, and no copies: "optimizer" for
-            what the optimizer keeps, "all" for the weights, too, which a step then gathers; None
-            for nothing. The numbers are the same.
-        layout_map: which variables are divided over the devices of a replica, a
+        shard_state: state sharded over the replicas' devices: "optimizer" for optimizer slots
+            (ZeRO-1), "all" for the weights, too, which a step then gathers (FSDP, ZeRO-3); None for
+            nothing. The results are the same.
+        layout_map: how variables are sharded over the devices of a replica: a
             `keras.distribution.LayoutMap` or a dict from patterns of paths to tuples such as
-            `(None, "logical")`; what an optimizer keeps for a variable is divided as that is.
+            `(None, "logical")`. Optimizer slots are sharded like their variable.
 
     Raises:
         ValueError: an empty list; an unknown, repeated or remote device; groups of unequal size;
-            `NcclAllReduce` on CPUs; another `shard_state`, or both that and `layout_map`; a layout
-            that divides by another axis.
-        TypeError: `cross_device_ops` that are none, or devices or layouts of another type.
+            `NcclAllReduce` on CPUs; an unknown `shard_state`, or both `shard_state` and
+            `layout_map`; a layout that shards over another axis.
+        TypeError: invalid `cross_device_ops`, or devices or layouts of another type.
 
     Example:
         >>> sg.MirroredStrategy(["cpu:0", "cpu:1"]).num_replicas_in_sync

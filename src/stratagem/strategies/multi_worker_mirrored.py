@@ -1,4 +1,4 @@
-"""Synchronous training on the devices of many processes, a replica on each device."""
+"""Mirrored variables in many processes: synchronous training, one replica per device."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ __all__ = ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"]
 class MultiWorkerMirroredStrategy(Strategy):
     """Trains one model on the devices of several processes in lockstep, each with its own copy.
 
-    Every process runs the same program. They find each other by `TF_CONFIG`, or by what their
-    launcher put into the environment; without either this is `MirroredStrategy()`. Make it before
-    JAX is used for anything else.
+    Every process runs the same program. They find each other by `TF_CONFIG`, or by the environment
+    variables of their launcher; without either this is `MirroredStrategy()`. Create it before any
+    other use of JAX.
 
     Args:
-        cluster_resolver: tells the cluster and which task this is; None asks the environment.
-        communication_options: how gradients travel between the processes, and how long they may;
-            the first strategy of a process decides.
-        devices_per_replica: how many neighbouring devices of a process form a replica.
-        shard_state: as of `MirroredStrategy`, over the replicas of all processes; for replicas of
+        cluster_resolver: the cluster and this process's task; None reads the environment.
+        communication_options: algorithm and timeout of communication between processes; the first
+            strategy of a process decides.
+        devices_per_replica: number of neighboring devices of a process per replica.
+        shard_state: as for `MirroredStrategy`, over the replicas of all processes; for replicas of
             one device.
-        layout_map: as of `MirroredStrategy`.
-        placement: "mirrored", "sharded" or "pinned_host" by rule, as of `HybridStrategy`.
+        layout_map: as for `MirroredStrategy`.
+        placement: "mirrored", "sharded" or "pinned_host" by rule, as for `HybridStrategy`.
 
     Raises:
-        ValueError: a cluster that cannot be right, a task that does not train, processes that do
-            not fit together, a number that does not divide the devices, both `shard_state` and
-            `devices_per_replica`; and as `MirroredStrategy` and `HybridStrategy`.
+        ValueError: an invalid cluster, a task that does not train, processes that do not match, a
+            number that does not divide the devices, both `shard_state` and `devices_per_replica`;
+            and as for `MirroredStrategy` and `HybridStrategy`.
         TypeError: an argument of another type.
-        DeadlineExceededError: not all processes came in time; the message names who is missing.
+        DeadlineExceededError: not all processes came in time; the message names the missing ones.
         RuntimeError: JAX has started already.
 
     Example:
@@ -106,7 +106,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @contextlib.contextmanager
     def scope(self) -> Generator[Strategy]:
-        """Makes this strategy current, as `Strategy.scope` says; warns where `TF_CONFIG` changed.
+        """Makes this strategy current, as `Strategy.scope` does; warns if `TF_CONFIG` changed.
 
         Yields:
             The strategy.
@@ -127,12 +127,12 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
-        """What told the cluster."""
+        """The resolver of the cluster."""
         return self._resolver
 
     @property
     def communication_options(self) -> CommunicationOptions:
-        """How gradients travel."""
+        """Algorithm and timeout of communication between processes."""
         return self._options
 
 

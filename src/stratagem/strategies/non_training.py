@@ -1,4 +1,4 @@
-"""Executor of tasks that do not train, where one program runs as every task of a cluster."""
+"""Executor of tasks that do not train, if one program runs as every task of a cluster."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ __all__ = ["NonTraining"]
 
 
 class NonTraining(Lockstep):
-    """Starts nothing: the strategy's scope and `run` are errors in this task.
+    """Runs nothing: the strategy's scope and `run` raise errors in this task.
 
-    Args:
-        strategy: its strategy.
-        task: type and index of this process.
+    `task` is the type and index of this process.
     """
 
     def __init__(self, strategy: Any, task: tuple[str | None, int | None]) -> None:

@@ -1,4 +1,4 @@
-"""Placement of large variables in pinned host memory."""
+"""Offloading of large variables to pinned host memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stratagem.variables import (
 
 __all__ = ["OffloadedState", "PINNED_HOST", "if_worth_offloading", "pinned_host_store"]
 
-# JAX's name of that memory.
+# JAX's name of that memory
 PINNED_HOST = "pinned_host"
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow's older methods of a strategy, by the table in `old_names`."""
+"""TensorFlow's older names of strategy methods, from the table in `old_names`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["OldMethods"]
 
 
 class OldMethods:
-    """Answers for older names of a strategy's methods, which `dir` does not list."""
+    """Resolves older names of a strategy's methods, which `dir` does not list."""
 
     def __getattr__(self, name: str) -> Any:
         kind = type(self).__name__

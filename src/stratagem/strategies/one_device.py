@@ -1,4 +1,4 @@
-"""Everything on one device, under the interface of the others."""
+"""Single-device strategy, with the interface of the others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["OneDeviceStrategy"]
 class OneDeviceStrategy(Strategy):
     """Puts variables and computation on one device.
 
-    For code that opens a scope and should run undistributed, and for trying a program before it is
-    spread over devices.
+    For code that opens a scope but should run undistributed, and for testing a program before it is
+    distributed.
 
     Args:
         device: a name such as `"gpu:0"`, an index, or a `jax.Device`.

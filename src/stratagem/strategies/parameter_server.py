@@ -1,4 +1,4 @@
-"""Variables on parameter servers, which workers read and update independently of one another."""
+"""Parameter-server strategy: workers read and update variables independently."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ __all__ = ["ParameterServerStrategy"]
 
 @final
 class ParameterServerStrategy(RemoteStateStrategy):
-    """Keeps variables on parameter servers, where workers read and update them independently.
+    """Stores variables on parameter servers, where workers read and update them independently.
 
-    The process that makes it is the coordinator: Keras's `fit` deals batches out to the workers,
-    and `sg.coordinator.ClusterCoordinator` schedules functions of your own. Processes that die
-    are started again. Ray places them in a cluster; without one they run on this machine.
+    The process that creates it is the coordinator: Keras's `fit` assigns batches to workers, and
+    `sg.coordinator.ClusterCoordinator` schedules functions of your own. Processes that die are
+    restarted. Ray places them in a cluster; without one they run on this machine.
 
-    One program may run as every task of a cluster that has a chief: in tasks that do not train, the
+    One program may run as every task of a cluster with a chief: in tasks that do not train, the
     strategy starts nothing, and training under it is an error.
 
     Args:
-        cluster_resolver: tells the cluster; None for that of `TF_CONFIG`, or else this machine.
-        variable_partitioner: which variables are split over servers; None for none.
-        synchronous: whether the servers add up the gradients of all workers before one update.
-        backup_workers: how many workers a synchronous update does not wait for; what they send
-            later is discarded.
-        max_staleness: how many updates old the values may be that gradients were computed from;
-            a step that took longer is run again. None for any number.
-        journal_dir: a folder on each server's machine, in which it keeps a journal of what it
-            holds; a strategy that is made with the same one goes on from there. None for one that
-            is there as long as this strategy: a server that dies is then still started again from
-            its journal.
-        num_workers: without a cluster, how many there are.
-        num_servers: likewise.
-        independent: whether this program runs as the chief and each worker of `TF_CONFIG`, each of
-            which trains by itself on the same servers; the ps tasks run `stratagem server`. Call
-            `close()` at the end: the servers end with the leader, which waits for the others.
+        cluster_resolver: the cluster; None for `TF_CONFIG`, or else this machine.
+        variable_partitioner: splits variables over servers; None for no splitting.
+        synchronous: True sums the gradients of all workers before each update.
+        backup_workers: number of workers that a synchronous update does not wait for; their late
+            gradients are discarded.
+        max_staleness: limit on the age, in updates, of the values that gradients are computed from;
+            an older step is rerun. None for no limit.
+        journal_dir: a folder on each server's machine for a journal of its variables; another
+            strategy with the same folder resumes from there. None for a temporary one: a server
+            that dies is still restarted from its journal.
+        num_workers: number of workers without a cluster.
+        num_servers: number of servers without a cluster.
+        independent: True if this program runs as the chief and each worker of `TF_CONFIG`, and each
+            trains by itself on the same servers; the ps tasks run `stratagem server`. Call
+            `close()` at the end: the leader waits for the others and ends the servers.
         options: limits, from `sg.coordinator.options`; None for its defaults.
 
     Raises:
         ValueError: a resolver with an empty cluster; a cluster without servers or workers, with two
-            chiefs, or with a job or task of another name; numbers that make no sense; without a
-            chief a task that is not the coordinator. TypeError: an argument of another type.
+            chiefs, or with an unknown job or task; inconsistent numbers; without a chief, a task
+            that is not the coordinator.
+        TypeError: an argument of another type.
         ImportError: pyzmq or cloudpickle is not installed, or Ray for a cluster of machines.
         DeadlineExceededError: not all tasks of the cluster came in time.
 
@@ -130,5 +130,5 @@ class ParameterServerStrategy(RemoteStateStrategy):
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """What told the cluster."""
+        """The resolver of the cluster; None without one."""
         return self._resolver

@@ -29,7 +29,7 @@ Rule = str | Callable[[Any], bool]
 def places_on_replicas(
     placement: Mapping[Rule, str], topology: Topology
 ) -> dict[str, Store | None]:
-    """Returns the store of each place that the replicas' devices reach by themselves.
+    """Returns the store of each place that the replicas' devices can access.
 
     Raises:
         ValueError: a rule needs pinned memory, and a device has none.
@@ -50,8 +50,8 @@ class PlacementRules(Replicated):
         places: the store of each place; None for a copy on each replica's device.
 
     Raises:
-        TypeError: `placement` is no mapping, or a rule is of another type.
-        ValueError: an unknown place, or a pattern that is no regular expression.
+        TypeError: `placement` is not a mapping, or a rule is of another type.
+        ValueError: an unknown place, or a pattern that is not a regular expression.
     """
 
     uses_stores = True
@@ -72,7 +72,7 @@ class PlacementRules(Replicated):
         for rule, place in placement.items():
             _check_place(rule, place, places)
         self._rules = [(rule, _matcher(rule), place) for rule, place in placement.items()]
-        # A rule by size may match nothing: the model has no large variables.
+        # A rule by size may match nothing: the model may have no large variables.
         self._unused = [rule for rule in placement if not isinstance(rule, AtLeastBytes)]
         self._paths: dict[str, None] = {}
 
@@ -83,11 +83,11 @@ class PlacementRules(Replicated):
 
     @property
     def allows_devices(self) -> bool:
-        """True if a block of `keras.device` may name the device of a variable."""
+        """True if a `keras.device` block may choose the device of a variable."""
         return CENTRAL in self._places
 
     def is_on_servers(self, variable: Any) -> bool:
-        """True if the rules send a variable, which is no slot, to parameter servers."""
+        """Returns True if the rules send a variable, which is not a slot, to parameter servers."""
         return explicit_device() is None and self._place_of(variable) == SERVER
 
     def choose(self, variable: Any, slot_of: Any) -> Store | None:
@@ -136,7 +136,7 @@ def _check_place(rule: Rule, place: str, places: Mapping[str, Store | None]) -> 
 
 
 def _warn_if_not_sharded(variable: Any, store: Store | None) -> None:
-    """Warns of a large variable that no axis allows to shard."""
+    """Warns about a large variable with no axis to shard."""
     shape = tuple(variable.shape)
     if not isinstance(store, ShardedStore) or not is_worth_rows(shape):
         return

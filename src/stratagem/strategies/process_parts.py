@@ -76,7 +76,7 @@ class Scheduling(Lockstep):
 
 
 class IndependentWorker(Lockstep):
-    """Executor of a worker that runs a program of its own."""
+    """Executor of a worker that runs its own program."""
 
     def __init__(self, strategy: Any, worker: tuple[int, int]) -> None:
         super().__init__(strategy)
@@ -86,9 +86,8 @@ class IndependentWorker(Lockstep):
 def connect(cluster: Cluster, silence_s: float | None) -> Connections:
     """Connects to the servers of a cluster.
 
-    Args:
-        cluster: the cluster.
-        silence_s: time without a sign of life after which a server is lost; None for the default.
+    `silence_s` is the time without a sign of life after which a server is lost; None for the
+    default.
     """
     addresses, locate = cluster.server_addresses, cluster.locate_server
     return Connections(cluster.keys, addresses, locate=locate, silence_s=silence_s)
@@ -132,11 +131,11 @@ def worker_parts(
 
     Args:
         client: connected to the servers.
-        index: of the worker.
+        index: index of the worker.
         mode: when the servers apply gradients.
-        devices: of its replicas; None for all local ones.
+        devices: devices of its replicas; None for all local ones.
         placer: places the variables it creates; None if the coordinator creates them.
-        has_journals: True if the servers keep journals of what it creates.
+        has_journals: True if the servers keep journals of the variables it creates.
     """
     found = local_devices() if devices is None else find_devices(list(devices))
     topology = Topology(found, first_replica_id=index * len(found))
@@ -155,7 +154,7 @@ def independent_parts(
     *,
     silence_s: float | None = None,
 ) -> ProcessParts:
-    """Returns the parts of a worker that runs a program of its own.
+    """Returns the parts of a worker that runs its own program.
 
     All workers create the same variables in the same order: the first creates them on the servers,
     the others find them there.

@@ -1,4 +1,4 @@
-"""Constructor calls of strategies, recorded so that another process can repeat them."""
+"""Recorded constructor calls of strategies, which another process can repeat."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _P = ParamSpec("_P")
 
 
 def recreatable(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorates the `__init__` of a strategy, which then has `recreate`: the call, ready to repeat.
+    """Decorates the `__init__` of a strategy: sets `recreate`, a function that repeats the call.
 
     Raises:
-        TypeError: an argument that TensorFlow had; the message names the one to write.
+        TypeError: an argument name of TensorFlow; the message has the new name.
     """
     parameters = inspect.signature(init).parameters
 

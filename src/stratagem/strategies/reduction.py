@@ -1,4 +1,4 @@
-"""reduce and gather over the parts of a value, outside a step and inside merge_call."""
+"""Reduction and gathering over the parts of a value, outside a step and inside merge_call."""
 
 from __future__ import annotations
 
@@ -28,21 +28,15 @@ __all__ = ["gather", "is_leaf", "merge_context", "movable", "of_all", "parse_axe
 
 
 def is_leaf(value: Any) -> bool:
-    """Tells whether a value is reduced or gathered as a whole."""
+    """Returns True if a value is reduced or gathered as a whole."""
     return isinstance(value, DistributedValues | IndexedSlices)
 
 
 def parse_axes(axis: Any) -> tuple[int, ...] | None:
-    """Returns the array axes to reduce over.
-
-    Args:
-        axis: None, an int, or a tuple or list of ints.
-
-    Returns:
-        A tuple of ints; None for the replicas only.
+    """Returns the array axes to reduce over, or None for the replicas only.
 
     Raises:
-        TypeError: another type.
+        TypeError: `axis` is not None, an int, or a tuple or list of ints.
     """
     if axis is None:
         return None
@@ -60,7 +54,7 @@ def parse_axes(axis: Any) -> tuple[int, ...] | None:
 
 
 def reduce(op: ReduceOp, value: Any, axes: tuple[int, ...] | None, *, num_replicas: int) -> Any:
-    """Reduces one leaf over replicas and, if asked, over array axes.
+    """Reduces one leaf over replicas and, if given, over array axes.
 
     Args:
         op: SUM or MEAN.
@@ -69,10 +63,10 @@ def reduce(op: ReduceOp, value: Any, axes: tuple[int, ...] | None, *, num_replic
         num_replicas: number of replicas.
 
     Returns:
-        An array; `IndexedSlices` of such.
+        An array, or `IndexedSlices` of arrays.
 
     Raises:
-        ValueError: a plain value where several replicas are asked to add theirs; a bad axis.
+        ValueError: a SUM of a plain value over several replicas; a bad axis.
         InvalidArgumentError: parts of unequal shapes.
         NotImplementedError: `IndexedSlices` with axes.
     """
@@ -104,7 +98,7 @@ def _reduce_per_replica(
 
 
 def _same_key(op: ReduceOp, keys: PerReplica, axes: Any, num_replicas: int) -> Any:
-    """The random keys of one replica, if all have the same: their mean."""
+    """Returns the mean of random keys: one replica's, if all have the same."""
     if op is ReduceOp.MEAN and axes is None and keys.stacked is not None and not keys.lengths:
         parts = of_all(_key_data(keys), num_replicas).components
         first, *others = [np.asarray(part) for part in parts]
@@ -148,10 +142,10 @@ def _reduce_slices(op: ReduceOp, slices: IndexedSlices, num_replicas: int) -> In
 
 
 def of_all(value: PerReplica, num_replicas: int) -> PerReplica:
-    """Returns a value with the parts of all processes at hand; all of them have to come here.
+    """Returns a value with the parts of all processes; all of them must call this.
 
     Args:
-        value: outside a step.
+        value: a value outside a step.
         num_replicas: number of replicas.
     """
     if value.stacked is not None:
@@ -187,7 +181,7 @@ def _sum_dtype(value: Any) -> Any:
 
 
 def _one_copy(value: Any) -> Any:
-    """Takes one device's copy of a result that is the same on all: an ordinary array."""
+    """Returns one device's copy of a result that is the same on all, as an ordinary array."""
     if isinstance(value, Tracer) or len(value.sharding.device_set) == 1:
         return value
     return (
@@ -212,7 +206,7 @@ def _reduce_parts(op: ReduceOp, parts: list[Any], axes: tuple[int, ...] | None) 
 
 
 def _reduce_local(op: ReduceOp, local: Any, axes: tuple[int, ...] | None) -> Any:
-    """The same while a step is traced: this replica's part is an array, the others are reached."""
+    """Reduces while a step is traced: this replica's part is an array, the others are remote."""
     context = merge_context()
     local = jnp.asarray(local)
     batch = context.batch
@@ -243,7 +237,7 @@ def merge_context() -> Any:
     """Returns the replica context of the step that is being traced.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no step is being traced.
     """
     frame = stack.current_frame()
     if frame is None or frame.replica is None:
@@ -266,7 +260,7 @@ def gather(value: Any, axis: Any, *, num_replicas: int) -> Any:
         num_replicas: number of replicas.
 
     Returns:
-        An array; a plain value as it is.
+        An array; a plain value unchanged.
 
     Raises:
         ValueError: rank 0 or bad axis.
@@ -298,12 +292,8 @@ def gather(value: Any, axis: Any, *, num_replicas: int) -> Any:
 
 
 def movable(part: Any) -> Any:
-    """Takes a part off its device, so that parts of several devices can be combined.
+    """Returns an array as NumPy, so that it combines with other devices' arrays.
 
-    Args:
-        part: array.
-
-    Returns:
-        A NumPy array; a traced one as it is.
+    A traced array is unchanged.
     """
     return part if isinstance(part, Tracer) else np.asarray(part)

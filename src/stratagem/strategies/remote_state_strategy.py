@@ -1,4 +1,4 @@
-"""Strategy whose variables are on parameter servers, in any process of the cluster."""
+"""Base of strategies with variables on parameter servers, in any process of the cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["RemoteStateStrategy"]
 
 
 class RemoteStateStrategy(Strategy, Closing):
-    """A strategy whose variables are on parameter servers.
+    """A strategy with variables on parameter servers.
 
     `ParameterServerStrategy` is one; a worker of its coordinator has another.
 
@@ -59,8 +59,8 @@ class RemoteStateStrategy(Strategy, Closing):
         )
 
     def close(self) -> None:
-        """Ends the workers and the servers, with all that they hold."""
-        if self._connections is None:  # the connections of a coordinator's worker are its own
+        """Ends the workers and the servers, and discards the variables."""
+        if self._connections is None:  # A coordinator's worker closes its connections itself.
             return
         with contextlib.ExitStack() as stack:
             stack.callback(self.cluster.close)

@@ -1,4 +1,4 @@
-"""Steps whose variables are on parameter servers: read before, changed after."""
+"""Steps with remote variables: values are fetched before, changes sent after."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from stratagem.strategies.variable_client import VariableClient
 
 __all__ = ["RemoteSteps"]
 
-# What a push brought back is what a step begins with that follows at once.
+# Age up to which a step may begin with values from the last push.
 _FRESH_S = 0.05
 
 
 @dataclasses.dataclass
 class _Gradients:
-    """What goes in one push: of no variable twice."""
+    """Gradients of one push: at most one per variable."""
 
     whole: dict[str, np.ndarray] = dataclasses.field(default_factory=dict[str, np.ndarray])
     rows: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
@@ -46,13 +46,14 @@ class RemoteSteps:
 
     Args:
         serving: reads and changes the variables.
-        num_replicas: of this process.
-        repeats_stale: whether a step whose gradients came too late is run again, with new values.
-        is_alone: whether nobody else changes the variables, so that what a step has written is
-            their new value, also where it was added.
+        num_replicas: number of replicas of this process.
+        repeats_stale: True reruns a step with new values if its gradients came too late.
+        is_alone: True if no other process changes the variables, so that values written by a step
+            are their new values, even if they were added.
 
-    `lost_updates` is told after each step what servers have lost, where nobody else is told.
-    `gradient_weight` is what the gradients of a step count: its part of a batch that workers share.
+    `lost_updates` records after each step how many updates servers lost; None if it is reported
+    elsewhere. `gradient_weight` is the weight of a step's gradients: its fraction of a batch that
+    workers share.
     """
 
     gradient_weight = 1.0
@@ -75,7 +76,7 @@ class RemoteSteps:
         self._brought_writes = 0
 
     def holds(self, trace: Trace) -> bool:
-        """Tells whether a step reads or changes variables that are on servers."""
+        """Returns True if a step reads or changes variables on servers."""
         tables = (one.table for one in trace.lookups)
         is_sending = any(not isinstance(what, Ids) for what in trace.sent)
         return is_sending or any(map(is_served, (*trace.read_only, *trace.written, *tables)))
@@ -85,11 +86,11 @@ class RemoteSteps:
         return is_served(variable) and any(not isinstance(what, Ids) for what in sent)
 
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
-        """Sends the gradients of a step that ran op by op."""
+        """Sends the gradients of an eager step."""
         self._push([what for what, _ in sent], [np.asarray(value) for _, value in sent], [])
 
     def forget(self) -> None:
-        """Lets the next step read all values anew: somebody has changed them."""
+        """Makes the next step fetch all values again, after a change by others."""
         self._loaded = {}
 
     def run(
@@ -101,7 +102,7 @@ class RemoteSteps:
         """Runs one step."""
         own = [one for one in trace.written if not is_served(one)]
         while True:
-            # What it counts in this process counts once, and its arrays are given away.
+            # A rerun must not count twice, and the program donates these arrays.
             kept = [np.array(one.storage) for one in own] if self._repeats_stale else []
             if self._run_once(trace, ids_of, call) or not self._repeats_stale:
                 break
@@ -116,16 +117,16 @@ class RemoteSteps:
         ids_of: Callable[[], list[Any]],
         call: Callable[[list[Any]], list[Any]],
     ) -> bool:
-        """Returns whether its gradients were used."""
+        """Runs the step and returns True if its gradients were used."""
         variables = [one for one in (*trace.read_only, *trace.written) if is_served(one)]
-        # What computes gradients may begin with what was there a moment ago; nothing else may.
+        # Only training may begin with values from a moment ago.
         is_training = any(not isinstance(what, Ids) for what in trace.sent)
         before = self._pull(variables, may_be_brought=is_training)
         with self._values(variables, before):
             rows = self._pull_rows(trace, ids_of() if trace.lookups else [])
             sent = call(rows)
             after = {id(one): one.whole_held() for one in trace.written if is_served(one)}
-        # A table that is read whole is too large to come back without being asked for.
+        # A table that is read whole is too large to return with every push.
         names = [
             name_of(one) for one in variables if isinstance(one.place, Stored) and not one.has_rows
         ]
@@ -138,7 +139,7 @@ class RemoteSteps:
         return True
 
     def _pull(self, variables: Sequence[ServedVariable], *, may_be_brought: bool) -> dict[int, Any]:
-        """The values of variables, by identity."""
+        """Returns the values of variables, by identity."""
         for variable in variables:
             self.variables.place(variable)
         serving = self.variables
@@ -164,7 +165,7 @@ class RemoteSteps:
                 topology = lookup.table.distribute_strategy.topology
                 rows.append(rows_of_table(lookup, own_ids, topology))
                 continue
-            if own_ids is None:  # a lookup that nothing depends on
+            if own_ids is None:  # a lookup with no dependents
                 several = (self._num_replicas,) if self._num_replicas > 1 else ()
                 rows.append(np.zeros((*several, *lookup.shape), lookup.dtype))
                 continue
@@ -176,7 +177,7 @@ class RemoteSteps:
     def _push(
         self, told: Sequence[Any], arrays: Sequence[np.ndarray], names: Sequence[str]
     ) -> bool:
-        """Sends gradients, one update of a variable at a time; returns whether all were used."""
+        """Sends gradients, one update per variable at a time; returns True if all were used."""
         batch, ids = _Gradients(), dict[str, np.ndarray]()
         are_used = True
         for what, array in zip(told, arrays, strict=True):
@@ -232,7 +233,7 @@ class RemoteSteps:
         before: Mapping[int, Any],
         after: Mapping[int, Any],
     ) -> None:
-        """Sends what the step wrote itself: differences, or new values."""
+        """Sends the step's own writes: differences, or new values."""
         if variables:
             self.forget()
         for variable in variables:
@@ -247,7 +248,7 @@ class RemoteSteps:
     def _values(
         self, variables: Sequence[ServedVariable], values: Mapping[int, Any]
     ) -> Generator[None]:
-        """Lets variables answer with these values."""
+        """Sets the values that variables return in a block."""
         for variable in variables:
             variable.hold(values[id(variable)])
         self.variables.is_in_step = True

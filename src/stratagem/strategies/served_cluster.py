@@ -1,4 +1,4 @@
-"""What a ParameterServerStrategy needs of a cluster; `stratagem.coordinator` fills the slot."""
+"""Clusters of parameter servers: plans, interfaces, and the hook for `stratagem.coordinator`."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _LOCAL_SERVERS = 2
 
 @dataclasses.dataclass(frozen=True)
 class ClusterPlan:
-    """How many processes there are, and on which machines.
+    """Number of processes, and their machines.
 
     Args:
-        num_workers: how many workers.
-        num_servers: how many parameter servers.
+        num_workers: number of workers.
+        num_servers: number of parameter servers.
         spec: the machine of each task; None for this one.
-        journal_dir: where servers keep their journals; None for folders of this run.
-        journal_interval_s: how long they wait after each entry.
-        task: type and index of this process where each worker runs a program of its own; None
-            where this one coordinates them.
-        strategy: whose it is, for messages.
+        journal_dir: folder of the servers' journals; None for folders of this run.
+        journal_interval_s: seconds between entries of a journal.
+        task: type and index of this process if each worker runs its own program; None if this
+            process coordinates them.
+        strategy: name of the strategy, for messages.
     """
 
     num_workers: int
@@ -63,11 +63,7 @@ class ClusterPlan:
 
     @classmethod
     def local(cls, num_workers: int | None, num_servers: int | None) -> ClusterPlan:
-        """Returns the plan of a cluster on this machine.
-
-        Args:
-            num_workers: how many workers; None chooses.
-            num_servers: how many parameter servers; None chooses.
+        """Returns the plan of a cluster on this machine; None chooses a number.
 
         Raises:
             ValueError: a number below 1.
@@ -79,14 +75,10 @@ class ClusterPlan:
 
     @classmethod
     def of(cls, spec: ClusterSpec, task_type: str | None) -> ClusterPlan:
-        """Returns the plan of a cluster that somebody has described.
-
-        Args:
-            spec: its tasks.
-            task_type: of this process.
+        """Returns the plan of a cluster with a coordinator, from its spec.
 
         Raises:
-            ValueError: no server or no worker in it, or this is not its coordinator.
+            ValueError: the cluster has no server or no worker, or this is not its coordinator.
         """
         check_counts(spec)
         if task_type not in (None, "", "chief"):
@@ -101,14 +93,12 @@ class ClusterPlan:
 
     @classmethod
     def independent(cls, spec: ClusterSpec, task: tuple[str | None, int | None]) -> ClusterPlan:
-        """Returns the plan of a cluster whose workers each run a program of their own.
+        """Returns the plan of a cluster whose workers each run their own program.
 
-        Args:
-            spec: its tasks.
-            task: type and index of this process.
+        `task` is the type and index of this process.
 
         Raises:
-            ValueError: no cluster, no server in it, or this is none of its workers.
+            ValueError: no cluster, no server in it, or this is not one of its workers.
         """
         task_type, index = task
         num_servers = spec.num_tasks("ps") if "ps" in spec.jobs else 0
@@ -121,23 +111,23 @@ class ClusterPlan:
                     '"task": {"type": "worker", "index": 0}}; run `stratagem server` as ps.',
                 )
             )
-        id_in_cluster(spec, task_type, index)  # refuses a task that is not there
+        id_in_cluster(spec, task_type, index)  # raises for an unknown task
         return cls(worker_count(spec, task_type), num_servers, spec, task=(task_type, index))
 
     @classmethod
     def servers_only(
         cls, spec: ClusterSpec, task_type: str | None, num_servers: int | None
     ) -> ClusterPlan:
-        """Returns the plan of servers whose only client is this process.
+        """Returns the plan of servers with this process as their only client.
 
         Args:
-            spec: the tasks of a cluster that somebody has described; none for this machine.
-            task_type: of this process.
-            num_servers: how many servers there are on this machine; None chooses.
+            spec: tasks of the user's cluster; empty for this machine.
+            task_type: type of this process.
+            num_servers: number of servers on this machine; None chooses.
 
         Raises:
-            ValueError: a cluster of other tasks than a chief and ps, a number of servers besides,
-                another task than the chief, or a number below 1.
+            ValueError: a cluster of other tasks than a chief and ps, a cluster together with a
+                number of servers, another task than the chief, or a number below 1.
         """
         if not spec:
             count = _LOCAL_SERVERS if num_servers is None else num_servers
@@ -167,12 +157,7 @@ class ClusterPlan:
     def keeping_journals(
         self, journal_dir: str | os.PathLike[str] | None, journal_interval_s: float
     ) -> ClusterPlan:
-        """Returns the plan with another place for journals.
-
-        Args:
-            journal_dir: where servers keep them; None for folders of this run.
-            journal_interval_s: how long they wait after each entry.
-        """
+        """Returns the plan with another journal folder; None for folders of this run."""
         folder = None if journal_dir is None else os.fspath(journal_dir)
         return dataclasses.replace(self, journal_dir=folder, journal_interval_s=journal_interval_s)
 
@@ -182,7 +167,7 @@ class Processes(Protocol):
 
     @property
     def addresses(self) -> list[str]:
-        """Theirs, in their order."""
+        """Their addresses, in order."""
         ...
 
     def watch(
@@ -191,51 +176,50 @@ class Processes(Protocol):
         on_returned: Callable[[int, str], None],
         on_given_up: Callable[[int, Exception], None],
     ) -> None:
-        """Starts processes again that die.
+        """Restarts processes that die.
 
         Args:
-            on_lost: called with the index of one that has died, and why.
+            on_lost: called with the index of a dead process, and the reason.
             on_returned: called with its index, and its new address.
-            on_given_up: called with its index when it is not started any more, and why.
+            on_given_up: called with its index and the error when it is no longer restarted.
         """
         ...
 
     def close(self) -> None:
-        """Ends them."""
+        """Ends the processes."""
         ...
 
 
 class Cluster(Protocol):
-    """Servers that run, and workers that can be started."""
+    """Running servers, and workers to start."""
 
     @property
     def keys(self) -> ClusterKeys:
-        """Those of the cluster."""
+        """The keys of the cluster."""
         ...
 
     @property
     def server_addresses(self) -> list[str]:
-        """Where the servers are, in their order."""
+        """Addresses of the servers, in order."""
         ...
 
     @property
     def has_journals(self) -> bool:
-        """Whether servers keep journals, from which they can be started again."""
+        """True if servers keep journals, from which they can be restarted."""
         ...
 
     def locate_server(self, server: int) -> str | None:
-        """Returns where a server is now, one that was started again too; None if not known."""
+        """Returns the current address of a server, also after a restart; None if unknown."""
         ...
 
     def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
-        """Has a function called with the index and the new address of a server that has moved."""
+        """Registers a function to call with the index and new address of a server that moved."""
         ...
 
     def start_workers(self, serve: Callable[..., Any]) -> Processes:
         """Starts the workers.
 
-        Args:
-            serve: called in each with its index and the keys; returns what has an address.
+        `serve` is called in each with its index and the keys; it returns an object with an address.
         """
         ...
 
@@ -249,20 +233,12 @@ class _Slot:
 
 
 def set_cluster_maker(make: Callable[[ClusterPlan], Cluster]) -> None:
-    """Fills the slot.
-
-    Args:
-        make: starts a cluster.
-    """
+    """Registers the function that starts a cluster."""
     _Slot.make = make
 
 
 def make_cluster(plan: ClusterPlan) -> Cluster:
-    """Starts the servers of a cluster.
-
-    Args:
-        plan: how many processes there are, and where.
-    """
+    """Starts the servers of a planned cluster."""
     assert _Slot.make is not None
     return _Slot.make(plan)
 
@@ -270,16 +246,16 @@ def make_cluster(plan: ClusterPlan) -> Cluster:
 def update_mode(
     num_workers: int, *, synchronous: bool, backup_workers: int, max_staleness: int | None
 ) -> UpdateMode:
-    """Returns when servers apply gradients.
+    """Returns the mode in which servers apply gradients.
 
     Args:
-        num_workers: how many there are.
-        synchronous: whether workers wait for each other.
-        backup_workers: how many of them an update does not wait for.
-        max_staleness: how many updates old the values may be that gradients were computed from.
+        num_workers: number of workers.
+        synchronous: True if workers wait for each other.
+        backup_workers: number of workers that an update does not wait for.
+        max_staleness: limit on the age, in updates, of the values that gradients are computed from.
 
     Raises:
-        ValueError: numbers that make no sense together.
+        ValueError: inconsistent numbers.
     """
     is_count = isinstance(backup_workers, int) and not isinstance(backup_workers, bool)
     if not is_count or not 0 <= backup_workers < num_workers:

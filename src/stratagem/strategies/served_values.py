@@ -1,4 +1,4 @@
-"""Where a served variable is, and what a step sends to the servers."""
+"""Remote variables: their places on the servers, and a step's messages about them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A variable is on the servers.
+    """Place of a variable on the servers.
 
-    Args:
-        name: its name there; "name:slot" for what an optimizer keeps for a variable.
+    `name` is its name there; "name:slot" for a slot.
     """
 
     name: str
@@ -33,11 +32,11 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class Scalar:
-    """A variable is one of the numbers that each server's optimizer keeps once.
+    """Place of a variable that is a scalar of each server's optimizer.
 
     Args:
         name: its name there.
-        server: the one that is asked for it.
+        server: the server to ask for it.
     """
 
     name: str
@@ -46,10 +45,9 @@ class Scalar:
 
 @dataclasses.dataclass(frozen=True)
 class Unplaced:
-    """A variable is not on the servers yet: most scalars turn out to be an optimizer's.
+    """Place of a variable that is not on the servers yet: most scalars become an optimizer's.
 
-    Args:
-        value: its value.
+    `value` is its value.
     """
 
     value: np.ndarray
@@ -57,11 +55,11 @@ class Unplaced:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gradient:
-    """What a step hands out: the gradient of a variable, summed over the replicas.
+    """Message of a step: the gradient of a variable, summed over the replicas.
 
     Args:
         variable: the variable.
-        optimizer: the name of the one that applies it.
+        optimizer: name of the optimizer that applies it.
     """
 
     variable: Any
@@ -70,12 +68,12 @@ class Gradient:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowGradient:
-    """What a step hands out: the ids of rows of a table, or the gradients of these rows.
+    """Message of a step: the ids of rows of a table, or the gradients of these rows.
 
     Args:
         table: the variable.
-        is_ids: which of the two; the gradients come right after the ids.
-        optimizer: the name of the one that applies them.
+        is_ids: True for the ids; the gradients come right after them.
+        optimizer: name of the optimizer that applies the gradients.
     """
 
     table: Any
@@ -85,10 +83,9 @@ class RowGradient:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerScalar:
-    """What a step hands out: what an optimizer keeps once, as it is for the gradients that follow.
+    """Message of a step: an optimizer scalar to use with the gradients that follow.
 
-    Args:
-        name: by which servers know it.
+    `name` is its name on the servers.
     """
 
     name: str
@@ -98,8 +95,8 @@ class ServedVariable(Protocol):
     """A Keras variable whose value is on the servers.
 
     Attributes:
-        place: where; None until it has a value.
-        held: its value while a step of this process runs: one copy, or a component a replica.
+        place: its place; None until it has a value.
+        held: its value during a step of this process: one copy, or a component per replica.
     """
 
     place: Stored | Scalar | Unplaced | None
@@ -122,28 +119,28 @@ class ServedVariable(Protocol):
 
     @property
     def has_rows(self) -> bool:
-        """Whether single rows of it are asked for."""
+        """True if single rows of it are looked up."""
         ...
 
     @property
     def is_added_to(self) -> bool:
-        """Whether what a step writes counts as a difference to what it has read."""
+        """True if a step's writes are sent as differences from the fetched value."""
         ...
 
     def hold(self, value: np.ndarray) -> None:
-        """Keeps a value for a step."""
+        """Stores a value for a step."""
         ...
 
     def whole_held(self) -> np.ndarray:
-        """The value after the step; of components their mean."""
+        """Returns the value after the step; the mean of components."""
         ...
 
 
 def is_served(variable: Any) -> bool:
-    """Tells whether a variable is a served one."""
+    """Returns True if a variable is remote."""
     return hasattr(variable, "whole_held")
 
 
 def name_of(variable: Any) -> str:
-    """Returns the name by which the servers know a variable, or one of their scalars."""
+    """Returns the server-side name of a variable or of an optimizer scalar."""
     return variable.place.name

@@ -1,4 +1,4 @@
-"""Strategy, the base class: topology, placement, executor and cross-device ops."""
+"""`Strategy`, the base class: topology, placement, executor and cross-device ops."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Strategy(LogicalDevices, OldMethods):
         check_parts(topology, cross_device_ops)
         self.topology = planned_topology(topology)
         self.cross_device_ops = cross_device_ops or AutomaticOps()
-        self.cross_device_ops.all_reduce(self.topology)  # raises where they do not fit the devices
+        self.cross_device_ops.all_reduce(self.topology)  # raises if they do not support the devices
         self.placement: Placement = placement or Replicated()
         self.variables = VariableRegistry()
         self._make_executor = executor
@@ -102,24 +102,24 @@ class Strategy(LogicalDevices, OldMethods):
             placement=copy.deepcopy(self.placement, memo),
             executor=self._make_executor,
         )
-        own = vars(self).keys() - vars(copied).keys()  # of a subclass
+        own = vars(self).keys() - vars(copied).keys()  # set by a subclass
         for name in own:
             setattr(copied, name, copy.deepcopy(vars(self)[name], memo))
         return copied
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas whose gradients are summed."""
+        """Number of replicas that train in sync, with summed gradients."""
         return self.topology.num_replicas
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """The cluster that the strategy was made from; None in a single process."""
+        """The cluster that the strategy was created from; None in a single process."""
         return None
 
     @property
     def extended(self) -> StrategyExtended:
-        """What authors of libraries need beyond the methods here."""
+        """Additional interface for authors of libraries."""
         return self._extended
 
     @contextlib.contextmanager
@@ -132,8 +132,8 @@ class Strategy(LogicalDevices, OldMethods):
             The strategy.
 
         Raises:
-            RuntimeError: in a replica function or in another strategy's scope; or left out of
-                order.
+            RuntimeError: in a replica function or in another strategy's scope, or scopes are exited
+                out of order.
 
         Example:
             >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
@@ -158,26 +158,26 @@ class Strategy(LogicalDevices, OldMethods):
         kwargs: dict[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Calls a function once a replica, as one compiled program. Call in cross-replica context.
+        """Calls a function once per replica, as one program. Call in cross-replica context.
 
-        Arrays and Python numbers are traced; strings, bools and other objects are part of the
-        program. A second call with the same function, structure, shapes and dtypes traces nothing.
+        Arrays and Python numbers are traced; strings, bools and other objects are constants of the
+        program. A second call with the same function, structure, shapes and dtypes is not retraced.
 
         Args:
             fn: the replica function; called in replica context.
-            args: tuple or list of positional arguments, pytrees; of a `PerReplica` each replica
-                gets its component, everything else goes to all.
+            args: tuple or list of positional arguments, pytrees; each replica gets its component of
+                a `PerReplica`, and all other values unchanged.
             kwargs: keyword arguments, likewise.
             options: hints for TPUs.
 
         Returns:
-            What `fn` returns, each array as a `PerReplica` (plain with one replica), other objects
-            as they are.
+            The result of `fn`, each array as a `PerReplica` (plain with one replica), other objects
+            unchanged.
 
         Raises:
             RuntimeError: in replica context, or in another strategy's scope.
             TypeError: `fn` cannot be called, or `options` is of another type.
-            ValueError: `args` is no tuple or list.
+            ValueError: `args` is not a tuple or list.
 
         Example:
             >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -216,33 +216,34 @@ class Strategy(LogicalDevices, OldMethods):
         reduce: ReduceOp | str | None = None,
         carry: Any = None,
     ) -> Any:
-        """Calls a function on the next batches, once a replica and batch, in one call of the host.
+        """Runs a function on the next batches, once per replica and batch, in one call of the host.
 
-        The batches are stacked, moved once and looped over on the devices. Call in cross-replica
+        The batches are stacked, transferred once and looped over on the devices. Call in
+        cross-replica
         context.
 
         Args:
-            fn: the replica function, called as in `run(fn, args=(batch,))`; or, where it takes the
-                parts of a tuple and not the tuple, as in `run(fn, args=batch)`.
-            iterator: of a dataset that this strategy distributed.
-            num_steps: how many batches at most; fewer where the data ends. None for what a
-                `TPUStrategy` was told as `steps_per_run`.
-            reduce: "sum" or "mean" of each result over the replicas, step by step; None leaves the
-                results of replicas apart.
-            carry: pytree of arrays that `fn` gets as its first argument and returns, changed, as
-                the first of a pair, for the next step; None for nothing.
+            fn: the replica function, called as in `run(fn, args=(batch,))`; or, if it takes the
+                elements of a tuple instead of the tuple, as in `run(fn, args=batch)`.
+            iterator: iterator of a dataset that this strategy distributed.
+            num_steps: maximum number of batches; fewer if the data ends. None for the
+                `steps_per_run` of a `TPUStrategy`.
+            reduce: "sum" or "mean" of each result over the replicas, step by step; None returns
+                results per replica.
+            carry: pytree of arrays, passed to `fn` as its first argument; `fn` returns a pair of
+                the next carry and its result. None for no carry.
 
         Returns:
-            What `fn` returned, with the steps on axis 0: each array as a `PerReplica` whose
+            The results of `fn`, with the steps on axis 0: each array as a `PerReplica` whose
             components have shape (steps, ...); plain with `reduce`, and with one replica. With
-            `carry` a pair: the last carry, as `run` would return it, and that.
+            `carry` a pair: the last carry, as `run` would return it, and the results.
 
         Raises:
             StopIteration: the data has ended before the first step.
-            TypeError: an argument of another type, or `fn` returns no pair where there is a carry.
+            TypeError: an argument of another type, or `fn` does not return a pair despite a carry.
             ValueError: fewer than 1 step, an iterator of another strategy, or a carry that changes
-                its structure, a shape or a dtype. RuntimeError: in replica context, or in another
-                strategy's scope.
+                its structure, a shape or a dtype.
+            RuntimeError: in replica context, or in another strategy's scope.
             InvalidArgumentError: steps return arrays of different shapes.
 
         Example:
@@ -269,20 +270,23 @@ class Strategy(LogicalDevices, OldMethods):
     ) -> DistributedDataset:
         """Splits the batches of a dataset over the replicas. Call in cross-replica context.
 
-        Each replica takes the next ceil(B / n) examples of a batch until they are used up; short
-        parts are padded inside a step, and padding counts nowhere. The next batch is moved to the
+        Each replica takes the next ceil(B / n) examples of a batch of B until they are used up.
+        Short
+        parts are padded inside a step, and padding counts nowhere. The next batch is transferred to
+        the
         devices while a step runs.
 
         Args:
-            dataset: of batches of the global batch size: `sg.input.Dataset`, Grain, tf.data, a
-                torch `DataLoader`, Hugging Face, a Keras `PyDataset`, a generator, a list.
+            dataset: batches of the global batch size: `sg.input.Dataset`, Grain, tf.data, a torch
+                `DataLoader`, Hugging Face, a Keras `PyDataset`, a generator, a list.
             options: how batches reach the devices.
 
         Returns:
-            The dataset, to be iterated once an epoch.
+            The dataset, to iterate once per epoch.
 
         Raises:
-            NotImplementedError: PER_REPLICA. TypeError: no dataset, or options of another type.
+            NotImplementedError: PER_REPLICA.
+            TypeError: no dataset, or options of another type.
             ValueError: arrays, which are not batched.
             RuntimeError: in replica context.
 
@@ -307,17 +311,17 @@ class Strategy(LogicalDevices, OldMethods):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Makes a distributed dataset of per-replica batches. Call in cross-replica context.
+        """Creates a distributed dataset of per-replica batches. Call in cross-replica context.
 
         Nothing is split or repeated: consecutive batches go to consecutive replicas.
 
         Args:
-            dataset_fn: called once with an `InputContext`, with PER_REPLICA once a replica;
+            dataset_fn: called once with an `InputContext`, or with PER_REPLICA once per replica;
                 returns a dataset batched by the per-replica size.
             options: how batches reach the devices.
 
         Returns:
-            The dataset, to be iterated once an epoch.
+            The dataset, to iterate once per epoch.
 
         Raises:
             TypeError: `dataset_fn` cannot be called or returns no dataset, or options of another
@@ -352,15 +356,16 @@ class Strategy(LogicalDevices, OldMethods):
         Args:
             reduce_op: "sum" or "mean".
             value: pytree with `PerReplica` leaves.
-            axis: None to reduce over replicas only; an int or several to reduce over those axes of
-                a component as well, where MEAN divides by the true number of elements.
+            axis: None to reduce over replicas only; one or several ints to reduce over those axes
+                of a component as well, where MEAN divides by the true number of elements.
 
         Returns:
             The pytree with ordinary arrays; SUM keeps the dtype, MEAN of integers is a float.
 
         Raises:
-            ValueError: unknown op, axis out of range, or a plain value to SUM over several
-            replicas. TypeError: axis of another type.
+            ValueError: unknown op, axis out of range, or a SUM of a plain value over several
+                replicas.
+            TypeError: axis of another type.
             InvalidArgumentError: parts of unequal shapes with `axis=None`.
             RuntimeError: in replica context; use `all_reduce` or `merge_call`.
 
@@ -386,11 +391,11 @@ class Strategy(LogicalDevices, OldMethods):
 
         Args:
             value: pytree with `PerReplica` leaves, each part of shape (..., n_i, ...).
-            axis: -rank <= axis < rank of a part.
+            axis: axis of a part, with -rank <= axis < rank.
 
         Returns:
             The pytree with ordinary arrays, size sum(n_i) at `axis`, true rows only; plain values
-            as they are.
+            unchanged.
 
         Raises:
             ValueError: rank 0, or axis out of range.
@@ -417,11 +422,11 @@ class Strategy(LogicalDevices, OldMethods):
         """Returns the parts of a value that this process holds. Call in cross-replica context.
 
         Args:
-            value: a `PerReplica`, a pytree with such leaves, or anything else.
+            value: a `PerReplica`, a pytree with such leaves, or any other value.
 
         Returns:
-            Tuple of its components, true rows only; of pytrees, one for each replica of this
-            process; `(value,)` for what is not distributed.
+            Tuple of its components, true rows only; for a pytree, one pytree per replica of this
+            process; `(value,)` for a value that is not distributed.
 
         Raises:
             RuntimeError: in replica context.
@@ -448,10 +453,11 @@ class Strategy(LogicalDevices, OldMethods):
 
     @filters_traceback
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Makes a value whose parts a function computes. Call in cross-replica context.
+        """Creates a distributed value from a function. Call in cross-replica context.
 
         Args:
-            value_fn: called once a replica of this process with a `ValueContext`; returns a pytree.
+            value_fn: called once per replica of this process with a `ValueContext`; returns a
+                pytree.
 
         Returns:
             The pytree with `PerReplica` leaves; plain with one replica.
@@ -475,7 +481,7 @@ class Strategy(LogicalDevices, OldMethods):
         count = self.num_replicas_in_sync
         ids = self.topology.local_replica_ids
         values = [value_fn(ValueContext(index, count)) for index in ids]
-        if count > 1:  # so that equal numbers make a PerReplica too, whatever their values are
+        if count > 1:  # Equal numbers must make a PerReplica too, regardless of their values.
             values = jax.tree.map(_number_as_array, values)
         return regroup(values, self.topology)
 

@@ -1,4 +1,4 @@
-"""Parameter servers of a strategy whose replicas are devices of this process."""
+"""Parameter servers for large tables of a lockstep strategy in one process."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ __all__ = ["TableServers", "table_servers"]
 
 
 class TableServers(Closing):
-    """Variables of this process that servers hold; all others it has itself.
+    """Remote variables of this process; all others are local.
 
-    Its replicas are in lockstep and nobody else changes anything, so that the servers apply what
-    they get at once, as one device would.
+    Its replicas are in lockstep and it is the only client, so that the servers apply updates at
+    once,
+    as a single device would.
 
     Args:
-        cluster: its servers; closing this closes them.
-        num_replicas: of this process.
-        partitioner: which variables are split over servers; None for none.
-        silence_s: how long a server may give no sign of life; None for the default.
+        cluster: the servers; closing this closes them.
+        num_replicas: number of replicas of this process.
+        partitioner: splits variables over servers; None for no splitting.
+        silence_s: seconds that a server may give no sign of life; None for the default.
 
     `steps` runs steps, and has the `variables`.
     """
@@ -63,7 +64,7 @@ class TableServers(Closing):
         self.steps.lost_updates = LostUpdates()
 
     def close(self) -> None:
-        """Ends the servers, with all that they hold."""
+        """Ends the servers and discards their variables."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._cluster.close)
             stack.callback(self._connections.close)
@@ -80,7 +81,8 @@ def table_servers(
 ) -> TableServers | None:
     """Starts the parameter servers of a strategy, on this machine or those of a cluster.
 
-    `num_replicas` is None if no variable goes to servers; else as of `HybridStrategy`.
+    `num_replicas` is None if no variable goes to servers; the other arguments are as for
+    `HybridStrategy`.
 
     Raises:
         ValueError: a cluster without ps tasks or with workers, a task that is not its chief, a

@@ -1,4 +1,4 @@
-"""Synchronous training on the chips of a TPU, a replica on each."""
+"""TPU strategy: synchronous training on TPU chips, one replica each."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ __all__ = ["TPUStrategy"]
 
 @final
 class TPUStrategy(Strategy):
-    """Trains one model on the chips of one or more slices of TPUs, each with its own copy.
+    """Trains one model on the chips of one or more TPU slices, each with its own copy.
 
-    Every host runs the same program. With `STRATAGEM_TPU_PLATFORM=cpu` it takes CPU devices, so
-    that a program can be tried without a TPU. Make it before JAX is used for anything else.
+    Every host runs the same program. `STRATAGEM_TPU_PLATFORM=cpu` selects CPU devices, so that you
+    can
+    try a program without a TPU. Create it before any other use of JAX.
 
     Args:
-        tpu_cluster_resolver: names the TPU's hosts; None asks the environment, and without an
-            answer takes the TPU of this machine.
-        experimental_device_assignment: which devices compute which replica, one or several, its
-            logical devices; None for a replica on each, those of a host in a ring in which each
-            stands beside the next.
-        experimental_spmd_xla_partitioning: a computation is divided in no other way; with it
-            `assign_to_logical_device` is refused, as TensorFlow does.
-        steps_per_run: how many steps a call on the devices has, where `Model.compile` is not told
-            `steps_per_execution` and `run_steps` no number.
-        shard_state: as of `MirroredStrategy`.
-        layout_map: as of `MirroredStrategy`.
-        placement: "mirrored", "sharded" or "pinned_host" by rule, as of `HybridStrategy`.
+        tpu_cluster_resolver: the TPU's hosts; None reads the environment, and falls back to the TPU
+            of this machine.
+        experimental_device_assignment: the device or devices (logical devices) of each replica;
+            None for one replica per device, the devices of each host in a ring of neighbors.
+        experimental_spmd_xla_partitioning: makes `assign_to_logical_device` an error, as in
+            TensorFlow; computations are always divided by SPMD partitioning.
+        steps_per_run: number of steps per call on the devices, unless `Model.compile` gets
+            `steps_per_execution` or `run_steps` a number.
+        shard_state: as for `MirroredStrategy`.
+        layout_map: as for `MirroredStrategy`.
+        placement: "mirrored", "sharded" or "pinned_host" by rule, as for `HybridStrategy`.
 
     Raises:
         NotFoundError: no TPU.
-        ValueError: an argument that cannot be; a TPU with more hosts than the resolver names.
-        DeadlineExceededError: not all hosts came in time; the message names who is missing.
+        ValueError: an invalid argument; a TPU with more hosts than the resolver names.
+        DeadlineExceededError: not all hosts came in time; the message names the missing ones.
         RuntimeError: JAX has started already, and the TPU has several hosts.
 
     Example:
@@ -112,10 +112,10 @@ class TPUStrategy(Strategy):
 
     @property
     def steps_per_run(self) -> int | None:
-        """Default number of steps of a call on the devices."""
+        """Default number of steps per call on the devices."""
         return self.executor.steps_per_call
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
-        """What names the TPU's hosts."""
+        """The resolver of the TPU's hosts."""
         return self._resolver

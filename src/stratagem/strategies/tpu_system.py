@@ -1,4 +1,4 @@
-"""The TPU that a program runs on: found, started on all its hosts, and looked at."""
+"""TPU system: finding the TPU, starting JAX on all its hosts, freeing its memory."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["find_resolver", "initialize_tpu_system", "shutdown_tpu_system", "tpu
 
 
 def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> TPUTopology:
-    """Finds the TPU, starts JAX on all its hosts, and tells where its devices are.
+    """Finds the TPU, starts JAX on all its hosts, and returns the positions of its devices.
 
-    `TPUStrategy` does the same by itself. Call it on every host, before JAX is used for anything
-    else; again at any time, for JAX starts a TPU once and nothing is lost.
+    `TPUStrategy` does the same by itself. Call it on every host, before any other use of JAX. Later
+    calls are harmless: JAX starts a TPU once, and nothing is lost.
 
     Args:
-        cluster_resolver: names the TPU's hosts; None asks the environment.
+        cluster_resolver: the TPU's hosts; None reads the environment.
 
     Returns:
-        The topology. With several slices these stand one behind the other along z.
+        The topology, with several slices stacked along z.
 
     Raises:
         NotFoundError: no TPU.
@@ -46,15 +46,16 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> TP
 
 
 def shutdown_tpu_system(cluster_resolver: ClusterResolver | None = None) -> None:
-    """Forgets all compiled programs, so that their memory on the devices is free again.
+    """Drops all compiled programs to free their device memory.
 
-    The devices are JAX's until the process ends, and arrays and variables stay.
+    JAX holds the devices until the process ends; arrays and variables stay.
 
     Args:
-        cluster_resolver: names the TPU's hosts; None asks the environment.
+        cluster_resolver: the TPU's hosts; None reads the environment.
 
     Raises:
-        NotFoundError: no TPU. ValueError: a resolver of another type.
+        NotFoundError: no TPU.
+        ValueError: a resolver of another type.
 
     Source: TF 2.21 tpu_strategy_util.py, shutdown_tpu_system.
     """
@@ -65,24 +66,17 @@ def shutdown_tpu_system(cluster_resolver: ClusterResolver | None = None) -> None
 
 
 def find_resolver(cluster_resolver: ClusterResolver | None) -> ClusterResolver:
-    """Returns the resolver that was given, or what the environment tells.
+    """Returns the given resolver, or one from the environment.
 
-    Args:
-        cluster_resolver: None to ask the environment; where it says nothing, the TPU is in this
-            machine alone.
+    Without any, the TPU is in this machine alone.
     """
     return cluster_resolver or detect() or TPUClusterResolver("local")
 
 
 def tpu_devices(resolver: ClusterResolver) -> tuple[jax.Device, ...]:
-    """Returns the devices of the TPU, after joining the processes of its other hosts.
+    """Returns the devices of the TPU, grouped by process, after joining its other hosts.
 
-    Args:
-        resolver: names the hosts.
-
-    Returns:
-        Devices of all processes, those of each one after the other; CPU devices where
-        `STRATAGEM_TPU_PLATFORM` is "cpu".
+    They are CPU devices if `STRATAGEM_TPU_PLATFORM` is "cpu".
 
     Raises:
         NotFoundError: there is no TPU.
@@ -99,7 +93,7 @@ def tpu_devices(resolver: ClusterResolver) -> tuple[jax.Device, ...]:
             local_devices()
             devices = tuple(jax.devices(platform))
     except RuntimeError as error:
-        if "backend" not in str(error):  # JAX says so of a platform that is not there
+        if "backend" not in str(error):  # JAX's error for a missing platform
             raise
         raise _not_found(platform, str(error)) from error
     if devices[0].platform != platform:

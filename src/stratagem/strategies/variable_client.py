@@ -1,4 +1,4 @@
-"""One process's view of the variables that parameter servers hold."""
+"""Client of one process for the variables on parameter servers."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ class VariableOnWorkerError(RuntimeError, ValueError):
 
 
 class VariableClient:
-    """Reads and changes served variables, one by one and for whole steps.
+    """Reads and changes remote variables, one by one and for whole steps.
 
     Args:
-        client: of the servers.
-        placer: chooses where new variables are; None on a worker, which makes none.
+        client: client of the servers.
+        placer: places new variables; None on a worker, which creates none.
         mode: when the servers apply gradients.
-        has_journals: whether servers keep journals.
-        is_coordinator: whether all other processes have their optimizers from here.
+        has_journals: True if servers keep journals.
+        is_coordinator: True if all other processes get their optimizers from this one.
 
-    `is_in_step` tells whether a step runs: variables answer with the values that it has read then.
-    `num_writes` counts what was changed here other than by steps.
+    `is_in_step` is True while a step runs: variables then return the fetched values. `num_writes`
+    counts changes made here outside of steps.
 
-    Of a worker, `known`, `collected`, `kept` and `resources` are the objects that it has, by what
-    the coordinator calls them: served variables, its counts, its seeds, and what it was told to
-    make.
+    On a worker, `known`, `collected`, `kept` and `resources` are its objects by the coordinator's
+    names: remote variables, its metric counts, its seeds, and its worker resources.
     """
 
     def __init__(
@@ -72,13 +71,9 @@ class VariableClient:
         self.named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def require_coordinator(self, path: str) -> None:
-        """Raises on a worker.
+        """Raises a VariableOnWorkerError if this process is a worker.
 
-        Args:
-            path: of the variable that is to be created.
-
-        Raises:
-            VariableOnWorkerError: this process is a worker.
+        `path` is the path of the variable to create.
         """
         if self._placer is None:
             raise VariableOnWorkerError(
@@ -93,11 +88,9 @@ class VariableClient:
     def create(
         self, variable: ServedVariable, initial: np.ndarray | Callable[[int, int], np.ndarray]
     ) -> None:
-        """Makes a variable on the servers, unless they have it.
+        """Creates a variable on the servers, unless they have it.
 
-        Args:
-            variable: the variable.
-            initial: its value, or what makes rows of it.
+        `initial` is its value, or a function that returns a range of its rows.
         """
         self.require_coordinator(variable.path)
         assert self._placer is not None
@@ -110,18 +103,18 @@ class VariableClient:
         self.named[name] = variable
 
     def place(self, variable: ServedVariable) -> None:
-        """Puts a variable on the servers that is not there yet."""
+        """Moves a variable to the servers that is not there yet."""
         if isinstance(variable.place, Unplaced):
             self.create(variable, variable.place.value)
 
     def placement_of(self, variable: ServedVariable) -> ShardLayout | None:
-        """Returns where a variable is, or the one that it is a slot of; None for scalars."""
+        """Returns the layout of a variable, or of a slot's variable; None for scalars."""
         if not isinstance(variable.place, Stored):
             return None
         return self.client.placement_of(variable.place.name)
 
     def read(self, variable: ServedVariable) -> Any:
-        """Returns a variable's value as it is now; None if it has none."""
+        """Returns a variable's current value, or None if it has none."""
         where = variable.place
         if isinstance(where, Unplaced):
             return where.value
@@ -130,19 +123,11 @@ class VariableClient:
         return None if where is None else self.pull([where.name])[where.name]
 
     def pull(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
-        """Returns whole variables, or what was read of them in a block of `caching_reads`.
-
-        Args:
-            names: theirs, or of slots.
-        """
+        """Returns whole variables or slots by name, cached in a block of `caching_reads`."""
         return (self._cached or self.client).pull(names)
 
     def scalars(self, server: int) -> Mapping[str, np.ndarray]:
-        """Returns what an optimizer keeps once, or what was read of it in such a block.
-
-        Args:
-            server: the one that is asked.
-        """
+        """Returns an optimizer's scalars from a server, or from the cache in such a block."""
         return (self._cached or self.client).scalars(server)
 
     def push(
@@ -155,10 +140,10 @@ class VariableClient:
         """Sends gradients; see `ServerClient.push`.
 
         Args:
-            gradients: of whole variables, and of rows.
-            optimizers: which one applies them, by name of the variable.
-            pull: names of variables that are wanted as they are then.
-            scalars: what optimizers keep once, where this process knows it better.
+            gradients: gradients of whole variables, and of rows.
+            optimizers: name of the optimizer by name of the variable.
+            pull: names of variables to return after the update.
+            scalars: optimizer scalars that this process sets.
         """
         pushed = self.client.push(*gradients, pull=pull, optimizers=optimizers, scalars=scalars)
         if self._cached is not None:
@@ -167,15 +152,15 @@ class VariableClient:
 
     @property
     def is_caching(self) -> bool:
-        """Whether reads are answered from what was read before."""
+        """True if reads are cached."""
         return self._cached is not None
 
     @contextlib.contextmanager
     def caching_reads(self) -> Generator[None]:
-        """Lets reads in a `with` block, of steps too, ask the servers once for each variable.
+        """Caches reads in a `with` block, including those of steps: one request per variable.
 
         Raises:
-            ValueError: in such a block.
+            ValueError: such a block is active already.
         """
         if self._cached is not None:
             raise ValueError(
@@ -192,10 +177,10 @@ class VariableClient:
             self._cached = None
 
     def read_rows(self, variable: ServedVariable, ids: np.ndarray) -> np.ndarray:
-        """Returns rows of a variable as they are now.
+        """Returns current rows of a variable on the servers.
 
         Args:
-            variable: the variable, which is on the servers.
+            variable: the variable.
             ids: integers of any shape.
 
         Returns:
@@ -206,22 +191,21 @@ class VariableClient:
     def scatter(
         self, variable: ServedVariable, ids: np.ndarray, values: np.ndarray, *, sign: int = 0
     ) -> None:
-        """Sets rows of a variable, or changes them.
+        """Sets or changes rows of a variable on the servers.
 
         Args:
-            variable: the variable, which is on the servers.
-            ids: of shape (k,); rows that come more than once are added up, or the last one counts.
-            values: of shape (k, ...).
+            variable: the variable.
+            ids: shape (k,); repeated rows are added up, or the last one is set.
+            values: shape (k, ...).
             sign: 0 sets them; 1 adds the values, -1 subtracts them.
         """
         self.num_writes += 1
         self.client.scatter(name_of(variable), ids, values, sign=sign)
 
     def shards(self, variable: ServedVariable) -> tuple[ShardLayout, ...]:
-        """Returns where the shards of a variable are; none of one that is not split, and of a slot.
+        """Returns the layouts of a variable's shards; none for an unsplit variable or a slot.
 
-        Args:
-            variable: the variable. The shards are known by their own names afterwards.
+        Registers the shards under their own names.
         """
         whole = self.placement_of(variable)
         if whole is None or whole.name != name_of(variable) or len(whole.rows) == 1:
@@ -233,11 +217,11 @@ class VariableClient:
         return shards
 
     def assign(self, variable: ServedVariable, value: Any, *, sign: int = 0) -> None:
-        """Sets a variable, or changes it.
+        """Sets or changes a variable.
 
         Args:
             variable: the variable.
-            value: of its shape, or one that becomes that by broadcasting.
+            value: of the variable's shape, or broadcast to it.
             sign: 0 sets it; 1 adds the value, -1 subtracts it.
 
         Raises:
@@ -261,18 +245,14 @@ class VariableClient:
             variable.place = Unplaced(value)
 
     def secure(self) -> None:
-        """Has the servers write what they hold: from now on they can be started again with it."""
+        """Makes the servers write their journals, so that they can be restarted from now on."""
         if self._has_journals:
             self.client.journal()
 
     def name_optimizer(self, optimizer: Any) -> str:
-        """Returns a name that no other optimizer has whose variables are on the servers.
+        """Returns a server-side name for an optimizer: unique, and equal in each run of a program.
 
-        Args:
-            optimizer: the optimizer; once nobody has it any more, the servers forget it.
-
-        Returns:
-            The same each time a program runs, whatever names Keras has given.
+        The servers forget the optimizer once it is garbage-collected here.
         """
         kind = type(optimizer).__name__.lower()
         name, number = kind, 1
@@ -288,8 +268,8 @@ class VariableClient:
         """Gives the servers the optimizer of variables.
 
         Args:
-            rule: the optimizer's.
-            variables: those that it trains.
+            rule: the optimizer's update rule.
+            variables: the variables that it trains.
             optimizer: its name.
         """
         for variable in variables:
@@ -302,7 +282,7 @@ class VariableClient:
                 self._optimizers[name] = None
 
     def _name_for(self, path: str) -> str:
-        """A name that no other variable has; the same each time a program runs."""
+        """Returns a unique variable name; the same in each run of a program."""
         name, number = path, 1
         while name in self._names:
             number += 1
@@ -312,7 +292,7 @@ class VariableClient:
 
 
 def _whole(variable: ServedVariable, value: np.ndarray) -> np.ndarray:
-    """A value in the shape of its variable: one server alone would notice that it is another."""
+    """Returns a value in the variable's shape; a single server could not detect a mismatch."""
     if value.shape == tuple(variable.shape):
         return value
     try:
