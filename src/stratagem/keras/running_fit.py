@@ -40,9 +40,8 @@ _running = _Running()
 def epoch_iterator() -> Any:
     """Returns Keras's iterator over the batches of the innermost `fit` of this thread.
 
-    It is the first iterator that `fit` creates. If this package was imported by the arguments of
-    that
-    call, it is the last iterator that was created.
+    It is the first iterator that `fit` creates. If this package was imported by the arguments
+    of that call, it is the last iterator that was created.
     """
     return _running.fits[-1].iterator if _running.fits else _running.latest()
 

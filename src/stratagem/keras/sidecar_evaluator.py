@@ -135,10 +135,9 @@ class SidecarEvaluator:
     def start(self) -> list[SidecarEvaluation]:
         """Evaluates checkpoints as they appear, and prints a line for each.
 
-        Launchers send SIGTERM when training is over. The evaluator then finishes the current
-        evaluation,
-        evaluates the newest checkpoint if it has not yet, and returns. A second SIGTERM ends the
-        process.
+        Launchers send SIGTERM when training is over. The evaluator then finishes the
+        current evaluation, evaluates the newest checkpoint if it has not yet, and returns.
+        A second SIGTERM ends the process.
 
         Returns:
             The evaluations, in order.

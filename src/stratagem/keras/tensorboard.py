@@ -29,8 +29,7 @@ class TensorBoard(keras.callbacks.Callback):
     """Writes losses, metrics and weights of `fit` and `evaluate` for TensorBoard.
 
     Pass it to `fit`; it needs no TensorFlow. Training is written to the folder `train` and
-    validation
-    to `validation`, under the tags of Keras's own callback. Batch steps are counted by
+    validation to `validation`, under the tags of Keras's own callback. Batch steps are counted by
     `optimizer.iterations` and continue in a second `fit`. Unless `update_freq` is "epoch",
     `sg.summary.scalar` and the like in layers and in `train_step` write to the same folders, every
     `update_freq` steps. With several processes, pass it on all; the chief writes. Under a

@@ -32,11 +32,9 @@ class TrackedAdapter:
         adapter: adapter of the training data of `fit`.
         max_ahead: maximum number of batches read before their steps begin.
 
-    `running` are the batches started last. `earlier` has, for each iterator before it, the number
-    of
-    batches read, and whether it was read to the end. `began` is the random state at the start of
-    the
-    epoch. `position` follows this adapter.
+    `running` are the batches started last. `earlier` has, for each iterator before it, the
+    number of batches read, and whether it was read to the end. `began` is the random state at
+    the start of the epoch. `position` follows this adapter.
     """
 
     def __init__(self, adapter: Any, max_ahead: int) -> None:

@@ -56,9 +56,8 @@ class AutomaticOps(BuiltInOps):
     def all_reduce(self, topology: Topology) -> AllReduce:
         """Returns the all-reduce of a step on some devices.
 
-        If replicas have several devices, it is the compiler's own sum, which keeps shards apart;
-        packing
-        or splitting arrays would gather them first.
+        If replicas have several devices, it is the compiler's own sum, which keeps shards
+        apart; packing or splitting arrays would gather them first.
         """
         if topology.groups is not None:
             return ChosenAllReduce(ReplicaAxis.of(topology), Choice(), NO_PACKING)

@@ -21,9 +21,8 @@ class CentralStorageStrategy(Strategy):
     """Trains one model on several devices in lockstep, with one copy of the variables on the host.
 
     In each step the replicas fetch the values that they read and return summed gradients; the
-    optimizer update runs where the variables and their slots are stored. So a device needs memory
-    for
-    values and gradients, but not for slots.
+    optimizer update runs where the variables and their slots are stored. So a device needs
+    memory for values and gradients, but not for slots.
 
     With `parameter_device="pinned_host"` the copy is in pinned host memory, which devices access
     directly. Each device holds a shard of every variable there; within the step it copies the shard

@@ -115,10 +115,10 @@ class LogicalDevices:
     def assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
         """Puts a value on a device of this replica and, unlike TensorFlow, on all others too.
 
-        All devices run one program, so that no single device can compute alone: each gets a whole
-        copy,
-        as with `replicate_to_logical_devices`, and computes the rest. The results are the same, but
-        neither memory nor time is saved; a warning says so. Call in replica context.
+        All devices run one program, so that no single device can compute alone: each gets a
+        whole copy, as with `replicate_to_logical_devices`, and computes the rest. The
+        results are the same, but neither memory nor time is saved; a warning says so. Call
+        in replica context.
 
         Args:
             tensor: array of this replica.

@@ -19,10 +19,9 @@ __all__ = ["MirroredStrategy"]
 class MirroredStrategy(Strategy):
     """Trains one model on several devices in lockstep, each with its own copy of the variables.
 
-    Each replica computes on its part of a batch; gradients are summed over replicas, so that all
-    copies get the same update. A replica may have several devices, its logical devices; its copy
-    and
-    its computation are then sharded over them.
+    Each replica computes on its part of a batch; gradients are summed over replicas, so that
+    all copies get the same update. A replica may have several devices, its logical devices; its
+    copy and its computation are then sharded over them.
 
     Args:
         devices: names such as `"gpu:0"`, indices or `jax.Device`s, one per replica, or a list of

@@ -270,11 +270,9 @@ class Strategy(LogicalDevices, OldMethods):
     ) -> DistributedDataset:
         """Splits the batches of a dataset over the replicas. Call in cross-replica context.
 
-        Each replica takes the next ceil(B / n) examples of a batch of B until they are used up.
-        Short
-        parts are padded inside a step, and padding counts nowhere. The next batch is transferred to
-        the
-        devices while a step runs.
+        Each replica takes the next ceil(B / n) examples of a batch of B until they are used
+        up. Short parts are padded inside a step, and padding counts nowhere. The next batch
+        is transferred to the devices while a step runs.
 
         Args:
             dataset: batches of the global batch size: `sg.input.Dataset`, Grain, tf.data, a torch

@@ -29,9 +29,8 @@ __all__ = ["TPUStrategy"]
 class TPUStrategy(Strategy):
     """Trains one model on the chips of one or more TPU slices, each with its own copy.
 
-    Every host runs the same program. `STRATAGEM_TPU_PLATFORM=cpu` selects CPU devices, so that you
-    can
-    try a program without a TPU. Create it before any other use of JAX.
+    Every host runs the same program. `STRATAGEM_TPU_PLATFORM=cpu` selects CPU devices, so that
+    you can try a program without a TPU. Create it before any other use of JAX.
 
     Args:
         tpu_cluster_resolver: the TPU's hosts; None reads the environment, and falls back to the TPU
