@@ -1,4 +1,4 @@
-"""The one seam to Keras: everything of Keras that Stratagem replaces is replaced here, once."""
+"""Keras integration: callbacks, losses and variables, and the one place that patches Keras."""
 
 from stratagem.keras.seam import install
 

@@ -1,4 +1,4 @@
-"""What variables are annotated with where their creator cannot be told."""
+"""Thread-local annotations of new variables: synchronization, table, slot, metric state."""
 
 from __future__ import annotations
 
@@ -31,11 +31,9 @@ _annotations = _Annotations()
 
 @contextlib.contextmanager
 def annotated_variables(*, synchronization: str, aggregation: str) -> Generator[None]:
-    """Annotates the variables that are created in a `with` block; `add_weight` cannot be told.
+    """Annotates the variables that are created in a `with` block, with Keras's strings.
 
-    Args:
-        synchronization: one of Keras's strings.
-        aggregation: one of Keras's strings.
+    For code that cannot pass these arguments, such as calls of `add_weight`.
     """
     previous, _annotations.current = _annotations.current, (synchronization, aggregation)
     try:
@@ -45,13 +43,13 @@ def annotated_variables(*, synchronization: str, aggregation: str) -> Generator[
 
 
 def current_annotations() -> tuple[str, str] | None:
-    """Returns the synchronization and aggregation of variables created now, if they are set."""
+    """Returns the synchronization and aggregation of new variables; None if not set."""
     return _annotations.current
 
 
 @contextlib.contextmanager
 def making_table() -> Generator[None]:
-    """Variables that are created in a `with` block are tables, of which rows are looked up."""
+    """Marks variables created in a `with` block as tables for lookups of rows."""
     _annotations.is_table, previous = True, _annotations.is_table
     try:
         yield
@@ -60,17 +58,13 @@ def making_table() -> Generator[None]:
 
 
 def is_making_table() -> bool:
-    """Tells whether a variable that is created now is a table."""
+    """True if a variable created now is a table."""
     return _annotations.is_table
 
 
 @contextlib.contextmanager
 def making_slot_of(variable: Any) -> Generator[None]:
-    """Variables that are created in a `with` block are what an optimizer keeps for another.
-
-    Args:
-        variable: that other one.
-    """
+    """Marks variables created in a `with` block as optimizer slots of `variable`."""
     _annotations.slot_of, previous = variable, _annotations.slot_of
     try:
         yield
@@ -79,13 +73,13 @@ def making_slot_of(variable: Any) -> Generator[None]:
 
 
 def owner_of_new_slot() -> Any:
-    """Returns the variable that one created now is a slot of; None for any other."""
+    """Returns the variable that a new slot belongs to; None outside `making_slot_of`."""
     return _annotations.slot_of
 
 
 @contextlib.contextmanager
 def making_state_of_metric() -> Generator[None]:
-    """Variables that are created in a `with` block are state of a metric."""
+    """Marks variables created in a `with` block as state of a metric."""
     previous, _annotations.is_of_metric = _annotations.is_of_metric, True
     try:
         yield
@@ -94,5 +88,5 @@ def making_state_of_metric() -> Generator[None]:
 
 
 def is_making_state_of_metric() -> bool:
-    """True while the variables of a metric are created."""
+    """True if a variable created now is state of a metric."""
     return _annotations.is_of_metric

@@ -1,4 +1,4 @@
-"""What is wrong with an assignment to a variable of a strategy."""
+"""Errors for invalid assignments to a strategy's variables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ __all__ = ["delta_outside", "number_to_sum", "parts_in_replica", "parts_without_
 
 
 def delta_outside(method: str, path: str) -> ValueError:
-    """Nobody knows which component of an ON_READ sum a delta is meant for.
-
-    Args:
-        method: that was called in cross-replica context.
-        path: of the variable.
-    """
+    """Error for a delta assigned to an ON_READ sum in cross-replica context."""
     return ValueError(
         explain(
             f"{method} was called in cross-replica context on {path!r}, an ON_READ "
@@ -30,11 +25,7 @@ def delta_outside(method: str, path: str) -> ValueError:
 
 
 def parts_in_replica(path: str) -> TypeError:
-    """A replica function assigns the parts of all replicas.
-
-    Args:
-        path: of the variable.
-    """
+    """Error for a `PerReplica` assigned in a replica function."""
     return TypeError(
         explain(
             f"A PerReplica was assigned to {path!r} in a replica function.",
@@ -45,11 +36,7 @@ def parts_in_replica(path: str) -> TypeError:
 
 
 def parts_without_aggregation(path: str) -> TypeError:
-    """Parts of replicas are assigned to what has no aggregation.
-
-    Args:
-        path: of the variable.
-    """
+    """Error for a `PerReplica` assigned to a variable without aggregation."""
     return TypeError(
         explain(
             f"A PerReplica was assigned to {path!r}, whose aggregation is NONE.",
@@ -60,12 +47,7 @@ def parts_without_aggregation(path: str) -> TypeError:
 
 
 def number_to_sum(value: Any, path: str) -> ValueError:
-    """Nobody knows whether a number is meant once or once a replica.
-
-    Args:
-        value: the number.
-        path: of the variable.
-    """
+    """Error for a Python number assigned to a SUM variable: once, or once per replica?"""
     return ValueError(
         explain(
             f"A replica function assigned the Python number {value!r} to {path!r}, "

@@ -1,4 +1,4 @@
-"""From the components of an ON_READ variable to its value, and back."""
+"""Conversion between an ON_READ variable's components and its aggregated value."""
 
 from __future__ import annotations
 
@@ -15,15 +15,7 @@ __all__ = ["aggregate_components", "spread_over_components"]
 
 
 def aggregate_components(stacked: Any, aggregation: VariableAggregation, name: str) -> Any:
-    """Returns the value that the components of a variable stand for.
-
-    Args:
-        stacked: array of shape (num_replicas, ...).
-        aggregation: SUM, MEAN or ONLY_FIRST_REPLICA.
-        name: the variable's name, for the message.
-
-    Returns:
-        Array without the replica axis, of the same dtype.
+    """Aggregates components of shape (num_replicas, ...) to a value of shape (...).
 
     Raises:
         ValueError: aggregation NONE.
@@ -48,16 +40,11 @@ def aggregate_components(stacked: Any, aggregation: VariableAggregation, name: s
 
 
 def spread_over_components(value: Any, aggregation: VariableAggregation, num_replicas: int) -> Any:
-    """Returns components that stand for a value.
+    """Splits a value into components of shape (num_replicas, ...), the inverse of aggregation.
 
-    Args:
-        value: array without the replica axis.
-        aggregation: with SUM each component becomes the value over n (of an integer, the first also
-            gets the remainder, so that nothing is lost); else each becomes the value.
-        num_replicas: n.
-
-    Returns:
-        Array of shape (num_replicas, ...): of NumPy, in a trace of JAX.
+    With SUM, each component is value / num_replicas, and the first one also gets an integer's
+    remainder. Otherwise each component is the value. The result is a NumPy array, or a JAX array if
+    the value is traced.
 
     Source: TF 2.21 values_util.py, on_read_assign_cross_replica.
     """

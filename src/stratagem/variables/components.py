@@ -1,4 +1,4 @@
-"""The components of an ON_READ variable, one a replica, where processes hold some of them each."""
+"""Storage and gathering of an ON_READ variable's components, one per replica."""
 
 from __future__ import annotations
 
@@ -15,15 +15,7 @@ __all__ = ["WholeValue", "gather_together", "stored_components"]
 
 
 def stored_components(stacked: Any, topology: Topology) -> Any:
-    """Puts the components of all replicas on their devices; each process those of its own.
-
-    Args:
-        stacked: array of shape (num_replicas, ...).
-        topology: the devices.
-
-    Returns:
-        The array, sharded over the replica axis.
-    """
+    """Shards an array of shape (num_replicas, ...) over the replicas' devices."""
     if topology.spans_processes and not isinstance(stacked, Tracer):
         first = topology.local_replica_ids[0]
         stacked = stacked[first : first + topology.num_local_replicas]
@@ -31,9 +23,10 @@ def stored_components(stacked: Any, topology: Topology) -> Any:
 
 
 class WholeValue:
-    """The value that components on several processes stand for; all of them have to ask for it.
+    """Cached value of a variable whose components are on several processes.
 
-    It is kept until the components change: a process that has asked may ask again alone.
+    All processes must read it together. Until the components change, a process may then read it
+    again on its own.
     """
 
     def __init__(self) -> None:
@@ -41,25 +34,15 @@ class WholeValue:
         self.gathered: Any = None
 
     def of(self, storage: Any, aggregation: VariableAggregation, name: str) -> Any:
-        """Returns the value.
-
-        Args:
-            storage: the components, on several processes.
-            aggregation: how they are combined.
-            name: of the variable, for messages.
-
-        Returns:
-            Array on this process.
-        """
+        """Returns the aggregated value of the components, on this process."""
         gather_together([(self, storage)])
         return aggregate_components(self.gathered, aggregation, name)
 
 
 def gather_together(wanted: list[tuple[WholeValue, Any]]) -> None:
-    """Gathers components of many variables in one program, for who asks for each of them next.
+    """Gathers many variables' components in one program and caches them.
 
-    Args:
-        wanted: values, each with its components on several processes.
+    `wanted` pairs each cache with its components. All processes must call this together.
     """
     stale = [(whole, storage) for whole, storage in wanted if whole.storage is not storage]
     if stale:

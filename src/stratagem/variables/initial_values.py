@@ -1,4 +1,4 @@
-"""The same initial values on all processes, whatever they were drawn from."""
+"""Agreement of all processes on the initial values of variables."""
 
 from __future__ import annotations
 
@@ -21,16 +21,12 @@ __all__ = ["agree_on_initial_values", "initial_digest"]
 
 
 def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> None:
-    """Gives new variables the values that process 0 has; all processes have to come here.
+    """Sets new variables to process 0's values. All processes must call this together.
 
-    Values that are the same already are only compared.
-
-    Args:
-        registry: of the strategy.
-        topology: its devices.
+    Only values with different digests are sent.
 
     Raises:
-        RuntimeError: the processes have made different variables.
+        RuntimeError: The processes created different variables.
     """
     if not topology.spans_processes:
         return
@@ -51,22 +47,14 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
 
 
 def initial_digest(value: Any, topology: Topology) -> int:
-    """Returns a number by which processes compare an initial value.
-
-    Args:
-        value: array; not that of a variable that was assigned since, whose components may differ.
-        topology: the devices of its strategy.
-
-    Returns:
-        The number; 0 where there is nobody to compare it with.
-    """
+    """Returns a CRC-32 by which processes compare an initial value; 0 in a single process."""
     if not topology.spans_processes:
         return 0
     return zlib.crc32(np.ascontiguousarray(np.asarray(value)).tobytes())
 
 
 def _take_first(variable: Any, held: Any, topology: Topology) -> None:
-    """`held` is the whole of what lies in parts: parts on other processes are of their draws."""
+    """Sets a variable to process 0's value. `held` is its whole initial value if it has a store."""
     is_component = False
     if held is None:
         stored = variable.storage

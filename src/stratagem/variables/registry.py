@@ -1,7 +1,7 @@
-"""Which strategy a variable belongs to, and every variable that a strategy has.
+"""Registry of a strategy's variables, and lookup of the strategy that owns a variable.
 
-Keras variables compare element by element and so cannot be keys; they are found by identity, and
-forgotten when they are collected.
+Keras variables compare elementwise and cannot be dict keys, so entries are keyed by identity and
+removed when the variable is garbage collected.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class StoredVariable(Protocol):
     """A Keras variable that was created in a strategy's scope.
 
     Attributes:
-        storage: the whole array, as its kind stores it; None until it is initialised.
-        initial_digest: of its initial value, where several processes have to have the same.
+        storage: the whole array, as its kind stores it; None until initialized.
+        initial_digest: digest of the initial value, for comparison between processes.
     """
 
     storage: Any
@@ -29,12 +29,12 @@ class StoredVariable(Protocol):
 
     @property
     def for_step(self) -> Any:
-        """What a compiled step of its strategy gets of it."""
+        """Input of a compiled step for this variable."""
         ...
 
     @property
     def has_value(self) -> bool:
-        """Whether it is initialised."""
+        """True if it is initialized."""
         ...
 
     @property
@@ -59,12 +59,12 @@ class StoredVariable(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Home:
-    """Where a variable belongs.
+    """Strategy, kind and aggregation of a variable.
 
     Args:
         strategy: the strategy in whose scope it was created.
         kind: how it is stored.
-        aggregation: how contributions to it are combined.
+        aggregation: how replicas' contributions are combined.
     """
 
     strategy: Any
@@ -76,14 +76,7 @@ _homes: dict[int, tuple[weakref.ref[Any], Home]] = {}
 
 
 def home_of(variable: Any) -> Home | None:
-    """Returns where a variable belongs.
-
-    Args:
-        variable: any object.
-
-    Returns:
-        Its home; None for what was created outside every scope.
-    """
+    """Returns an object's home; None if it was created outside every scope."""
     entry = _homes.get(id(variable))
     return entry[1] if entry is not None and entry[0]() is variable else None
 
@@ -96,17 +89,12 @@ class VariableRegistry:
         self._unsettled: dict[int, weakref.ref[Any]] = {}
 
     def add(self, variable: Any, home: Home) -> None:
-        """Notes a new variable.
-
-        Args:
-            variable: the variable.
-            home: where it belongs.
-        """
+        """Registers a new variable."""
         reference = self.add_slot(variable, home)
         self._references[id(variable)] = self._unsettled[id(variable)] = reference
 
     def add_slot(self, variable: Any, home: Home) -> weakref.ref[Any]:
-        """Notes what steps read and write like a variable, and is none of the strategy's."""
+        """Gives a home to a value that steps use like a variable, without listing it."""
         key = id(variable)
         registry = weakref.ref(self)  # a plain reference would be a cycle: self holds the callback
 
@@ -122,22 +110,18 @@ class VariableRegistry:
         return reference
 
     def release(self, variable: Any) -> None:
-        """Forgets a variable, which belongs to no strategy then.
-
-        Args:
-            variable: one that was added.
-        """
+        """Removes a variable, which then belongs to no strategy."""
         self._references.pop(id(variable), None)
         self._unsettled.pop(id(variable), None)
         _homes.pop(id(variable), None)
 
     def live(self) -> list[StoredVariable]:
-        """Returns the variables that exist and have a value, oldest first."""
+        """Returns the existing, initialized variables, oldest first."""
         variables = [reference() for reference in list(self._references.values())]
         return [variable for variable in variables if variable is not None and variable.has_value]
 
     def take_unsettled(self) -> list[StoredVariable]:
-        """Returns the variables that got a value since this was last asked, oldest first."""
+        """Returns the variables initialized since the last call, oldest first."""
         variables = [reference() for reference in list(self._unsettled.values())]
         settled = [
             variable for variable in variables if variable is not None and variable.has_value
@@ -147,7 +131,7 @@ class VariableRegistry:
         return settled
 
     def uninitialized(self) -> list[StoredVariable]:
-        """Returns the variables that were created in a step and still have no value."""
+        """Returns the variables created in a step that have no value yet."""
         variables = [reference() for reference in list(self._references.values())]
         return [
             variable for variable in variables if variable is not None and not variable.has_value

@@ -1,4 +1,4 @@
-"""How an array changes where some of its rows are scattered."""
+"""Scatter updates of an array's rows: add, multiply, minimum and others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratagem.values import IndexedSlices
 
 __all__ = ["changed_rows", "sets_rows"]
 
-# An index past the end stands for no row.
+# Indices past the end are padding.
 _APPLY: dict[str, Callable[[Any, Any], Any]] = {
     "scatter_add": lambda rows, values: rows.add(values, mode="drop"),
     "scatter_sub": lambda rows, values: rows.add(-values, mode="drop"),
@@ -26,24 +26,14 @@ _SETTING = ("scatter_min", "scatter_max", "scatter_update")
 
 
 def sets_rows(method: str) -> bool:
-    """Tells whether rows of equal index are not added up.
-
-    Args:
-        method: such as "scatter_min".
-    """
+    """True if a method such as "scatter_min" does not sum rows of equal index first."""
     return method in _SETTING
 
 
 def changed_rows(method: str, value: Any, slices: IndexedSlices) -> jax.Array:
-    """Returns an array with some rows changed.
+    """Applies a method such as "scatter_add" to rows of an array of shape (n, ...).
 
-    Args:
-        method: how, such as "scatter_add".
-        value: the array, of shape (n, ...).
-        slices: the rows; an index past the end stands for none.
-
-    Returns:
-        Array of the same shape and dtype.
+    Indices past the end are ignored.
 
     Example:
         >>> from stratagem.variables.row_changes import changed_rows
