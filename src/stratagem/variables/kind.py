@@ -1,10 +1,10 @@
-"""Which kind a variable is, decided from its annotations: a pure function.
+"""Variable kinds, chosen from annotations, and parsing of these annotations.
 
 =====================  ==============  =========================
 strategy               AUTO, ON_WRITE  ON_READ
 =====================  ==============  =========================
 one replica            PLAIN           PLAIN
-several replicas       MIRRORED        ON_READ, a part a replica
+several replicas       MIRRORED        ON_READ, one per replica
 =====================  ==============  =========================
 """
 
@@ -24,8 +24,8 @@ _E = TypeVar("_E", bound=enum.IntEnum)
 class VariableKind(enum.Enum):
     """How a variable is stored.
 
-    PLAIN is one array on one device; MIRRORED one array with a copy on every device; ON_READ one
-    array of shape (num_replicas, ...), a component on each device.
+    PLAIN is an array on one device. MIRRORED is an array with a copy on every device. ON_READ is an
+    array of shape (num_replicas, ...), with a component on each device.
     """
 
     PLAIN = "plain"
@@ -54,32 +54,12 @@ def _parse(value: Any, kind: type[_E], argument: str) -> _E:
 
 
 def parse_synchronization(value: Any) -> VariableSynchronization:
-    """Returns the member that a value or one of Keras's strings stands for.
-
-    Args:
-        value: member, int, string in any case, or None for NONE.
-
-    Returns:
-        The member.
-
-    Raises:
-        ValueError: not known.
-    """
+    """Parses a member, an int, a string in any case, or None for NONE."""
     return _parse(value, VariableSynchronization, "synchronization")
 
 
 def parse_aggregation(value: Any) -> VariableAggregation:
-    """Returns the member that a value or one of Keras's strings stands for.
-
-    Args:
-        value: member, int, string in any case, or None for NONE.
-
-    Returns:
-        The member.
-
-    Raises:
-        ValueError: not known.
-    """
+    """Parses a member, an int, a string in any case, or None for NONE."""
     return _parse(value, VariableAggregation, "aggregation")
 
 
@@ -91,20 +71,10 @@ def choose_kind(
     num_replicas: int,
     name: str,
 ) -> VariableKind:
-    """Decides how a variable is stored.
-
-    Args:
-        synchronization: when its copies are brought together.
-        aggregation: how contributions are combined.
-        dtype: its dtype, as Keras names it.
-        num_replicas: replicas of the strategy that it is created under.
-        name: its name, for the message.
-
-    Returns:
-        The kind.
+    """Chooses the kind of a new variable from its annotations.
 
     Raises:
-        ValueError: annotations that make no sense with several replicas.
+        ValueError: The annotations make no sense with several replicas.
 
     Source: TF 2.21 distribute_lib.py, creator_with_resource_vars; values_util.py.
     """

@@ -1,4 +1,4 @@
-"""Which variables are divided over the devices of a replica, told by rules for their paths."""
+"""Layouts of variables: path rules that shard them over a replica's logical devices."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = [
     "stored_sharding",
 ]
 
-# What a layout calls the devices of a replica.
+# Name of the axis of a replica's devices in layouts.
 _LOGICAL = "logical"
 
 
 class Division:
-    """Along which axis the copies of a variable are divided over the devices of their replica.
+    """Axis along which a replica's copy of a variable is sharded over its logical devices.
 
-    Keras hands it from a variable to what an optimizer keeps for it.
+    Keras passes it from a variable to its optimizer slots.
 
     Args:
-        axis: of the variable, whose size the number of the devices divides.
-        rank: of the variable.
+        axis: sharded axis; its size is a multiple of the number of devices.
+        rank: rank of the variable.
     """
 
     def __init__(self, axis: int, rank: int) -> None:
@@ -42,36 +42,27 @@ class Division:
         self.rank = rank
 
     def sharding(self, topology: Topology) -> NamedSharding:
-        """Returns how the variable lies on devices.
-
-        Args:
-            topology: the devices of the replicas.
-        """
+        """Returns the sharding of the variable."""
         spec = PartitionSpec(*[None] * self.axis, topology.logical_axes)
         return NamedSharding(topology.mesh, spec)
 
     def fits(self, shape: Sequence[int], topology: Topology) -> bool:
-        """Tells whether a variable of some shape can be divided so.
-
-        Args:
-            shape: of the variable.
-            topology: the devices of the replicas.
-        """
+        """True if a variable of this shape can be sharded this way."""
         return len(shape) == self.rank and shape[self.axis] % topology.num_logical_devices == 0
 
 
 class VariableLayouts:
-    """Rules for dividing variables.
+    """Rules that shard variables over logical devices.
 
     Args:
-        layout_map: a `keras.distribution.LayoutMap`, or a mapping of its form: from patterns of
-            paths to tuples with an entry for each axis, `"logical"` where it is divided and None
-            elsewhere. A LayoutMap with a device mesh names the axis as its mesh does.
+        layout_map: a `keras.distribution.LayoutMap`, or a mapping from path patterns to tuples
+            with an entry for each axis: `"logical"` to shard it, else None. A LayoutMap with a
+            device mesh uses the mesh's axis name.
         topology: the devices of the replicas.
 
     Raises:
-        TypeError: no mapping, or a layout that is no tuple.
-        ValueError: a layout that divides by another axis, or twice.
+        TypeError: `layout_map` is not a mapping, or a layout is not a tuple.
+        ValueError: A layout shards by another axis, or more than once.
     """
 
     def __init__(self, layout_map: Any, topology: Topology) -> None:
@@ -98,21 +89,13 @@ class VariableLayouts:
         *,
         is_trainable: bool = True,
     ) -> Division | None:
-        """Returns how a variable is divided.
+        """Returns the division of a variable; None to leave it whole.
 
-        Args:
-            path: of the variable.
-            shape: of the variable.
-            inherited: of the variable that an optimizer keeps it for; it goes before the rules
-                where it fits the shape.
-            is_trainable: False for what stays whole where a rule does not fit its shape, such as
-                what an optimizer keeps for rows and columns.
-
-        Returns:
-            The division; None where no rule matches, or where it divides nothing.
+        For a slot, `inherited` is the trained variable's division, which wins over the rules if it
+        fits the shape. If a rule does not fit, a variable that is not trainable stays whole.
 
         Raises:
-            ValueError: several rules match, or a trainable variable cannot be divided so.
+            ValueError: Several rules match, or a rule does not fit a trainable variable.
         """
         if inherited is not None and inherited.fits(shape, self._topology):
             return inherited
@@ -145,20 +128,16 @@ class VariableLayouts:
         return None if axis is None or count == 1 else Division(axis, len(shape))
 
     def on(self, topology: Topology) -> VariableLayouts:
-        """Returns the same rules for other devices, to which the variables may go along.
-
-        Args:
-            topology: replicas of as many devices.
-        """
+        """Returns the same rules for other replicas with as many devices each."""
         layouts = copy.copy(self)
         layouts._topology, layouts._matched = topology, set(self._matched)
         return layouts
 
     def require_matches(self) -> None:
-        """Raises where a rule has matched no variable so far. Call when training starts.
+        """Checks that each rule has matched a variable. Call when training starts.
 
         Raises:
-            ValueError: there is such a rule.
+            ValueError: A rule has matched no variable.
         """
         unmatched = [pattern for pattern in self._axes if pattern not in self._matched]
         if unmatched:
@@ -178,7 +157,7 @@ class VariableLayouts:
 
 
 def _axis_names(layout_map: Any, topology: Topology) -> set[str]:
-    """What layouts may call the devices of a replica: the axes of a device mesh of their number."""
+    """Names of a replica's devices in layouts: mesh axes of their number, or "logical"."""
     mesh = getattr(layout_map, "device_mesh", None)
     if mesh is None or _LOGICAL in mesh.axis_names:
         return {_LOGICAL}
@@ -188,7 +167,7 @@ def _axis_names(layout_map: Any, topology: Topology) -> set[str]:
 
 
 def _divided_axis(pattern: str, layout: Any, names: set[str]) -> tuple[int, int | None]:
-    """How many axes a layout has, and which of them is divided."""
+    """Number of axes of a layout, and its sharded axis, if any."""
     axes = getattr(layout, "axes", layout)
     if not isinstance(axes, tuple | list):
         raise TypeError(
@@ -213,15 +192,12 @@ def _divided_axis(pattern: str, layout: Any, names: set[str]) -> tuple[int, int 
 
 
 def require_layouts_used(layouts: VariableLayouts | None, written: Iterable[Any]) -> None:
-    """Raises where a rule for layouts is of no use to the model that is trained.
+    """Checks that each layout rule matches a variable, if a step trains a strategy's variables.
 
-    Args:
-        layouts: of the strategy.
-        written: variables that a step assigns; one that assigns a strategy's trainable ones is
-            training.
+    `written` are the variables that the step assigns.
 
     Raises:
-        ValueError: there is such a rule.
+        ValueError: A rule matches no variable.
     """
     if layouts is None:
         return
@@ -230,12 +206,7 @@ def require_layouts_used(layouts: VariableLayouts | None, written: Iterable[Any]
 
 
 def stored_sharding(variable: Any, topology: Topology) -> NamedSharding:
-    """Returns how the storage of a variable lies on devices.
-
-    Args:
-        variable: of a strategy, or any other, of which each replica has a copy.
-        topology: the devices; those of its strategy, or others that take their place.
-    """
+    """Returns the sharding of a variable's storage; replicated outside every strategy."""
     home = home_of(variable)
     if home is None:
         return topology.replicated
@@ -246,13 +217,7 @@ def stored_sharding(variable: Any, topology: Topology) -> NamedSharding:
 
 
 def put_stored(variable: Any, value: Any, topology: Topology) -> Any:
-    """Returns a value as a variable stores it, where each replica has a copy.
-
-    Args:
-        variable: of a strategy.
-        value: array, the same on all processes.
-        topology: the devices of its strategy.
-    """
+    """Puts a value, the same on all processes, on devices as a mirrored variable stores it."""
     division: Division | None = getattr(variable, "division", None)
     if division is None:
         return topology.replicate(value)

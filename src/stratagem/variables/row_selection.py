@@ -1,4 +1,4 @@
-"""Which rows of an array an index needs: so that what has the others is not asked for them."""
+"""Selection of the rows that a NumPy index needs, and their split over shards."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from stratagem.messages import explain
 
 __all__ = ["Rows", "Selection", "as_slice", "local_rows", "select_rows"]
 
-Rows = range | np.ndarray  # numbers of rows; of an array in their order, each once
+Rows = range | np.ndarray  # row numbers; an array is sorted and has no duplicates
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What an index stands for.
+    """Rows that an index needs, and an equivalent index into these rows.
 
     Args:
-        rows: those that it needs; None for all.
-        index: that of the same elements in an array of these rows alone.
+        rows: row numbers; None for all rows.
+        index: picks the same elements from an array of these rows only.
     """
 
     rows: Rows | None
@@ -33,20 +33,12 @@ class Selection:
 
 
 def select_rows(index: Any, shape: Sequence[int], *, name: str) -> Selection:
-    """Says which rows an index needs.
-
-    Args:
-        index: what stands in brackets, as NumPy has it.
-        shape: of the array, which has at least one axis.
-        name: of the variable, for messages.
-
-    Returns:
-        The rows, and an index into these.
+    """Selects the rows that a NumPy index into an array of rank 1 or more needs.
 
     Raises:
-        TypeError: an index that is known only when a program runs.
-        IndexError: an index that the array does not have.
-        ValueError: a step of 0.
+        TypeError: The index is traced.
+        IndexError: The index is out of range.
+        ValueError: A slice has step 0.
 
     Example:
         >>> from stratagem.variables.row_selection import select_rows
@@ -68,22 +60,17 @@ def select_rows(index: Any, shape: Sequence[int], *, name: str) -> Selection:
 
 
 def as_slice(rows: range) -> slice:
-    """Returns the slice that picks rows, in their order."""
+    """Converts a range of row numbers to a slice."""
     if not rows:
         return slice(0, 0)
     return slice(rows.start, rows.stop if rows.stop >= 0 else None, rows.step)
 
 
 def local_rows(rows: Rows, rows_of_shards: Sequence[int]) -> list[Rows]:
-    """Says which rows belong to which shard.
+    """Splits row numbers over shards, as row numbers local to each shard.
 
-    Args:
-        rows: numbers in the whole; of a range with a negative step the result is that of the range
-            the other way round.
-        rows_of_shards: how many consecutive rows each shard has.
-
-    Returns:
-        For each shard the numbers in it of the rows that are its own.
+    `rows_of_shards` is the number of consecutive rows in each shard. A range with a negative step
+    is reversed first.
 
     Example:
         >>> from stratagem.variables.row_selection import local_rows
@@ -104,7 +91,7 @@ def local_rows(rows: Rows, rows_of_shards: Sequence[int]) -> list[Rows]:
 
 
 def _plain(item: Any, name: str) -> Any:
-    """An index that JAX takes, too, where it takes no lists."""
+    """Converts an index to a form that JAX accepts: it rejects lists."""
     if item is None or item is Ellipsis or isinstance(item, bool | int):
         return item
     if isinstance(item, slice):
@@ -134,7 +121,7 @@ def _require_known(item: Any, name: str) -> None:
 
 
 def _require(items: tuple[Any, ...], shape: tuple[int, ...], name: str) -> None:
-    """Lets NumPy check an index, on an array of that shape that takes no memory."""
+    """Checks an index with NumPy, on an array of that shape that takes no memory."""
     array = np.broadcast_to(np.False_, shape)
     try:
         array[items]
@@ -157,14 +144,14 @@ def _require(items: tuple[Any, ...], shape: tuple[int, ...], name: str) -> None:
 
 
 def _num_axes(item: Any) -> int:
-    """How many axes an index stands for."""
+    """Number of axes that an index consumes."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
     return item.ndim if isinstance(item, np.ndarray) and item.dtype == np.bool_ else 1
 
 
 def _first_axis(item: Any, num_rows: int) -> tuple[Rows, Any]:
-    """The rows that an index of axis 0 needs, and the index in these."""
+    """Rows that an index of axis 0 needs, and the index into these rows."""
     if isinstance(item, slice):
         return range(num_rows)[item], slice(None)
     if isinstance(item, int):
