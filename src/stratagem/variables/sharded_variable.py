@@ -1,4 +1,4 @@
-"""Several variables that are one, split along axis 0."""
+"""ShardedVariable: several variables used as one, split along axis 0."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _UNARY = ("neg", "pos", "abs", "invert")
 
 
 class ShardedVariable:
-    """A variable in shards: other variables, each of which holds consecutive rows of it.
+    """A variable split into shards: other variables that each hold consecutive rows.
 
-    A variable that a `ParameterServerStrategy` with a partitioner splits is one, and a Keras
-    variable too: its shards are on its servers. One that is made of a list stands for these
-    variables; Keras layers and optimizers do not know it, so give them `variables`.
+    A `ParameterServerStrategy` with a partitioner creates such variables, with shards on its
+    servers; these are Keras variables, too. One created from a list is not: pass its `variables`
+    to Keras layers and optimizers.
 
-    It counts as its value in arithmetic and where an array is expected. Of `variable[...]` only the
-    rows that are needed are read; likewise in `sg.nn.embedding_lookup(variable, ids)`.
+    Arithmetic and array arguments use its value. `variable[...]` and
+    `sg.nn.embedding_lookup(variable, ids)` read only the rows they need.
 
     Args:
         variables: the shards: Keras variables that differ in shape on axis 0 only.
         name: its name.
 
     Raises:
-        TypeError: anything but a list of Keras variables.
-        ValueError: they have different dtypes, or different shapes but for axis 0; or are scalars.
+        TypeError: `variables` is not a list of Keras variables.
+        ValueError: They are scalars, or differ in dtype or in shape beyond axis 0.
 
     Example:
         >>> shards = [keras.Variable([[1.0, 2.0], [3.0, 4.0]]), keras.Variable([[5.0, 6.0]])]
@@ -71,31 +71,31 @@ class ShardedVariable:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the variable."""
         return self._shard_name
 
     @property
     def dtype(self) -> str:
-        """That of all shards."""
+        """Dtype of all shards."""
         return self._variables[0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of all shards together."""
+        """Shape of the whole variable."""
         return (sum(self._num_rows()), *self._variables[0].shape[1:])
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """Number of axes."""
         return len(self.shape)
 
     @property
     def value(self) -> jax.Array:
-        """All rows as one array."""
+        """All rows, as one JAX array."""
         return jnp.concatenate([one.value for one in self._variables])
 
     def numpy(self) -> np.ndarray:
-        """Returns all rows as one array of NumPy."""
+        """Returns all rows, as one NumPy array."""
         return np.asarray(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -124,10 +124,10 @@ class ShardedVariable:
         return jnp.asarray(rows[selected.index])
 
     def take_rows(self, rows: Rows) -> Any:
-        """Returns some rows, as they are now.
+        """Reads some rows.
 
         Args:
-            rows: their numbers, known and in range; of an array in their order, each once.
+            rows: row numbers, in range and not traced; an array is sorted, without duplicates.
 
         Returns:
             Array of shape (len(rows), ...).
@@ -143,41 +143,41 @@ class ShardedVariable:
         """Sets all rows.
 
         Args:
-            value: of the whole shape.
+            value: array of the variable's shape.
 
         Returns:
-            Itself; in a replica function one on parameter servers returns the new value.
+            The variable; the new value, in a replica function with parameter servers.
 
         Raises:
-            ValueError: another shape.
+            ValueError: The value has another shape.
         """
         return self._assign("assign", value)
 
     def assign_add(self, value: Any) -> Any:
-        """Adds a value, which may be one for all rows; otherwise as `assign`."""
+        """Adds a value, which may broadcast; otherwise like `assign`."""
         return self._assign("assign_add", value)
 
     def assign_sub(self, value: Any) -> Any:
-        """Subtracts a value, which may be one for all rows; otherwise as `assign`."""
+        """Subtracts a value, which may broadcast; otherwise like `assign`."""
         return self._assign("assign_sub", value)
 
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Adds rows. Call anywhere.
+        """Adds rows. May be called in any context.
 
         Args:
-            sparse_delta: rows of shape (k, ...) and their indices in the whole variable; one past
-                the end stands for no row.
-            use_locking: accepted for the sake of moved code.
-            name: likewise.
+            sparse_delta: rows of shape (k, ...) and their indices in the whole variable; indices
+                past the end are ignored.
+            use_locking: ignored; accepted for compatibility with TensorFlow.
+            name: ignored, too.
 
         Returns:
-            As `assign`.
+            Same as `assign`.
 
         Raises:
-            TypeError: no `IndexedSlices`.
-            ValueError: their values and indices do not fit.
+            TypeError: `sparse_delta` is not an `IndexedSlices`.
+            ValueError: Its values and indices do not match.
 
         Source: TF 2.21 sharded_variable.py, ShardedVariableMixin.scatter_add.
         """
@@ -222,7 +222,7 @@ class ShardedVariable:
     def batch_scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Sets rows: with indices of one axis, which are all that may be, as `scatter_update`."""
+        """Same as `scatter_update`: indices have one axis."""
         return self.scatter_update(sparse_delta)
 
     def _num_rows(self) -> list[int]:
@@ -274,14 +274,10 @@ class ShardedVariable:
 
 
 def shards_of(variable: ShardedVariable, ids: Any) -> Iterator[tuple[Any, tuple[Any, Any]]]:
-    """Returns which rows of each shard are meant by numbers of rows of the whole.
+    """Yields each shard with its local row numbers, and a mask of the rows it holds.
 
-    Args:
-        variable: the whole.
-        ids: integers of any shape, perhaps traced; -1 is the last row.
-
-    Returns:
-        Each shard, with the numbers in it, and whether they are its own, both of the shape of ids.
+    `ids` are row numbers of the whole variable, of any shape and perhaps traced; -1 is the last
+    row. Both results have the shape of `ids`.
     """
     if not isinstance(ids, Tracer):
         ids = np.asarray(ids).astype(np.int64)
@@ -298,7 +294,7 @@ def shards_of(variable: ShardedVariable, ids: Any) -> Iterator[tuple[Any, tuple[
 
 
 def _slices_in(values: Any, ids: Any, are_own: Any) -> IndexedSlices:
-    """Those of one shard; where they are traced, all of them, and others point nowhere."""
+    """Slices of one shard; traced slices are all returned, with others' indices past the end."""
     if isinstance(ids, Tracer):
         return IndexedSlices(values, jnp.where(are_own, ids, jnp.iinfo(ids.dtype).max))
     return IndexedSlices(jnp.asarray(values)[are_own], ids[are_own])
