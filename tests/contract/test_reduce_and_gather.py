@@ -36,7 +36,7 @@ def test_equal_parts_are_reduced_over_replicas_or_over_rows_as_well(distributing
 def test_unequal_parts_are_reduced_over_true_rows(distributing, parts, total, mean) -> None:
     value = rows(distributing, *parts)
     for op in ("SUM", "MEAN"):
-        with pytest.raises(InvalidArgumentError, match="received parts of"):
+        with pytest.raises(InvalidArgumentError, match="received parts with"):
             distributing.reduce(op, value, axis=None)
     assert_plain(distributing.reduce("SUM", value, axis=0), total)
     assert_plain(distributing.reduce("MEAN", value, axis=0), mean)

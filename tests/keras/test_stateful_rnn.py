@@ -83,7 +83,7 @@ def test_batch_of_another_size_is_refused() -> None:
 
 def test_workers_with_batches_of_their_own_are_refused() -> None:
     model = _stateful(keras.layers.LSTM, run_eagerly=False)
-    strategy = SimpleNamespace(serves_all=True)
+    strategy = SimpleNamespace(placement=SimpleNamespace(is_remote=True))
     context = SimpleNamespace(strategy=strategy, global_num_examples=5, num_replicas_in_sync=1)
     with pytest.raises(ValueError, match=r"(?s)which is stateful.*Fix: leave stateful=True out"):
         check_batch_size(model.layers[0], _X[:5], context)

@@ -45,7 +45,7 @@ def test_all_save_after_one_step_and_leave(tmp_path: Path) -> None:
     _check_left_together(tmp_path, every, at_step=20)
     assert "saved after step 2" in every[0].errors
     assert "another process was notified" in every[0].errors
-    assert "SIGTERM came to process" in every[1].errors
+    assert "SIGTERM was sent to process" in every[1].errors
 
 
 @pytest.mark.slow

@@ -304,7 +304,7 @@ def test_program_of_a_step_with_a_shared_table() -> None:
         assert [one.name for one in programs] == ["replicas"]
         (program,) = programs
         text = program.function.lower(*program.shapes).as_text()
-    assert {one.keeping.topology for one in model.weights if one.keeping} == {planned.topology}
+    assert {one.store.topology for one in model.weights if one.store} == {planned.topology}
     assert "all_gather" in text  # the ids: rows are exchanged within
     halves = 4 * _NUM_ROWS * _ROW // 2
     sizes = sorted(map(device_bytes, program.lasting))

@@ -168,8 +168,8 @@ def test_without_steps_of_a_call_they_have_to_be_told() -> None:
             TypeError,
             "experimental_spmd_xla_partitioning=1 is no bool",
         ),
-        ({"steps_per_run": 0}, ValueError, "steps_per_run=0 is no number of steps"),
-        ({"steps_per_run": True}, ValueError, "steps_per_run=True is no number of steps"),
+        ({"steps_per_run": 0}, ValueError, "steps_per_run=0 is not a number of steps"),
+        ({"steps_per_run": True}, ValueError, "steps_per_run=True is not a number of steps"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments, error, message) -> None:

@@ -283,5 +283,5 @@ def test_it_is_saved_and_restored_in_other_shards(made, tmp_path) -> None:
     sg.train.Checkpoint(table=whole).restore(path)
     np.testing.assert_array_equal(whole, VALUES)
     less = sg.ShardedVariable([keras.Variable(np.zeros((3, 3), "float32")) for _ in range(3)])
-    with pytest.raises(ValueError, match=r"table/value has shape \(9, 3\) here and \(10, 3\) in"):
+    with pytest.raises(ValueError, match=r"table/value has shape \(9, 3\) here but \(10, 3\) in"):
         sg.train.Checkpoint(table=less).restore(path)

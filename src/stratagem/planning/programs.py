@@ -54,14 +54,14 @@ def _moved_to(variables: Iterable[Any], topology: Topology) -> Generator[None]:
     moved: list[tuple[Any, Any]] = []
     try:
         for variable in variables:
-            keeping = store_of(variable)
-            if isinstance(keeping, ShardedStore):
-                moved.append((variable, keeping))
-                variable.store = dataclasses.replace(keeping, topology=topology)
+            store = store_of(variable)
+            if isinstance(store, ShardedStore):
+                moved.append((variable, store))
+                variable.store = dataclasses.replace(store, topology=topology)
         yield
     finally:
-        for variable, keeping in moved:
-            variable.store = keeping
+        for variable, store in moved:
+            variable.store = store
 
 
 def variables_of(trace: Trace) -> list[Any]:
@@ -77,19 +77,19 @@ def device_bytes(shape: jax.ShapeDtypeStruct) -> int:
     return math.prod(part) * shape.dtype.itemsize
 
 
-def is_held_by_host(keeping: Store | None) -> bool:
+def is_held_by_host(store: Store | None) -> bool:
     """Returns True if a variable takes no device memory between steps."""
-    return keeping is not None and (keeping.is_pinned or not keeping.is_on_replicas)
+    return store is not None and (store.is_pinned or not store.is_on_replicas)
 
 
-def held_bytes(variable: Any, topology: Topology, keeping: Store | None = None) -> int:
+def held_bytes(variable: Any, topology: Topology, store: Store | None = None) -> int:
     """Returns the bytes that one device stores for a variable between steps."""
     shape = tuple(variable.shape)
     home = home_of(variable)
-    if is_held_by_host(keeping):
+    if is_held_by_host(store):
         return 0
-    if keeping is not None:
-        shape = keeping.sharding(shape).shard_shape(shape)
+    if store is not None:
+        shape = store.sharding(shape).shard_shape(shape)
     elif home is not None and home.kind is not VariableKind.ON_READ:  # one component per replica
         shape = stored_sharding(variable, topology).shard_shape(shape)
     return math.prod(shape) * jax.numpy.dtype(variable.dtype).itemsize

@@ -193,7 +193,7 @@ def test_setting_that_comes_too_late_is_told(forked, tmp_path) -> None:
     text = "import settings\nimport stratagem as sg\nsg.MirroredStrategy()"
     code, _, err = ended(forked(text))
     assert code == 1
-    assert "RuntimeError: The program sets JAX_ENABLE_X64 to '1', but JAX was loaded" in err
+    assert "RuntimeError: The program sets JAX_ENABLE_X64 to '1', but the launcher" in err
 
 
 def test_task_with_other_settings_is_started_anew(warm, tmp_path) -> None:
