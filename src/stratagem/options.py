@@ -39,7 +39,7 @@ class VariableSynchronization(enum.IntEnum):
 
 
 class VariableAggregation(enum.IntEnum):
-    """How the values that replicas assign to a variable are combined.
+    """Combination of the values that replicas assign to a variable.
 
     Keras's strings `"none"`, `"sum"`, `"mean"` and `"only_first_replica"` are equivalent.
 
@@ -191,7 +191,7 @@ class InputContext:
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How several processes split the examples of one dataset.
+    """Split of one dataset's examples between processes.
 
     OFF: every process reads the whole dataset. AUTO: FILE if there are enough files, otherwise
     DATA. FILE: each process reads its own files. DATA: each process reads everything and keeps its

@@ -68,6 +68,14 @@ def weights(of: keras.Model) -> list[np.ndarray]:
     return [np.asarray(one.value) for one in of.variables]
 
 
+def test_it_has_no_coordinator(cluster) -> None:
+    with (
+        worker(cluster, 0) as strategy,
+        pytest.raises(RuntimeError, match="leave independent=True out"),
+    ):
+        sg.coordinator.ClusterCoordinator(strategy)
+
+
 def test_one_worker_trains_as_one_device_does(cluster) -> None:
     alone = model(3)
     expected = alone.fit(X, Y, validation_data=(X[:20], Y[:20]), **FIT).history

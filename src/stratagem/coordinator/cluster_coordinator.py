@@ -16,6 +16,7 @@ from stratagem.coordinator.progress import drawn_progress
 from stratagem.coordinator.remote_value import RemoteValue
 from stratagem.coordinator.shipping import Shipments, inputs_of
 from stratagem.coordinator.stalls import StallWatch
+from stratagem.coordinator.start_errors import not_the_coordinator
 from stratagem.coordinator.structures import map_structure
 from stratagem.coordinator.transient_failures import TransientFailures
 from stratagem.coordinator.worker_link import WorkerLink
@@ -63,7 +64,7 @@ class ClusterCoordinator(Closing):
             executor = strategy.executor
             executor.check_scope()
             if not isinstance(executor, Scheduling):
-                raise _not_the_coordinator()
+                raise not_the_coordinator()
             if executor.coordinator is None:
                 made = object.__new__(cls)
                 made._begin(strategy)
@@ -406,13 +407,3 @@ class _Iterator:
         """Returns the iterator."""
         source = self._dataset_or_fn
         return iter(source if hasattr(source, "__iter__") else source())
-
-
-def _not_the_coordinator() -> RuntimeError:
-    return RuntimeError(
-        explain(
-            "A ClusterCoordinator was made in a worker that runs a program of its own.",
-            expected="strategy.run, or fit, in this program.",
-            fix="leave independent=True out if one process coordinates the others.",
-        )
-    )

@@ -15,6 +15,7 @@ from stratagem import environment
 from stratagem.cluster import id_in_cluster
 from stratagem.cluster.addresses import split_address
 from stratagem.coordinator.served_cluster import ServedCluster
+from stratagem.coordinator.start_errors import not_the_coordinator
 from stratagem.errors import DeadlineExceededError
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
@@ -89,13 +90,7 @@ class SharedCluster(Closing):
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError(
-            explain(
-                "A ClusterCoordinator was made in a worker that runs a program of its own.",
-                expected="strategy.run, or fit, in this program.",
-                fix="leave independent=True out where one process is to coordinate the others.",
-            )
-        )
+        raise not_the_coordinator()
 
     def next_training(self) -> int:
         """Returns the number of the training that this program comes to now, from 1."""

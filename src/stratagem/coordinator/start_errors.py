@@ -5,7 +5,14 @@ from __future__ import annotations
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
 
-__all__ = ["cannot_start", "died_at_start", "lost_too_often", "not_started", "watched_twice"]
+__all__ = [
+    "cannot_start",
+    "died_at_start",
+    "lost_too_often",
+    "not_started",
+    "not_the_coordinator",
+    "watched_twice",
+]
 
 
 def cannot_start(name: str, error: BaseException) -> RuntimeError:
@@ -62,5 +69,16 @@ def watched_twice(kind: str) -> RuntimeError:
             f"watch() was called twice for processes of kind {kind!r}.",
             expected="one call of watch().",
             fix="pass callbacks that notify every listener.",
+        )
+    )
+
+
+def not_the_coordinator() -> RuntimeError:
+    """Error of a `ClusterCoordinator` that an independent worker creates."""
+    return RuntimeError(
+        explain(
+            "A ClusterCoordinator was made in a worker that runs a program of its own.",
+            expected="strategy.run, or fit, in this program.",
+            fix="leave independent=True out if one process coordinates the others.",
         )
     )

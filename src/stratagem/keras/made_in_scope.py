@@ -71,7 +71,7 @@ def adopt_new(variables: Iterable[Any], strategy: Any) -> None:
         variables: of an optimizer or a metric.
         strategy: of the model that they are for.
     """
-    if strategy.placement.is_remote:  # servers are told of variables when these are made
+    if strategy.placement.is_remote:  # servers get a variable only when it is created
         return
     for variable in variables:
         if home_of(variable) is None:

@@ -38,3 +38,7 @@ class NonTraining(Lockstep):
     def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NoReturn:
         """Raises a RuntimeError."""
         self.check_scope()
+
+    def run_steps(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises a RuntimeError."""
+        self.check_scope()

@@ -125,7 +125,7 @@ class Collector:
 
     @property
     def records(self) -> Any:
-        """Whether anything is recorded; may be traced."""
+        """True if anything is recorded; may be a traced value."""
         return self._records
 
     @property
