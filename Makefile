@@ -5,7 +5,7 @@
 #   PYTHON=...   interpreter of the main environment (3.11 to 3.13)
 #   ARGS=...     arguments of `make train` and its like, for example ARGS="--strategy one_device"
 #   BENCH=...    one benchmark by name; without it, all
-#   TESTS=...    what the pytest of `make test`, `make test-newest-all`, `make test-tpu` and `make test-third-party` gets, for example TESTS="tests/context -x"
+#   TESTS=...    what the pytest of `make test`, `make test-slow`, `make test-newest-all`, `make test-tpu` and `make test-third-party` gets, for example TESTS="tests/context -x"
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
@@ -119,9 +119,13 @@ test: ## all that CI runs; pytest's own summary comes last
 	@$(MAKE) compatibility
 	$(QUICKLY) .venv/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(TESTS)
 
+.PHONY: check
+check: $(MAIN) ## lint, types and tests of what changed since BASE (main), in about a minute
+	@$(QUICKLY) .venv/bin/python -m tests.changed $(or $(BASE),main)
+
 .PHONY: test-slow
 test-slow: $(MAIN) ## the tests that take minutes
-	.venv/bin/python -m pytest -m slow
+	.venv/bin/python -m pytest -m slow --numprocesses 2 --dist loadfile $(TESTS)
 
 .PHONY: test-tpu
 test-tpu: $(TPU) ## training steps compiled for TPUs of 8 to 256 chips; needs no TPU
@@ -133,7 +137,7 @@ test-gpu: $(GPU) ## the training step compiled for eight H100; needs no GPU
 
 .PHONY: test-peers
 test-peers: $(PEERS) ## the tests of datasets of TensorFlow, PyTorch and Hugging Face
-	.venv-peers/bin/python -m pytest tests/input/sources tests/keras/test_data_sources.py
+	.venv-peers/bin/python -m pytest tests/input/sources tests/keras/training/test_data_sources.py
 
 .PHONY: test-keras
 test-keras: $(MAIN) ## Keras's own tests with each strategy as the current one; ARGS=--record renews the list
@@ -148,6 +152,10 @@ lint: $(MAIN) ## ruff (rules and format) and codespell
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/codespell
+
+.PHONY: prose
+prose: $(MAIN) ## worn phrases, openings of docstrings and long sentences; not yet part of lint
+	.venv/bin/python -m tests.prose
 
 .PHONY: types
 types: $(MAIN) ## pyright, strict on src/

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.workers.keras_models import build_model, compile_model
 from stratagem.execution import batch_arguments
 from stratagem.input.batches import place, take_batch
-from stratagem.keras.replica_steps import ReplicaSteps
+from stratagem.keras.training.replica_steps import ReplicaSteps
 
 __all__ = ["describe"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.workers.keras_models import build_model, compile_model, fit_arguments
 from stratagem.execution import batch_arguments
 from stratagem.input.batches import place, take_batch
-from stratagem.keras.replica_steps import ReplicaSteps
+from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.planning import CompilerMemory
 
 __all__ = ["describe"]

@@ -92,7 +92,7 @@ class PlacedTraining:
             shuffle=False,
             verbose=0,
         )
-        jax.block_until_ready([variable.kept for variable in self._variables()])
+        jax.block_until_ready([variable.stored for variable in self._variables()])
         return {
             "seconds": time.perf_counter() - start_s,
             "steps": num_epochs * self._options.steps_per_epoch,

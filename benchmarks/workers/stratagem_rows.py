@@ -28,8 +28,11 @@ from benchmarks.workers.parameter_server_work import (
 )
 from benchmarks.workers.protocol import serve_questions
 from benchmarks.workers.server_processes import start_server
-from stratagem.keras.served_update import KerasUpdate
-from stratagem.servers import ClusterKeys, Connections, ServerClient, ShardPlacer
+from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.shard_layout import ShardPlacer
+from stratagem.parameter_server.keras.update_rule import KerasUpdate
+from stratagem.parameter_server.transport.connection import Connections
+from stratagem.parameter_server.transport.keys import ClusterKeys
 
 __all__ = ["first_values", "prepare", "start_servers"]
 

@@ -6,7 +6,8 @@ import sys
 
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 
-from stratagem.servers import ClusterKeys, ParameterServer
+from stratagem.parameter_server.server.server import ParameterServer
+from stratagem.parameter_server.transport.keys import ClusterKeys
 
 __all__ = ["main"]
 

@@ -76,6 +76,9 @@ if TYPE_CHECKING:
     from stratagem.options import ValueContext as ValueContext
     from stratagem.options import VariableAggregation as VariableAggregation
     from stratagem.options import VariableSynchronization as VariableSynchronization
+    from stratagem.parameter_server.strategy.parameter_server_strategy import (
+        ParameterServerStrategy as ParameterServerStrategy,
+    )
     from stratagem.planning import plan as plan
     from stratagem.preemption import PreemptionWatcher as PreemptionWatcher
     from stratagem.preemption import TerminationConfig as TerminationConfig
@@ -83,21 +86,30 @@ if TYPE_CHECKING:
     from stratagem.remote import connect_to_cluster as connect_to_cluster
     from stratagem.remote import run_standard_server as run_standard_server
     from stratagem.remote import run_standard_server as run_standard_tensorflow_server
-    from stratagem.strategies import CentralStorageStrategy as CentralStorageStrategy
-    from stratagem.strategies import CollectiveAllReduceStrategy as CollectiveAllReduceStrategy
-    from stratagem.strategies import CrossDeviceOps as CrossDeviceOps
-    from stratagem.strategies import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
-    from stratagem.strategies import HybridStrategy as HybridStrategy
-    from stratagem.strategies import MirroredStrategy as MirroredStrategy
-    from stratagem.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
-    from stratagem.strategies import NcclAllReduce as NcclAllReduce
-    from stratagem.strategies import OneDeviceStrategy as OneDeviceStrategy
-    from stratagem.strategies import ParameterServerStrategy as ParameterServerStrategy
-    from stratagem.strategies import ReductionToOneDevice as ReductionToOneDevice
-    from stratagem.strategies import RingAllReduce as RingAllReduce
-    from stratagem.strategies import Strategy as Strategy
-    from stratagem.strategies import StrategyExtended as StrategyExtended
-    from stratagem.strategies import TPUStrategy as TPUStrategy
+    from stratagem.strategies.base.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+    from stratagem.strategies.base.cross_device_ops import (
+        HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
+    )
+    from stratagem.strategies.base.cross_device_ops import NcclAllReduce as NcclAllReduce
+    from stratagem.strategies.base.cross_device_ops import (
+        ReductionToOneDevice as ReductionToOneDevice,
+    )
+    from stratagem.strategies.base.cross_device_ops import RingAllReduce as RingAllReduce
+    from stratagem.strategies.base.extended import StrategyExtended as StrategyExtended
+    from stratagem.strategies.base.strategy import Strategy as Strategy
+    from stratagem.strategies.central_storage import (
+        CentralStorageStrategy as CentralStorageStrategy,
+    )
+    from stratagem.strategies.hybrid import HybridStrategy as HybridStrategy
+    from stratagem.strategies.mirrored import MirroredStrategy as MirroredStrategy
+    from stratagem.strategies.multi_worker_mirrored import (
+        CollectiveAllReduceStrategy as CollectiveAllReduceStrategy,
+    )
+    from stratagem.strategies.multi_worker_mirrored import (
+        MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+    )
+    from stratagem.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+    from stratagem.strategies.tpu import TPUStrategy as TPUStrategy
     from stratagem.values import DistributedValues as DistributedValues
     from stratagem.values import IndexedSlices as IndexedSlices
     from stratagem.values import Mirrored as Mirrored

@@ -134,7 +134,7 @@ class RunOptions:
 
 
 class InputReplicationMode(enum.Enum):
-    """How often the function of `distribute_datasets_from_function` is called.
+    """Number of calls of the function of `distribute_datasets_from_function`.
 
     Source: TF 2.21 distribute_lib.py, InputReplicationMode.
     """

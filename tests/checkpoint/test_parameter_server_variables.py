@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.coordinator.clusters import local_strategy
+from tests.parameter_server.clusters import local_strategy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),

@@ -96,6 +96,9 @@ def test_example_in_a_process_of_its_own(tmp_path) -> None:
         env=environment.snapshot(),
     )
     assert ended.returncode == 0, ended.stderr
-    assert "01_train_digits.py on 8xH100: 66 k parameters, batch 128" in ended.stdout
+    assert (
+        "01_train_digits.py on 8xH100: 66 k parameters, global batch 128, 16 per device"
+        in ended.stdout
+    )
     told = json.loads((tmp_path / "plan.json").read_text())
     assert told["memory"]["parameters_bytes"] == 4 * 65_994

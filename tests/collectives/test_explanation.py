@@ -5,8 +5,8 @@ from __future__ import annotations
 import stratagem as sg
 from stratagem.collectives import MeasuredChoice
 from stratagem.collectives.choice import Algorithm, choose
-from stratagem.strategies.automatic import AutomaticOps
-from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.strategy import Strategy
 from stratagem.topology import Topology, find_devices
 
 FOUR = [f"cpu:{index}" for index in range(4)]

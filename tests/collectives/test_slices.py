@@ -14,8 +14,8 @@ import stratagem as sg
 from stratagem.collectives import Algorithm, ReplicaAxis, axis
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.keras import lower_training_step
-from stratagem.strategies import CompileOnlyStrategy
-from stratagem.strategies.automatic import AutomaticOps
+from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.compile_only import CompileOnlyStrategy
 from stratagem.topology import Topology
 from tests.parity.comparison import (
     Scope,

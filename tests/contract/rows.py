@@ -13,7 +13,7 @@ import stratagem as sg
 from stratagem.strategies.offloaded_state import pinned_host_store
 from stratagem.topology import Topology, find_devices
 from stratagem.variables import ShardedStore, UniformPlacement
-from tests.coordinator.clusters import ThreadCluster
+from tests.parameter_server.clusters import ThreadCluster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _served(num_replicas: int, *told_by: str) -> Row:
     """All variables on a parameter server, but what each process has for itself."""
 
     def make() -> sg.Strategy:
-        maker = "stratagem.strategies.table_servers.make_cluster"
+        maker = "stratagem.parameter_server.strategy.table_servers.start_cluster"
         with mock.patch(maker, lambda plan: ThreadCluster(plan.num_servers, [])):
             return sg.HybridStrategy(_names(num_replicas), placement={"": "server"}, num_servers=1)
 

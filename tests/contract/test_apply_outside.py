@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.keras.served_optimizer import is_served
+from stratagem.variables import is_remote
 from tests.contract.parts import split
 
 _START = np.asarray([1.0, -2.0, 3.0, 0.5], "float32")
@@ -110,7 +110,7 @@ def test_plain_gradients_in_merge_call_update_all_copies(strategy: sg.Strategy) 
     def step() -> None:
         sg.get_replica_context().merge_call(merged)
 
-    if is_served([weight]):
+    if is_remote(weight):
         with pytest.raises(NotImplementedError, match="apply in the replica function, which sums"):
             strategy.run(step)
         return

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from stratagem.cli import main
 from stratagem.goodput import CAUSES, read_run
-from stratagem.goodput.events import EndEvent, Event, StartEvent, StepEvent
+from stratagem.run_events.records import EndEvent, Event, StartEvent, StepEvent
 from tests.fresh_process import run_fresh
 from tests.goodput.runs import long_run, write
 

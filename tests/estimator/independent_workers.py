@@ -12,11 +12,11 @@ import keras
 import numpy as np
 
 import stratagem as sg
+from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.server.updates import ASYNCHRONOUS
+from stratagem.parameter_server.strategy.process_parts import independent_parts
 from stratagem.remote.ray.server_registry import ServerRegistry
-from stratagem.servers import ASYNCHRONOUS
-from stratagem.strategies import RemoteStateStrategy
-from stratagem.strategies.process_parts import independent_parts
-from tests.coordinator.clusters import ThreadCluster
+from tests.parameter_server.clusters import ThreadCluster
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(96, 4)).astype("float32")

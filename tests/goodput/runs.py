@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stratagem.goodput import Account
-from stratagem.goodput.events import (
+from stratagem.goodput.reader import ProcessEvents, RunEvents
+from stratagem.run_events.records import (
     EndEvent,
     Event,
     FailureEvent,
@@ -19,7 +20,6 @@ from stratagem.goodput.events import (
     StepEvent,
     encode,
 )
-from stratagem.goodput.reader import ProcessEvents, RunEvents
 
 EPOCH_S = 1000.0
 

@@ -8,7 +8,7 @@ import pytest
 
 from stratagem.errors import NotFoundError
 from stratagem.goodput import read_run
-from stratagem.goodput.events import Event, encode
+from stratagem.run_events.records import Event, encode
 from tests.goodput.runs import end, first_step, gang_restart, process, restored, save, write
 
 

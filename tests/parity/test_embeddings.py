@@ -11,7 +11,7 @@ import pytest
 
 from stratagem.execution import batch_arguments
 from stratagem.input.batches import place, take_batch
-from stratagem.keras.replica_steps import ReplicaSteps
+from stratagem.keras.training.replica_steps import ReplicaSteps
 from tests.parity.comparison import (
     NUM_EXAMPLES,
     Scope,

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import stratagem as sg
-from stratagem.keras.planned_models import training_step
+from stratagem.keras.training.planned_models import training_step
 from stratagem.planning import Plan, parse_target
 from stratagem.planning.programs import device_bytes, step_programs
 from stratagem.planning.report import show
@@ -210,7 +210,7 @@ def test_a_large_model_with_a_shared_table_takes_no_memory_here(monkeypatch) -> 
         made.append(int(np.prod(shape)))
         return full(shape, *args, **kwargs)
 
-    monkeypatch.setattr("stratagem.keras.table_rows.jnp.full", counted)
+    monkeypatch.setattr("stratagem.keras.numerics.table_rows.jnp.full", counted)
     plan = sg.plan(_table, _IDS, "2xH100", shard_state="all")
     assert plan.memory.optimizer_bytes > 2**20
     assert max(made) == 1

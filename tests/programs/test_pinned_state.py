@@ -15,7 +15,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.execution import program_of
-from stratagem.keras.planned_models import training_step
+from stratagem.keras.training.planned_models import training_step
 from stratagem.planning.programs import step_programs
 from stratagem.planning.targets import parse_target
 from stratagem.topology import Topology

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from stratagem.keras import lower_training_step
-from stratagem.strategies import CompileOnlyStrategy
+from stratagem.strategies.compile_only import CompileOnlyStrategy
 from tests.programs import models
 from tests.programs.absent_chips import QUICKLY, chips_of
 from tests.programs.schedule import Schedule

@@ -15,8 +15,8 @@ import pytest
 
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.keras import lower_training_step
-from stratagem.strategies import CompileOnlyStrategy
-from stratagem.strategies.automatic import AutomaticOps
+from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.compile_only import CompileOnlyStrategy
 from stratagem.topology.tpu_coordinates import in_ring_order, tpu_topology_of
 from tests.programs import models
 from tests.programs.absent_chips import QUICKLY, chips_of

@@ -9,7 +9,7 @@ import jax
 import keras
 
 from stratagem.keras import lower_training_step
-from stratagem.strategies import CompileOnlyStrategy
+from stratagem.strategies.compile_only import CompileOnlyStrategy
 from stratagem.topology import Topology
 
 

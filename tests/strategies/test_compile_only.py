@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import stratagem as sg
-from stratagem.strategies import CompileOnlyStrategy
+from stratagem.strategies.compile_only import CompileOnlyStrategy
 
 
 def test_replicas_are_the_devices() -> None:

@@ -8,7 +8,8 @@ import jax
 import pytest
 
 import stratagem as sg
-from stratagem.strategies import DefaultStrategy, Strategy
+from stratagem.strategies.base.default import DefaultStrategy
+from stratagem.strategies.base.strategy import Strategy
 from stratagem.topology import Topology, find_devices
 
 

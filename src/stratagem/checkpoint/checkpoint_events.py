@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from stratagem.goodput import current_events
+from stratagem.run_events import current_events
 
 __all__ = [
     "record_async_save",

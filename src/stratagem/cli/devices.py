@@ -9,7 +9,8 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from stratagem.strategies import MirroredStrategy, OneDeviceStrategy
+from stratagem.strategies.mirrored import MirroredStrategy
+from stratagem.strategies.one_device import OneDeviceStrategy
 from stratagem.topology import local_devices
 
 __all__ = ["device_names", "memory_text", "show"]

@@ -18,7 +18,7 @@ from stratagem.values import IndexedSlices, Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
 
 if TYPE_CHECKING:
-    from stratagem.strategies import Strategy
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["Communicator", "MeshCommunicator", "SoleCommunicator"]
 

@@ -17,7 +17,7 @@ from stratagem.collectives.packing import (
 from stratagem.topology import Topology
 
 if TYPE_CHECKING:
-    from stratagem.strategies import Strategy
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["explain"]
 

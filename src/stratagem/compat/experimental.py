@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
 
 if TYPE_CHECKING:
-    from stratagem import strategies
     from stratagem.cluster import ClusterResolver
+    from stratagem.strategies import multi_worker_mirrored, tpu
     from stratagem.topology.device_assignment import DeviceAssignment
 
 __all__ = ["MultiWorkerMirroredStrategy", "TPUStrategy"]
@@ -33,7 +33,7 @@ def MultiWorkerMirroredStrategy(  # noqa: N802 - stands for a class
     communication: CommunicationImplementation | str = CommunicationImplementation.AUTO,
     cluster_resolver: ClusterResolver | None = None,
     communication_options: CommunicationOptions | None = None,
-) -> strategies.MultiWorkerMirroredStrategy:
+) -> multi_worker_mirrored.MultiWorkerMirroredStrategy:
     """Creates an `sg.MultiWorkerMirroredStrategy` with the signature of TensorFlow 2.2.
 
     Args:
@@ -66,7 +66,7 @@ def TPUStrategy(  # noqa: N802 - stands for a class
     device_assignment: DeviceAssignment | None = None,
     *,
     steps_per_run: int | None = None,
-) -> strategies.TPUStrategy:
+) -> tpu.TPUStrategy:
     """Creates an `sg.TPUStrategy` with the signature of TensorFlow 2.2.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stratagem.strategies import Strategy
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = [
     "FunctionTrace",

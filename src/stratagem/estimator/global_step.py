@@ -7,7 +7,7 @@ from typing import Any
 
 from stratagem.context import get_strategy
 from stratagem.estimator.steps.variable_store import GLOBAL_STEP, current_store
-from stratagem.keras.variable_creation import Variable
+from stratagem.keras.variables.variable_creation import Variable
 
 __all__ = ["get_global_step", "get_or_create_global_step"]
 

@@ -73,6 +73,14 @@ class Executor(Protocol):
         """
         ...
 
+    def settle(self) -> None:
+        """Waits until all scheduled work has ended; raises the error of work that failed."""
+        ...
+
+    def close(self) -> None:
+        """Ends what the executor has started, such as workers."""
+        ...
+
     def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
         """Runs a trace that writes no variable, and returns its results for all replicas.
 

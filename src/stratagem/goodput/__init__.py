@@ -2,9 +2,9 @@
 
 from stratagem.goodput.account import CAUSES, Account, Span, account_for
 from stratagem.goodput.failures import Failure
-from stratagem.goodput.process_writer import close_events, current_events, step
 from stratagem.goodput.reader import RunEvents, read_run
-from stratagem.goodput.writer import EventWriter
+from stratagem.run_events.process_writer import close_events, current_events, step
+from stratagem.run_events.writer import EventWriter
 
 __all__ = [
     "Account",

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from stratagem.goodput.events import EndEvent
 from stratagem.goodput.failures import Failure, failures_of
 from stratagem.goodput.history import (
     CheckpointStall,
@@ -20,6 +19,7 @@ from stratagem.goodput.history import (
     history_of,
 )
 from stratagem.goodput.reader import ProcessEvents, RunEvents
+from stratagem.run_events.records import EndEvent
 
 __all__ = ["Account", "CAUSES", "Span", "account_for"]
 

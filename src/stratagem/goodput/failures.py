@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from stratagem.goodput.events import (
+from stratagem.goodput.history import CheckpointStall, StepTimes
+from stratagem.goodput.reader import ProcessEvents
+from stratagem.run_events.records import (
     EndEvent,
     FailureEvent,
     NoticeEvent,
@@ -14,8 +16,6 @@ from stratagem.goodput.events import (
     StartEvent,
     StepEvent,
 )
-from stratagem.goodput.history import CheckpointStall, StepTimes
-from stratagem.goodput.reader import ProcessEvents
 
 __all__ = ["Failure", "failures_of"]
 

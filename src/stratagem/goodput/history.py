@@ -7,14 +7,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
-from stratagem.goodput.events import (
+from stratagem.goodput.reader import ProcessEvents
+from stratagem.run_events.records import (
     FailureEvent,
     RestoredEvent,
     SaveEndedEvent,
     SaveStartedEvent,
     StepEvent,
 )
-from stratagem.goodput.reader import ProcessEvents
 
 __all__ = [
     "CheckpointStall",

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from stratagem.errors import NotFoundError
-from stratagem.goodput.events import Event, StartEvent, decode
 from stratagem.messages import explain
+from stratagem.run_events.records import Event, StartEvent, decode
 
 __all__ = ["ProcessEvents", "RunEvents", "read_run"]
 

@@ -107,7 +107,7 @@ class DistributedDataset:
 
     @property
     def options(self) -> InputOptions:
-        """How batches reach the devices."""
+        """Options of the transfer of batches to the devices."""
         return self._options
 
     @property

@@ -2,18 +2,18 @@
 
 from stratagem.keras.seam import install
 
-from stratagem.keras.backup_and_restore import BackupAndRestore  # isort: skip
-from stratagem.keras.dataset_creator import DatasetCreator  # isort: skip
-from stratagem.keras.losses import compute_average_loss, scale_regularization_loss  # isort: skip
-from stratagem.keras.lowering import lower_training_step  # isort: skip
-from stratagem.keras.model import compile, strategy_of  # isort: skip
-from stratagem.keras.optimizer import apply_gradients  # isort: skip
-from stratagem.keras.random_state import RandomState  # isort: skip
-from stratagem.keras.sidecar_evaluator import SidecarEvaluation, SidecarEvaluator  # isort: skip
-from stratagem.keras.sidecar_export import SidecarEvaluatorModelExport  # isort: skip
-from stratagem.keras.tensorboard import TensorBoard  # isort: skip
-from stratagem.keras.variable import DistributedVariable  # isort: skip
-from stratagem.keras.variable_creation import Variable  # isort: skip
+from stratagem.keras.callbacks.backup_and_restore import BackupAndRestore  # isort: skip
+from stratagem.keras.training.dataset_creator import DatasetCreator  # isort: skip
+from stratagem.keras.numerics.losses import compute_average_loss, scale_regularization_loss  # isort: skip
+from stratagem.keras.training.lowering import lower_training_step  # isort: skip
+from stratagem.keras.training.model import compile, strategy_of  # isort: skip
+from stratagem.keras.numerics.optimizer import apply_gradients  # isort: skip
+from stratagem.keras.numerics.random_state import RandomState  # isort: skip
+from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluation, SidecarEvaluator  # isort: skip
+from stratagem.keras.evaluation.sidecar_export import SidecarEvaluatorModelExport  # isort: skip
+from stratagem.keras.callbacks.tensorboard import TensorBoard  # isort: skip
+from stratagem.keras.variables.variable import DistributedVariable  # isort: skip
+from stratagem.keras.variables.variable_creation import Variable  # isort: skip
 
 __all__ = [
     "BackupAndRestore",

@@ -1,48 +1,48 @@
 """Installation of every replacement in Keras, on import."""
+# ruff: noqa: E402
 
 from stratagem import environment
 
 # Both first: on another backend the rest would fail with misleading errors.
 environment.require_jax_choice()
 
-import keras  # noqa: E402
+import keras
 
 environment.require_jax_backend(keras.config.backend())
 
-from stratagem import strategies  # noqa: E402 - the default strategy fills its slot on import
-from stratagem.checkpoint.creation_hooks import set_keras  # noqa: E402
-from stratagem.keras import (  # noqa: E402
+from stratagem.checkpoint.creation_hooks import set_keras
+from stratagem.keras.numerics import (
     batch_normalization,
     embedding,
-    explicit_placement,
     losses,
-    made_in_scope,
-    metric_logs,
     metrics,
-    model,
     optimizer,
     pooling,
     random,
-    running_fit,
-    served_optimizer,
-    served_shipping,
     stateful_rnn,
-    variable_creation,
 )
-from stratagem.keras.private import (  # noqa: E402
+from stratagem.keras.private import (
     flatten_layers,
     get_stateless_scope,
     in_symbolic_scope,
 )
-from stratagem.strategies.logical_devices import set_shape_inference  # noqa: E402
-from stratagem.summary import collector  # noqa: E402
+from stratagem.keras.training import active_fit, metric_logs, model
+from stratagem.keras.variables import (
+    explicit_placement,
+    made_in_scope,
+    optimizer_slots,
+    variable_creation,
+)
+from stratagem.strategies.base.default import DefaultStrategy  # fills its slot
+from stratagem.strategies.base.logical_devices import set_shape_inference
+from stratagem.summary import collector
 
 __all__ = ["install"]
 
 
 def install() -> None:
     """Installs every replacement."""
-    assert strategies.DefaultStrategy
+    assert DefaultStrategy
     set_shape_inference(in_symbolic_scope)
     collector.set_shape_inference(in_symbolic_scope)
     set_keras(flatten_layers, get_stateless_scope, in_symbolic_scope)
@@ -56,10 +56,9 @@ def install() -> None:
         losses,
         *layers,
         optimizer,
-        served_optimizer,
-        served_shipping,
+        optimizer_slots,
         model,
-        running_fit,
+        active_fit,
         made_in_scope,
     ):
         part.install()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from stratagem.planning.targets import Target
-from stratagem.strategies import CentralStorageStrategy, HybridStrategy, MirroredStrategy
+from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.central_storage import CentralStorageStrategy
+from stratagem.strategies.hybrid import HybridStrategy
+from stratagem.strategies.mirrored import MirroredStrategy
 from stratagem.strategies.offloaded_state import PINNED_HOST, OffloadedState
 from stratagem.strategies.placement_rules import PlacementRules
-from stratagem.strategies.strategy import Strategy
 from stratagem.topology.abstract_devices import planning_for
 from stratagem.variables import Replicated, ShardedState, UniformPlacement
 

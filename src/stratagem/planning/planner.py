@@ -16,7 +16,7 @@ from stratagem.context import ReplicaBatch, get_strategy, has_strategy
 from stratagem.execution.programs.step_capture import CapturedStep, capture
 from stratagem.execution.tracing.arguments import Arguments, Leaf
 from stratagem.input.batches import place, take_batch
-from stratagem.keras.planned_models import as_planned, is_model, training_step
+from stratagem.keras.training.planned_models import as_planned, is_model, training_step
 from stratagem.messages import explain
 from stratagem.planning.compilers import CompiledStep, compile_step
 from stratagem.planning.flops import product_flops
@@ -26,7 +26,7 @@ from stratagem.planning.result import Plan
 from stratagem.planning.schedule import Reduction, Schedule
 from stratagem.planning.step_time import Assumptions, compute_s, predict_scaling
 from stratagem.planning.targets import Target, parse_target
-from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.base.strategy import Strategy
 from stratagem.topology import Topology
 from stratagem.topology.abstract_devices import placeholder, planning_for
 from stratagem.variables import ShardedState, require_layouts_used

@@ -12,6 +12,7 @@ from pathlib import Path
 from stratagem.execution.programs.step_capture import CapturedStep, capture
 from stratagem.messages import explain
 from stratagem.planning.targets import Target
+from stratagem.strategies.mirrored import MirroredStrategy
 from stratagem.topology.abstract_devices import planning_for
 from stratagem.variables import ShardedState
 
@@ -57,7 +58,8 @@ def capture_script(
             )
         )
     how = "ended"
-    with _as_main_program(path, arguments), planning_for(target.topology, shard_state):
+    planning = planning_for(target.topology, shard_state, MirroredStrategy)
+    with _as_main_program(path, arguments), planning:
         try:
             step = capture(lambda: runpy.run_path(str(path), run_name="__main__"))
             if step is not None:

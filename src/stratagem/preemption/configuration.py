@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from stratagem.accelerators import local_gpus
-from stratagem.goodput import current_events
 from stratagem.messages import explain
 from stratagem.preemption.environments import (
     name_of_environment,
@@ -21,6 +20,7 @@ from stratagem.preemption.google_cloud import GoogleCloudSource
 from stratagem.preemption.notices import AnySource, Notice, NoticeSource
 from stratagem.preemption.polling import PolledSource
 from stratagem.preemption.signals import SignalSource
+from stratagem.run_events import current_events
 
 __all__ = ["EXIT_CODE", "GOOGLE_CLOUD_EXIT_CODE", "TerminationConfig"]
 

@@ -19,7 +19,7 @@ __all__ = ["SignalSource", "ignore_until_exit"]
 # Signals that schedulers send before they end a job. Some do not exist on every system.
 _SELECTABLE = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGXCPU")
 # Signals that count as notices: Slurm repeats SIGTERM at the time limit. More signals mean that
-# somebody wants the process to end now.
+# the sender wants the process to end now.
 _MAX_NOTICES = 2
 _PROCESS_STATUS = Path("/proc/self/status")
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem import environment
+from stratagem.closing import Closing
 from stratagem.cluster import ClusterDef, ClusterSpec, TFConfigClusterResolver
 from stratagem.cluster.addresses import split_address
 from stratagem.cluster.roles import check_task
@@ -19,7 +20,6 @@ from stratagem.messages import explain
 from stratagem.remote.ray.leader import leader_of, tasks_of
 from stratagem.remote.ray.ray_cluster import make_token
 from stratagem.remote.ray.ray_nodes import RayNode, join_as_node, start_head
-from stratagem.servers.closing import Closing
 
 __all__ = ["Server", "ServerDef", "run_standard_server"]
 

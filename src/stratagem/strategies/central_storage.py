@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from stratagem.strategies.base.recreate import recreatable
+from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.local_topology import local_topology, parameter_device_of
 from stratagem.strategies.offloaded_state import PINNED_HOST, OffloadedState, pinned_host_store
-from stratagem.strategies.recreate import recreatable
-from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology
 from stratagem.topology.devices import DeviceLike
 from stratagem.variables import Placement, SingleDeviceStore, UniformPlacement

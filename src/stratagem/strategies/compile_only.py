@@ -9,8 +9,8 @@ import jax
 
 from stratagem.execution import Lockstep
 from stratagem.messages import explain
-from stratagem.strategies.cross_device_ops import CrossDeviceOps
-from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
+from stratagem.strategies.base.strategy import Strategy
 from stratagem.topology import Topology
 
 __all__ = ["CompileOnly", "CompileOnlyStrategy"]

@@ -6,12 +6,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+from stratagem.closing import Closing
 from stratagem.cluster import ClusterResolver
 from stratagem.messages import explain
+from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
+from stratagem.parameter_server.strategy.table_servers import table_servers
 from stratagem.partitioners import Partitioner
-from stratagem.servers.closing import Closing
-from stratagem.strategies.coordinator_options import CoordinatorOptions
-from stratagem.strategies.cross_device_ops import CrossDeviceOps
+from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
+from stratagem.strategies.base.recreate import recreatable
+from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.local_topology import local_topology, parameter_device_of
 from stratagem.strategies.placement_rules import (
     CENTRAL,
@@ -19,9 +22,6 @@ from stratagem.strategies.placement_rules import (
     PlacementRules,
     places_on_replicas,
 )
-from stratagem.strategies.recreate import recreatable
-from stratagem.strategies.strategy import Strategy
-from stratagem.strategies.table_servers import table_servers
 from stratagem.topology.devices import DeviceLike
 from stratagem.variables import SingleDeviceStore
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from stratagem.strategies.cross_device_ops import CrossDeviceOps
+from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
+from stratagem.strategies.base.recreate import recreatable
+from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.local_topology import local_topology
-from stratagem.strategies.recreate import recreatable
 from stratagem.strategies.state_placement import state_placement
-from stratagem.strategies.strategy import Strategy
 from stratagem.topology.devices import DeviceLike
 
 __all__ = ["MirroredStrategy"]

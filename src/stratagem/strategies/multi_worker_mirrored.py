@@ -13,12 +13,12 @@ from stratagem.collectives import measured_choice
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.group import agree_on_random_state
 from stratagem.messages import explain
-from stratagem.strategies.argument_checks import checked_communication
-from stratagem.strategies.automatic import AutomaticOps
+from stratagem.strategies.base.argument_checks import checked_communication
+from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.recreate import recreatable
+from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.membership import check_resolver, copy_refused, join
-from stratagem.strategies.recreate import recreatable
 from stratagem.strategies.state_placement import state_placement
-from stratagem.strategies.strategy import Strategy
 from stratagem.topology import Topology, local_devices
 from stratagem.topology.abstract_devices import planned_devices, planned_topology
 from stratagem.topology.groups import adjacent_groups

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from stratagem.strategies.recreate import recreatable
-from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.base.recreate import recreatable
+from stratagem.strategies.base.strategy import Strategy
 from stratagem.topology import Topology, find_devices
 from stratagem.topology.devices import DeviceLike
 

@@ -69,6 +69,7 @@ class PlacementRules(Replicated):
             )
         self.placement: Mapping[Rule, str] = dict(placement)
         self._places = places
+        self.allows_devices = CENTRAL in places
         for rule, place in placement.items():
             _check_place(rule, place, places)
         self._rules = [(rule, _matcher(rule), place) for rule, place in placement.items()]
@@ -80,11 +81,6 @@ class PlacementRules(Replicated):
     def needs_servers(self) -> bool:
         """True if a rule sends variables to parameter servers."""
         return SERVER in self.placement.values()
-
-    @property
-    def allows_devices(self) -> bool:
-        """True if a `keras.device` block may choose the device of a variable."""
-        return CENTRAL in self._places
 
     def is_on_servers(self, variable: Any) -> bool:
         """Returns True if the rules send a variable, which is not a slot, to parameter servers."""

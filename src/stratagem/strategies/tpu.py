@@ -10,12 +10,12 @@ from stratagem.cluster import ClusterResolver
 from stratagem.execution import Lockstep
 from stratagem.group import agree_on_random_state
 from stratagem.messages import explain
-from stratagem.strategies.argument_checks import check_device_assignment, check_steps_per_run
-from stratagem.strategies.automatic import AutomaticOps
+from stratagem.strategies.base.argument_checks import check_device_assignment, check_steps_per_run
+from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.recreate import recreatable
+from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.membership import check_resolver, copy_refused
-from stratagem.strategies.recreate import recreatable
 from stratagem.strategies.state_placement import state_placement
-from stratagem.strategies.strategy import Strategy
 from stratagem.strategies.tpu_system import find_resolver, tpu_devices
 from stratagem.topology import Topology
 from stratagem.topology.abstract_devices import planned_topology

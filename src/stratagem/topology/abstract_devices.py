@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "AbstractTopology",
     "exceeds_value_limit",
     "placeholder",
+    "planned_default_strategy",
     "planned_devices",
     "planned_groups",
     "planned_shard_state",
@@ -124,27 +125,41 @@ def _abstract_value(value: Any) -> Any:
 
 
 class _PlannedTarget:
-    """Planned devices and sharded state for all threads; None if nothing is planned."""
+    """Planned devices, sharded state and default strategy for all threads; None if not planned."""
 
     topology: AbstractTopology | None = None
     shard_state: str | None = None
+    make_strategy: Callable[[], Any] | None = None
 
 
 _planned = _PlannedTarget()
 
 
 @contextlib.contextmanager
-def planning_for(topology: AbstractTopology, shard_state: str | None = None) -> Generator[None]:
+def planning_for(
+    topology: AbstractTopology,
+    shard_state: str | None = None,
+    make_strategy: Callable[[], Any] | None = None,
+) -> Generator[None]:
     """Gives strategies created within the block these devices instead of local ones.
 
-    `shard_state` overrides that of strategies that can shard state; None keeps theirs.
+    Args:
+        topology: the devices.
+        shard_state: overrides that of strategies that can shard state; None keeps theirs.
+        make_strategy: creates the strategy of models without one; None leaves them without.
     """
-    before = (_planned.topology, _planned.shard_state)
+    before = (_planned.topology, _planned.shard_state, _planned.make_strategy)
     _planned.topology, _planned.shard_state = topology, shard_state
+    _planned.make_strategy = make_strategy
     try:
         yield
     finally:
-        _planned.topology, _planned.shard_state = before
+        _planned.topology, _planned.shard_state, _planned.make_strategy = before
+
+
+def planned_default_strategy() -> Any:
+    """Returns a strategy for a model without one; None if nothing is planned."""
+    return None if _planned.make_strategy is None else _planned.make_strategy()
 
 
 def planned_shard_state() -> str | None:

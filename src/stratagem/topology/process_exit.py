@@ -22,9 +22,9 @@ from typing import NoReturn
 
 import jax
 
-from stratagem.goodput import close_events, current_events
 from stratagem.group import Group, current_group
 from stratagem.preemption.signals import ignore_until_exit
+from stratagem.run_events import close_events, current_events
 from stratagem.topology.private import exit_now, main_thread_file
 
 __all__ = ["SHUTDOWN_S", "expect_exit", "watch"]

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from stratagem import environment
-from stratagem.goodput import current_events
 from stratagem.group import Activity, Group, GroupLimits, Identity, current_group, set_current_group
 from stratagem.messages import explain
+from stratagem.run_events import current_events
 from stratagem.topology import process_exit
 from stratagem.topology.devices import local_devices
 from stratagem.topology.private import enable_compilation_cache, gloo_bound_to

@@ -7,7 +7,7 @@ hardware of one generation, for which JAX has nothing.
 Source: TF 2.21 tpu/__init__.py.
 """
 
-from stratagem.strategies import initialize_tpu_system, shutdown_tpu_system
+from stratagem.strategies.tpu_system import initialize_tpu_system, shutdown_tpu_system
 from stratagem.tpu import experimental
 
 __all__ = ["experimental", "initialize_tpu_system", "shutdown_tpu_system"]

@@ -4,7 +4,7 @@ Source: TF 2.21 tpu/topology.py, device_assignment.py, tpu_strategy_util.py, tpu
 """
 
 from stratagem.cluster import TPUSystemMetadata
-from stratagem.strategies import initialize_tpu_system, shutdown_tpu_system
+from stratagem.strategies.tpu_system import initialize_tpu_system, shutdown_tpu_system
 from stratagem.topology.device_assignment import DeviceAssignment, DeviceOrderMode
 from stratagem.topology.tpu_topology import TPUTopology as Topology
 

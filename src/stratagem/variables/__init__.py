@@ -29,7 +29,7 @@ from stratagem.variables.row_selection import Rows, as_slice
 from stratagem.variables.sharded_store import ShardedStore, is_worth_sharding
 from stratagem.variables.sharded_variable import ShardedVariable, shards_of
 from stratagem.variables.single_device_store import SingleDeviceStore
-from stratagem.variables.store import Store, store_of
+from stratagem.variables.store import Store, is_remote, store_of
 
 __all__ = [
     "Division",
@@ -56,6 +56,7 @@ __all__ = [
     "gather_together",
     "home_of",
     "initial_digest",
+    "is_remote",
     "is_worth_sharding",
     "parse_aggregation",
     "parse_synchronization",

@@ -22,7 +22,7 @@ _E = TypeVar("_E", bound=enum.IntEnum)
 
 
 class VariableKind(enum.Enum):
-    """How a variable is stored.
+    """Form in which a variable is stored.
 
     PLAIN is an array on one device. MIRRORED is an array with a copy on every device. ON_READ is an
     array of shape (num_replicas, ...), with a component on each device.

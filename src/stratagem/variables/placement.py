@@ -41,6 +41,11 @@ class Placement(Protocol):
         """True if all variables are stored outside this process."""
         ...
 
+    @property
+    def allows_devices(self) -> bool:
+        """True if a `keras.device` block may choose the device of a variable."""
+        ...
+
     def choose(self, variable: Any, slot_of: Any) -> Store | None:
         """Chooses the store of a new variable.
 
@@ -74,6 +79,7 @@ class Replicated:
 
     uses_stores = False
     is_remote = False
+    allows_devices = False
     remote: Any = dataclasses.field(default=None, init=False)
 
     def choose(self, variable: Any, slot_of: Any) -> Store | None:

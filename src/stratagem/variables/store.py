@@ -11,7 +11,7 @@ from stratagem.topology import Topology
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Store", "store_of"]
+__all__ = ["Store", "is_remote", "store_of"]
 
 
 class Store(Protocol):
@@ -93,3 +93,8 @@ class Store(Protocol):
 def store_of(variable: Any) -> Store | None:
     """Returns the store of a Keras variable; None if each replica's device has a copy."""
     return getattr(variable, "store", None)
+
+
+def is_remote(variable: Any) -> bool:
+    """Returns True if a variable is stored outside this process, such as on parameter servers."""
+    return getattr(variable, "is_remote", False)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.coordinator.clusters import local_strategy
 from tests.estimator.independent_workers import X, Y, endless, model_fn
+from tests.parameter_server.clusters import local_strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

@@ -15,7 +15,7 @@ from stratagem.estimator.settings.strategy_choice import (
     training_strategy,
 )
 from stratagem.remote.jobs.job_plan import JOB_VARIABLE
-from tests.coordinator.clusters import local_strategy
+from tests.parameter_server.clusters import local_strategy
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,16 @@ import pytest
 
 import stratagem as sg
 from stratagem.goodput import account_for, read_run
-from stratagem.goodput.events import EndEvent, FailureEvent, NoticeEvent, RestartEvent, StartEvent
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart.launch_events import LaunchEvents
 from stratagem.launch.tasks.exit_status import ExitStatus
+from stratagem.run_events.records import (
+    EndEvent,
+    FailureEvent,
+    NoticeEvent,
+    RestartEvent,
+    StartEvent,
+)
 
 FAILED = ExitStatus(name="worker 1", returncode=-9, at_s=1.0)
 LEFT = ExitStatus(name="worker 0", returncode=42, at_s=1.0)

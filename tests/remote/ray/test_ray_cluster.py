@@ -27,9 +27,9 @@ from stratagem.remote.ray.ray_cluster import start_local_ray
 before = signal.getsignal(signal.SIGTERM)
 cluster = start_local_ray()
 cluster.wait()
-from stratagem.coordinator.ray_processes import RayProcesses
-from stratagem.servers import ClusterKeys
-from tests.coordinator import served
+from stratagem.parameter_server.cluster.ray_processes import RayProcesses
+from stratagem.parameter_server.transport.keys import ClusterKeys
+from tests.parameter_server import forked_objects as served
 from tests.remote.living import descendants
 processes = RayProcesses("worker", served.serve_told, [(ClusterKeys.make(), sys.argv[1])])
 processes.addresses

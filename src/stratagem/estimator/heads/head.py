@@ -16,7 +16,12 @@ from stratagem.estimator.feature_column.numeric import NumericColumn, numeric_co
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.train_op import minimize
-from stratagem.keras.step_mode import StepMode, current_mode, example_fraction, replica_context
+from stratagem.keras.numerics.step_mode import (
+    StepMode,
+    current_mode,
+    example_fraction,
+    replica_context,
+)
 from stratagem.messages import explain
 
 __all__ = ["Head"]

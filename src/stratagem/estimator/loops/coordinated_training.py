@@ -12,15 +12,15 @@ import numpy as np
 
 from stratagem import summary
 from stratagem.context import get_strategy
-from stratagem.coordinator import ClusterCoordinator, RemoteValue
 from stratagem.estimator.loops.batches import InputFunction, features_and_labels, require_batch
 from stratagem.estimator.loops.training_role import TrainingRole
 from stratagem.estimator.steps.model_step import ModelStep
 from stratagem.input.batches import place
-from stratagem.keras.dataset_creator import DatasetCreator
-from stratagem.keras.served_fit import settle
-from stratagem.keras.worker_batches import Ticket
-from stratagem.keras.worker_data import WorkerData
+from stratagem.keras.training.dataset_creator import DatasetCreator
+from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
+from stratagem.parameter_server.coordinator.remote_value import RemoteValue
+from stratagem.parameter_server.keras.worker_batches import BatchAssignment
+from stratagem.parameter_server.keras.worker_data import WorkerData
 
 __all__ = ["CoordinatorRole", "ScheduledBatches"]
 
@@ -28,34 +28,34 @@ _IN_FLIGHT_PER_WORKER = 3
 
 
 class ScheduledBatches:
-    """Batches that each worker reads itself; iterating yields tickets for the batches of a step."""
+    """Batches that each worker reads itself; iterating yields the assignments of a step."""
 
     def __init__(self, input_fn: InputFunction, strategy: Any) -> None:
-        adds_up = strategy.placement.remote.variables.mode.num_needed > 0
+        adds_up = strategy.placement.remote.is_synchronous
         # Data may be endless, and hooks or step limits end training: take one batch at a time.
         self._data = WorkerData(
             strategy, DatasetCreator(input_fn), "Estimator.train", 1, adds_up=adds_up
         )
-        self._tickets = self._data.get_jax_iterator()
+        self._assigner = self._data.get_jax_iterator()
 
     @property
     def source(self) -> Any:
         """Placeholder for a worker's batches in a scheduled function."""
-        return self._tickets.source
+        return self._assigner.source
 
     def first(self) -> tuple[Any, Any]:
         """Returns the first batch, which determines all shapes."""
         return features_and_labels(require_batch(next(self._data.get_jax_iterator(), None)))
 
-    def after(self, first: Any) -> Iterator[list[Ticket]]:
-        """Yields the tickets of each step; reading the first batch consumed nothing."""
+    def after(self, first: Any) -> Iterator[list[BatchAssignment]]:
+        """Yields the assignments of each step; reading the first batch consumed nothing."""
         del first
         while True:
             try:
-                tickets = self._tickets.take(1, lambda worker: 0)
+                assignments = self._assigner.take(1, lambda worker: 0)
             except StopIteration:
                 return
-            yield tickets
+            yield assignments
 
     def close(self) -> None:
         """Does nothing: workers keep their data until the strategy is closed."""
@@ -67,12 +67,12 @@ class _WorkerStep:
 
     step: ModelStep
 
-    def __call__(self, batches: Any, ticket: Ticket) -> Any:
+    def __call__(self, batches: Any, assignment: BatchAssignment) -> Any:
         """Returns values for hooks as NumPy arrays."""
         strategy: Any = get_strategy()
         values: Any = None
-        taken = batches.take(ticket)
-        for batch, weight in zip(taken, ticket.weights or [1.0] * len(taken), strict=True):
+        taken = batches.take(assignment)
+        for batch, weight in zip(taken, assignment.weights or [1.0] * len(taken), strict=True):
             strategy.placement.remote.gradient_weight = weight
             try:
                 data = features_and_labels(place([batch], strategy.topology).value())
@@ -112,16 +112,16 @@ class CoordinatorRole(TrainingRole):
         self._function = self._values = None
         return batches
 
-    def run(self, step: ModelStep, batch: list[Ticket]) -> Any:
+    def run(self, step: ModelStep, batch: list[BatchAssignment]) -> Any:
         """Schedules a step and returns the values of the newest finished step."""
         if self._function is None:
             self._function = _WorkerStep(step)
         self._in_flight.append(
             [
                 self._coordinator.schedule(
-                    self._function, args=(self._source, ticket), worker=ticket.worker
+                    self._function, args=(self._source, assignment), worker=assignment.worker
                 )
-                for ticket in batch
+                for assignment in batch
             ]
         )
         most = _IN_FLIGHT_PER_WORKER * self.num_workers
@@ -132,7 +132,7 @@ class CoordinatorRole(TrainingRole):
 
     def finish(self) -> Any:
         """Waits for all steps and returns the values of the last one."""
-        settle(self._coordinator)
+        self._coordinator.strategy.executor.settle()
         while self._in_flight:
             self._values = self._newest()
         return self._values

@@ -13,8 +13,8 @@ from stratagem.estimator.steps.model_function import ModelFunction
 from stratagem.estimator.steps.prediction import PredictionStep
 from stratagem.estimator.steps.training_step import TrainingStep
 from stratagem.estimator.steps.variable_store import VariableStore
-from stratagem.strategies import OneDeviceStrategy
-from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.one_device import OneDeviceStrategy
 
 __all__ = ["DistributedModel", "DistributedModels"]
 

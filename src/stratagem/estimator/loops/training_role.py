@@ -8,7 +8,7 @@ from typing import Any
 from stratagem.checkpoint.group_calls import is_first
 from stratagem.estimator.loops.batches import InputFunction, ModelBatches
 from stratagem.estimator.steps.model_step import ModelStep
-from stratagem.keras.dataset_creator import DatasetCreator, part_of
+from stratagem.keras.training.dataset_creator import DatasetCreator, part_of
 
 __all__ = ["IndependentWorkerRole", "TrainingRole"]
 
@@ -79,7 +79,7 @@ class IndependentWorkerRole(TrainingRole):
     def batches(self, input_fn: InputFunction) -> Any:
         """Returns the batches of this worker's data shard."""
         worker, num_workers = self._strategy.executor.worker
-        are_in_sync = self._strategy.placement.remote.variables.mode.num_needed > 0
+        are_in_sync = self._strategy.placement.remote.is_synchronous
         shard = part_of(DatasetCreator(input_fn), worker, num_workers, are_in_sync=are_in_sync)
         return ModelBatches(shard, self._strategy)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from stratagem.cluster import ClusterSpec, normalize_cluster_spec
 from stratagem.messages import explain
-from stratagem.strategies import Strategy
+from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["DistributeConfig", "check_strategy"]
 

@@ -13,7 +13,7 @@ from stratagem.estimator.number_checks import check_minimum, check_number
 from stratagem.estimator.settings.cluster_task import ClusterTask, cluster_task, model_dir_of_task
 from stratagem.estimator.settings.distribute_config import DistributeConfig, check_strategy
 from stratagem.messages import explain
-from stratagem.strategies import Strategy
+from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["RunConfig"]
 

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem import environment
+from stratagem.closing import Closing
 from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.messages import explain
+from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
 from stratagem.remote.jobs.job_plan import JOB_VARIABLE
-from stratagem.servers.closing import Closing
-from stratagem.strategies import ParameterServerStrategy, Strategy
+from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["close_strategies", "resolve_strategy", "training_strategy"]
 

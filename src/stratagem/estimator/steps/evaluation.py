@@ -10,8 +10,8 @@ from stratagem.context import get_replica_context
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.steps.model_step import ModelStep, reported
-from stratagem.keras.metric_logs import MetricLogs
-from stratagem.keras.step_mode import StepMode, record_loss, step_mode
+from stratagem.keras.numerics.step_mode import StepMode, record_loss, step_mode
+from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.messages import explain
 
 __all__ = ["EvaluationStep"]

@@ -16,7 +16,7 @@ from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.steps.model_function import ModelFunction
 from stratagem.estimator.steps.variable_store import VariableStore
 from stratagem.execution.tracing.arguments import flatten_arguments
-from stratagem.keras.step_mode import example_fraction
+from stratagem.keras.numerics.step_mode import example_fraction
 
 __all__ = [
     "ModelStep",

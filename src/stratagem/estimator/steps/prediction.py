@@ -10,7 +10,7 @@ import numpy as np
 
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.steps.model_step import ModelStep, reported
-from stratagem.keras.step_mode import StepMode, step_mode
+from stratagem.keras.numerics.step_mode import StepMode, step_mode
 from stratagem.messages import explain
 
 __all__ = ["PredictionStep", "prediction_batches", "select_keys", "split_examples"]

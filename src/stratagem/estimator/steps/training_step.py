@@ -14,10 +14,10 @@ from stratagem.estimator.steps.model_step import ModelStep, reported
 from stratagem.estimator.train_op import Minimize, as_train_ops
 from stratagem.execution import ReplicaScope, current_scope, value_and_grad
 from stratagem.execution.tracing.created_variables import is_uninitialized
-from stratagem.keras.optimizer import build_in_replica
-from stratagem.keras.served_optimizer import give_to_servers, share_name
-from stratagem.keras.step_mode import StepMode, step_mode
+from stratagem.keras.numerics.optimizer import build_in_replica
+from stratagem.keras.numerics.step_mode import StepMode, step_mode
 from stratagem.messages import explain
+from stratagem.parameter_server.keras.optimizer import give_to_servers, share_name
 from stratagem.summary.collector import Collector
 from stratagem.variables import VariableKind, home_of
 

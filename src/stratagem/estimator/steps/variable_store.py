@@ -11,8 +11,8 @@ from typing import Any
 import keras
 
 from stratagem.keras.private import fresh_names
-from stratagem.keras.variable_creation import Variable
-from stratagem.keras.variable_source import VariableRequest, variables_from
+from stratagem.keras.variables.variable_creation import Variable
+from stratagem.keras.variables.variable_source import VariableRequest, variables_from
 from stratagem.messages import explain
 
 __all__ = ["GLOBAL_STEP", "VariableStore", "current_store"]
@@ -129,7 +129,7 @@ class _CallVariables:
             return mode.variables[self._count - 1]
         if mode.is_complete:
             raise _extra_variable(mode.name, request, len(mode.variables))
-        if request.is_collected:
+        if request.is_summed:
             return None
         self._paths[request.path] += 1
         name = _name(request.path, self._paths[request.path])
@@ -143,7 +143,7 @@ class _CallVariables:
 
     def add(self, request: VariableRequest, variable: keras.Variable) -> None:
         self._take(request, variable)
-        if not request.is_collected:
+        if not request.is_summed:
             self._store.add(_name(request.path, self._paths[request.path]), variable)
 
     def _take(self, request: VariableRequest, variable: Any) -> None:

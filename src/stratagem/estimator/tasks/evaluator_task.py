@@ -15,7 +15,7 @@ from stratagem.estimator.tasks.checkpoint_evaluation import (
     CheckpointEvaluator,
 )
 from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
-from stratagem.keras.stop_notice import StopNotice
+from stratagem.keras.evaluation.stop_notice import StopNotice
 from stratagem.messages import explain
 
 __all__ = ["EvaluatorLoop", "run_evaluator"]

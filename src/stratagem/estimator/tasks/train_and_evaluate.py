@@ -19,9 +19,9 @@ from stratagem.estimator.tasks.standalone_client import remote_cluster_of, run_r
 from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
 from stratagem.group import current_group
 from stratagem.messages import explain
+from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.remote import run_standard_server
-from stratagem.strategies import RemoteStateStrategy
-from stratagem.strategies.non_training import NonTraining
+from stratagem.strategies.base.non_training import NonTraining
 
 __all__ = ["train_and_evaluate"]
 

@@ -61,6 +61,12 @@ class Lockstep:
     def check_scope(self) -> None:
         """Accepts every scope."""
 
+    def settle(self) -> None:
+        """Does nothing: all work is done when a call returns."""
+
+    def close(self) -> None:
+        """Does nothing: nothing was started."""
+
     def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Calls a function once per replica; see `Executor.run`."""
         if config.runs_eagerly():

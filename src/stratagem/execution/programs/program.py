@@ -22,7 +22,7 @@ from stratagem.execution.tracing.errors import assigned_under_jit
 from stratagem.execution.tracing.program_fingerprint import agree_on_program
 from stratagem.execution.tracing.remote_state import RemoteState
 from stratagem.execution.tracing.trace import Trace
-from stratagem.goodput import current_events
+from stratagem.run_events import current_events
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import record_program, run_together

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from stratagem.goodput import EventWriter
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TRAINERS
 from stratagem.launch.restart.policy import have_saved_and_left
 from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit
+from stratagem.run_events import EventWriter
 
 __all__ = ["LaunchEvents"]
 

@@ -174,7 +174,7 @@ class _TaskGroup:
             task.stopped_at_s = time.monotonic()
 
     def close(self) -> None:
-        """Kills what is left, whatever has gone wrong."""
+        """Kills all remaining processes, even after an error."""
         for task in self._tasks:
             if not task.process.is_gone:
                 task.process.send(signal.SIGKILL)

@@ -106,7 +106,7 @@ class TaskProcess:
             return None
 
     def read_all(self, stream: IO[bytes]) -> bytes:
-        """Reads what is left in one of `streams` after the task has ended.
+        """Reads the rest of one of `streams` after the task has ended.
 
         Reads at most the size of a pipe: another process may still be writing.
         """

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from stratagem import environment
+from stratagem.closing import Closing
 from stratagem.errors import UnavailableError
 from stratagem.messages import explain
 from stratagem.remote.jobs.job_output import JobOutput
 from stratagem.remote.jobs.jobs_client import JobState
 from stratagem.remote.jobs.log_frames import FrameReader, LogFrame
-from stratagem.servers.closing import Closing
 
 __all__ = ["JobResult", "follow"]
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from stratagem import environment
+from stratagem.closing import Closing
 from stratagem.cluster.addresses import split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.prefork.served_process import HOST_VARIABLE
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
-from stratagem.servers.closing import Closing
 
 __all__ = [
     "OBJECT_STORE_BYTES",

@@ -20,6 +20,7 @@ import time
 from typing import IO
 
 from stratagem import environment
+from stratagem.closing import Closing
 from stratagem.cluster.addresses import split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.plan.ports import free_ports
@@ -33,7 +34,6 @@ from stratagem.remote.ray.ray_cluster import (
     quiet_settings,
     wait_for_head,
 )
-from stratagem.servers.closing import Closing
 
 __all__ = ["RayNode", "expect_token", "join_as_node", "resource_of_task", "start_head"]
 

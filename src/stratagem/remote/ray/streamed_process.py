@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
+from stratagem.closing import Closing
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.tied_process import tied_command
-from stratagem.servers.closing import Closing
 
 __all__ = ["StreamedProcess"]
 

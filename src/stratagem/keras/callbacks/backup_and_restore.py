@@ -1,0 +1,400 @@
+"""Backups of a running `fit`, from which a restarted one goes on at the next batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from stratagem import environment
+from stratagem.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    CheckpointOptions,
+    MemoryBackup,
+)
+from stratagem.checkpoint.group_calls import run_on_first
+from stratagem.checkpoint.preemption_exit import PreemptionExit
+from stratagem.keras.callbacks.callback_state import callback_states, set_callback_states
+from stratagem.keras.callbacks.data_position import DataPosition
+from stratagem.keras.callbacks.snapshot_interval import AUTO, KeepingPace
+from stratagem.keras.numerics.random_state import Draws, RandomState
+from stratagem.keras.private import set_initial_epoch
+from stratagem.keras.training.active_fit import epoch_iterator
+from stratagem.messages import explain
+from stratagem.preemption import TerminationConfig
+from stratagem.storage import COMMIT_MARK
+
+__all__ = ["BackupAndRestore"]
+
+_NAME = "backup"
+
+
+class _Progress:
+    """What of a training no variable holds, for the checkpoint."""
+
+    def __init__(self) -> None:
+        self.current: Callable[[], dict[str, Any]] = dict
+        self.restored: dict[str, Any] = {}
+
+    def get_state(self) -> dict[str, Any]:
+        return self.current()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.restored = state
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What belongs to one `fit`."""
+
+    manager: CheckpointManager
+    memory: MemoryBackup | None
+    pace: KeepingPace
+    leaving: PreemptionExit | None
+    progress: _Progress
+    data: DataPosition
+    others: list[Any]
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Lets `fit` go on where it was when the program was ended, at the next batch.
+
+    Weights, optimizer, metrics, seeds, random state, place in the data, `History`, and what other
+    callbacks know are saved in a folder. A program that is started again, with the same callback,
+    reads them when `fit` begins and ends with the weights of a training that was never ended.
+    In several processes each one has the callback. It runs after all other callbacks.
+
+    Where `STRATAGEM_MEMORY_DIR` names a folder in memory, as `stratagem launch` with restarts sees
+    to, the state is kept there too, as often as that takes a two-hundredth of the time: after each
+    batch if batches are long, after a few if they are short.
+
+    Args:
+        backup_dir: the folder, for this `fit` alone; several machines have to share it.
+        save_freq: "epoch", or after how many batches to save.
+        double_checkpoint: keep two backups. If the newer one is damaged, `fit` goes on from the
+            older one.
+        delete_checkpoint: delete the backups when `fit` has ended without an error.
+        memory_save_freq: after how many batches to keep the state in memory, and in any case at the
+            end of an epoch. With 1 a killed process has lost one batch at most; "auto" is as often
+            as takes a two-hundredth of the time.
+        termination_config: what counts as notice before preemption: when any process got one, all
+            save after the same batch and leave. None listens for nothing.
+        options: how backups are written to disk. With `enable_async` training goes on meanwhile,
+            except for the backup that is made on notice.
+
+    Raises:
+        ValueError: an empty name of a folder, another frequency, or a `save_fn`.
+
+    Example:
+        >>> import tempfile
+        >>> def train(folder, *callbacks):
+        ...     keras.utils.set_random_seed(1)
+        ...     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        ...     model.compile("adam", "mse")
+        ...     backup = sg.BackupAndRestore(folder, save_freq=1)
+        ...     data = {"x": np.ones((12, 2)), "y": np.ones(12), "batch_size": 4}
+        ...     model.fit(**data, epochs=2, verbose=0, callbacks=[backup, *callbacks])
+        ...     return np.array(model.weights[0].value)
+        >>> class Accident(keras.callbacks.Callback):
+        ...     def on_train_batch_begin(self, batch, logs=None):
+        ...         if self.model.optimizer.iterations == 4:
+        ...             raise OSError
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     try:
+        ...         train(folder, Accident())
+        ...     except OSError:
+        ...         again = train(folder)
+        ...     bool(np.all(again == train(folder)))
+        True
+
+    Source: Keras 3.15 callbacks/backup_and_restore.py, which goes on at the epoch.
+    """
+
+    # Of this package: called after others, and without the logs of batches.
+    runs_last = True
+    needs_batch_logs = False
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        save_freq: str | int = "epoch",
+        double_checkpoint: bool = False,
+        delete_checkpoint: bool = True,
+        *,
+        memory_save_freq: str | int = AUTO,
+        termination_config: TerminationConfig | None = None,
+        options: CheckpointOptions | None = None,
+    ) -> None:
+        super().__init__()
+        _check(backup_dir, save_freq, memory_save_freq)
+        if termination_config is not None and termination_config.save_fn is not None:
+            raise ValueError(
+                explain(
+                    "BackupAndRestore received a termination_config with a save_fn.",
+                    expected="none: what it saves on notice is its own backup.",
+                    fix="leave save_fn out, or use sg.PreemptionCheckpointHandler in a loop.",
+                )
+            )
+        self.backup_dir = os.fspath(backup_dir)
+        self.save_freq = save_freq
+        self.double_checkpoint = double_checkpoint
+        self.delete_checkpoint = delete_checkpoint
+        self.memory_save_freq = memory_save_freq
+        self.termination_config = termination_config
+        self.options = options
+        self.callback_list: Any = None  # Keras's list of all callbacks
+        self._run: _Run | None = None
+        self._restored: tuple[Callable[[], object], Mapping[str, Any]] | None = None
+        self._epoch = 0
+        self._batch = 0  # of this epoch, those that are done
+        self._num_unsaved = self._num_done = 0
+        self._memory_dir = environment.lookup("STRATAGEM_MEMORY_DIR")
+        self.awaits_steps = self._memory_dir is not None
+        # Only where they are needed: Keras waits for each step where a callback has these.
+        if save_freq != "epoch" or self._memory_dir or termination_config is not None:
+            vars(self)["on_train_batch_end"] = self._on_train_batch_end
+        if termination_config is not None:
+            vars(self)["on_train_batch_begin"] = self._on_train_batch_begin
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores the newest backup that is whole, if there is one."""
+        model, iterator = self._synchronised_model(), epoch_iterator()
+        if not model.built:
+            raise ValueError(
+                explain(
+                    f"Model {model.name!r} is not built.",
+                    expected="one whose variables exist, so that a backup can hold them.",
+                    fix="call it with a batch of data before, or begin with an Input layer.",
+                )
+            )
+        if iterator is None or self.callback_list is None:
+            raise RuntimeError(
+                explain(
+                    "BackupAndRestore was called outside of fit.",
+                    expected="a model whose fit is that of Keras, with this callback.",
+                    fix="use sg.train.CheckpointManager in a loop of your own.",
+                )
+            )
+        progress = _Progress()
+        checkpoint = Checkpoint(model=model, progress=progress)
+        manager = CheckpointManager(
+            checkpoint,
+            self.backup_dir,
+            max_to_keep=2 if self.double_checkpoint else 1,
+            checkpoint_name=_NAME,
+        )
+        memory = None
+        if self._memory_dir is not None:
+            memory = MemoryBackup(checkpoint, self._memory_dir, _name_in_memory(self.backup_dir))
+        callbacks = self.callback_list.callbacks
+        others = [one for one in callbacks if not isinstance(one, BackupAndRestore)]
+        leaving = None
+        if self.termination_config is not None:
+            leaving = PreemptionExit(self.termination_config, manager, type(self).__name__)
+        data = DataPosition.of(iterator)
+        pace = KeepingPace(self.memory_save_freq)
+        self._run = _Run(manager, memory, pace, leaving, progress, data, others)
+        self._num_unsaved = self._num_done = 0
+        restore = self._from_memory_or_disk()
+        self._restored = None if restore is None else (restore, progress.restored)
+        if restore is not None:
+            self._num_done = progress.restored["num_done"]
+            self._go_to(progress.restored)
+
+    def _from_memory_or_disk(self) -> Callable[[], object] | None:
+        """Restores the newest state there is; returns what restores it once more, None if none."""
+        assert self._run is not None
+        manager, memory = self._run.manager, self._run.memory
+        if memory is not None and memory.restore() is not None:
+            return memory.restore
+        path = manager.restore_or_initialize(skip_damaged=True)
+        if path is None:
+            return None
+        exactly = CheckpointOptions(restore_components=True)
+        return lambda: manager.checkpoint.restore(path, exactly)
+
+    def _go_to(self, state: Mapping[str, Any]) -> None:
+        assert self._run is not None
+        # A training that a callback has stopped has no epoch left.
+        params: Any = self.params
+        epoch = params["epochs"] if state["is_stopped"] else state["epoch"]
+        set_initial_epoch(self.model, epoch)
+        self._run.data.go_to(state["data"], state["batch"])
+        self._set(state)
+
+    def _set(self, state: Mapping[str, Any]) -> None:
+        assert self._run is not None
+        set_callback_states(self._run.others, state["callbacks"])
+        RandomState().set_state(state["random"])
+
+    def _synchronised_model(self) -> Any:
+        """The model, with the values of this moment in its variables: Keras sees to that."""
+        return self.model
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """In the epoch that goes on, takes back what Keras and other callbacks do at its start."""
+        assert self._run is not None
+        restored, self._restored = self._restored, None
+        self._epoch, self._batch = epoch, 0
+        if restored is None:
+            return
+        restore, state = restored
+        set_initial_epoch(self.model, None)
+        if state["batch"]:
+            restore()
+            self._batch = state["batch"]
+            self._set(state)
+
+    def _on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        assert self._run is not None
+        assert self._run.leaving is not None
+        self._run.leaving.before_step(self._num_done, self._save_on_notice)
+
+    def _save_on_notice(self) -> bool:
+        self._save(self._epoch, self._batch, in_memory=True, on_disk=True)
+        return True
+
+    def _on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert self._run is not None
+        num_batches = batch + 1 - self._batch
+        self._num_unsaved += num_batches
+        self._num_done += num_batches
+        self._batch = batch + 1
+        on_disk = self.save_freq != "epoch" and self._num_unsaved >= int(self.save_freq)
+        # Asked on every process, also where memory did not suffice.
+        in_memory = self._memory_dir is not None and self._run.pace.is_due(num_batches)
+        # At the end of an epoch there is nothing to go on with: it is saved with what follows.
+        if (on_disk or in_memory) and self._run.data.has_more(self._batch):
+            self._save(
+                self._epoch,
+                self._batch,
+                in_memory=in_memory,
+                on_disk=on_disk,
+                options=self.options,
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves, if it is time."""
+        is_due = self.save_freq == "epoch" or self._num_unsaved >= int(self.save_freq)
+        self._num_done += 1  # a state of its own, after that of the last batch
+        if is_due or self._memory_dir is not None:
+            self._save(epoch + 1, 0, in_memory=True, on_disk=is_due, options=self.options)
+        assert self._run is not None
+        if self._memory_dir is not None:
+            self._run.pace.end_epoch()
+
+    def _save(
+        self,
+        epoch: int,
+        batch: int,
+        *,
+        in_memory: bool,
+        on_disk: bool,
+        options: CheckpointOptions | None = None,
+    ) -> None:
+        assert self._run is not None
+        run, model = self._run, self._synchronised_model()
+
+        def progress() -> dict[str, Any]:
+            now = Draws.now()
+            return {
+                "epoch": epoch,
+                "batch": batch,
+                "num_done": self._num_done,
+                "is_stopped": bool(model.stop_training),
+                "data": run.data.state(batch, now),
+                "random": RandomState.state_with(now),
+                "callbacks": callback_states(run.others),
+            }
+
+        run.progress.current = progress
+        if in_memory and run.memory is not None:
+            self._keep_in_memory(run.memory)
+        if on_disk:
+            run.manager.save(options=options)
+            self._num_unsaved = 0
+
+    def _keep_in_memory(self, memory: MemoryBackup) -> None:
+        """Without memory for it training goes on as it would without the folder."""
+        assert self._run is not None
+        try:
+            self._run.pace.kept(memory.save(self._num_done))
+        except OSError as error:
+            warnings.warn(
+                f"The state of each step is not kept in {self._memory_dir} any more: {error}. A "
+                f"restart goes on from {self.backup_dir}.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            memory.forget()
+            self._run = dataclasses.replace(self._run, memory=None)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Waits for what is still written, and deletes the backups unless they are to be kept."""
+        if self._restored is not None:  # there was nothing left to do
+            set_initial_epoch(self.model, None)
+        run = self._run
+        self.stop_listening()
+        self._run = self._restored = None
+        if run is not None:
+            run.manager.sync()
+        if self.delete_checkpoint:
+            if run is not None and run.memory is not None:
+                run.memory.forget()
+            run_on_first("BackupAndRestore.on_train_end", self._delete)
+
+    def stop_listening(self) -> None:
+        """Listens for notices no more; for a program that goes on after `fit` has raised."""
+        if self._run is not None and self._run.leaving is not None:
+            self._run.leaving.stop()
+
+    def _delete(self) -> None:
+        folder = Path(self.backup_dir)
+        for path in sorted(folder.glob(f"{_NAME}-*")):
+            (path / COMMIT_MARK).unlink(missing_ok=True)  # from now on nobody takes it for whole
+            shutil.rmtree(path, ignore_errors=True)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _name_in_memory(backup_dir: str) -> str:
+    return f"backup-{zlib.crc32(os.path.abspath(backup_dir).encode()):08x}"
+
+
+def _check(backup_dir: Any, save_freq: Any, memory_save_freq: Any) -> None:
+    if not backup_dir:
+        raise ValueError(
+            explain(
+                f"backup_dir={backup_dir!r} names no folder.",
+                expected="the path of a folder for this fit alone.",
+                fix="pass one that is there after a restart, on a disk that all machines share.",
+            )
+        )
+    if save_freq != "epoch" and not _is_count(save_freq):
+        raise ValueError(
+            explain(
+                f"save_freq={save_freq!r} is no frequency.",
+                expected='"epoch", or a number of batches, 1 or more.',
+                fix="pass one of these.",
+            )
+        )
+    if memory_save_freq != AUTO and not _is_count(memory_save_freq):
+        raise ValueError(
+            explain(
+                f"memory_save_freq={memory_save_freq!r} is no frequency.",
+                expected=f'"{AUTO}", or a number of batches, 1 or more.',
+                fix="pass one of these; 1 keeps the state after each batch.",
+            )
+        )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,151 @@
+"""Where `fit` stands in its data, and how another `fit` goes there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from stratagem.keras.callbacks.tracked_data import TrackedAdapter
+from stratagem.keras.numerics.random_state import Draws
+from stratagem.keras.private import (
+    batches_taken,
+    goes_on_with_iterator,
+    replace_steps,
+    restore_steps,
+    set_batches_taken,
+)
+from stratagem.messages import explain
+
+__all__ = ["DataPosition"]
+
+
+class DataPosition:
+    """Follows the data of a `fit`.
+
+    Args:
+        iterator: Keras's, over the batches of an epoch; it is followed from now on.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+        self._data = TrackedAdapter(iterator.data_adapter, 2 * iterator.steps_per_execution)
+        self._data.position = self
+        iterator.data_adapter = self._data
+        replace_steps(iterator, self._steps)
+        self._first_batch = 0
+        self._before_epoch = 0  # batches that earlier epochs took of the iterator of this one
+
+    @classmethod
+    def of(cls, iterator: Any) -> DataPosition:
+        """Returns the one that follows an iterator, and makes it where there is none.
+
+        Args:
+            iterator: Keras's, over the batches of an epoch.
+        """
+        adapter = iterator.data_adapter
+        return adapter.position if isinstance(adapter, TrackedAdapter) else cls(iterator)
+
+    def release(self) -> None:
+        """Ends reading, and leaves the iterator as it was before it was followed."""
+        if self._data.running is not None:
+            self._data.running.close()
+        restore_steps(self._iterator)
+        self._iterator.data_adapter = self._data.adapter
+        self._data.running = self._data.position = None
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of an epoch; None where that is not known."""
+        return self._iterator.steps_per_epoch or self._data.num_batches
+
+    def has_more(self, batch: int) -> bool:
+        """Tells whether an epoch goes on; reads a batch if nobody can say.
+
+        Args:
+            batch: how many of its batches were used.
+        """
+        if self.num_batches is not None and batch >= self.num_batches:
+            return False
+        if self._data.num_batches is not None:
+            return self._before_epoch + batch < self._data.num_batches
+        assert self._data.running is not None
+        return self._data.running.has_more()
+
+    def state(self, batch: int, now: Draws) -> dict[str, Any]:
+        """Returns where training stands, as JSON can hold it.
+
+        Args:
+            batch: how many batches of the epoch were used; 0 between epochs.
+            now: of this moment.
+        """
+        data, running = self._data, self._data.running
+        taken = self._before_epoch + batch
+        if not batch:
+            taken = batches_taken(self._iterator) if goes_on_with_iterator(self._iterator) else 0
+        state: dict[str, Any] = {
+            "num_batches": self.num_batches,
+            "is_within": batch > 0,
+            "taken": taken,
+            "ahead": 0,
+            "following": None,
+            "began": None if data.began is None else data.began.as_json,
+            "now": now.as_json,
+            "hooks": data.hooks,
+        }
+        if not taken or running is None:
+            finished = [] if running is None else [(running.num_taken, running.has_ended)]
+            return state | {
+                "earlier": data.earlier + finished,
+                "own": data.own_state(),
+                "opened": None,
+            }
+        assert running.opened is not None
+        following = running.draws_at(taken)
+        if running.num_taken > taken and following is not None:
+            state |= {"ahead": running.num_taken - taken, "following": following.as_json}
+        opened = running.opened.as_json
+        return state | {"earlier": data.earlier, "own": running.own, "opened": opened}
+
+    def go_to(self, state: Mapping[str, Any], batch: int) -> None:
+        """Lets the next epoch begin where another training stood.
+
+        Args:
+            state: what `state` returned.
+            batch: how many batches of the epoch were used then.
+
+        Raises:
+            ValueError: epochs have another number of batches here.
+        """
+        then, here = state["num_batches"], self.num_batches
+        if batch and None not in (then, here) and then != here:
+            raise ValueError(
+                explain(
+                    f"The backup stands at batch {batch} of {then}, and an epoch has {here} here.",
+                    expected="the data, the batch size and the steps_per_epoch of the run that "
+                    "made it.",
+                    fix="pass these, or delete the backup to begin anew.",
+                )
+            )
+        self._data.resuming = state
+        self._first_batch = batch
+
+    def _steps(self, original: Callable[[], Any]) -> Iterator[Any]:
+        """The steps of an epoch, in groups, without those that are done.
+
+        Where groups have another size than before, they begin where those ended.
+        """
+        state, first = self._data.resuming, self._first_batch
+        self._first_batch = 0
+        size = self._iterator.steps_per_execution
+        shift = first % size
+        for begin, end, batches in original():
+            if begin == 0:
+                before = batches_taken(self._iterator) - size
+                if state is not None:
+                    before = state["taken"] - first
+                    set_batches_taken(self._iterator, before + shift + size)
+                self._before_epoch = before
+            is_done = begin + shift < first
+            is_over = self.num_batches is not None and begin + shift >= self.num_batches
+            if not is_done and not is_over:
+                yield begin + shift, end + shift, batches

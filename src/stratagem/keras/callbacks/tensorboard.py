@@ -1,0 +1,323 @@
+"""`keras.callbacks.TensorBoard` without TensorFlow, for every strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from stratagem import summary
+from stratagem.keras.callbacks.weight_summaries import (
+    write_conceptual_graph,
+    write_embeddings,
+    write_projector_configuration,
+    write_weights,
+)
+from stratagem.keras.training.model import strategy_of
+from stratagem.messages import explain
+
+__all__ = ["TensorBoard"]
+
+
+class TensorBoard(keras.callbacks.Callback):
+    """Writes losses, metrics and weights of `fit` and `evaluate` for TensorBoard.
+
+    Pass it to `fit`; it needs no TensorFlow. Training is written to the folder `train` and
+    validation to `validation`, under the tags of Keras's own callback. Batch steps are counted by
+    `optimizer.iterations` and continue in a second `fit`. Unless `update_freq` is "epoch",
+    `sg.summary.scalar` and the like in layers and in `train_step` write to the same folders, every
+    `update_freq` steps. With several processes, pass it on all; the chief writes. Under a
+    ParameterServerStrategy, summaries of layers are not written, because layers run in other
+    processes. Needs `stratagem[tensorboard]`.
+
+    Args:
+        log_dir: the folder.
+        histogram_freq: epochs between histograms of all weights; 0 for none.
+        write_graph: True writes the model's layers for the graph page.
+        write_images: True writes weights as images along with their histograms.
+        write_steps_per_second: True writes the speed.
+        update_freq: "epoch", "batch", or the number of batches between writes of the loss and
+            metrics; with `steps_per_execution`, after the call in which that number is reached.
+        profile_batch: a batch, counted from 1, or a pair of the first and last batch to profile
+            with `jax.profiler`; 0 for none.
+        embeddings_freq: epochs between writes of the tables of `Embedding` layers for the projector
+            page; 0 for none.
+        embeddings_metadata: the file with the labels of the rows; or files by the layers' names.
+
+    Raises:
+        ValueError: a negative frequency, an unknown word, an invalid range of batches, or (when
+            training begins) the name of a layer that is not an embedding.
+
+    Example::
+
+        model.fit(x, y, epochs=5, callbacks=[sg.TensorBoard("logs", histogram_freq=1)])
+
+    Source: Keras 3.15 callbacks/tensorboard.py, TensorBoard.
+    """
+
+    def __init__(
+        self,
+        log_dir: Any = "logs",
+        histogram_freq: int = 0,
+        write_graph: bool = False,
+        write_images: bool = False,
+        write_steps_per_second: bool = False,
+        update_freq: str | int = "epoch",
+        profile_batch: Any = 0,
+        embeddings_freq: int = 0,
+        embeddings_metadata: str | Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.log_dir = os.fspath(log_dir)
+        self.histogram_freq = _number_of_epochs("histogram_freq", histogram_freq)
+        self.write_graph = write_graph
+        self.write_images = write_images
+        self.write_steps_per_second = write_steps_per_second
+        self.update_freq = _steps_between(update_freq)
+        self.embeddings_freq = _number_of_epochs("embeddings_freq", embeddings_freq)
+        self.embeddings_metadata = embeddings_metadata
+        self._profiled = _range_of_batches(profile_batch)
+        self._is_profiling = False
+        self._writers: dict[str, summary.SummaryWriter] = {}
+        self._defaults: list[contextlib.ExitStack] = []
+        self._num_steps, self._num_steps_before_epoch, self._num_test_steps = 0, 0, 0
+        self._is_training, self._counts_in_step = False, True
+        self._epoch_began_s, self._batch_began_s = 0.0, 0.0
+
+    @property
+    def needs_batch_logs(self) -> bool:
+        """True if it reads the logs of single batches."""
+        return self.update_freq is not None or self._profiled is not None
+
+    def set_model(self, model: Any) -> None:
+        """Opens new files; Keras calls it before training and evaluation."""
+        super().set_model(model)
+        self._writers = {}
+        if self.embeddings_freq:
+            write_projector_configuration(
+                model, self._writer("train"), self.log_dir, self.embeddings_metadata
+            )
+        if self.write_graph:
+            with self._writer("train").as_default():
+                write_conceptual_graph(model)
+
+    def _writer(self, name: str) -> summary.SummaryWriter:
+        if name not in self._writers:
+            folder = os.path.join(self.log_dir, name)
+            self._writers[name] = summary.create_file_writer(folder)
+        return self._writers[name]
+
+    def _close_writers(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+    def _push_default(self, name: str, step: Any) -> None:
+        """Makes a writer the default for summaries in layers, at the steps to write."""
+        stack = contextlib.ExitStack()
+        self._defaults.append(stack)
+        every = self.update_freq
+        if every is None:
+            return
+        stack.enter_context(self._writer(name).as_default(step))
+        stack.enter_context(summary.record_if(lambda: _value(step) % every == 0))
+
+    def _pop_default(self) -> None:
+        if self._defaults:
+            self._defaults.pop().close()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Makes the train folder the default for summaries in layers."""
+        self._is_training = True
+        self._num_steps = self._iterations()
+        # A value known before the call needs no branch in the program; and Keras's own step, of a
+        # model without a strategy, does not hold the optimizer's counter.
+        model: Any = self.model
+        several = model.steps_per_execution > 1
+        self._counts_in_step = several and strategy_of(model) is not None
+        step = _NextStep(self._optimizer) if self._counts_in_step else self._num_steps
+        self._push_default("train", step)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Closes the files."""
+        self._pop_default()
+        if self._is_profiling:
+            self._stop_profiler(logs)
+        self._is_training = False
+        self._close_writers()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Records the start time of the epoch."""
+        self._num_steps_before_epoch = self._num_steps
+        self._epoch_began_s = time.perf_counter()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Starts the profiler before the first batch to profile."""
+        self._batch_began_s = time.perf_counter()
+        first = self._num_steps_before_epoch + batch + 1
+        if not self._counts_in_step:
+            self._pop_default()
+            self._push_default("train", first)
+        is_first = self._profiled is not None and first >= self._profiled[0]
+        if is_first and not self._is_profiling and self._writer("train").is_active:
+            jax.profiler.start_trace(os.path.join(self.log_dir, "train"))
+            self._is_profiling = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Writes the logs of a batch every `update_freq` batches."""
+        before, self._num_steps = self._num_steps, self._num_steps_before_epoch + batch + 1
+        if self._is_profiling and self._profiled and self._num_steps >= self._profiled[1]:
+            self._stop_profiler(logs)
+        if self.update_freq is None or self._num_steps // self.update_freq == (
+            before // self.update_freq
+        ):
+            return
+        values = {f"batch_{name}": value for name, value in _named(logs).items()}
+        if self.write_steps_per_second:
+            elapsed_s = time.perf_counter() - self._batch_began_s
+            values["batch_steps_per_second"] = (self._num_steps - before) / elapsed_s
+        self._write("train", values, self._num_steps)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Writes the logs of an epoch, and weights at the chosen frequency."""
+        values = _named(logs)
+        of_training = {k: v for k, v in values.items() if not k.startswith("val_")}
+        if values:
+            of_training |= _learning_rates(self._optimizer)
+        if self.write_steps_per_second:
+            elapsed_s = time.perf_counter() - self._epoch_began_s
+            num_steps = self._num_steps - self._num_steps_before_epoch
+            of_training["steps_per_second"] = num_steps / elapsed_s
+        of_validation = {k[4:]: v for k, v in values.items() if k.startswith("val_")}
+        for folder, chosen in (("train", of_training), ("validation", of_validation)):
+            if chosen:
+                self._write(folder, {f"epoch_{k}": v for k, v in chosen.items()}, epoch)
+        if self.histogram_freq and epoch % self.histogram_freq == 0:
+            with self._writer("train").as_default(), summary.record_if(condition=True):
+                write_weights(self.model, epoch, with_images=self.write_images)
+        if self.embeddings_freq and epoch % self.embeddings_freq == 0:
+            write_embeddings(self.model, self._writer("train"), self.log_dir)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Makes the validation folder the default for summaries in layers."""
+        self._num_test_steps = 0
+        self._push_default("validation", 0)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Counts batches for summaries in layers."""
+        self._num_test_steps = batch + 1
+        self._pop_default()
+        self._push_default("validation", self._num_test_steps)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Writes the logs of an evaluation at the current training step."""
+        self._pop_default()
+        if self._optimizer is not None:
+            values = {f"evaluation_{k}_vs_iterations": v for k, v in _named(logs).items()}
+            self._write("validation", values, self._iterations())
+        if not self._is_training:
+            self._close_writers()
+
+    def _write(self, folder: str, values: Mapping[str, Any], step: int) -> None:
+        with self._writer(folder).as_default(), summary.record_if(condition=True):
+            for name, value in values.items():
+                summary.scalar(name, np.asarray(value), step=step)
+
+    @property
+    def _optimizer(self) -> Any:
+        return getattr(self.model, "optimizer", None)
+
+    def _iterations(self) -> int:
+        if self._optimizer is None:
+            return 0
+        iterations: Any = keras.ops.convert_to_numpy(self._optimizer.iterations)
+        return int(iterations)
+
+    def _stop_profiler(self, logs: Any) -> None:
+        jax.block_until_ready(list(_named(logs).values()))
+        jax.profiler.stop_trace()
+        self._is_profiling, self._profiled = False, None
+
+
+class _NextStep:
+    """The number of the current training step, counted from 1; default step of summaries."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    @property
+    def value(self) -> Any:
+        """One more than the completed steps; traced in a compiled step."""
+        iterations = _value(self._optimizer.iterations)
+        return iterations + jax.numpy.ones((), iterations.dtype)
+
+
+def _value(step: Any) -> Any:
+    return getattr(step, "value", step)
+
+
+def _named(logs: Any) -> dict[str, Any]:
+    """Returns logs by name; a custom `train_step` may return anything."""
+    return dict(logs) if isinstance(logs, Mapping) else {}
+
+
+def _learning_rates(optimizer: Any) -> dict[str, Any]:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if inner is None:
+        return {}
+    return {"learning_rate": keras.ops.convert_to_numpy(inner.learning_rate)}
+
+
+def _number_of_epochs(name: str, value: int) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(
+            explain(
+                f"sg.TensorBoard received {name}={value!r}.",
+                expected="after how many epochs, or 0 for never.",
+                fix="leave it out, or pass 1.",
+            )
+        )
+    return value
+
+
+def _steps_between(update_freq: str | int) -> int | None:
+    """Returns the number of batches between writes; None for writes after epochs only."""
+    if update_freq == "epoch":
+        return None
+    steps = 1 if update_freq == "batch" else update_freq
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(
+            explain(
+                f"sg.TensorBoard received update_freq={update_freq!r}.",
+                expected='"epoch", "batch" or a number of batches, 1 or more.',
+                fix="pass one of them.",
+            )
+        )
+    return steps
+
+
+def _range_of_batches(profile_batch: Any) -> tuple[int, int] | None:
+    """Returns the first and last batch to profile, or None."""
+    try:
+        parts = profile_batch.split(",") if isinstance(profile_batch, str) else profile_batch
+        pair = (parts,) if isinstance(parts, int) else tuple(parts)
+        first, last = (int(batch) for batch in (pair * 2 if len(pair) == 1 else pair))
+    except (TypeError, ValueError):
+        first, last = -1, -1
+    if (first, last) == (0, 0):
+        return None
+    if first < 1 or last < first:
+        raise ValueError(
+            explain(
+                f"sg.TensorBoard received profile_batch={profile_batch!r}.",
+                expected="a batch, counted from 1, a pair of the first and the last, or 0.",
+                fix="pass for example profile_batch=(10, 20).",
+            )
+        )
+    return first, last

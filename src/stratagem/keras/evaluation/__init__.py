@@ -1,0 +1,3 @@
+"""Evaluation of checkpoints in another process, while training goes on."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Layers, losses, metrics, optimizers and seeds with the results of a single device."""
+
+__all__: list[str] = []

@@ -1,0 +1,168 @@
+"""Batch normalisation over replicas.
+
+Each replica normalises with its own statistics, over true examples; with `synchronized=True` with
+those of all replicas. Moving statistics are ON_READ with MEAN: each replica keeps its own, and
+reading them outside gives the mean. `__init__`, `build`, `call` and `_moments` of
+`keras.layers.BatchNormalization` are replaced (Keras 3.12 to 3.15).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Generator
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+
+from stratagem.context import ReplicaContext
+from stratagem.execution import ReplicaScope, current_scope
+from stratagem.keras.numerics.batch_rows import row_mask
+from stratagem.keras.numerics.step_mode import replica_context
+from stratagem.keras.private import MOMENTS, annotate, get_stateless_scope, reduction_axes
+from stratagem.keras.variables.annotations import annotated_variables
+from stratagem.options import ReduceOp
+from stratagem.variables import VariableKind, home_of
+
+__all__ = ["install"]
+
+_Layer = keras.layers.BatchNormalization
+_MOVING = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
+
+
+def install() -> None:
+    """Makes batch normalisation know about replicas. Done once, on import."""
+    _replace_init()
+    _replace_build()
+    _replace_call()
+    _replace_moments()
+
+
+def _replace_init() -> None:
+    init = _Layer.__init__
+
+    def replica_init(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)  # Keras on JAX refuses synchronized=True
+        self.synchronized = bool(synchronized)
+
+    replica_init.__signature__ = inspect.signature(init)  # what get_config and clone read
+    replica_init.__doc__ = init.__doc__
+    _Layer.__init__ = replica_init
+
+
+def _replace_build() -> None:
+    build = _Layer.build
+
+    def replica_build(self: Any, input_shape: Any) -> None:
+        add_weight = self.add_weight
+
+        def annotated(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("name") not in _MOVING:
+                return add_weight(*args, **kwargs)
+            with annotated_variables(synchronization="on_read", aggregation="mean"):
+                variable = add_weight(*args, **kwargs)
+            annotate(variable, synchronization="on_read", aggregation="mean")
+            return variable
+
+        # On the instance, so that subclasses' own add_weight is still what is called.
+        object.__setattr__(self, "add_weight", annotated)
+        try:
+            build(self, input_shape)
+        finally:
+            object.__delattr__(self, "add_weight")
+
+    _Layer.build = replica_build
+
+
+def _replace_call() -> None:
+    call = _Layer.call
+
+    def replica_call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        context = replica_context()
+        if context is None:
+            return call(self, inputs, training=training, mask=mask)
+        if not training or not self.trainable:
+            with _aggregated_statistics(self, context):
+                return call(self, inputs, training=training, mask=mask)
+        if not context.batch.is_padded:
+            return call(self, inputs, training=training, mask=mask)
+        moving = [v for v in (getattr(self, name, None) for name in _MOVING) if v is not None]
+        before = [jnp.asarray(variable.value) for variable in moving]
+        outputs = call(self, inputs, training=training, mask=mask)
+        has_examples = self.synchronized | (context.num_examples > 0)
+        for variable, old in zip(moving, before, strict=True):
+            variable.assign(jnp.where(has_examples, variable.value, old))
+        return outputs
+
+    _Layer.call = replica_call
+
+
+def _replace_moments() -> None:
+    moments = getattr(_Layer, MOMENTS)
+
+    def replica_moments(self: Any, inputs: Any, mask: Any) -> Any:
+        context = replica_context()
+        if context is None or not (self.synchronized or context.batch.is_padded):
+            return _plain_moments(moments, self, inputs, mask)
+        return _moments_of_true_rows(self, inputs, mask, context)
+
+    setattr(_Layer, MOMENTS, replica_moments)
+
+
+@contextlib.contextmanager
+def _aggregated_statistics(layer: Any, context: ReplicaContext) -> Generator[None]:
+    """Lets inference see the moving statistics of all replicas: it is that of one device."""
+    variables = (layer.moving_mean, layer.moving_variance)
+    homes = [home_of(variable) for variable in variables]
+    outer: Any = get_stateless_scope()
+    root = current_scope()
+    if root is None or any(home is None or home.kind is not VariableKind.ON_READ for home in homes):
+        yield
+        return
+
+    def read(variable: Any) -> Any:
+        value = outer.get_current_value(variable)
+        return root.get_current_value(variable) if value is None else value
+
+    both = jnp.stack([jnp.asarray(variable.value) for variable in variables])
+    mean, variance = context.communicator.all_reduce(ReduceOp.MEAN, both)
+    scope = ReplicaScope(read)
+    scope.set_value(layer.moving_mean, mean)
+    scope.set_value(layer.moving_variance, variance)
+    with scope:
+        yield
+
+
+def _plain_moments(moments: Any, layer: Any, inputs: Any, mask: Any) -> Any:
+    synchronized, layer.synchronized = (
+        layer.synchronized,
+        False,
+    )  # alone there is nobody to wait for
+    try:
+        return moments(layer, inputs, mask)
+    finally:
+        layer.synchronized = synchronized
+
+
+def _moments_of_true_rows(layer: Any, inputs: Any, mask: Any, context: ReplicaContext) -> Any:
+    """Returns mean and variance over true positions, of all replicas if synchronised."""
+    weights = jnp.ones((inputs.shape[0],) + (1,) * (inputs.ndim - 1), inputs.dtype)
+    rows = row_mask(inputs, context)
+    if rows is not None:
+        weights = weights * rows.astype(inputs.dtype)
+    if mask is not None:
+        weights = weights * jnp.asarray(mask, inputs.dtype)[..., None]
+    axes = reduction_axes(layer)
+    inputs = jnp.where(weights > 0, inputs, 0)
+
+    def total(values: Any) -> Any:
+        local = jnp.sum(values, axis=axes)
+        return context.communicator.all_reduce(ReduceOp.SUM, local) if layer.synchronized else local
+
+    shape = [1] * inputs.ndim
+    shape[layer.axis] = inputs.shape[layer.axis]
+    count = jnp.maximum(total(jnp.broadcast_to(weights, inputs.shape)), 1.0)
+    mean = total(inputs * weights) / count
+    variance = total(jnp.square(inputs - mean.reshape(shape)) * weights) / count
+    return mean, variance

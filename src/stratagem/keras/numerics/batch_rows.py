@@ -1,0 +1,113 @@
+"""Rows of a step's batch: without padding, and of all replicas together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from stratagem.context import ReplicaContext, stack
+from stratagem.context.batch import ReplicaBatch
+from stratagem.keras.numerics.step_mode import StepMode, example_fraction, step_mode
+from stratagem.keras.private import get_keras_mask, set_keras_mask
+from stratagem.options import ReduceOp
+
+__all__ = ["first_rows", "gathered_rows", "num_rows", "row_mask", "true_rows", "whole_batch"]
+
+
+def true_rows(values: Any, context: ReplicaContext) -> Any:
+    """Returns an array with zeros in the rows that only pad."""
+    mask = row_mask(values, context)
+    return values if mask is None else jnp.where(mask, values, jnp.zeros((), values.dtype))
+
+
+def row_mask(values: Any, context: ReplicaContext) -> Any:
+    """Returns which rows of an array are true examples, in a shape that broadcasts against it.
+
+    Axis 0 of the array is this replica's batch, or a multiple of it (rows of one example side by
+    side, as after flattening time). None if every row is true or rows are no examples.
+    """
+    batch = context.batch
+    if not batch.is_padded or values.ndim == 0 or not batch.size or values.shape[0] % batch.size:
+        return None
+    mask = jnp.repeat(context.example_mask, values.shape[0] // batch.size)
+    return mask.reshape((-1,) + (1,) * (values.ndim - 1))
+
+
+def num_rows(values: Any, context: ReplicaContext) -> int | None:
+    """Returns the size of axis 0 if that is this replica's batch, or a multiple; None otherwise."""
+    size, shape = context.batch.size, jnp.shape(values)
+    if size is None or not shape:
+        return None
+    is_batch = shape[0] == size or (size and shape[0] and shape[0] % size == 0)
+    return shape[0] if is_batch else None
+
+
+def first_rows(values: Any, count: int, context: ReplicaContext, rows: int | None = None) -> Any:
+    """Returns this replica's first examples, of the arrays of a pytree that have so many rows."""
+    size = context.batch.size
+    rows = size if rows is None else rows
+    kept = count * (rows // size) if rows and size else count
+
+    def cut(leaf: Any) -> Any:
+        is_array = isinstance(leaf, jax.Array) and leaf.ndim > 0
+        return leaf[:kept] if is_array and leaf.shape[0] == rows else leaf
+
+    return _with_masks(cut, values)
+
+
+def gathered_rows(values: Any, context: ReplicaContext, rows: int | None) -> Any:
+    """Returns the true rows of all replicas, of the arrays of a pytree that have so many rows.
+
+    Floating scalars are averaged by examples. The number of rows itself, as Keras passes it for a
+    weight, becomes that of all replicas. Can be differentiated.
+    """
+    batch = context.batch
+    lengths = batch.lengths if batch.is_padded else None
+    if lengths is not None and batch.size and rows is not None:
+        lengths = tuple(length * (rows // batch.size) for length in lengths)
+
+    def gathered(leaf: Any) -> Any:
+        if isinstance(leaf, int) and not isinstance(leaf, bool) and leaf == batch.size:
+            return context.global_num_examples
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating):
+            share = leaf * example_fraction(context, leaf.dtype)
+            return context.communicator.all_reduce(ReduceOp.SUM, share)
+        if leaf.ndim == 0 or leaf.shape[0] != rows:
+            return leaf
+        return context.communicator.all_gather(leaf, 0, lengths)
+
+    return _with_masks(gathered, values)
+
+
+def _with_masks(change: Callable[[Any], Any], values: Any) -> Any:
+    """Changes the leaves of a pytree, and the Keras masks attached to them likewise."""
+
+    def changed(leaf: Any) -> Any:
+        result, mask = change(leaf), get_keras_mask(leaf)
+        if mask is not None and result is not leaf:
+            set_keras_mask(result, change(mask))
+        return result
+
+    return jax.tree.map(changed, values)
+
+
+@contextlib.contextmanager
+def whole_batch(context: ReplicaContext) -> Generator[None]:
+    """Runs code for which this replica holds all rows of the step, and counts nothing over others.
+
+    The batch has no padding there, and the context says so.
+    """
+    batch = ReplicaBatch(size=context.global_num_examples)
+    replica_id = context.replica_id_in_sync_group
+    whole = ReplicaContext(context.strategy, replica_id, context.communicator, batch)
+    with (
+        stack.push(stack.FrameKind.REPLICA, context.strategy, whole),
+        step_mode(StepMode.WHOLE),
+    ):
+        yield

@@ -1,0 +1,64 @@
+"""Dependence of a loss on the rows of its batch, and what Keras's own functions do with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from stratagem.context import ReplicaContext
+from stratagem.execution import RowEffect
+from stratagem.execution.analysis.row_effects import row_effects
+from stratagem.keras.numerics.batch_rows import num_rows
+from stratagem.keras.numerics.step_mode import StepMode, step_mode
+
+__all__ = ["effect_of_loss", "is_by_rows", "is_of_keras"]
+
+# Functions of Keras whose value for one row may depend on the other rows.
+_MIXING_FUNCTIONS = {"circle", "dice", "tversky"}
+
+
+def is_of_keras(function: Any) -> bool:
+    """True if a function, or the class of an object, is Keras's own."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return module.startswith("keras.")
+
+
+def is_by_rows(function: Any) -> bool:
+    """True for a Keras function that computes each row separately."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return is_of_keras(function) and name not in _MIXING_FUNCTIONS
+
+
+def effect_of_loss(loss: Any, y_true: Any, y_pred: Any, context: ReplicaContext) -> RowEffect:
+    """Returns what a loss makes of this replica's rows: UNKNOWN where that cannot be seen."""
+    function = getattr(loss, "fn", None) or type(loss).call
+    leaves, structure = jax.tree.flatten((y_true, y_pred))
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    rows = num_rows(arrays[-1], context) if arrays else None
+    is_gathered = rows is not None and context.num_replicas_in_sync > 1
+    is_gathered = is_gathered and rows == context.global_num_examples != context.batch.size
+    has_axis = bool(arrays) and arrays[-1].ndim > 1  # else rows are what it reduces
+    if (is_by_rows(function) and has_axis) or rows is None or is_gathered:
+        return RowEffect.UNKNOWN
+    has_rows = [array.ndim > 0 and array.shape[0] == rows for array in arrays]
+
+    shapes: list[tuple[int, ...]] = []
+
+    def values(_: Any, given: Any) -> list[Any]:
+        remaining = iter(given)
+        own = [next(remaining) if one else leaf for one, leaf in zip(has_rows, arrays, strict=True)]
+        with step_mode(StepMode.WHOLE):
+            result = loss.call(*structure.unflatten(own))
+        shapes.append(jnp.shape(result))
+        return [keras.ops.convert_to_tensor(result, dtype=loss.dtype)]
+
+    given = [leaf for one, leaf in zip(has_rows, arrays, strict=True) if one]
+    effects = row_effects(values, [], given, rows)
+    if effects is None:
+        return RowEffect.UNKNOWN
+    # Several sums or means over rows, of which Keras averages: no loss for each row, and not one.
+    is_several = effects[0] in (RowEffect.SUM, RowEffect.MEAN) and len(shapes[-1]) > 0
+    return RowEffect.MIXED if is_several else effects[0]

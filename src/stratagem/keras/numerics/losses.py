@@ -1,0 +1,342 @@
+"""Losses over replicas: what fit makes of Keras losses, and what loops of one's own use.
+
+`keras.losses.Loss.__call__` is replaced (Keras 3.12 to 3.15): in a replica function it counts true
+examples, and in `fit` it divides by what all replicas hold.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax.core import Tracer
+from keras import ops
+
+from stratagem.context import ReplicaContext, get_replica_context
+from stratagem.errors import InvalidArgumentError
+from stratagem.execution import RowEffect
+from stratagem.keras.numerics.batch_rows import (
+    first_rows,
+    gathered_rows,
+    num_rows,
+    true_rows,
+    whole_batch,
+)
+from stratagem.keras.numerics.loss_effects import effect_of_loss
+from stratagem.keras.numerics.step_mode import (
+    StepMode,
+    current_mode,
+    example_fraction,
+    replica_context,
+)
+from stratagem.keras.private import apply_mask, get_keras_mask, squeeze_or_expand_to_same_rank
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+
+__all__ = ["compute_average_loss", "install", "scale_regularization_loss"]
+
+_AVERAGING = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def install() -> None:
+    """Makes Keras losses count over replicas. Done once, on import."""
+    original = keras.losses.Loss.__call__
+
+    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        context = replica_context()
+        if context is None:
+            return original(self, y_true, y_pred, sample_weight)
+        if current_mode() is StepMode.OWN and self.reduction in _AVERAGING:
+            _warn_about_averaging(self, context)
+        effect = effect_of_loss(self, y_true, y_pred, context)
+        if current_mode() is StepMode.SHARE:
+            if effect is RowEffect.MIXED and self.reduction not in (None, "none"):
+                return _loss_of_whole_batch(self, y_true, y_pred, sample_weight, context)
+        elif effect is RowEffect.MIXED and context.num_replicas_in_sync > 1:
+            _warn_about_pairs(self, context)
+        if current_mode() is not StepMode.SHARE and not context.batch.is_padded:
+            return original(self, y_true, y_pred, sample_weight)
+        return _replica_loss(self, y_true, y_pred, sample_weight, context, effect)
+
+    keras.losses.Loss.__call__ = call
+
+
+def _warn_about_averaging(loss: Any, context: ReplicaContext) -> None:
+    if context.num_replicas_in_sync > 1:
+        warnings.warn(
+            explain(
+                f"The loss {loss.name!r} averages over this replica's examples in a step of "
+                "your own.",
+                expected="per-example losses: gradients are summed over "
+                f"{context.num_replicas_in_sync} "
+                "replicas, so that such averages count that many times too much.",
+                fix="create the loss with reduction=None and use sg.compute_average_loss.",
+            ),
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_about_pairs(loss: Any, context: ReplicaContext) -> None:
+    warnings.warn(
+        explain(
+            f"The loss {loss.name!r} makes one example depend on others, in a step of your own.",
+            expected="a loss that adds up over examples: each of the "
+            f"{context.num_replicas_in_sync} replicas compares its own examples only.",
+            fix="gather the examples of all replicas before it: sg.all_gather(value, axis=0).",
+        ),
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def _loss_of_whole_batch(
+    loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, context: ReplicaContext
+) -> Any:
+    """This replica's share of a loss whose examples depend on one another: 1/n of the whole.
+
+    The gradient of the gathering adds up what all replicas' shares have of this replica's rows.
+    """
+    rows = num_rows(jax.tree.leaves(y_pred)[0], context)
+    gathered = [gathered_rows(value, context, rows) for value in (y_true, y_pred, sample_weight)]
+    with whole_batch(context):
+        return loss(*gathered) / context.num_replicas_in_sync
+
+
+def _replica_loss(
+    loss: Any,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    context: ReplicaContext,
+    effect: RowEffect,
+) -> Any:
+    """Does what Keras's `Loss.__call__` does, leaving padding out and counting all replicas."""
+    in_mask = get_keras_mask(y_pred)
+    with keras.name_scope(loss.name):
+        convert = lambda x: ops.convert_to_tensor(x, dtype=loss.dtype)  # noqa: E731
+        y_pred, y_true = jax.tree.map(convert, y_pred), jax.tree.map(convert, y_true)
+        values = loss.call(y_true, y_pred)
+        masks = [mask for mask in (in_mask, get_keras_mask(values)) if mask is not None]
+        values = jnp.asarray(ops.convert_to_tensor(values, dtype=loss.dtype))
+        if values.ndim == 0:
+            if context.batch.is_padded:
+                values = _of_true_rows(loss, y_true, y_pred, values, context)
+            if sample_weight is not None:
+                values *= _weight_of_batch(loss.reduction, sample_weight, values.dtype, context)
+            if current_mode() is not StepMode.SHARE or effect is RowEffect.SUM:
+                return values
+            return values * example_fraction(context, values.dtype)
+        mask = masks[0] & masks[1] if len(masks) == 2 else (masks[0] if masks else None)
+        weights = apply_mask(sample_weight, mask, dtype=values.dtype, reduction="sum")
+        return _reduce(loss.reduction, values, weights, mask, context)
+
+
+def _weight_of_batch(
+    reduction: str | None, sample_weight: Any, dtype: Any, context: ReplicaContext
+) -> Any:
+    """What Keras multiplies the one number of a batch by: the mean of its weights, or their sum."""
+    weights = jnp.asarray(sample_weight, dtype)
+    if weights.ndim == 0:
+        return weights
+    if reduction not in ("sum", "sum_over_batch_size", "mean"):
+        return jnp.ones((), dtype)
+    share = current_mode() is StepMode.SHARE
+    total = jnp.sum(true_rows(weights, context))
+    if share:
+        total = context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(total))
+    if reduction == "sum":
+        return total
+    return total / jnp.maximum(jnp.asarray(_num_elements(weights, context, share=share), dtype), 1)
+
+
+def _of_true_rows(
+    loss: Any, y_true: Any, y_pred: Any, of_all_rows: jax.Array, context: ReplicaContext
+) -> jax.Array:
+    """The one number that a loss makes of a batch, such as a mean, without the rows that pad.
+
+    All replicas compute it for each number of rows that one of them has, and choose their own: a
+    branch could hold a collective, which needs all of them.
+    """
+    result = jnp.zeros_like(of_all_rows)
+    rows = num_rows(jax.tree.leaves(y_pred)[0], context)
+    for length in sorted(set(context.batch.lengths or ()) - {0}):
+        cut_true, cut_pred = (
+            first_rows(value, length, context, rows) for value in (y_true, y_pred)
+        )
+        value = jnp.asarray(ops.convert_to_tensor(loss.call(cut_true, cut_pred), dtype=loss.dtype))
+        result = jnp.where(context.num_examples == length, value, result)
+    return result
+
+
+def _reduce(
+    reduction: str | None, values: Any, weights: Any, mask: Any, context: ReplicaContext
+) -> Any:
+    if weights is not None:
+        weights = ops.cast(weights, values.dtype)
+        values, weights = squeeze_or_expand_to_same_rank(values, weights)
+        values = values * weights
+    values = true_rows(values, context)
+    if reduction in (None, "none"):
+        return values
+    total = jnp.sum(values)
+    if reduction == "sum":
+        return total
+    divisor = _divisor(reduction, values, weights, mask, context)
+    return jnp.where(divisor == 0, 0.0, total / jnp.where(divisor == 0, 1, divisor)).astype(
+        total.dtype
+    )
+
+
+def _divisor(reduction: str, values: Any, weights: Any, mask: Any, context: ReplicaContext) -> Any:
+    """What a mean divides by: counted over all replicas in SHARE mode, else over this one."""
+    share = current_mode() is StepMode.SHARE
+    if reduction == "mean_with_sample_weight" and weights is not None:
+        local = jnp.sum(true_rows(weights, context))
+    elif mask is not None:
+        local = jnp.sum(true_rows(ops.cast(mask, values.dtype), context)) * (
+            values.size / mask.size
+        )
+    else:
+        return jnp.asarray(_num_elements(values, context, share=share), values.dtype)
+    if not share:
+        return local
+    return context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(local))
+
+
+def _num_elements(values: Any, context: ReplicaContext, *, share: bool) -> Any:
+    """Counts the true elements of losses, of all replicas or of this one."""
+    rows: Any = context.global_num_examples if share else context.num_examples
+    if rows is None or values.shape[0] != context.batch.size:
+        return values.size * (context.num_replicas_in_sync if share else 1)
+    return rows * (values.size // values.shape[0] if values.shape[0] else 0)
+
+
+def compute_average_loss(
+    per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+) -> jax.Array:
+    """Scales per-example losses so that the sum over replicas is their average.
+
+    Call in replica context, or anywhere with a batch size.
+
+    Args:
+        per_example_loss: this replica's losses, shape (per_replica_batch, ...).
+        sample_weight: weights, of a shape that broadcasts against the losses.
+        global_batch_size: what to divide by; None for the true examples of this step over all
+            replicas.
+
+    Returns:
+        Scalar of the dtype of the losses: their sum, without padding, over the batch size; 0 when
+        that is 0.
+
+    Raises:
+        ValueError: a scalar loss.
+        TypeError: `global_batch_size` is no integer scalar.
+        InvalidArgumentError: it is negative.
+        RuntimeError: in cross-replica context without a batch size.
+
+    Example:
+        >>> sg.compute_average_loss(jax.numpy.array([1.0, 2.0, 3.0]), global_batch_size=8)
+        Array(0.75, dtype=float32)
+
+    Source: TF 2.21 nn_impl_distribute.py, compute_average_loss.
+    """
+    losses = jnp.asarray(per_example_loss)
+    if losses.ndim == 0:
+        raise ValueError(
+            explain(
+                "compute_average_loss received a scalar loss.",
+                expected="one loss an example, shape (per_replica_batch, ...).",
+                fix="create the Keras loss with reduction=None.",
+            )
+        )
+    context = get_replica_context()
+    if global_batch_size is None:
+        if context is None:
+            raise RuntimeError(
+                explain(
+                    "compute_average_loss was called in cross-replica context without "
+                    "global_batch_size.",
+                    expected="replica context, where the number of examples is known.",
+                    fix="call it in the function given to strategy.run, or pass global_batch_size.",
+                )
+            )
+        global_batch_size = context.global_num_examples
+        if global_batch_size is None or losses.shape[0] != context.batch.size:
+            global_batch_size = losses.shape[0] * context.num_replicas_in_sync
+    divisor = _check_batch_size(global_batch_size, losses.dtype)
+    if sample_weight is not None:
+        losses = losses * jnp.asarray(sample_weight, losses.dtype)
+    if context is not None:
+        losses = true_rows(losses, context)
+    total = jnp.sum(losses)
+    return jnp.where(divisor == 0, jnp.zeros_like(total), total / jnp.maximum(divisor, 1))
+
+
+def _check_batch_size(global_batch_size: Any, dtype: Any) -> jax.Array:
+    """Returns the batch size as a scalar of a dtype that losses can be divided by."""
+    size = global_batch_size
+    if not isinstance(size, Tracer):
+        try:
+            size = operator.index(global_batch_size)
+        except TypeError:
+            size = None
+    is_integer = (
+        size is not None and jnp.shape(size) == () and not isinstance(global_batch_size, bool)
+    )
+    if not is_integer or not jnp.issubdtype(jnp.result_type(size), jnp.integer):
+        raise TypeError(
+            explain(
+                f"compute_average_loss received global_batch_size={global_batch_size!r}.",
+                expected="an integer scalar.",
+                fix="pass the number of examples of the whole step as an int.",
+            )
+        )
+    if isinstance(size, int) and size < 0:
+        raise InvalidArgumentError(
+            explain(
+                f"compute_average_loss received global_batch_size={size}.",
+                expected="a number of examples, 0 or more.",
+                fix="pass the number of examples of the whole step.",
+            )
+        )
+    return jnp.asarray(size, dtype)
+
+
+def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
+    """Divides a loss that every replica computes alike by the number of replicas.
+
+    Call in replica context.
+
+    Args:
+        regularization_loss: scalar or array, such as `model.losses`.
+
+    Returns:
+        Scalar: its sum over the number of replicas, so that the sum over replicas is right.
+
+    Raises:
+        RuntimeError: in cross-replica context.
+
+    Example:
+        >>> sg.scale_regularization_loss(jax.numpy.array([1.0, 2.0]))
+        Array(3., dtype=float32)
+
+    Source: TF 2.21 nn_impl_distribute.py, scale_regularization_loss.
+    """
+    context = get_replica_context()
+    if context is None:
+        raise RuntimeError(
+            explain(
+                "scale_regularization_loss was called in cross-replica context.",
+                expected="replica context.",
+                fix="call it in the function given to strategy.run.",
+            )
+        )
+    total = sum(
+        (jnp.sum(jnp.asarray(leaf)) for leaf in jax.tree.leaves(regularization_loss)), jnp.zeros(())
+    )
+    return total / context.num_replicas_in_sync

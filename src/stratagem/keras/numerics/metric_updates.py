@@ -1,0 +1,254 @@
+"""Updates of metrics in a replica, so that the result of all replicas is that of one device.
+
+A metric that adds up over rows is updated with this replica's rows. Any other metric is updated
+with the rows of all replicas, on each of them, and counted on replica 0. Keras's own metrics add
+up, and what others do is read off the operations of their update. In a step of the user's own
+(`strategy.run`) each replica updates its part with its rows, as in TensorFlow.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from stratagem.context import ReplicaContext
+from stratagem.execution import RowEffect
+from stratagem.execution.analysis.row_effects import row_effects
+from stratagem.keras.numerics.batch_rows import first_rows, gathered_rows, num_rows, whole_batch
+from stratagem.keras.numerics.loss_effects import is_by_rows, is_of_keras
+from stratagem.keras.numerics.step_mode import (
+    StepMode,
+    current_mode,
+    example_fraction,
+    is_loss_tracker,
+    record_loss,
+    step_mode,
+)
+from stratagem.keras.private import averaged, averaged_function
+from stratagem.messages import explain
+from stratagem.options import VariableAggregation
+from stratagem.variables import VariableKind, aggregate_components, home_of
+
+__all__ = ["of_all_replicas", "update_in_replica", "variables_of_update"]
+
+# Metrics of which the first update was tried, which creates variables of some.
+_tried: weakref.WeakSet[Any] = weakref.WeakSet()
+_ADDITIVE = {RowEffect.INPUT, RowEffect.INPUT_PLUS_SUM}
+
+
+def update_in_replica(
+    update_state: Callable[..., Any],
+    signature: inspect.Signature,
+    metric: Any,
+    args: Any,
+    kwargs: Any,
+    context: ReplicaContext,
+) -> Any:
+    """Updates a metric with one replica's arguments of `update_state`, true examples only."""
+    _check_homes(metric, context)
+    bound = signature.bind(metric, *args, **kwargs)
+    values = jax.tree.leaves(list(bound.arguments.values())[1:2])
+    is_empty = not metric.variables and not is_of_keras(update_state)  # its metrics are hidden
+    if not values or is_empty:
+        return update_state(*bound.args, **bound.kwargs)
+    if all(jnp.ndim(value) == 0 for value in values):
+        return _update_with_scalar(update_state, metric, values[0], bound, context)
+    rows = num_rows(values[0], context)
+    if rows is None:
+        return update_state(*bound.args, **bound.kwargs)
+    if current_mode() is StepMode.OWN:
+        if _averages_batches(metric, bound.arguments):
+            _weigh_by_examples(bound, metric.dtype, context)
+    elif not _adds_up(update_state, metric, bound, rows):
+        return _update_with_whole_batch(update_state, metric, bound, context, rows)
+    return _update_with_true_rows(update_state, metric, bound, context, rows)
+
+
+def _update_with_scalar(
+    update_state: Any, metric: Any, value: Any, bound: Any, context: ReplicaContext
+) -> Any:
+    """Takes one number that each replica has computed of its examples."""
+    if is_loss_tracker(metric):
+        return record_loss(metric, value, context)
+    if current_mode() is StepMode.OWN:
+        return update_state(*bound.args, **bound.kwargs)
+    if not is_of_keras(update_state) or "sample_weight" not in bound.signature.parameters:
+        return _update_with_whole_batch(update_state, metric, bound, context, None)
+    weight = bound.arguments.get("sample_weight")
+    if isinstance(weight, int) and weight == context.batch.size:  # the number of rows
+        bound.arguments["sample_weight"] = jnp.asarray(context.num_examples, metric.dtype)
+    else:
+        _weigh_by_examples(bound, metric.dtype, context)
+    return update_state(*bound.args, **bound.kwargs)
+
+
+def _weigh_by_examples(bound: Any, dtype: Any, context: ReplicaContext) -> None:
+    """Lets one number of a batch count by this replica's part of the examples."""
+    weight = bound.arguments.get("sample_weight")
+    fraction = example_fraction(context, dtype)
+    whole = fraction if weight is None else jnp.asarray(weight, dtype) * fraction
+    bound.arguments["sample_weight"] = whole
+
+
+def _averages_batches(metric: Any, arguments: dict[str, Any]) -> bool:
+    """True if a metric averages one number per batch, such as a mean over rows."""
+    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return False
+    weight = arguments.get("sample_weight")
+    if weight is not None and jnp.ndim(weight):
+        return False
+    return _averaged_shape(metric, arguments) == ()
+
+
+def _averaged_shape(metric: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
+    y_true, y_pred = (jnp.asarray(arguments[name]) for name in ("y_true", "y_pred"))
+
+    def values(y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.convert_to_tensor(averaged(metric, y_true, y_pred))
+
+    with step_mode(StepMode.WHOLE):
+        return jax.eval_shape(values, y_true, y_pred).shape
+
+
+def _adds_up(update_state: Any, metric: Any, bound: Any, rows: int) -> bool:
+    """True if an update adds a sum over rows to the state, so that replicas can sum their parts."""
+    if any(home.kind is not VariableKind.ON_READ for home in _homes(metric)):
+        return True  # there is no part for each replica, and nothing to be counted on one
+    if is_of_keras(update_state):
+        if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+            return True
+        function = averaged_function(metric)
+        if is_by_rows(function):
+            has_axis = jnp.ndim(bound.arguments["y_pred"]) > 1  # else rows are what it reduces
+            return has_axis and _averaged_shape(metric, bound.arguments) != ()
+    return _is_seen_to_add_up(update_state, metric, bound, rows)
+
+
+def _check_homes(metric: Any, context: ReplicaContext) -> None:
+    if any(home is None for home in _homes(metric)):
+        raise ValueError(
+            explain(
+                f"The metric {metric.name!r} was created outside the scope of a strategy, and a "
+                f"replica function of {context.strategy} updates it.",
+                expected="a metric with a part on each replica.",
+                fix=f"call {type(metric).__name__}(...) in `with strategy.scope():`.",
+            )
+        )
+
+
+def _homes(metric: Any) -> list[Any]:
+    return [home_of(variable) for variable in metric.variables]
+
+
+def _is_seen_to_add_up(update_state: Any, metric: Any, bound: Any, rows: int) -> bool:
+    variables = metric.variables
+    names = list(bound.arguments)[1:]
+    leaves, structure = jax.tree.flatten([bound.arguments[name] for name in names])
+    has_rows = [
+        isinstance(leaf, jax.Array) and leaf.ndim > 0 and leaf.shape[0] == rows for leaf in leaves
+    ]
+
+    def update(state: list[Any], given: list[Any]) -> list[Any]:
+        remaining = iter(given)
+        own = [next(remaining) if one else leaf for one, leaf in zip(has_rows, leaves, strict=True)]
+        arguments = dict(zip(names, structure.unflatten(own), strict=True))
+        return updated_values(update_state, metric, variables, state, arguments, bound)
+
+    state = [variable.value for variable in variables]
+    with_rows = [leaf for one, leaf in zip(has_rows, leaves, strict=True) if one]
+    effects = row_effects(update, state, with_rows, rows)
+    return effects is not None and all(effect in _ADDITIVE for effect in effects)
+
+
+def updated_values(
+    update_state: Any,
+    metric: Any,
+    variables: list[Any],
+    values: list[Any],
+    arguments: dict[str, Any],
+    bound: Any,
+) -> list[Any]:
+    """Returns the values of a metric's variables after an update from other values."""
+    # One by one: a tree map over a dict returns its keys in another order.
+    first = next(iter(bound.arguments))
+    call = inspect.BoundArguments(bound.signature, OrderedDict({first: metric} | arguments))
+    mapping = list(zip(variables, values, strict=True))
+    with step_mode(StepMode.WHOLE), keras.StatelessScope(mapping) as scope:
+        update_state(*call.args, **call.kwargs)
+    return [scope.get_current_value(variable) for variable in variables]
+
+
+def variables_of_update(update_state: Any, metric: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Returns a metric's variables, also those that its first update creates."""
+    if metric not in _tried:
+        _tried.add(metric)
+        with keras.StatelessScope():
+            update_state(metric, *args, **kwargs)
+    return metric.variables
+
+
+def _update_with_whole_batch(
+    update_state: Any, metric: Any, bound: Any, context: ReplicaContext, rows: int | None
+) -> None:
+    """Updates with the rows of all replicas from the state of all, and counts on replica 0."""
+    arguments = {
+        name: gathered_rows(value, context, rows)
+        for name, value in list(bound.arguments.items())[1:]
+    }
+    variables = variables_of_update(update_state, metric, bound.args[1:], bound.kwargs)
+    state = [of_all_replicas(variable, context) for variable in variables]
+    with whole_batch(context):
+        values = updated_values(update_state, metric, variables, state, arguments, bound)
+    is_first = context.replica_id_in_sync_group == 0
+    for variable, value in zip(variables, values, strict=True):
+        home = home_of(variable)
+        if home is not None and home.aggregation is VariableAggregation.SUM:
+            value = jnp.where(is_first, value, jnp.zeros_like(value))
+        variable.assign(value)
+
+
+def of_all_replicas(variable: Any, context: ReplicaContext) -> Any:
+    """Returns the value that all components of a variable stand for; every replica must call it."""
+    home = home_of(variable)
+    if home is None or home.kind is not VariableKind.ON_READ:
+        return variable.value
+    stacked = context.communicator.all_gather(jnp.expand_dims(variable.value, 0), 0, None)
+    return aggregate_components(stacked, home.aggregation, variable.path)
+
+
+def _update_with_true_rows(
+    update_state: Any, metric: Any, bound: Any, context: ReplicaContext, rows: int
+) -> Any:
+    """Updates with this replica's rows, by a branch for each number of them that a replica has."""
+    if not context.batch.is_padded:
+        return update_state(*bound.args, **bound.kwargs)
+    if isinstance(context.num_examples, int):  # eager replicas have no padding
+        return update_state(*bound.args, **bound.kwargs) if context.num_examples else None
+    lengths = sorted(set(context.batch.lengths or ()))
+    variables = variables_of_update(update_state, metric, bound.args[1:], bound.kwargs)
+
+    def branch(length: int) -> Any:
+        def update(values: list[Any]) -> list[Any]:
+            if length == 0:
+                return values
+            arguments = {
+                name: first_rows(value, length, context, rows)
+                for name, value in list(bound.arguments.items())[1:]
+            }
+            return updated_values(update_state, metric, variables, values, arguments, bound)
+
+        return update
+
+    index = jnp.searchsorted(jnp.asarray(lengths), context.num_examples)
+    current = [variable.value for variable in variables]
+    updated = jax.lax.switch(index, [branch(length) for length in lengths], current)
+    for variable, value in zip(variables, updated, strict=True):
+        variable.assign(value)
+    return None

@@ -1,0 +1,158 @@
+"""Metrics over replicas: each replica updates its part, results are of all of them.
+
+`keras.metrics.Metric.__new__` is replaced (Keras 3.12 to 3.15) to wrap `update_state` and `result`
+of each metric class once, when its first object is made; subclassing `Metric` is enough.
+`add_variable` is replaced, too: an initial value counts once, and not once a replica.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import jax
+import keras
+
+from stratagem.context import get_replica_context, has_strategy
+from stratagem.keras.numerics.metric_updates import (
+    of_all_replicas,
+    update_in_replica,
+    variables_of_update,
+)
+from stratagem.keras.numerics.step_mode import replica_context
+from stratagem.keras.private import get_stateless_scope, own_variables
+from stratagem.keras.variables.annotations import making_state_of_metric
+from stratagem.keras.variables.variable import DistributedVariable
+from stratagem.variables import VariableKind, home_of
+
+__all__ = ["install", "results_of_all_replicas"]
+
+_wrapped_classes: set[type] = {keras.metrics.Metric}
+
+
+class _Active(threading.local):
+    is_updating = False
+    reported: dict[int, Any] | None = None
+
+
+_active = _Active()
+
+
+def install() -> None:
+    """Makes every Keras metric count over replicas. Done once, on import."""
+    original = keras.metrics.Metric.__new__
+
+    def create(cls: type, *args: Any, **kwargs: Any) -> Any:
+        for base in cls.__mro__:
+            if issubclass(base, keras.metrics.Metric) and base not in _wrapped_classes:
+                _wrap_class(base)
+        return object.__new__(cls) if original is object.__new__ else original(cls, *args, **kwargs)
+
+    keras.metrics.Metric.__new__ = staticmethod(create)
+    add_variable = keras.metrics.Metric.add_variable
+
+    @functools.wraps(add_variable)
+    def add_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with making_state_of_metric():
+            return add_variable(self, *args, **kwargs)
+
+    keras.metrics.Metric.add_variable = add_state
+
+
+def _wrap_class(cls: type) -> None:
+    _wrapped_classes.add(cls)
+    update_state, result = cls.__dict__.get("update_state"), cls.__dict__.get("result")
+    if inspect.isfunction(update_state):
+        cls.update_state = _wrap_update_state(update_state)
+    if inspect.isfunction(result):
+        cls.result = _wrap_result(result)
+
+
+@contextlib.contextmanager
+def results_of_all_replicas() -> Generator[dict[int, Any]]:
+    """Lets metrics that are asked in a replica answer for all, at the price of collectives.
+
+    For logs that the model's own code makes of results; else each replica answers for itself.
+    Yields the results by their ids, as they are asked for.
+    """
+    previous, _active.reported = _active.reported, {}
+    try:
+        yield _active.reported
+    finally:
+        _active.reported = previous
+
+
+def _wrap_result(result: Any) -> Any:
+    @functools.wraps(result)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        reported, context = _active.reported, get_replica_context()
+        if reported is None or context is None:
+            return result(self, *args, **kwargs)
+        mapping: list[tuple[Any, Any]] = []
+        if context.num_replicas_in_sync > 1:
+            mapping = [(one, of_all_replicas(one, context)) for one in self.variables]
+        _active.reported = None  # the mapping holds for inner metrics too
+        try:
+            with keras.StatelessScope(mapping) if mapping else contextlib.nullcontext():
+                results = result(self, *args, **kwargs)
+        finally:
+            _active.reported = reported
+        reported.update((id(leaf), leaf) for leaf in jax.tree.leaves(results))
+        return results
+
+    return wrapped
+
+
+def _wrap_update_state(update_state: Any) -> Any:
+    signature = inspect.signature(update_state)
+
+    @functools.wraps(update_state)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Metrics made of metrics update the inner ones, which then see the rows for themselves.
+        if _active.is_updating or _is_container(self):
+            return update_state(self, *args, **kwargs)
+        _active.is_updating = True
+        try:
+            context = replica_context() if has_strategy() else None
+            if context is not None:
+                return update_in_replica(update_state, signature, self, args, kwargs, context)
+            if has_strategy() and get_stateless_scope() is None:
+                variables_of_update(update_state, self, args, kwargs)
+            if _counts_once(self):
+                return _update_once(update_state, self, args, kwargs)
+            return update_state(self, *args, **kwargs)
+        finally:
+            _active.is_updating = False
+
+    return wrapped
+
+
+def _is_container(metric: Any) -> bool:
+    """Whether a metric only passes values on: it has inner metrics and no state of its own."""
+    inner = getattr(metric, "metrics", None)
+    return isinstance(inner, list) and not own_variables(metric)
+
+
+def _counts_once(metric: Any) -> bool:
+    """Whether this is an update for all replicas together, of a metric with a part on each."""
+    if get_stateless_scope() is not None:
+        return False
+    homes = [home_of(variable) for variable in metric.variables]
+    return any(home is not None and home.kind is VariableKind.ON_READ for home in homes)
+
+
+def _update_once(update_state: Any, metric: Any, args: Any, kwargs: Any) -> None:
+    variables = variables_of_update(update_state, metric, args, kwargs)
+    mapping = [(variable, variable.value) for variable in variables]
+    with keras.StatelessScope(mapping) as scope:
+        update_state(metric, *args, **kwargs)
+    for variable in variables:
+        value = scope.get_current_value(variable)
+        if isinstance(variable, DistributedVariable):
+            variable.assign_to_first_component(value)
+        else:
+            variable.assign(value)

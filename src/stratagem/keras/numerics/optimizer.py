@@ -1,0 +1,305 @@
+"""Optimizers over replicas: gradients are summed once, then clipped and applied on every copy.
+
+`apply` and `stateless_apply` of `keras.optimizers.Optimizer` and `LossScaleOptimizer` are replaced
+(Keras 3.12 to 3.15). The update itself runs in update context, where assignments are direct.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax.experimental.sparse import JAXSparse
+
+from stratagem.context import (
+    ReplicaContext,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    stack,
+)
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution import ReplicaScope, current_scope
+from stratagem.execution.programs.step_capture import note_optimizer
+from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
+from stratagem.keras.numerics.table_rows import apply_with_rows
+from stratagem.keras.private import trainable_variables as built_variables
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+from stratagem.values import IndexedSlices, Mirrored, PerReplica, is_indexed_slices
+from stratagem.variables import home_of, is_remote
+
+__all__ = ["apply_gradients", "build_in_replica", "install", "sum_gradients"]
+
+
+class _Reduced(threading.local):
+    """Whether the gradients that an optimizer is given are those of all replicas already."""
+
+    value = False
+
+
+_reduced = _Reduced()
+
+
+def install() -> None:
+    """Makes optimizers sum over replicas. Done once, on import."""
+    for cls in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        _wrap_apply(cls)
+        _wrap_stateless_apply(cls)
+
+
+def _wrap_apply(cls: Any) -> None:
+    original = cls.apply
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        context, scope = get_replica_context(), current_scope()
+        variables = None if trainable_variables is None else list(trainable_variables)
+        if context is None or scope is None:
+            grads = _same_for_all_replicas(grads)
+            if scope is not None and any(map(is_remote, variables or [])):
+                raise _remote_in_merge_call(self)
+            _build_in_scope(self, variables or [])
+            return original(self, grads, variables)
+        grads = _dense(grads)
+        note_optimizer(self)
+        _check_owners(variables or [], context.strategy)
+        if not self.built and variables is not None:
+            build_in_replica(self, variables, context.strategy)
+        targets = built_variables(self) if self.built and variables is None else variables
+        placement = context.strategy.placement
+        if placement.is_remote and self.built:
+            own = grads if _reduced.value else _weighed(grads, context, scope)
+            return placement.remote.keras.send_gradients(
+                self, own, targets or [], context, are_reduced=_reduced.value
+            )
+        summed = grads if _reduced.value else _summed(grads, context, scope)
+        is_partly_remote = self.built and any(map(is_remote, targets or []))
+        if is_partly_remote and current_function_trace() is None:
+            return placement.remote.keras.apply_in_parts(
+                original, self, summed, targets or [], context
+            )
+        with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+            if isinstance(self, keras.optimizers.LossScaleOptimizer):
+                return _apply_with_loss_scale(self, [_whole(grad) for grad in summed], variables)
+            return apply_with_rows(original, self, summed, variables)
+
+    cls.apply = apply
+
+
+def _remote_in_merge_call(optimizer: Any) -> NotImplementedError:
+    return NotImplementedError(
+        explain(
+            f"{optimizer.name} was applied in merge_call to variables on parameter servers.",
+            expected="the replica function, or cross-replica context outside strategy.run.",
+            fix="call optimizer.apply in the replica function, which sums the gradients itself.",
+        )
+    )
+
+
+def _build_in_scope(optimizer: Any, variables: list[Any]) -> None:
+    """Makes what an optimizer keeps in the scope of its variables, if no scope is entered."""
+    home = home_of(variables[0]) if variables else None
+    if optimizer.built or home is None or has_strategy():
+        return
+    with home.strategy.scope(), keras.name_scope(optimizer.name, caller=optimizer):
+        optimizer.build(variables)
+
+
+def build_in_replica(optimizer: Any, variables: list[Any], strategy: Any) -> None:
+    """Makes what an optimizer keeps for variables. Call in replica context.
+
+    Args:
+        optimizer: a Keras optimizer that is not built.
+        variables: those that it will update.
+        strategy: of the replica.
+    """
+    with keras.name_scope(optimizer.name, caller=optimizer):
+        optimizer.build(variables)
+    if strategy.placement.is_remote:
+        strategy.placement.remote.keras.note_built(optimizer, strategy)
+
+
+def apply_gradients(
+    optimizer: Any,
+    grads_and_vars: Any,
+    name: str | None = None,
+    skip_gradients_aggregation: bool = False,
+    experimental_aggregate_gradients: bool = True,
+) -> Any:
+    """Applies gradients with an optimizer, as `optimizer.apply_gradients` of TensorFlow 2.
+
+    In replica context the gradients are summed over replicas first. In cross-replica context they
+    are the same for all replicas, and update every copy as one device would.
+
+    Args:
+        optimizer: a Keras optimizer.
+        grads_and_vars: pairs of a gradient, array, `IndexedSlices` or None, and its variable.
+        name: accepted for the sake of moved code.
+        skip_gradients_aggregation: take the gradients as they are, because they are reduced over
+            replicas already.
+        experimental_aggregate_gradients: the older name, which says the opposite.
+
+    Returns:
+        What the optimizer returns.
+
+    Raises:
+        ValueError: gradients that are not to be reduced and may differ between replicas.
+        RuntimeError: `PerReplica` gradients in cross-replica context; reduce them first.
+
+    Example:
+        >>> v = sg.Variable(1.0)
+        >>> sg.apply_gradients(keras.optimizers.SGD(0.5), [(jax.numpy.ones(()), v)])
+        >>> float(v.value)
+        0.5
+
+    Source: TF 2.21 optimizer_v2.py, OptimizerV2.apply_gradients.
+    """
+    pairs = list(grads_and_vars)
+    grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
+    if experimental_aggregate_gradients and not skip_gradients_aggregation:
+        return optimizer.apply(grads, variables)
+    previous, _reduced.value = _reduced.value, True
+    try:
+        result = optimizer.apply(grads, variables)
+    finally:
+        _reduced.value = previous
+    scope = current_scope()
+    if scope is not None:
+        for variable in variables:
+            if id(variable) in scope.writes:
+                scope.mark_unproven(variable)
+    return result
+
+
+def _wrap_stateless_apply(cls: Any) -> None:
+    original = cls.stateless_apply
+
+    def stateless_apply(
+        self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
+        context = get_replica_context()
+        if context is None or current_scope() is None:
+            return original(self, optimizer_variables, grads, trainable_variables)
+        note_optimizer(self)
+        summed = sum_gradients(_dense(grads))
+        with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+            return original(self, optimizer_variables, summed, trainable_variables)
+
+    cls.stateless_apply = stateless_apply
+
+
+def sum_gradients(grads: list[Any]) -> list[Any]:
+    """Combines the gradients of all replicas. Call in replica context.
+
+    Args:
+        grads: this replica's gradients, arrays or `IndexedSlices`; None stays None.
+
+    Returns:
+        Their sums over replicas, as arrays; in MEAN mode their average by true examples.
+    """
+    context, scope = get_replica_context(), current_scope()
+    if context is None or scope is None:
+        return [_whole(grad) for grad in grads]
+    return [_whole(grad) for grad in _summed(grads, context, scope)]
+
+
+def _summed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> list[Any]:
+    """The sums over replicas; of rows the rows of all."""
+    # What is kept elsewhere is updated there, also of a single replica.
+    is_sole = context.num_replicas_in_sync == 1
+    if is_sole and not context.strategy.placement.uses_stores:
+        return grads
+    grads = _weighed(grads, context, scope)
+    present = [grad for grad in grads if grad is not None and not is_indexed_slices(grad)]
+    summed = iter(context.communicator.all_reduce_many(ReduceOp.SUM, present))
+    return [
+        context.communicator.all_reduce_slices(ReduceOp.SUM, grad)
+        if isinstance(grad, IndexedSlices)
+        else None
+        if grad is None
+        else next(summed)
+        for grad in grads
+    ]
+
+
+def _weighed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> list[Any]:
+    """What a replica brings to the sum: rows where they are known, in MEAN mode its share."""
+    # What value_and_grad knows to be rows travels as rows, if nobody has changed it since.
+    grads = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
+    if context.num_replicas_in_sync > 1 and current_mode() is StepMode.MEAN:
+        grads = [_by_true_examples(grad, context) for grad in grads]
+    return grads
+
+
+def _dense(grads: Iterable[Any]) -> list[Any]:
+    """Gradients without sparse arrays of JAX, which no collective adds up."""
+    return [grad.todense() if isinstance(grad, JAXSparse) else grad for grad in grads]
+
+
+def _whole(grad: Any) -> Any:
+    """Keras's optimizers take whole arrays."""
+    return grad.to_dense() if isinstance(grad, IndexedSlices) else grad
+
+
+def _by_true_examples(grad: Any, context: ReplicaContext) -> Any:
+    return jax.tree.map(
+        lambda part: (
+            part * example_fraction(context, part.dtype)
+            if jnp.issubdtype(part.dtype, jnp.inexact)
+            else part
+        ),
+        grad,
+    )
+
+
+def _apply_with_loss_scale(optimizer: Any, grads: list[Any], variables: list[Any] | None) -> None:
+    """Keras's stateful form assigns inside a conditional, which a traced step cannot do."""
+    targets = built_variables(optimizer) if variables is None else variables
+    new_values, new_state = optimizer.stateless_apply(
+        [variable.value for variable in optimizer.variables],
+        grads,
+        [variable.value for variable in targets],
+    )
+    for variable, value in zip(
+        [*targets, *optimizer.variables], [*new_values, *new_state], strict=True
+    ):
+        variable.assign(value)
+
+
+def _check_owners(variables: list[Any], strategy: Any) -> None:
+    for variable in variables:
+        if (
+            strategy.topology.devices is not None
+            and not strategy.extended.variable_created_in_scope(variable)
+        ):
+            home = home_of(variable)
+            raise ValueError(
+                explain(
+                    f"{strategy} was asked to train variable {variable.path!r}, which was created "
+                    f"{'under ' + str(home.strategy) if home else 'outside its scope'}.",
+                    expected="variables that were created in the scope of the strategy that "
+                    "trains them.",
+                    fix="build the model in `with strategy.scope():`.",
+                )
+            )
+
+
+def _same_for_all_replicas(grads: list[Any]) -> list[Any]:
+    """Gradients for every copy alike; the parts of replicas have to be reduced first."""
+    parts = jax.tree.leaves(grads, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    if any(isinstance(part, PerReplica) for part in parts):
+        raise RuntimeError(
+            explain(
+                "optimizer.apply got PerReplica gradients in cross-replica context of "
+                f"{get_strategy()}.",
+                expected="arrays or Mirrored values, which are the same for all replicas.",
+                fix="call it in the function given to strategy.run, or reduce the gradients first, "
+                'for example with strategy.reduce("SUM", gradient, axis=None).',
+            )
+        )
+    return [_whole(grad.value if isinstance(grad, Mirrored) else grad) for grad in grads]

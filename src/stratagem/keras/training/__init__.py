@@ -1,0 +1,3 @@
+"""`fit`, `evaluate` and `predict` under a strategy: models, steps, and data."""
+
+__all__: list[str] = []

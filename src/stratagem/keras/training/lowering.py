@@ -1,0 +1,92 @@
+"""The training step of `fit`, lowered for devices that need not be here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.execution import batch_arguments
+from stratagem.input.batches import PlacedBatches
+from stratagem.keras.private import build_for
+from stratagem.keras.training.model import strategy_of
+from stratagem.keras.training.replica_steps import ReplicaSteps
+from stratagem.messages import explain
+
+__all__ = ["lower_training_step"]
+
+
+def lower_training_step(model: Any, batch: Any, *, num_steps: int = 1) -> Any:
+    """Lowers the training step of a model for the devices of its strategy, from shapes alone.
+
+    Under a `CompileOnlyStrategy` the devices need not be here, and nothing is computed or moved.
+
+    Args:
+        model: a compiled Keras model of a strategy.
+        batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)` as `fit` takes them from a dataset, of
+            the batch size of all replicas together: arrays, or `jax.ShapeDtypeStruct`s.
+        num_steps: how many such steps a call has, as `steps_per_execution` says.
+
+    Returns:
+        What `jax.jit(...).lower` returns: `.compile()` makes the program, whose `as_text()`,
+        `memory_analysis()` and `cost_analysis()` tell of one device.
+
+    Raises:
+        ValueError: a model of no strategy; a batch that does not divide by the replicas.
+
+    Source: JAX, ahead-of-time lowering and compilation.
+    """
+    strategy = strategy_of(model)
+    if strategy is None:
+        raise ValueError(
+            explain(
+                f"Model {model.name!r} belongs to no strategy.",
+                expected="a model that was made in the scope of the strategy to lower it for.",
+                fix="make it in `with strategy.scope():`, or call sg.compile(model, "
+                "distribute=strategy, ...).",
+            )
+        )
+    shapes = jax.tree.map(_shape_of, tuple(batch))
+    arguments = batch_arguments(_split(shapes, strategy.num_replicas_in_sync))
+    with strategy.scope():
+        build_for(model, shapes)
+        return strategy.executor.lower(
+            ReplicaSteps(model).train, arguments, strategy.topology, num_steps
+        )
+
+
+def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
+    if not isinstance(array, jax.ShapeDtypeStruct | jax.Array):
+        array = np.asarray(array)
+    return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _split(shapes: Any, num_replicas: int) -> PlacedBatches:
+    """A batch as it is on the devices, each with an even part."""
+    leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda leaf: leaf is None)
+    arrays = [leaf for leaf in leaves if leaf is not None]
+    sizes = {array.shape[0] if array.shape else 0 for array in arrays}
+    total = min(sizes, default=0)
+    if len(sizes) != 1 or total % num_replicas or not total:
+        raise ValueError(
+            explain(
+                f"The batch has arrays of the shapes {[array.shape for array in arrays]} for "
+                f"{num_replicas} replicas.",
+                expected="arrays of one leading size, which the replicas share evenly.",
+                fix="choose a batch size that is a multiple of the number of replicas.",
+            )
+        )
+    size = total // num_replicas
+    rows = (num_replicas, size) if num_replicas > 1 else (size,)
+    return PlacedBatches(
+        structure=structure,
+        is_array=tuple(leaf is not None for leaf in leaves),
+        arrays=[jax.ShapeDtypeStruct((*rows, *a.shape[1:]), a.dtype) for a in arrays],
+        num_replicas=num_replicas,
+        num_steps=1,
+        size=size,
+        lengths=None,
+        local_lengths=(size,) * num_replicas,
+        signature=None,
+    )

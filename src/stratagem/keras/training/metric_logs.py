@@ -1,0 +1,116 @@
+"""Results of the model's metrics: of a batch, and at the end of an epoch, in one program each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax.core import Tracer
+
+from stratagem.keras.private import JAXTrainer, get_stateless_scope
+from stratagem.keras.variables.variable import DistributedVariable
+from stratagem.topology.abstract_devices import placeholder
+from stratagem.topology.lockstep import run_together, wait_until_ready
+from stratagem.variables import VariableKind, aggregate_components, gather_together, home_of
+
+__all__ = ["MetricLogs", "install"]
+
+
+def install() -> None:
+    """Lets models compute the results of all their metrics at once. Done once, on import."""
+    original = JAXTrainer.get_metrics_result
+
+    @functools.wraps(original)
+    def results(self: Any) -> Any:
+        is_traced = isinstance(jnp.zeros(()), Tracer)
+        if is_traced or get_stateless_scope() is not None:  # of a step, or of these very results
+            return original(self)
+        logs = _logs_of(self)
+        if logs is not None and type(self).get_metrics_result is results:
+            return logs.current()
+        # Each metric would ask all processes for each of its variables.
+        variables = [one for one in self.metrics_variables if isinstance(one, DistributedVariable)]
+        asking = [variable for variable in variables if variable.asks_all_processes()]
+        gather_together([(variable.whole, variable.storage) for variable in asking])
+        return original(self)
+
+    JAXTrainer.get_metrics_result = results
+
+
+def _logs_of(model: Any) -> MetricLogs | None:
+    """What made the logs of batches can make those of an epoch, too."""
+    for function in (model.train_function, model.test_function):
+        logs = getattr(function, "metric_logs", None)
+        if logs is not None:
+            return logs
+    return None
+
+
+class MetricLogs:
+    """Results of a model's metrics over all replicas.
+
+    Args:
+        model: the Keras model.
+        strategy: its strategy.
+        before: called before results are final: waits for steps that are under way.
+    """
+
+    def __init__(self, model: Any, strategy: Any, before: Callable[[], None] | None = None) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._before = before
+        self._program: Any = None
+        self._variables: list[Any] = []
+        self._names: list[str] | None = None
+
+    def current(self) -> dict[str, Any]:
+        """Returns the metrics as they are now, without waiting for the devices."""
+        if self._before is not None:
+            self._before()
+        return self.so_far()
+
+    def so_far(self) -> dict[str, Any]:
+        """Returns the metrics of the steps that have ended."""
+        variables = self._model.metrics_variables
+        if self._program is None or [id(v) for v in variables] != [id(v) for v in self._variables]:
+            self._variables = variables
+            several = self._strategy.topology.spans_processes
+            copied = self._strategy.topology.replicated if several else None
+            self._program = jax.jit(self._results, out_shardings=copied)
+        stored = [
+            variable.storage if home_of(variable) else variable.value for variable in variables
+        ]
+        if self._strategy.topology.is_abstract:  # variables have shapes there, and no values
+            shapes = jax.eval_shape(self._program, stored)
+            return {name: placeholder(one.shape, one.dtype) for name, one in shapes.items()}
+        if not self._strategy.topology.spans_processes:
+            return dict(self._program(stored))
+
+        def start() -> tuple[Any, Any]:
+            results = self._program(stored)
+            return results, jax.tree.leaves(results)
+
+        results = run_together("metrics", start, platform=self._strategy.topology.platform)
+        wait_until_ready(results)
+        return {name: value.addressable_data(0) for name, value in results.items()}
+
+    def placeholder(self) -> dict[str, Any]:
+        """Returns the names with values that nobody reads: Keras asks the metrics themselves."""
+        if self._names is None:
+            # A metric may report several names: they are those of its result.
+            self._names = list(self.so_far())
+        return dict.fromkeys(self._names, 0.0)
+
+    def _results(self, stored: list[Any]) -> Any:
+        mapping: list[tuple[Any, Any]] = []
+        for variable, value in zip(self._variables, stored, strict=True):
+            home = home_of(variable)
+            if home is not None and home.kind is VariableKind.ON_READ:
+                value = aggregate_components(value, home.aggregation, variable.path)
+            mapping.append((variable, value))
+        with keras.StatelessScope(mapping):
+            return self._model.get_metrics_result()

@@ -1,0 +1,353 @@
+"""Keras models under a strategy: fit, evaluate and predict, inside and outside its scope.
+
+Of Keras's JAX trainer (3.12 to 3.15) are replaced: `compile`, `fit`, `evaluate`, `predict` and
+their `_on_batch` forms, which open the scope of the model's strategy; `make_train_function` and its
+kin, which hand out ours; `_get_jax_state`, because the state stays in the variables; and
+`_aggregate_additional_loss`, where each replica takes its share of the losses of layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from typing import Any
+
+import jax
+import keras
+
+from stratagem.context import get_replica_context, get_strategy, has_strategy
+from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
+from stratagem.keras.private import (
+    AGGREGATE_ADDITIONAL_LOSS,
+    GET_ITERATOR,
+    GET_JAX_STATE,
+    JAXEpochIterator,
+    JAXTrainer,
+    compile_arguments,
+)
+from stratagem.keras.training.active_fit import looks_at_batches
+from stratagem.keras.training.callback_support import check_callbacks, listed
+from stratagem.keras.training.dataset_adapter import adapted, is_dataset
+from stratagem.keras.training.planned_models import strategy_for_plan
+from stratagem.keras.training.several_processes import SAVERS, saved_once, settle_call
+from stratagem.keras.training.step_events import ToldTrainFunction
+from stratagem.keras.training.step_functions import (
+    HostBatches,
+    ModelFunction,
+    PredictFunction,
+    TrainOrTestFunction,
+    logs_wanted,
+)
+from stratagem.keras.variables.made_in_scope import adopt_new, scope_of
+from stratagem.keras.variables.variable_creation import adopt
+from stratagem.messages import explain
+from stratagem.run_events import current_events
+from stratagem.tracebacks import filters_traceback
+from stratagem.variables import home_of
+
+__all__ = ["compile", "install", "strategy_of"]
+
+_ENTRY_POINTS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+_MAKERS = {
+    "make_train_function": ("train_function", lambda m, s: _train_or_test(m, s, training=True)),
+    "make_test_function": ("test_function", lambda m, s: _train_or_test(m, s, training=False)),
+    "make_predict_function": ("predict_function", lambda m, s: _predict(m, s)),
+}
+
+
+def strategy_of(model: Any) -> Any:
+    """Returns the strategy that a model belongs to.
+
+    Args:
+        model: a Keras model.
+
+    Returns:
+        The strategy under which its variables were made; of a model without variables the current
+        one, or the one in whose scope it was filled; None for a model of no strategy.
+
+    Raises:
+        ValueError: variables of two strategies, or some of none.
+    """
+    variables = list(model.variables)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        variables += optimizer.variables
+    homes = [home_of(variable) for variable in variables]
+    owners = [home.strategy for home in homes if home is not None]
+    current = get_strategy() if has_strategy() else None
+    made_in = scope_of(model) if not variables else None
+    owner = owners[0] if owners else current or made_in
+    if owner is None:
+        return None
+    for variable, home in zip(variables, homes, strict=True):
+        if home is None or home.strategy is not owner:
+            raise _foreign(variable, home, owner, optimizer)
+    return owner
+
+
+def _foreign(variable: Any, home: Any, owner: Any, optimizer: Any = None) -> ValueError:
+    place = f"under {home.strategy}" if home is not None else "outside the scope of a strategy"
+    slots = [] if optimizer is None else optimizer.variables
+    if optimizer is not None and any(variable is slot for slot in slots):
+        fix = (
+            f"create the optimizer {optimizer.name!r} in `with strategy.scope():`, or give it to "
+            "model.compile, which moves it to the strategy of the model unless that is a "
+            "ParameterServerStrategy."
+        )
+    else:
+        layer = variable.path.rpartition("/")[0] or variable.name
+        fix = (
+            f"put the call that makes or builds {layer!r} into `with strategy.scope():`, or move a "
+            "model of no strategy whole: sg.compile(model, distribute=strategy, ...)."
+        )
+    return ValueError(
+        explain(
+            f"Variable {variable.path!r} was created {place}, and the model is to run under "
+            f"{owner}.",
+            expected="a model and an optimizer that are created in the scope of one strategy.",
+            fix=fix,
+        )
+    )
+
+
+def install() -> None:
+    """Makes Keras models run under their strategy. Done once, on import."""
+    for name in _ENTRY_POINTS:
+        _wrap_entry_point(name)
+    for name, (attribute, make) in _MAKERS.items():
+        _wrap_maker(name, attribute, make)
+    for name in SAVERS:
+        setattr(keras.Model, name, saved_once(name, getattr(keras.Model, name)))
+    _compile_in_scope()
+    _keep_state_in_variables()
+    _hand_out_host_batches()
+    _share_additional_losses()
+    keras.Model.distribute_strategy = property(
+        lambda self: strategy_of(self) or get_strategy(),
+        doc="The strategy that the model belongs to; the default one if none.",
+    )
+
+
+def _wrap_entry_point(name: str) -> None:
+    original = getattr(JAXTrainer, name)
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = strategy_of(self) or strategy_for_plan(self)
+        if any(is_dataset(value) for value in (*args, *kwargs.values())):
+            bound = signature.bind_partial(self, *args, **kwargs)
+            bound.arguments.update(adapted(strategy or get_strategy(), name, bound.arguments))
+            args, kwargs = bound.args[1:], bound.kwargs
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        bound = signature.bind_partial(self, *args, **kwargs)
+        _adopt_metrics(self, strategy)
+        check_callbacks(
+            name,
+            listed(bound.arguments.get("callbacks")),
+            spans_processes=strategy.topology.spans_processes,
+        )
+        wanted = name.endswith("_on_batch") or _somebody_looks(
+            bound.arguments.get("verbose", "auto"), bound.arguments.get("callbacks")
+        )
+        if strategy.topology.spans_processes and not name.endswith("_on_batch"):
+            wanted = settle_call(bound.arguments, wanted)
+            args, kwargs = bound.args[1:], bound.kwargs
+        strategy.executor.settle()  # what counts for another call counts there
+        previous = logs_wanted.value
+        if name != "predict":
+            logs_wanted.value = wanted
+        try:
+            with strategy.scope():
+                return original(self, *args, **kwargs)
+        finally:
+            logs_wanted.value = previous
+
+    # keras.Model finds these on JAXTrainer, where subclasses' overrides still come first.
+    setattr(JAXTrainer, name, filters_traceback(entered))
+
+
+def _adopt_metrics(model: Any, strategy: Any) -> None:
+    """Moves metrics that were made before the scope to the strategy of their model."""
+    given = compile_arguments(model) if model.compiled else {}
+    of_metrics = {key: given.get(key) for key in ("metrics", "weighted_metrics")}
+    for variable in [*model.metrics_variables, *_variables_of(of_metrics)]:
+        if home_of(variable) is None:
+            adopt(variable, strategy)
+
+
+def _somebody_looks(verbose: Any, callbacks: Any) -> bool:
+    """Whether a progress bar or a callback takes the logs of single batches."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    elif verbose not in (0, 2):
+        return True
+    if callbacks is None:
+        callbacks = []
+    return any(
+        map(looks_at_batches, callbacks if isinstance(callbacks, list | tuple) else [callbacks])
+    )
+
+
+def _wrap_maker(name: str, attribute: str, make: Any) -> None:
+    original = getattr(JAXTrainer, name)
+
+    @functools.wraps(original)
+    def made(self: Any, force: bool = False) -> Any:
+        strategy = strategy_of(self)
+        if strategy is None:
+            result = original(self, force=force)
+            if attribute == "train_function":
+                _tell_steps(self)
+            return result
+        function = getattr(self, attribute)
+        if force or not isinstance(function, ModelFunction):
+            setattr(self, attribute, make(self, strategy))
+        function = getattr(self, attribute)
+        if isinstance(function, TrainOrTestFunction) and function.events is not None:
+            function.events.begin()  # Keras asks for it at the start of each fit
+        return function
+
+    setattr(JAXTrainer, name, made)
+
+
+def _train_or_test(model: Any, strategy: Any, *, training: bool) -> Any:
+    if strategy.executor.schedules:
+        remote = strategy.placement.remote
+        return remote.keras.train_or_test_function(model, strategy, training=training)
+    return TrainOrTestFunction(model, strategy, training=training)
+
+
+def _predict(model: Any, strategy: Any) -> Any:
+    if strategy.executor.schedules:
+        return strategy.placement.remote.keras.predict_function(model, strategy)
+    return PredictFunction(model, strategy)
+
+
+def _tell_steps(model: Any) -> None:
+    """Lets a model of no strategy tell of its steps, in a run with a folder for events."""
+    events = current_events()
+    if events is None or model.train_function is None:
+        return
+    if not isinstance(model.train_function, ToldTrainFunction):
+        model.train_function = ToldTrainFunction(model, events, model.train_function)
+    model.train_function.events.begin()
+
+
+def _compile_in_scope() -> None:
+    """Lets a model that was made in a scope be compiled outside of it, as `fit` can be called.
+
+    An optimizer given by name makes variables when the model is compiled; objects have made theirs
+    before, outside of the scope, and move.
+    """
+    # Where it is defined: Keras asks whether a model overrides it by comparing with that class.
+    owner = next(cls for cls in JAXTrainer.__mro__ if "compile" in vars(cls))
+    original = owner.compile
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        homes = [home_of(variable) for variable in self.variables]
+        strategy = next((home.strategy for home in homes if home is not None), None)
+        if strategy is None and not homes:
+            strategy = scope_of(self)
+        if has_strategy():
+            strategy = get_strategy()
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        given = signature.bind_partial(self, *args, **kwargs).arguments
+        adopt_new(_variables_of(given), strategy)
+        if strategy.executor.steps_per_call is not None and "steps_per_execution" not in given:
+            kwargs["steps_per_execution"] = strategy.executor.steps_per_call
+        with contextlib.nullcontext() if has_strategy() else strategy.scope():
+            return original(self, *args, **kwargs)
+
+    owner.compile = compiled
+
+
+def _keep_state_in_variables() -> None:
+    original = getattr(JAXTrainer, GET_JAX_STATE)
+
+    def state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if strategy_of(self) is None:
+            return original(self, *args, **kwargs)
+        return ()
+
+    setattr(JAXTrainer, GET_JAX_STATE, state)
+
+
+def _hand_out_host_batches() -> None:
+    original = getattr(JAXEpochIterator, GET_ITERATOR)
+
+    def batches(self: Any) -> Any:
+        if not has_strategy():
+            return original(self)
+        return HostBatches(self.data_adapter.get_jax_iterator(), self.steps_per_epoch)
+
+    setattr(JAXEpochIterator, GET_ITERATOR, batches)
+
+
+def _share_additional_losses() -> None:
+    original = getattr(JAXTrainer, AGGREGATE_ADDITIONAL_LOSS)
+
+    def aggregate(self: Any, loss: Any) -> Any:
+        total: Any = original(self, loss)
+        context = get_replica_context()
+        if context is None or current_mode() is not StepMode.SHARE:
+            return total
+        return total * example_fraction(context, total.dtype)
+
+    setattr(JAXTrainer, AGGREGATE_ADDITIONAL_LOSS, aggregate)
+
+
+def compile(model: Any, *, distribute: Any = None, **arguments: Any) -> None:
+    """Moves a model to a strategy and compiles it.
+
+    This is `model.compile(distribute=...)` of TensorFlow 1.11.
+
+    Args:
+        model: a Keras model of no strategy, or of this one.
+        distribute: the strategy; None compiles where the model is.
+        **arguments: of `keras.Model.compile`.
+
+    Raises:
+        ValueError: the model belongs to another strategy.
+
+    Example:
+        >>> model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        >>> sg.compile(model, distribute=sg.MirroredStrategy(["cpu:0", "cpu:1"]), loss="mse")
+        >>> model.distribute_strategy.num_replicas_in_sync
+        2
+
+    Source: TF 1.11 keras/engine/training.py, Model.compile.
+    """
+    if distribute is None:
+        model.compile(**arguments)
+        return
+    for variable in [*model.variables, *_variables_of(arguments)]:
+        home = home_of(variable)
+        if home is None:
+            adopt(variable, distribute)
+        elif home.strategy is not distribute:
+            raise _foreign(variable, home, distribute)
+    with distribute.scope():
+        model.compile(**arguments)
+
+
+def _variables_of(arguments: dict[str, Any]) -> list[Any]:
+    """The variables of optimizer and metric objects among the arguments of `compile`."""
+    owners = [
+        leaf
+        for leaf in jax.tree.leaves(arguments)
+        if isinstance(leaf, keras.optimizers.Optimizer | keras.metrics.Metric)
+    ]
+    return [variable for owner in owners for variable in owner.variables]

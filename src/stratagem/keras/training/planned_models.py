@@ -1,0 +1,126 @@
+"""Training steps of models planned for abstract devices.
+
+The variables move to a strategy of these devices, which stores shapes only, and back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import keras
+
+from stratagem.execution.programs.step_capture import CapturedStep, capture
+from stratagem.keras.private import build_for
+from stratagem.keras.variables.variable_creation import adopt
+from stratagem.messages import explain
+from stratagem.topology.abstract_devices import planned_default_strategy
+from stratagem.variables import home_of
+
+__all__ = ["as_planned", "is_model", "strategy_for_plan", "training_step"]
+
+
+def is_model(value: Any) -> bool:
+    """Returns True if a value is a Keras model."""
+    return isinstance(value, keras.Model)
+
+
+def strategy_for_plan(model: Any) -> Any:
+    """Moves a model without a strategy to the planned devices; returns None without a plan."""
+    strategy = planned_default_strategy()
+    if strategy is not None:
+        for variable in _variables(model):
+            adopt(variable, strategy)
+    return strategy
+
+
+@contextlib.contextmanager
+def training_step(model: Any, batch: tuple[Any, ...], strategy: Any) -> Generator[CapturedStep]:
+    """Yields the training step of `fit` under another strategy.
+
+    The model's variables belong to that strategy until the block ends. Afterwards the model is
+    built and otherwise unchanged.
+
+    Args:
+        model: a compiled Keras model, of any strategy or none.
+        batch: `(x, y)` or `(x, y, sample_weight)`, arrays.
+        strategy: strategy of the planned devices.
+
+    Yields:
+        The step.
+
+    Raises:
+        ValueError: the model is not compiled, trains nothing, or belongs to parameter servers.
+    """
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError(
+            explain(
+                f"Model {model.name!r} is not compiled with an optimizer.",
+                expected="a model that can be trained.",
+                fix="call model.compile first.",
+            )
+        )
+    own = model.distribute_strategy
+    if own.executor.schedules:
+        raise ValueError(
+            explain(
+                f"Model {model.name!r} belongs to {own}.",
+                expected="a model of a strategy whose replicas are in lockstep.",
+                fix="make the model under MirroredStrategy to plan it.",
+            )
+        )
+    if own is not strategy:
+        scope = contextlib.nullcontext() if own.topology.devices is None else own.scope()
+        with scope:
+            build_for(model, (*batch, None, None)[:3])
+    with as_planned(_variables(model), strategy):
+        yield _take_step(model, batch)
+
+
+def _take_step(model: Any, batch: tuple[Any, ...]) -> CapturedStep:
+    if not model.trainable_variables:
+        raise ValueError(
+            explain(
+                f"Model {model.name!r} has no trainable variable.",
+                expected="a model that can be trained.",
+                fix="set trainable=True where it is not.",
+            )
+        )
+    function = model.train_function
+    model.train_function = None
+    try:
+        step = capture(lambda: model.train_on_batch(*batch))
+    finally:
+        model.train_function = function
+    assert step is not None
+    return step
+
+
+@contextlib.contextmanager
+def as_planned(variables: Sequence[Any], strategy: Any) -> Generator[None]:
+    """Moves variables to a strategy of abstract devices while a block runs."""
+    moved: list[tuple[Any, type, dict[str, Any], Any]] = []
+    try:
+        for variable in variables:
+            home = home_of(variable)
+            if home is None or home.strategy is not strategy:
+                moved.append((variable, type(variable), dict(vars(variable)), home))
+                adopt(variable, strategy)
+        yield
+    finally:
+        for variable, kind, contents, home in moved:
+            strategy.variables.release(variable)
+            variable.__class__ = kind
+            vars(variable).clear()
+            vars(variable).update(contents)
+            if home is not None:
+                home.strategy.variables.add(variable, home)
+
+
+def _variables(model: Any) -> list[Any]:
+    optimizer = getattr(model, "optimizer", None)
+    found = [*model.variables, *model.metrics_variables]
+    if optimizer is not None:
+        found += optimizer.variables
+    return list({id(variable): variable for variable in found}.values())

@@ -1,0 +1,254 @@
+"""Replica functions of `fit`, `evaluate` and `predict`: one step on one replica."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Generator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from stratagem.context import ReplicaContext, get_replica_context
+from stratagem.execution import current_scope, value_and_grad
+from stratagem.keras.numerics.batch_rows import true_rows
+from stratagem.keras.numerics.metrics import results_of_all_replicas
+from stratagem.keras.numerics.step_mode import (
+    StepMode,
+    example_fraction,
+    record_loss,
+    replica_context,
+    step_mode,
+)
+from stratagem.keras.private import (
+    flatten_layers,
+    loss_tracker,
+    output_loss_trackers,
+    takes_training,
+    total_loss,
+    unpack_x_y_sample_weight,
+)
+
+__all__ = ["ReplicaSteps"]
+
+# Since this version Keras divides an activity regularizer's loss by the rows of its output.
+_REGULARIZER_PER_ROW_SINCE = (3, 14)
+
+
+class ReplicaSteps:
+    """The replica functions of one compiled Keras model."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.names_of_results: frozenset[str] = frozenset()
+
+    def _overrides(self, *names: str) -> bool:
+        return any(
+            getattr(type(self._model), name) is not getattr(keras.Model, name) for name in names
+        )
+
+    @contextlib.contextmanager
+    def _counted_over_replicas(self, step: str) -> Generator[None]:
+        mode = StepMode.MEAN if self._overrides(step, "compute_loss") else StepMode.SHARE
+        trackers = output_loss_trackers(self._model)
+        with step_mode(mode, trackers), _regularizers_of_true_rows(self._model):
+            yield
+
+    def train(self, data: Any) -> Any:
+        """Runs a training step on this replica's part of a batch.
+
+        Args:
+            data: `(x,)`, `(x, y)` or `(x, y, sample_weight)`, local arrays.
+
+        Returns:
+            Logs of the model's own `train_step` or `compute_metrics`, averaged over replicas; None
+            for Keras's.
+        """
+        with self._counted_over_replicas("train_step"):
+            if self._overrides("train_step"):
+                return self._own_step("train_step", data, with_optimizer=True)
+            return self._train(*unpack_x_y_sample_weight(data))
+
+    def test(self, data: Any) -> Any:
+        """Runs an evaluation step on this replica's part of a batch; otherwise as `train`."""
+        with self._counted_over_replicas("test_step"):
+            if self._overrides("test_step"):
+                return self._own_step("test_step", data, with_optimizer=False)
+            x, y, sample_weight = unpack_x_y_sample_weight(data)
+            with _trainable_as_before(self._model):
+                y_pred = self._call(x, training=False)
+            loss = total_loss(self._model, x, y, y_pred, sample_weight, training=False)
+            return self._update_metrics(loss, x, y, y_pred, sample_weight)
+
+    def predict(self, data: Any) -> Any:
+        """Runs a prediction step on this replica's part of a batch and returns the outputs."""
+        model = self._model
+        if not self._overrides("predict_step"):
+            with _trainable_as_before(model):
+                return self._call(unpack_x_y_sample_weight(data)[0], training=False)
+        if not _takes_state(model.predict_step):
+            return model.predict_step(data)
+        state = [_values(model.trainable_variables), _values(model.non_trainable_variables)]
+        outputs, non_trainable = model.predict_step(tuple(state), data)
+        _assign(model.non_trainable_variables, non_trainable)
+        return outputs
+
+    def _call(self, x: Any, *, training: bool) -> Any:
+        kwargs = {"training": training} if takes_training(self._model) else {}
+        return self._model(x, **kwargs)
+
+    def _train(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        model = self._model
+
+        def scaled_loss() -> Any:
+            y_pred = self._call(x, training=True)
+            loss = total_loss(model, x, y, y_pred, sample_weight, training=True)
+            return model.optimizer.scale_loss(loss), (loss, y_pred)
+
+        with _trainable_as_before(model):
+            variables = model.trainable_variables
+            (_, (loss, y_pred)), grads = (
+                value_and_grad(scaled_loss, variables, has_aux=True)
+                if variables
+                else (scaled_loss(), [])
+            )
+        # Keras gives the optimizer zeros, not None, for variables that the loss does not depend on.
+        filled = [
+            jnp.zeros(variable.shape, variable.dtype) if grad is None else grad
+            for grad, variable in zip(grads, model.trainable_variables, strict=True)
+        ]
+        if filled:
+            model.optimizer.apply(filled, model.trainable_variables)
+        return self._update_metrics(loss, x, y, y_pred, sample_weight)
+
+    def _update_metrics(self, loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+        """Returns the result of the model's own `compute_metrics`, or None for Keras's."""
+        context = get_replica_context()
+        assert context is not None
+        if (tracker := loss_tracker(self._model)) is not None:
+            record_loss(tracker, loss, context)
+        if not self._overrides("compute_metrics"):
+            self._model.compute_metrics(x, y, y_pred, sample_weight)
+            return None
+        with results_of_all_replicas() as results:
+            logs = self._model.compute_metrics(x, y, y_pred, sample_weight)
+        return self._reported(logs, results)
+
+    def _own_step(self, step: str, data: Any, *, with_optimizer: bool) -> Any:
+        """Runs the model's own step: `step(state, data)` of Keras on JAX, or `step(data)`.
+
+        The state holds this replica's values; without it the step uses the variables themselves.
+        """
+        model, method = self._model, getattr(self._model, step)
+        with results_of_all_replicas() as results:
+            if not _takes_state(method):
+                return self._reported(method(data), results)
+            groups = [model.trainable_variables, model.non_trainable_variables]
+            if with_optimizer:
+                groups.append(model.optimizer.variables)
+            groups.append(model.metrics_variables)
+            logs, state = method(tuple(_values(group) for group in groups), data)
+            for group, values in zip(groups, state, strict=True):
+                _assign(group, values)
+            return self._reported(logs, results)
+
+    def _reported(self, logs: Any, results: dict[int, Any]) -> Any:
+        """Averages logs over replicas, except results of metrics, which are global already."""
+        context = get_replica_context()
+        assert context is not None
+        is_result = lambda leaf: results.get(id(leaf)) is leaf  # noqa: E731
+        self.names_of_results = frozenset(name for name, leaf in logs.items() if is_result(leaf))
+        return jax.tree.map(
+            lambda leaf: leaf if is_result(leaf) else _average(leaf, context), dict(logs)
+        )
+
+
+def _takes_state(step: Any) -> bool:
+    """True if a custom step takes the state as an argument, as Keras's own do on JAX."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(step).parameters.values()
+    required = [one for one in parameters if one.kind in kinds and one.default is one.empty]
+    takes_any = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
+    return takes_any or len(required) > 1
+
+
+@contextlib.contextmanager
+def _trainable_as_before(model: Any) -> Generator[None]:
+    """Drops assignments of layers to trainable variables, as the state of Keras's own steps does.
+
+    `keras.layers.SpectralNormalization` assigns the kernel of the layer that it wraps.
+    """
+    variables = model.trainable_variables
+    before = _values(variables)
+    yield
+    scope = current_scope()
+    assert scope is not None
+    for variable, value in zip(variables, before, strict=True):
+        if id(variable) in scope.writes:
+            scope.add_update((variable, value))
+
+
+def _values(variables: list[Any]) -> list[Any]:
+    return [variable.value for variable in variables]
+
+
+def _assign(variables: list[Any], values: Any) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        if value is not variable.value:
+            variable.assign(value)
+
+
+def _average(leaf: Any, context: ReplicaContext) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    value = leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype("float32")
+    return context.all_reduce("sum", value * example_fraction(context, value.dtype))
+
+
+@contextlib.contextmanager
+def _regularizers_of_true_rows(model: Any) -> Generator[None]:
+    """Makes activity regularizers count examples of all replicas while a step runs.
+
+    Eager replicas take turns within a step: the last one to leave restores the regularizer.
+    """
+    layers = [layer for layer in flatten_layers(model) if layer.activity_regularizer is not None]
+    if replica_context() is None:
+        layers = []
+    for layer in layers:
+        if not isinstance(layer.activity_regularizer, _TrueRowsRegularizer):
+            layer.activity_regularizer = _TrueRowsRegularizer(layer.activity_regularizer)
+        layer.activity_regularizer.num_users += 1
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.activity_regularizer.num_users -= 1
+            if not layer.activity_regularizer.num_users:
+                layer.activity_regularizer = layer.activity_regularizer.original
+
+
+def _keras_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in keras.__version__.split(".")[:2])
+
+
+class _TrueRowsRegularizer:
+    """Activity regularizer whose mean over true examples matches a single device."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.num_users = 0
+
+    def __call__(self, output: Any) -> Any:
+        context = replica_context()
+        assert context is not None
+        loss = self.original(true_rows(output, context))
+        if _keras_version() < _REGULARIZER_PER_ROW_SINCE:
+            fraction = example_fraction(context, loss.dtype)
+            return loss / jnp.where(fraction == 0, 1, fraction)  # no rows, no loss
+        if not context.batch.is_padded or not context.global_num_examples:
+            return loss
+        # Keras divides by the padded rows.
+        num_examples = jnp.maximum(jnp.asarray(context.num_examples, loss.dtype), 1)
+        return loss * ((context.batch.size or 0) / num_examples)

@@ -1,0 +1,117 @@
+"""Step events of `fit`, written to the run's event log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stratagem.keras.training.active_fit import awaits_each_step
+from stratagem.run_events import EventWriter
+from stratagem.topology.lockstep import (
+    InFlightProgram,
+    last_program,
+    record_program,
+    wait_for_program,
+)
+
+__all__ = ["StepEvents", "ToldTrainFunction"]
+
+
+class StepEvents:
+    """Numbers a model's steps by its optimizer's count, which continues after a restore.
+
+    The optimizer's count is read once per `fit`, because it is in device memory.
+
+    Args:
+        model: the Keras model.
+        events: destination of the events.
+    """
+
+    def __init__(self, model: Any, events: EventWriter) -> None:
+        self._model = model
+        self._events = events
+        self._num_done = 0
+        self._is_new = True
+        self._flight = InFlightProgram()
+
+    def begin(self) -> None:
+        """Notes that the state may have changed."""
+        self._is_new = True
+
+    def run(self, call: Callable[[], tuple[int, Any]], values: Any = None) -> Any:
+        """Runs a group of steps and writes its event when it is done.
+
+        If no step's result is awaited anyway, this waits for the previous group instead, so that
+        the
+        devices are never idle.
+
+        Args:
+            call: runs the group; returns its number of steps, and a result.
+            values: values of the optimizer's variables, if Keras has taken them out.
+
+        Returns:
+            The result.
+        """
+        is_awaited = self._is_new or awaits_each_step()
+        if self._is_new:
+            self._num_done = self._count(values)
+            self._is_new = False
+        begin_s, before = time.monotonic(), self._flight
+        num_steps, result = call()
+        self._flight = last_program()
+        wait_for_program(self._flight if is_awaited else before)
+        self._num_done += num_steps
+        self._events.step(
+            self._num_done, num_steps=num_steps, duration_s=time.monotonic() - begin_s
+        )
+        return result
+
+    def _count(self, values: Any) -> int:
+        optimizer = getattr(self._model, "optimizer", None)
+        variables = [] if optimizer is None else optimizer.variables
+        for place, variable in enumerate(variables):
+            # Not `optimizer.iterations`: gradient accumulation counts several steps as one there.
+            if variable.name == "iteration":
+                return int(variable.value if values is None else values[place])
+        return self._num_done
+
+
+class ToldTrainFunction:
+    """The `train_function` of a model without a strategy, with step events.
+
+    Args:
+        model: the Keras model.
+        events: destination of the events.
+        original: Keras's own function.
+    """
+
+    def __init__(self, model: Any, events: EventWriter, original: Callable[..., Any]) -> None:
+        self.events = StepEvents(model, events)
+        self._model = model
+        self._original = original
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> Any:
+        """Runs a group of steps, as Keras's own function does."""
+
+        def call() -> tuple[int, Any]:
+            counted = iterator if self._model.steps_per_execution == 1 else _Counted(iterator)
+            result = self._original(state, counted)
+            record_program(result[0])  # the logs
+            return getattr(counted, "num_taken", 1), result
+
+        return self.events.run(call, state[2])
+
+
+class _Counted:
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self.num_taken = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._iterator)
+        self.num_taken += 1
+        return batch

@@ -1,0 +1,274 @@
+"""Step functions of `fit`, `evaluate` and `predict`: each call runs a group of steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem import config
+from stratagem.background_errors import raise_reported
+from stratagem.execution import Lockstep, batch_arguments
+from stratagem.input.batches import HostBatch, place, take_own_part
+from stratagem.keras.training.metric_logs import MetricLogs
+from stratagem.keras.training.replica_steps import ReplicaSteps
+from stratagem.keras.training.step_events import StepEvents
+from stratagem.run_events import current_events
+from stratagem.strategies.base.reduction import of_all
+from stratagem.topology import Topology
+from stratagem.values import PerReplica, regroup
+
+__all__ = ["HostBatches", "ModelFunction", "PredictFunction", "TrainOrTestFunction", "logs_wanted"]
+
+
+class _LogsWanted(threading.local):
+    """True in a thread that needs the logs of single batches."""
+
+    value = True
+
+
+logs_wanted = _LogsWanted()
+
+
+class HostBatches:
+    """The host batches of a data source, `steps_per_epoch` per epoch; None for all.
+
+    The first `num_passed` batches of the source are skipped.
+    """
+
+    def __init__(self, batches: Iterable[Any], steps_per_epoch: int | None) -> None:
+        self._batches = iter(batches)
+        self.steps_per_epoch = steps_per_epoch
+        self.num_passed: int = getattr(batches, "num_passed", 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """Returns the next batch in the form that Keras builds a model from."""
+        batch = next(self._batches)
+        return batch.whole() if isinstance(batch, HostBatch) else batch
+
+    @property
+    def source(self) -> Any:
+        """The source of the batches."""
+        return self._batches
+
+    def take(self, topology: Topology) -> HostBatch:
+        """Returns this process's part of the next batch, split by its dataset or else evenly.
+
+        `topology` has the devices of the replicas that share it.
+        """
+        batch = next(self._batches)
+        return batch if isinstance(batch, HostBatch) else take_own_part(batch, topology)
+
+
+class ModelFunction:
+    """Base of the functions that a model calls for a group of steps, in place of Keras's."""
+
+
+class _StepFunction(ModelFunction):
+    """Runs groups of steps from Keras's iterator, loading one group ahead of the devices.
+
+    Args:
+        model: the Keras model.
+        strategy: its strategy.
+        step: the replica function of one batch.
+    """
+
+    def __init__(self, model: Any, strategy: Any, step: Callable[[Any], Any]) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._step = step
+        self._execution = Lockstep(strategy)
+        self._source: Any = None
+        self._ahead: list[tuple[list[HostBatch], Any]] | Exception | None = None
+        self._num_groups = 0
+
+    def run_next(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
+        """Runs the next group of steps.
+
+        Args:
+            iterator: Keras's iterator over host batches.
+
+        Returns:
+            For each run of equally shaped batches in the group, these batches and their result.
+
+        Raises:
+            StopIteration: the data has ended.
+        """
+        raise_reported()
+        if self._source is not iterator:
+            self._source, self._ahead = iterator, None
+            self._num_groups = self._num_passed(iterator)
+        group = self._load(iterator) if self._ahead is None else self._ahead
+        self._ahead = None
+        if isinstance(group, Exception):
+            raise group
+        if not group:
+            raise StopIteration
+        results = [(batches, self._run(batches, arguments)) for batches, arguments in group]
+        self._num_groups += 1
+        if self._may_load_ahead(iterator):
+            self._ahead = self._load_ahead(iterator)
+        return results
+
+    def _num_passed(self, iterator: Iterator[Any]) -> int:
+        """Returns the number of groups before the first of an iterator that starts midway."""
+        return getattr(iterator, "num_passed", 0) // self._model.steps_per_execution
+
+    def _may_load_ahead(self, iterator: Iterator[Any]) -> bool:
+        """Returns True if the next group is sure to be needed: others may read the next epoch."""
+        if self._is_eager() or not isinstance(iterator, HostBatches):
+            return False
+        if iterator.steps_per_epoch is None:
+            return True
+        groups_per_epoch = -(-iterator.steps_per_epoch // self._model.steps_per_execution)
+        return self._num_groups % groups_per_epoch != 0
+
+    def _load_ahead(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]] | Exception:
+        """Transfers the next group while the devices compute."""
+        try:
+            return self._load(iterator)
+        except Exception as error:  # noqa: BLE001 - raised when that group is asked for
+            return error
+
+    def _is_eager(self) -> bool:
+        return bool(self._model.run_eagerly) or config.runs_eagerly()
+
+    def _load(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
+        topology = self._strategy.topology
+        batches: list[HostBatch] = []
+        for _ in range(self._model.steps_per_execution):
+            try:
+                batches.append(
+                    iterator.take(topology)
+                    if isinstance(iterator, HostBatches)
+                    else take_own_part(next(iterator), topology)
+                )
+            except StopIteration:
+                break
+        groups: list[list[HostBatch]] = []
+        for batch in batches:
+            if groups and groups[-1][0].signature == batch.signature:
+                groups[-1].append(batch)
+            else:
+                groups.append([batch])
+        if self._is_eager():
+            return [([batch], None) for group in groups for batch in group]
+        return [(group, batch_arguments(place(group, topology))) for group in groups]
+
+    def _run(self, batches: list[HostBatch], arguments: Any) -> Any:
+        if arguments is None:
+            return self._run_eagerly(batches[0])
+        program = self._execution.program(self._step, arguments)
+        if len(batches) == 1:
+            return program.run(arguments)
+        return program.run_many(arguments.split, arguments.shared)
+
+    def _run_eagerly(self, batch: HostBatch) -> Any:
+        parts = batch.parts(self._strategy.topology.num_local_replicas)
+        data = regroup(parts, self._strategy.topology)
+        was_eager = config.runs_eagerly()
+        config.run_eagerly(True)
+        try:
+            return self._strategy.run(self._step, args=(data,))
+        finally:
+            config.run_eagerly(was_eager)
+
+
+class TrainOrTestFunction(_StepFunction):
+    """A model's `train_function` or `test_function`."""
+
+    def __init__(self, model: Any, strategy: Any, *, training: bool) -> None:
+        steps = self._steps = ReplicaSteps(model)
+        super().__init__(model, strategy, steps.train if training else steps.test)
+        self._num_states = 4 if training else 3
+        self.metric_logs = MetricLogs(model, strategy)
+        writer = current_events() if training else None
+        self.events = None if writer is None else StepEvents(model, writer)
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Runs a group of steps. Variables hold the state, so the returned state is empty."""
+
+        def call() -> tuple[int, Any]:
+            results = self.run_next(iterator)
+            return sum(len(batches) for batches, _ in results), results[-1]
+
+        batches, result = call()[1] if self.events is None else self.events.run(call)
+        logs = _last_logs(batches, result)
+        if logs is not None:  # logs of a custom step
+            logs = dict(logs)
+        elif logs_wanted.value:
+            logs = self.metric_logs.current()
+        else:
+            logs = self.metric_logs.placeholder()
+        return logs, tuple([] for _ in range(self._num_states))
+
+    def last_logs(self, results: list[tuple[list[HostBatch], Any]]) -> Any:
+        """Returns the logs of the last step, and which of them are metric results.
+
+        None for Keras's own steps.
+        """
+        logs = _last_logs(*results[-1])
+        return None if logs is None else (logs, self._steps.names_of_results)
+
+
+class PredictFunction(_StepFunction):
+    """A model's `predict_function`.
+
+    Args:
+        model: the Keras model.
+        strategy: its strategy.
+    """
+
+    def __init__(self, model: Any, strategy: Any) -> None:
+        super().__init__(model, strategy, ReplicaSteps(model).predict)
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Runs a group of steps and returns their outputs, true rows only."""
+        runs = self.run_next(iterator)
+        outputs = [
+            jax.tree.map(
+                lambda leaf, b=batches: self._join(leaf, b), result, is_leaf=_is_distributed
+            )
+            for batches, result in runs
+        ]
+        if len(outputs) > 1:
+            outputs = [jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)]
+        return outputs[0], ([], [])
+
+    def _join(self, leaf: Any, batches: list[HostBatch]) -> Any:
+        """Returns rows of all steps and replicas in data order, on every process."""
+        if not isinstance(leaf, PerReplica):
+            rows = leaf if len(batches) > 1 else leaf[None]
+            return np.concatenate([np.asarray(part)[: batches[0].num_examples] for part in rows])
+        whole = of_all(leaf, self._strategy.num_replicas_in_sync)
+        if whole.stacked is None:  # parts of eager replicas
+            return np.concatenate([np.asarray(part) for part in whole.components])
+        array = np.asarray(whole.stacked)  # axes: replicas, perhaps steps
+        steps = np.swapaxes(array, 0, 1) if len(batches) > 1 else array[None]
+        lengths = batches[0].all_lengths
+        if lengths is None:
+            return steps.reshape((-1, *steps.shape[3:]))
+        return np.concatenate([step[i, :n] for step in steps for i, n in enumerate(lengths)])
+
+
+def _is_distributed(leaf: Any) -> bool:
+    return isinstance(leaf, PerReplica)
+
+
+def _last_logs(batches: list[HostBatch], result: Any) -> Any:
+    if result is None:
+        return None
+    return jax.tree.map(lambda leaf: _last(leaf, len(batches)), result, is_leaf=_is_distributed)
+
+
+def _last(leaf: Any, num_steps: int) -> Any:
+    """Returns a log value of the last step from one replica; all have the same."""
+    if isinstance(leaf, PerReplica):
+        leaf = leaf.components[0]
+    return leaf[-1] if num_steps > 1 and isinstance(leaf, jax.Array) else leaf

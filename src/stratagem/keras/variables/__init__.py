@@ -1,0 +1,3 @@
+"""Keras variables of a strategy: creation, reads, assignments, and placement."""
+
+__all__: list[str] = []

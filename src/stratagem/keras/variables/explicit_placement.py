@@ -1,0 +1,63 @@
+"""Variables that a user puts on a device by name, in a block of `keras.device`.
+
+`keras.device` is replaced (Keras 3.12 to 3.15): it tells which device it names. A strategy that
+keeps a variable on all its devices would else ignore it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+import keras
+
+from stratagem.context.explicit_device import explicit_device, naming_device
+from stratagem.messages import explain
+from stratagem.topology import find_devices
+from stratagem.variables import Home, VariableKind, sole_device
+
+__all__ = ["check_explicit_device", "install"]
+
+
+def install() -> None:
+    """Makes `keras.device` tell what it names. Done once, on import."""
+    original = keras.device
+
+    @contextlib.contextmanager
+    def device(device_name: str) -> Generator[Any]:
+        with original(device_name) as entered, naming_device(device_name):
+            yield entered
+
+    device.__doc__ = original.__doc__
+    keras.device = device
+
+
+def check_explicit_device(path: str, home: Home) -> None:
+    """Raises where a new variable of a strategy is to be on a device that it cannot be kept on.
+
+    Args:
+        path: of the variable.
+        home: the strategy and the kind of the variable.
+
+    Raises:
+        ValueError: a block of `keras.device` names another device than the strategy's only one.
+    """
+    name = explicit_device()
+    if name is None:
+        return
+    strategy = home.strategy
+    is_shared = home.kind is not VariableKind.ON_READ
+    if is_shared and strategy.placement.allows_devices:
+        return
+    named = tuple(find_devices([name]))
+    if named in (tuple(strategy.topology.all_devices or ()), (sole_device(strategy.placement),)):
+        return
+    raise ValueError(
+        explain(
+            f"Variable {path!r} was created in keras.device({name!r}), in the scope of {strategy}.",
+            expected="no device for a single variable: the strategy says where its variables are. "
+            "A HybridStrategy takes one, of variables that replicas do not each have a part of.",
+            fix="leave keras.device out, or use sg.HybridStrategy.",
+        )
+    )

@@ -1,0 +1,129 @@
+"""Layers and optimizers make later variables in the scope of the strategy that they belong to.
+
+`keras.layers.Layer.__new__`, `__call__` and `add_weight`, `build` of `Model` and `Sequential`, and
+`build`, `add_variable` and `add_variable_from_reference` of `Optimizer` are replaced (Keras 3.12 to
+3.15). A model that is filled in a scope and built outside of it, as users of R have it, belongs to
+that strategy; so do the weights that `quantize` and `enable_lora` add.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from stratagem.context import get_strategy, has_strategy
+from stratagem.context.stack import current_frame
+from stratagem.keras.variables.variable_creation import adopt
+from stratagem.variables import home_of
+
+__all__ = ["adopt_new", "install", "scope_of"]
+
+_strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def scope_of(layer: Any) -> Any:
+    """Returns the strategy in whose scope a layer, or the first of its layers, was made.
+
+    Args:
+        layer: a layer or a model.
+
+    Returns:
+        The strategy; None for what was made outside every scope.
+    """
+    for one in (layer, *getattr(layer, "layers", ())):
+        strategy = _strategies.get(one)
+        if strategy is not None:
+            return strategy
+    return None
+
+
+def install() -> None:
+    """Makes layers remember. Done once, on import."""
+    original = keras.layers.Layer.__new__
+
+    def create(cls: type, *args: Any, **kwargs: Any) -> Any:
+        layer = (
+            object.__new__(cls) if original is object.__new__ else original(cls, *args, **kwargs)
+        )
+        if has_strategy():
+            _strategies[layer] = get_strategy()
+        return layer
+
+    keras.layers.Layer.__new__ = staticmethod(create)
+    keras.layers.Layer.__call__ = _in_scope_until_built(keras.layers.Layer.__call__)
+    keras.layers.Layer.add_weight = _in_scope_of(keras.layers.Layer.add_weight, _owner_of_layer)
+    for kind in (keras.Model, keras.Sequential):
+        kind.build = _in_scope_until_built(kind.build)
+    optimizers = keras.optimizers.Optimizer
+    optimizers.build = _adopting(optimizers.build)
+    for name in ("add_variable", "add_variable_from_reference"):
+        setattr(optimizers, name, _in_scope_of(getattr(optimizers, name), _owner_of_slot))
+
+
+def adopt_new(variables: Iterable[Any], strategy: Any) -> None:
+    """Moves variables that were made outside every scope to a strategy of which copies are here.
+
+    Args:
+        variables: of an optimizer or a metric.
+        strategy: of the model that they are for.
+    """
+    if strategy.placement.is_remote:  # servers get a variable only when it is created
+        return
+    for variable in variables:
+        if home_of(variable) is None:
+            adopt(variable, strategy)
+
+
+def _owner(variables: Iterable[Any]) -> Any:
+    """The strategy of the first of some variables that has one."""
+    homes = (home_of(variable) for variable in variables)
+    return next((home.strategy for home in homes if home is not None), None)
+
+
+def _owner_of_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return _owner(layer.variables) or _strategies.get(layer)
+
+
+def _owner_of_slot(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    # Without its own variables first: those of a new optimizer have no strategy yet.
+    reference = args[0] if args else kwargs.get("reference_variable")
+    return _owner([reference, *optimizer.variables])
+
+
+def _in_scope_of(original: Any, owner_of: Any) -> Any:
+    @functools.wraps(original)
+    def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_frame() is not None or (strategy := owner_of(self, *args, **kwargs)) is None:
+            return original(self, *args, **kwargs)
+        with strategy.scope():
+            return original(self, *args, **kwargs)
+
+    return entered
+
+
+def _adopting(original: Any) -> Any:
+    """An optimizer made outside belongs to the strategy of the variables that it is built for."""
+
+    @functools.wraps(original)
+    def build(self: Any, variables: Any) -> Any:
+        variables = list(variables)
+        if current_frame() is None and (strategy := _owner(variables)) is not None:
+            adopt_new(self.variables, strategy)
+        return original(self, variables)
+
+    return build
+
+
+def _in_scope_until_built(original: Any) -> Any:
+    @functools.wraps(original)
+    def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.built or has_strategy() or (strategy := scope_of(self)) is None:
+            return original(self, *args, **kwargs)
+        with strategy.scope():
+            return original(self, *args, **kwargs)
+
+    return entered

@@ -1,0 +1,35 @@
+"""Optimizer slots, each stored where its variable is.
+
+`add_variable_from_reference` of `keras.optimizers.Optimizer` is replaced (Keras 3.12 to 3.15): a
+slot has to know its variable before it gets a value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from stratagem.keras.variables.annotations import making_slot_of
+from stratagem.variables import is_remote
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Makes slots know their variables. Runs once, on import."""
+    original = keras.optimizers.Optimizer.add_variable_from_reference
+
+    def add(self: Any, reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def create() -> Any:
+            return original(self, reference_variable, name, *args, **kwargs)
+
+        with making_slot_of(reference_variable):
+            if is_remote(reference_variable):
+                remote = reference_variable.distribute_strategy.placement.remote
+                return remote.keras.create_slot(self, reference_variable, name, create)
+            made = create()
+        made.slot_of = reference_variable  # It may join a strategy later.
+        return made
+
+    keras.optimizers.Optimizer.add_variable_from_reference = add

@@ -1,0 +1,215 @@
+"""Value of a strategy's variable between steps: read, gathered, initialized in its store."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution import current_scope, is_worth_rows
+from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
+from stratagem.keras.variables.explicit_placement import check_explicit_device
+from stratagem.topology.lockstep import is_multi_process
+from stratagem.topology.shards import assemble_on_host, local_copy
+from stratagem.variables import Home, Store, VariableKind, WholeValue, sole_device
+from stratagem.variables.single_device_store import take_rows
+
+__all__ = ["StoredValue"]
+
+
+class StoredValue:
+    """The value of a variable: a copy on each device, or in a store that the strategy chose.
+
+    `store` is None for a copy on each replica's device. `has_rows` is True for a table whose rows
+    replicas look up. `slot_of` is the variable that this is an optimizer's slot of.
+    """
+
+    store: Store | None = None
+    has_rows: bool = False
+    slot_of: Any = None
+    whole: WholeValue
+    _initial: tuple[Any, Any] | None = None
+    _is_table = False
+    _stored: Any = None
+    _home: Home
+    _dtype: Any
+
+    @property
+    def storage(self) -> Any:
+        """The whole array, as its store represents it; None until it is initialized."""
+        trace = current_function_trace()
+        if trace is not None:
+            return trace.load(self, self._computable())
+        if self.store is None or self._stored is None:
+            return self._stored
+        return self.store.replicate(self._stored, self._home.strategy.topology)
+
+    @storage.setter
+    def storage(self, value: Any) -> None:
+        trace = current_function_trace()
+        if trace is not None:
+            trace.store(self, value)
+        elif self.store is None or value is None:
+            self._stored = value
+        else:
+            self._stored = self.store.put(value)
+
+    def _computable(self) -> Any:
+        """The value for operations outside of the strategy's programs."""
+        if self.store is None or self._stored is None or not self.store.is_pinned:
+            return self._stored
+        with jax.ensure_compile_time_eval():
+            return self.store.load(self._stored)
+
+    @property
+    def for_step(self) -> Any:
+        """The input of a compiled step of the strategy."""
+        if self.store is None or current_function_trace() is not None:
+            return self.storage
+        return self.store.for_step(self._stored, self._home.strategy.topology)
+
+    @property
+    def stored(self) -> Any:
+        """The value in its store between steps; outside every trace."""
+        return self._stored
+
+    @stored.setter
+    def stored(self, value: Any) -> None:
+        self._stored = value
+
+    def is_in_place(self) -> bool:
+        """Returns True if a read returns the value itself, and no tracer of an `sg.function`."""
+        trace = current_function_trace()
+        traced = None if trace is None else trace.load(self, self._stored)
+        return self.has_value and not isinstance(traced, Tracer)
+
+    def read_in_place(self) -> Any:
+        """Returns a value from another store on one device.
+
+        A user's trace, of `jax.lax.cond` for example, gets it as a constant: shards do not combine
+        with
+        the values of other variables.
+        """
+        with contextlib.nullcontext() if in_symbolic_scope() else jax.ensure_compile_time_eval():
+            return self.where_read(self.gathered())
+
+    def gathered(self) -> Any:
+        """Returns the value on one device; if processes hold shards, all of them must call this."""
+        assert self.store is not None
+        if not is_multi_process(self._stored):
+            return self.store.gather(self._stored)
+        if self.whole.storage is self._stored:
+            return jnp.asarray(self.whole.gathered)
+        if isinstance(jnp.zeros(()), Tracer):  # while Keras infers shapes
+            return self.store.load(self._stored)
+        return self.store.gather(self._stored)
+
+    def hold_initial(self, value: Any) -> None:
+        """Stores an initial value on this process until all processes agree on process 0's."""
+        if self.store is None or not is_multi_process(self._stored):
+            return
+        array = np.asarray(value)
+        # A slot starts as one number; others need not send theirs.
+        is_first = self._home.strategy.topology.local_replica_ids[0] == 0
+        number = np.zeros((), array.dtype) if not is_first or not array.size else array.flat[0]
+        if not is_first or np.all(array == number):
+            array = np.broadcast_to(number, array.shape)
+        self._initial = (self._stored, array)
+
+    def take_initial(self) -> np.ndarray[Any, Any] | None:
+        """Returns and drops the value of `hold_initial`; None if it was assigned since.
+
+        Only process 0 has the numbers, others have the shape.
+        """
+        stored, array = self._initial or (None, None)
+        self._initial = None
+        return array if stored is self._stored else None
+
+    def hold_whole(self, *, is_reader: bool) -> None:
+        """Gathers it with all processes, so that the reader can then read it alone.
+
+        `is_reader` is True on the process that reads it.
+        """
+        value = self.gathered()
+        if is_reader:
+            self.whole.storage, self.whole.gathered = self._stored, np.asarray(value)
+
+    @property
+    def has_value(self) -> bool:
+        """True if it is initialized."""
+        return self._stored is not None
+
+    @property
+    def is_large_table(self) -> bool:
+        """True if rows are looked up and take less time to transfer than the whole table."""
+        variable: Any = self
+        return self._is_table and is_worth_rows(variable.shape)
+
+    def choose_store(self) -> None:
+        """Sets the store that the strategy chooses, before there is a value."""
+        variable: Any = self
+        if self.slot_of is None:
+            check_explicit_device(variable.path, self._home)
+        policy = self._home.strategy.placement
+        if policy is None or self._home.kind is VariableKind.ON_READ:
+            return
+        self.store = policy.choose(self, self.slot_of)
+        serves_rows = self.store is not None and self.store.serves_rows
+        self.has_rows = serves_rows and self.is_large_table
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Returns the value on the host, where shards are joined: no device needs memory for it."""
+        variable: Any = self
+        is_in_parts = self.store is not None or variable.division is not None
+        is_outside = get_stateless_scope() is None and current_function_trace() is None
+        if is_in_parts and is_outside and self._is_all_here():
+            return np.asarray(assemble_on_host(self._stored), dtype)
+        return np.asarray(variable.value, dtype)
+
+    def _is_all_here(self) -> bool:
+        """Returns True if this process has all shards of the value."""
+        stored = self._stored
+        return isinstance(stored, jax.Array) and (self.store is None or stored.is_fully_addressable)
+
+    def where_read(self, value: Any) -> Any:
+        """Returns a value on the device of all reads outside of steps.
+
+        Code that computes with several values there would otherwise mix devices.
+        """
+        strategy = self._home.strategy
+        if not strategy.placement.uses_stores or self.has_rows or isinstance(value, Tracer):
+            return value  # a large table is not moved
+        return self._moved(value)
+
+    def rows_outside(self, ids: Any) -> Any:
+        """Returns rows of a table for use outside of steps; `ids` are integers of any shape."""
+        variable: Any = self
+        if (value := variable._value_in_scope()) is None:
+            value = self._computable()
+        rows = local_copy(take_rows(value, np.asarray(ids)), self._home.strategy.topology)
+        return variable._maybe_autocast(self._moved(rows))
+
+    def _moved(self, value: Any) -> Any:
+        strategy = self._home.strategy
+        device = sole_device(strategy.placement) or strategy.topology.local_devices[0]
+        is_there = value.devices() == {device} or is_multi_process(value)
+        return value if is_there else jax.device_put(value, device)
+
+    def assigned_as_rows(self, value: Any) -> Any:
+        """Sets the rows that this variable stands for during an update of a table's rows.
+
+        Returns the value, or None if the variable stands for the whole table and nothing is set.
+        """
+        variable: Any = self
+        scope = current_scope()
+        if scope is None or id(self) not in scope.row_counts:
+            return None
+        value = variable._convert_to_tensor(value, dtype=self._dtype)
+        assert value.shape == (scope.row_counts[id(self)], *variable.shape[1:])
+        scope.add_update((self, value))
+        return value

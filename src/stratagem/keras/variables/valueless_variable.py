@@ -1,0 +1,67 @@
+"""Keras variables on abstract devices: a shape and a dtype, and no value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution import is_table
+from stratagem.keras.variables.initial_value import as_initializer
+from stratagem.keras.variables.variable import DistributedVariable
+from stratagem.variables import Home, VariableKind
+
+__all__ = ["ValuelessVariable"]
+
+
+class ValuelessVariable(DistributedVariable):
+    """A Keras variable created in the scope of a `CompileOnlyStrategy`.
+
+    A read outside of a step draws a new initial value; assignments there are dropped.
+    """
+
+    _beginning: Any = None
+
+    @property
+    def storage(self) -> Any:
+        """The shape of the whole array, in any store."""
+        trace = current_function_trace()
+        return self._stored if trace is None else trace.load(self, self._stored)
+
+    @storage.setter
+    def storage(self, value: Any) -> None:
+        trace = current_function_trace()
+        if trace is None:
+            self._stored = value
+        else:
+            trace.store(self, value)
+
+    @property
+    def for_step(self) -> Any:
+        """The shape of the input of a compiled step of the strategy."""
+        return self.storage
+
+    def settle(self, home: Home, value: Any) -> None:
+        """Drops the value of a variable that joins the strategy, and retains its shape."""
+        self._beginning, _, _ = as_initializer(value, self._dtype)
+        self.store, self.has_rows = None, False  # of the previous strategy
+        self._is_table = self._is_table or is_table(self)
+        super().settle(home, value)
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        self._beginning = initializer
+        self.find_division()
+        self.choose_store()
+        self._direct_assign(None)
+
+    def _direct_assign(self, value: Any) -> None:
+        self._require_own_replica()
+        is_stacked = self._home.kind is VariableKind.ON_READ
+        replicas = (self._home.strategy.num_replicas_in_sync,) if is_stacked else ()
+        dtype = jax.dtypes.canonicalize_dtype(self._dtype)
+        self.storage = jax.ShapeDtypeStruct((*replicas, *self._shape), dtype)
+
+    def _global_value(self) -> Any:
+        self._require_own_replica()
+        return (self._beginning or self._initializer)(self._shape, dtype=self._dtype)

@@ -1,0 +1,360 @@
+"""Keras variables of a strategy: reads, assignments and aggregation.
+
+Tested on Keras 3.12 to 3.15.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.context import (
+    ReplicaContext,
+    get_replica_context,
+    get_strategy,
+    in_update_context,
+    stack,
+)
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution import current_scope
+from stratagem.execution.tracing.errors import foreign_variable
+from stratagem.keras.private import get_stateless_scope
+from stratagem.keras.variables.annotations import (
+    current_annotations,
+    is_making_state_of_metric,
+    is_making_table,
+    owner_of_new_slot,
+)
+from stratagem.keras.variables.assignment_errors import (
+    delta_outside,
+    number_to_sum,
+    parts_in_replica,
+    parts_without_aggregation,
+)
+from stratagem.keras.variables.divided_copies import DividedCopies
+from stratagem.keras.variables.initial_value import as_initializer
+from stratagem.keras.variables.row_updates import RowUpdates
+from stratagem.keras.variables.stored_value import StoredValue
+from stratagem.options import ReduceOp, VariableAggregation
+from stratagem.strategies.base.reduction import of_all
+from stratagem.topology.lockstep import is_multi_process
+from stratagem.topology.shards import local_copy
+from stratagem.values import Mirrored, PerReplica
+from stratagem.variables import (
+    Home,
+    VariableKind,
+    WholeValue,
+    aggregate_components,
+    choose_kind,
+    initial_digest,
+    parse_aggregation,
+    parse_synchronization,
+    put_stored,
+    spread_over_components,
+    stored_components,
+)
+
+__all__ = ["DistributedVariable"]
+
+
+class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable):
+    """A Keras variable created in a strategy's scope.
+
+    Created by `keras.Variable` itself; takes its arguments.
+
+    Raises:
+        ValueError: annotations that make no sense with several replicas.
+    """
+
+    initial_digest: int = 0
+    _home: Home
+
+    def __init__(
+        self,
+        initializer: Any,
+        shape: Any = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        autocast: bool = True,
+        aggregation: Any = "none",
+        synchronization: Any = "auto",
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        is_stateless = get_stateless_scope() is not None and current_scope() is None
+        # A value in a StatelessScope is left for Keras to refuse.
+        if not is_stateless and not callable(initializer) and not isinstance(initializer, str):
+            initializer, shape, dtype = as_initializer(initializer, dtype)
+        if (annotations := current_annotations()) is not None:
+            synchronization, aggregation = annotations
+        strategy = get_strategy()
+        parsed = parse_aggregation(aggregation)
+        parsed_synchronization = parse_synchronization(synchronization)
+        kind = choose_kind(
+            parsed_synchronization,
+            parsed,
+            dtype=keras.backend.standardize_dtype(dtype) if dtype else keras.config.floatx(),
+            num_replicas=strategy.num_replicas_in_sync,
+            name=name or type(self).__name__,
+        )
+        self._home = Home(strategy, kind, parsed)
+        self._is_table = is_making_table()
+        is_summed = parsed is VariableAggregation.SUM
+        self._starts_once = is_summed and is_making_state_of_metric()
+        self.slot_of = owner_of_new_slot()
+        self.whole = WholeValue()
+        super().__init__(
+            initializer,
+            shape=shape,
+            dtype=dtype,
+            trainable=trainable,
+            autocast=autocast,
+            aggregation=parsed.name.lower(),
+            synchronization=parsed_synchronization.name.lower(),
+            name=name or "variable",
+            **kwargs,
+        )
+        strategy.variables.add(self, self._home)
+
+    @property
+    def _value(self) -> Any:
+        return self.storage
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        self.storage = value
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy that the variable belongs to."""
+        return self._home.strategy
+
+    @property
+    def value(self) -> Any:
+        """This replica's value in a replica function, else the value of all copies."""
+        return self._maybe_autocast(self.own_value())
+
+    def own_value(self) -> Any:
+        """The value in the variable's dtype, even inside layers that autocast."""
+        value = self._value_in_scope()
+        if value is None:
+            return self._global_value()
+        context = self._merge_context()
+        if context is None:
+            return value
+        if self._home.aggregation is VariableAggregation.NONE:
+            aggregate_components(value, self._home.aggregation, self.path)  # raises the reason
+        return self._aggregate(value, context)
+
+    def _value_in_scope(self) -> Any:
+        """Returns this replica's value in a replica function; None outside."""
+        scope = get_stateless_scope()
+        value = scope.get_current_value(self) if scope is not None else None
+        if value is None and (replica_scope := current_scope()) is not None:
+            value = replica_scope.get_current_value(self)
+        return value
+
+    def _merge_context(self) -> ReplicaContext | None:
+        """Returns the replica whose compiled step called merge_call; None if it is irrelevant."""
+        frame = stack.current_frame()
+        if self._home.kind is not VariableKind.ON_READ or frame is None:
+            return None
+        is_merging = frame.kind is stack.FrameKind.MERGE and current_scope() is not None
+        return frame.replica if is_merging else None
+
+    def _require_own_replica(self) -> None:
+        """Raises an error in another strategy's replica function, which would bypass the copies."""
+        frame = stack.current_frame()
+        if frame is None or frame.kind is not stack.FrameKind.REPLICA:
+            return
+        if frame.strategy is not self._home.strategy:
+            raise foreign_variable(self, self._home.strategy, frame.strategy)
+
+    def _global_value(self) -> Any:
+        self._require_own_replica()
+        if self.store is not None and self.is_in_place():
+            return self.read_in_place()  # its storage would be a copy on each device
+        if self.storage is None:
+            return self._initializer(self._shape, dtype=self._dtype)
+        if self._home.kind is VariableKind.ON_READ:
+            if self.asks_all_processes():
+                return self.whole.of(self.storage, self._home.aggregation, self.path)
+            value = aggregate_components(self.storage, self._home.aggregation, self.path)
+            return self.where_read(local_copy(value, self._home.strategy.topology))
+        return local_copy(self.storage, self._home.strategy.topology)
+
+    def asks_all_processes(self) -> bool:
+        """True if a read here runs a program on all processes."""
+        if self._home.kind is not VariableKind.ON_READ or self._value_in_scope() is not None:
+            return False
+        is_traced = isinstance(jnp.zeros(()), Tracer)  # while Keras infers shapes
+        return is_multi_process(self.storage) and not is_traced
+
+    def store_whole(self, value: Any) -> None:
+        """Sets the value of all copies; for an ON_READ variable, of all components."""
+        self._direct_assign(value)
+
+    def _direct_assign(self, value: Any) -> None:
+        self._require_own_replica()
+        topology = self._home.strategy.topology
+        if self._home.kind is VariableKind.ON_READ:
+            spread = spread_over_components(value, self._spreading(), topology.num_replicas)
+            self.storage = stored_components(spread, topology)
+        elif self.store is None or current_function_trace() is not None:
+            self.storage = put_stored(self, value, topology)
+        else:
+            self._stored = self.store.put(value)
+
+    def _spreading(self) -> VariableAggregation:
+        """Returns how a whole value becomes components; in update context each takes it whole."""
+        return VariableAggregation.NONE if in_update_context() else self._home.aggregation
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        self.choose_store()
+        value = self.initial_value(initializer, self._dtype)
+        self.initial_digest = initial_digest(value, self._home.strategy.topology)
+        if self._home.kind is VariableKind.ON_READ:  # each component starts with the whole value
+            topology = self._home.strategy.topology
+            stacked = np.broadcast_to(np.asarray(value), (topology.num_replicas, *value.shape))
+            if self._starts_once:  # a metric's sum matches a single device from the start
+                stacked = np.concatenate([stacked[:1], np.zeros_like(stacked[1:])])
+            self.storage = stored_components(stacked, topology)
+        else:
+            self._direct_assign(value)
+            self.hold_initial(value)
+
+    def assign(self, value: Any) -> Any:
+        """Sets the value; in a replica function by the variable's aggregation."""
+        value = self._contribution(value)
+        merging = self._merge_context()
+        if merging is not None:
+            whole = self._convert_to_tensor(value, dtype=self._dtype)
+            count = merging.num_replicas_in_sync
+            spread = jnp.asarray(spread_over_components(whole, self._home.aggregation, count))
+            super().assign(spread[merging.replica_id_in_sync_group])
+            return whole
+        context = self.aggregating_context()
+        if context is None or self._home.aggregation is VariableAggregation.NONE:
+            return self.assign_own(value)
+        return super().assign(self._aggregate(value, context))
+
+    def assign_own(self, value: Any) -> Any:
+        """Sets a value that must be provably equal on all replicas, without aggregation."""
+        if (rows := self.assigned_as_rows(value)) is not None:
+            return rows
+        result = super().assign(value)
+        is_own = self._home.aggregation is VariableAggregation.NONE
+        scope = current_scope() if is_own and self.aggregating_context() is not None else None
+        if scope is not None and id(self) in scope.writes:
+            scope.mark_unproven(self)
+        return result
+
+    def assign_add(self, value: Any) -> Any:
+        """Adds a value; in a replica function the replicas' values are aggregated first."""
+        return self._assign_delta(value, sign=1)
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtracts a value; in a replica function the replicas' values are aggregated first."""
+        return self._assign_delta(value, sign=-1)
+
+    def _assign_delta(self, value: Any, *, sign: int) -> Any:
+        value = self._contribution(value)
+        context = self.aggregating_context()
+        if context is not None and self._home.aggregation is not VariableAggregation.NONE:
+            delta = self._aggregate(value, context)
+            return super().assign(self + delta if sign > 0 else self - delta)
+        if self._is_whole_on_read():
+            self._check_component_delta(sign)
+            if not isinstance(value, Tracer):
+                value = np.asarray(value)
+            self.storage = self.storage + sign * jnp.asarray(value, self._dtype)
+            return self._whole_after_update()
+        if self._merge_context() is not None:
+            self._check_component_delta(sign)
+            own = self._value_in_scope()
+            super().assign(own + sign * jnp.asarray(value, self._dtype))
+            return self._whole_after_update()
+        return self.assign(self + value if sign > 0 else self - value)
+
+    def _is_whole_on_read(self) -> bool:
+        """Returns True for an ON_READ variable outside replica functions."""
+        if self._home.kind is not VariableKind.ON_READ:
+            return False
+        return get_stateless_scope() is None or (
+            current_function_trace() is not None and current_scope() is None
+        )
+
+    def _whole_after_update(self) -> Any:
+        """Returns the value that the components aggregate to, or None if undefined."""
+        is_none = self._home.aggregation is VariableAggregation.NONE
+        return None if is_none else self.value
+
+    def _check_component_delta(self, sign: int) -> None:
+        if self._home.aggregation is VariableAggregation.SUM and not in_update_context():
+            method = "assign_add" if sign > 0 else "assign_sub"
+            raise delta_outside(method, self.path)
+
+    def _contribution(self, value: Any) -> Any:
+        """Returns this replica's part of a distributed value, where that is allowed."""
+        if isinstance(value, Mirrored):
+            return value.value
+        if not isinstance(value, PerReplica):
+            return value
+        if value.local is not None or (get_replica_context() is not None and current_scope()):
+            raise parts_in_replica(self.path)
+        if self._home.aggregation is VariableAggregation.NONE:
+            raise parts_without_aggregation(self.path)
+        if self._home.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            count = self._home.strategy.num_replicas_in_sync
+            return of_all(value, count).components[0]
+        op = ReduceOp.from_variable_aggregation(self._home.aggregation)
+        return self._home.strategy.reduce(op, value, axis=None)
+
+    def aggregating_context(self) -> ReplicaContext | None:
+        """Returns the context in which an assignment is aggregated over replicas, or None."""
+        if self._home.kind is not VariableKind.MIRRORED or in_update_context():
+            return None
+        context = get_replica_context()
+        return None if context is None or context.strategy is not self._home.strategy else context
+
+    def _aggregate(self, value: Any, context: ReplicaContext) -> Any:
+        aggregation = self._home.aggregation
+        is_number = isinstance(value, int | float | complex) and not isinstance(value, np.generic)
+        if aggregation is VariableAggregation.SUM and is_number:
+            raise number_to_sum(value, self.path)
+        value = self._convert_to_tensor(value, dtype=self._dtype)
+        if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            is_first = context.replica_id_in_sync_group == 0
+            value = jnp.where(is_first, value, jnp.zeros_like(value))
+            return context.communicator.all_reduce(ReduceOp.SUM, value)
+        op = ReduceOp.from_variable_aggregation(aggregation)
+        return context.communicator.all_reduce(op, value)
+
+    def settle(self, home: Home, value: Any) -> None:
+        """Moves the value of a variable that joins a strategy to the strategy's store."""
+        self._home = home
+        self.whole = WholeValue()
+        self.find_division()
+        home.strategy.variables.add(self, home)
+        self.choose_store()
+        self.initial_digest = initial_digest(value, home.strategy.topology)
+        self._direct_assign(value)
+        self.hold_initial(value)
+
+    def initialize(self) -> None:
+        """Sets the initial value of a variable created in a step."""
+        self._deferred_initialize()
+
+    def assign_to_first_component(self, value: Any) -> None:
+        """Stores a whole value of an ON_READ variable with aggregation SUM, without dividing it."""
+        if self._home.kind is VariableKind.ON_READ:
+            topology = self._home.strategy.topology
+            stacked = np.zeros((topology.num_replicas, *self.shape), self._dtype)
+            stacked[0] = np.asarray(value)
+            self.storage = stored_components(stacked, topology)
+        else:
+            self.assign(value)

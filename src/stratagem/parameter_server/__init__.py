@@ -1,0 +1,3 @@
+"""Parameter servers: processes that store variables, and everything that trains with them."""
+
+__all__: list[str] = []

@@ -1,0 +1,269 @@
+"""Steps with remote variables: values are fetched before, changes sent after."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stratagem.execution import Ids, Trace, rows_of_table
+from stratagem.parameter_server.client.lost_updates import LostUpdates
+from stratagem.parameter_server.client.remote_values import (
+    Gradient,
+    OptimizerScalar,
+    RemoteVariable,
+    Scalar,
+    Stored,
+    name_of,
+)
+from stratagem.parameter_server.client.variable_client import VariableClient
+from stratagem.parameter_server.server.updates import Pushed
+from stratagem.variables import is_remote
+
+__all__ = ["RemoteSteps"]
+
+# Age up to which a step may begin with values from the last push.
+_FRESH_S = 0.05
+
+
+@dataclasses.dataclass
+class _Gradients:
+    """Gradients of one push: at most one per variable."""
+
+    whole: dict[str, np.ndarray] = dataclasses.field(default_factory=dict[str, np.ndarray])
+    rows: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
+        default_factory=dict[str, tuple[np.ndarray, np.ndarray]]
+    )
+    scalars: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+    optimizers: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+
+class RemoteSteps:
+    """Runs steps of one process; see `stratagem.execution.RemoteState`.
+
+    Args:
+        variables: reads and changes the variables.
+        num_replicas: number of replicas of this process.
+        keras: their Keras side, a `RemoteKeras`.
+        repeats_stale: True reruns a step with new values if its gradients came too late.
+        is_alone: True if no other process changes the variables, so that values written by a step
+            are their new values, even if they were added.
+
+    `lost_updates` records after each step how many updates servers lost; None if it is reported
+    elsewhere. `gradient_weight` is the weight of a step's gradients: its fraction of a batch that
+    workers share.
+    """
+
+    gradient_weight = 1.0
+    lost_updates: LostUpdates | None = None
+
+    def __init__(
+        self,
+        variables: VariableClient,
+        num_replicas: int,
+        *,
+        keras: Any = None,
+        repeats_stale: bool = False,
+        is_alone: bool = False,
+    ) -> None:
+        self.variables = variables
+        self.keras = keras
+        self._num_replicas = num_replicas
+        self._repeats_stale = repeats_stale
+        self._is_alone = is_alone
+        self._loaded: Mapping[str, np.ndarray] = {}
+        self._brought_s = 0.0
+        self._brought_writes = 0
+
+    @property
+    def is_synchronous(self) -> bool:
+        """True if an update waits for the gradients of several workers."""
+        return self.variables.mode.num_needed > 0
+
+    def holds(self, trace: Trace) -> bool:
+        """Returns True if a step reads or changes variables on servers."""
+        tables = (one.table for one in trace.lookups)
+        is_sending = any(not isinstance(what, Ids) for what in trace.sent)
+        return is_sending or any(map(is_remote, (*trace.read_only, *trace.written, *tables)))
+
+    def updates_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
+        """Returns True if servers update the variable from the step's gradients."""
+        return is_remote(variable) and any(not isinstance(what, Ids) for what in sent)
+
+    def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
+        """Sends the gradients of an eager step."""
+        self._push([what for what, _ in sent], [np.asarray(value) for _, value in sent], [])
+
+    def forget(self) -> None:
+        """Makes the next step fetch all values again, after a change by others."""
+        self._loaded = {}
+
+    def run(
+        self,
+        trace: Trace,
+        ids_of: Callable[[], list[Any]],
+        call: Callable[[list[Any]], list[Any]],
+    ) -> None:
+        """Runs one step."""
+        own = [one for one in trace.written if not is_remote(one)]
+        while True:
+            # A rerun must not count twice, and the program donates these arrays.
+            kept = [np.array(one.storage) for one in own] if self._repeats_stale else []
+            if self._run_once(trace, ids_of, call) or not self._repeats_stale:
+                break
+            for variable, value in zip(own, kept, strict=True):
+                variable.storage = value
+        if self.lost_updates is not None:
+            self.lost_updates.note(self.variables.client.lost_updates)
+
+    def _run_once(
+        self,
+        trace: Trace,
+        ids_of: Callable[[], list[Any]],
+        call: Callable[[list[Any]], list[Any]],
+    ) -> bool:
+        """Runs the step and returns True if its gradients were used."""
+        variables = [one for one in (*trace.read_only, *trace.written) if is_remote(one)]
+        # Only training may begin with values from a moment ago.
+        is_training = any(not isinstance(what, Ids) for what in trace.sent)
+        before = self._pull(variables, may_be_brought=is_training)
+        with self._values(variables, before):
+            rows = self._pull_rows(trace, ids_of() if trace.lookups else [])
+            sent = call(rows)
+            after = {id(one): one.whole_held() for one in trace.written if is_remote(one)}
+        # A table that is read whole is too large to return with every push.
+        names = [
+            name_of(one) for one in variables if isinstance(one.place, Stored) and not one.has_rows
+        ]
+        arrays = [np.asarray(value) for value in sent]
+        if self._num_replicas > 1:  # the same on all
+            arrays = [array[0] for array in arrays]
+        if not self._push(trace.sent, arrays, names):
+            return False
+        self._change(trace, [one for one in variables if id(one) in after], before, after)
+        return True
+
+    def _pull(self, variables: Sequence[RemoteVariable], *, may_be_brought: bool) -> dict[int, Any]:
+        """Returns the values of variables, by identity."""
+        for variable in variables:
+            self.variables.place(variable)
+        client = self.variables
+        names = [name_of(one) for one in variables if isinstance(one.place, Stored)]
+        values, self._loaded = self._loaded, {}
+        is_fresh = may_be_brought and time.monotonic() - self._brought_s < _FRESH_S
+        is_fresh &= client.num_writes == self._brought_writes
+        if client.is_caching or not (is_fresh and all(name in values for name in names)):
+            values = client.pull(names) if names else {}
+        scalars: Mapping[str, Any] = {}
+        kept_once = [one.place for one in variables if isinstance(one.place, Scalar)]
+        if kept_once:
+            scalars = client.scalars(kept_once[0].server)
+        return {
+            id(one): (values if isinstance(one.place, Stored) else scalars)[name_of(one)]
+            for one in variables
+        }
+
+    def _pull_rows(self, trace: Trace, ids: list[Any]) -> list[Any]:
+        rows: list[Any] = []
+        for lookup, own_ids in zip(trace.lookups, ids, strict=True):
+            if not is_remote(lookup.table):
+                topology = lookup.table.distribute_strategy.topology
+                rows.append(rows_of_table(lookup, own_ids, topology))
+                continue
+            if own_ids is None:  # a lookup with no dependents
+                several = (self._num_replicas,) if self._num_replicas > 1 else ()
+                rows.append(np.zeros((*several, *lookup.shape), lookup.dtype))
+                continue
+            numbers = np.asarray(own_ids)
+            numbers = np.where(numbers < 0, numbers + lookup.table.shape[0], numbers)
+            rows.append(self.variables.client.pull_rows(name_of(lookup.table), numbers))
+        return rows
+
+    def _push(
+        self, told: Sequence[Any], arrays: Sequence[np.ndarray], names: Sequence[str]
+    ) -> bool:
+        """Sends gradients, one update per variable at a time; returns True if all were used."""
+        batch, ids = _Gradients(), dict[str, np.ndarray]()
+        are_used = True
+        for what, array in zip(told, arrays, strict=True):
+            if isinstance(what, Ids):
+                continue
+            if isinstance(what, OptimizerScalar):
+                if what.name in batch.scalars and batch.optimizers:  # a second call
+                    are_used &= self._push_some(batch, []).is_used
+                    batch = _Gradients()
+                batch.scalars[what.name] = array.item()
+                continue
+            array = self._weighted(what, array)
+            is_whole = isinstance(what, Gradient)
+            name = name_of(what.variable if is_whole else what.table)
+            if not is_whole and what.is_ids:
+                ids[name] = array
+                continue
+            if name in batch.optimizers:  # a second optimizer, or a second call
+                are_used &= self._push_some(batch, []).is_used
+                batch = _Gradients(scalars=batch.scalars)
+            batch.optimizers[name] = what.optimizer
+            if is_whole:
+                batch.whole[name] = array
+            else:
+                batch.rows[name] = (ids[name], array)
+        if batch.optimizers:
+            pushed = self._push_some(batch, names)
+            are_used &= pushed.is_used
+            if pushed.is_used:
+                self._loaded, self._brought_s = pushed.values, time.monotonic()
+                self._brought_writes = self.variables.num_writes
+        return are_used
+
+    def _weighted(self, what: Any, array: np.ndarray) -> np.ndarray:
+        is_gradient = isinstance(what, Gradient) or not what.is_ids
+        if not is_gradient or self.gradient_weight == 1:
+            return array
+        return array * np.asarray(self.gradient_weight, array.dtype)
+
+    def _push_some(self, batch: _Gradients, names: Sequence[str]) -> Pushed:
+        return self.variables.push(
+            batch.whole,
+            batch.rows,
+            pull=names,
+            optimizers=batch.optimizers,
+            scalars=batch.scalars,
+        )
+
+    def _change(
+        self,
+        trace: Trace,
+        variables: Sequence[RemoteVariable],
+        before: Mapping[int, Any],
+        after: Mapping[int, Any],
+    ) -> None:
+        """Sends the step's own writes: differences, or new values."""
+        if variables:
+            self.forget()
+        for variable in variables:
+            new = after[id(variable)]
+            is_added_to = variable.is_added_to or id(variable) in trace.added_to
+            if is_added_to and not self._is_alone:
+                self.variables.assign(variable, new - before[id(variable)], sign=1)
+            else:
+                self.variables.assign(variable, new)
+
+    @contextlib.contextmanager
+    def _values(
+        self, variables: Sequence[RemoteVariable], values: Mapping[int, Any]
+    ) -> Generator[None]:
+        """Sets the values that variables return in a block."""
+        for variable in variables:
+            variable.hold(values[id(variable)])
+        self.variables.is_in_step = True
+        try:
+            yield
+        finally:
+            self.variables.is_in_step = False
+            for variable in variables:
+                variable.held = None

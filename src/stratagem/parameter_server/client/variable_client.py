@@ -1,0 +1,308 @@
+"""Client of one process for the variables on parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.parameter_server.client.cached_reads import CachedReads
+from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.remote_values import (
+    RemoteVariable,
+    Scalar,
+    Stored,
+    Unplaced,
+    name_of,
+)
+from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer
+from stratagem.parameter_server.server.updates import Pushed, UpdateMode, UpdateRule
+
+__all__ = ["VariableClient", "VariableOnWorkerError"]
+
+
+class VariableOnWorkerError(RuntimeError, ValueError):
+    """Raised for a variable that a function on a worker creates; TensorFlow's is a ValueError."""
+
+
+class VariableClient:
+    """Reads and changes remote variables, one by one and for whole steps.
+
+    Args:
+        client: client of the servers.
+        placer: places new variables; None on a worker, which creates none.
+        mode: when the servers apply gradients.
+        has_journals: True if servers keep journals.
+        is_coordinator: True if all other processes get their optimizers from this one.
+
+    `is_in_step` is True while a step runs: variables then return the fetched values. `num_writes`
+    counts changes made here outside of steps.
+
+    On a worker, `known`, `collected`, `kept` and `resources` are its objects by the coordinator's
+    names: remote variables, its metric counts, its seeds, and its worker resources.
+    """
+
+    def __init__(
+        self,
+        client: ServerClient,
+        placer: ShardPlacer | None,
+        mode: UpdateMode,
+        *,
+        has_journals: bool = False,
+        is_coordinator: bool = False,
+    ) -> None:
+        self.client = client
+        self.mode = mode
+        self.num_writes = 0
+        self._has_journals = has_journals
+        self._is_coordinator = is_coordinator
+        self._placer = placer
+        self.known: dict[str, Any] = {}
+        self.collected: dict[int, Any] = {}
+        self.kept: dict[int, Any] = {}
+        self.resources: dict[int, Any] = {}
+        self._names: set[str] = set()
+        self._optimizers: dict[str, weakref.ref[Any] | None] = {}
+        self._cached: CachedReads | None = None
+        self.is_in_step = False
+        self.named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def require_coordinator(self, path: str) -> None:
+        """Raises a VariableOnWorkerError if this process is a worker.
+
+        `path` is the path of the variable to create.
+        """
+        if self._placer is None:
+            raise VariableOnWorkerError(
+                explain(
+                    f"Variable {path!r} was created in a function on a worker.",
+                    expected="variables that are created by the coordinator, in the strategy's "
+                    "scope: the servers share them out among all workers.",
+                    fix="create it before the function is scheduled.",
+                )
+            )
+
+    def create(
+        self, variable: RemoteVariable, initial: np.ndarray | Callable[[int, int], np.ndarray]
+    ) -> None:
+        """Creates a variable on the servers, unless they have it.
+
+        `initial` is its value, or a function that returns a range of its rows.
+        """
+        self.require_coordinator(variable.path)
+        assert self._placer is not None
+        name = self._name_for(variable.path)
+        placement = self._placer.place(
+            name, variable.shape, variable.dtype, has_rows=variable.has_rows
+        )
+        self.client.create(placement, initial)
+        variable.place = Stored(name)
+        self.named[name] = variable
+
+    def place(self, variable: RemoteVariable) -> None:
+        """Moves a variable to the servers that is not there yet."""
+        if isinstance(variable.place, Unplaced):
+            self.create(variable, variable.place.value)
+
+    def placement_of(self, variable: RemoteVariable) -> ShardLayout | None:
+        """Returns the layout of a variable, or of a slot's variable; None for scalars."""
+        if not isinstance(variable.place, Stored):
+            return None
+        return self.client.placement_of(variable.place.name)
+
+    def read(self, variable: RemoteVariable) -> Any:
+        """Returns a variable's current value, or None if it has none."""
+        where = variable.place
+        if isinstance(where, Unplaced):
+            return where.value
+        if isinstance(where, Scalar):
+            return self.scalars(where.server)[where.name]
+        return None if where is None else self.pull([where.name])[where.name]
+
+    def pull(self, names: Sequence[str]) -> Mapping[str, np.ndarray]:
+        """Returns whole variables or slots by name, cached in a block of `caching_reads`."""
+        return (self._cached or self.client).pull(names)
+
+    def scalars(self, server: int) -> Mapping[str, np.ndarray]:
+        """Returns an optimizer's scalars from a server, or from the cache in such a block."""
+        return (self._cached or self.client).scalars(server)
+
+    def push(
+        self,
+        *gradients: Any,
+        optimizers: Mapping[str, str],
+        pull: Sequence[str],
+        scalars: Mapping[str, float] | None = None,
+    ) -> Pushed:
+        """Sends gradients; see `ServerClient.push`.
+
+        Args:
+            gradients: gradients of whole variables, and of rows.
+            optimizers: name of the optimizer by name of the variable.
+            pull: names of variables to return after the update.
+            scalars: optimizer scalars that this process sets.
+        """
+        pushed = self.client.push(*gradients, pull=pull, optimizers=optimizers, scalars=scalars)
+        if self._cached is not None:
+            self._cached.note_pushed(optimizers, pushed.values)
+        return pushed
+
+    @property
+    def is_caching(self) -> bool:
+        """True if reads are cached."""
+        return self._cached is not None
+
+    @contextlib.contextmanager
+    def caching_reads(self) -> Generator[None]:
+        """Caches reads in a `with` block, including those of steps: one request per variable.
+
+        Raises:
+            ValueError: such a block is active already.
+        """
+        if self._cached is not None:
+            raise ValueError(
+                explain(
+                    "Reads of variables were to be cached in a block in which they are.",
+                    expected="one block of cache_variable_reads() at a time.",
+                    fix="leave the inner one out.",
+                )
+            )
+        self._cached = CachedReads(self.client)
+        try:
+            yield
+        finally:
+            self._cached = None
+
+    def read_rows(self, variable: RemoteVariable, ids: np.ndarray) -> np.ndarray:
+        """Returns current rows of a variable on the servers.
+
+        Args:
+            variable: the variable.
+            ids: integers of any shape.
+
+        Returns:
+            Array of shape (*ids.shape, ...).
+        """
+        return self.client.pull_rows(name_of(variable), ids)
+
+    def scatter(
+        self, variable: RemoteVariable, ids: np.ndarray, values: np.ndarray, *, sign: int = 0
+    ) -> None:
+        """Sets or changes rows of a variable on the servers.
+
+        Args:
+            variable: the variable.
+            ids: shape (k,); repeated rows are added up, or the last one is set.
+            values: shape (k, ...).
+            sign: 0 sets them; 1 adds the values, -1 subtracts them.
+        """
+        self.num_writes += 1
+        self.client.scatter(name_of(variable), ids, values, sign=sign)
+
+    def shards(self, variable: RemoteVariable) -> tuple[ShardLayout, ...]:
+        """Returns the layouts of a variable's shards; none for an unsplit variable or a slot.
+
+        Registers the shards under their own names.
+        """
+        whole = self.placement_of(variable)
+        if whole is None or whole.name != name_of(variable) or len(whole.rows) == 1:
+            return ()
+        shards = tuple(whole.shard(number) for number in range(len(whole.rows)))
+        for one in shards:
+            self.client.know(one)
+        self._names.update(one.name for one in shards)
+        return shards
+
+    def assign(self, variable: RemoteVariable, value: Any, *, sign: int = 0) -> None:
+        """Sets or changes a variable.
+
+        Args:
+            variable: the variable.
+            value: of the variable's shape, or broadcast to it.
+            sign: 0 sets it; 1 adds the value, -1 subtracts it.
+
+        Raises:
+            ValueError: another shape.
+        """
+        value = _whole(variable, np.asarray(value, np.dtype(variable.dtype)))
+        self.num_writes += 1
+        where = variable.place
+        if isinstance(where, Stored):
+            self.client.assign(where.name, value, sign=sign)
+            if self._cached is not None:
+                self._cached.note_assigned(where.name, value, sign)
+            return
+        if sign:
+            value = np.asarray(self.read(variable) + sign * value, np.dtype(variable.dtype))
+        if isinstance(where, Scalar):
+            self.client.set_scalar(where.name, value)
+            if self._cached is not None:
+                self._cached.note_scalar(where.name, value)
+        else:
+            variable.place = Unplaced(value)
+
+    def secure(self) -> None:
+        """Makes the servers write their journals, so that they can be restarted from now on."""
+        if self._has_journals:
+            self.client.journal()
+
+    def name_optimizer(self, optimizer: Any) -> str:
+        """Returns a server-side name for an optimizer: unique, and equal in each run of a program.
+
+        The servers forget the optimizer once it is garbage-collected here.
+        """
+        kind = type(optimizer).__name__.lower()
+        name, number = kind, 1
+        while name in self._optimizers:
+            number += 1
+            name = f"{kind}_{number}"
+        self._optimizers[name] = weakref.ref(optimizer)
+        return name
+
+    def set_rule(
+        self, rule: UpdateRule, variables: Sequence[RemoteVariable], optimizer: str
+    ) -> None:
+        """Gives the servers the optimizer of variables.
+
+        Args:
+            rule: the optimizer's update rule.
+            variables: the variables that it trains.
+            optimizer: its name.
+        """
+        for variable in variables:
+            self.place(variable)
+        names = [name_of(variable) for variable in variables]
+        self.client.set_rule(rule, names, self.mode, optimizer)
+        for name, one in self._optimizers.items():
+            if self._is_coordinator and one is not None and one() is None:
+                self.client.drop_rule(name)
+                self._optimizers[name] = None
+
+    def _name_for(self, path: str) -> str:
+        """Returns a unique variable name; the same in each run of a program."""
+        name, number = path, 1
+        while name in self._names:
+            number += 1
+            name = f"{path}_{number}"
+        self._names.add(name)
+        return name
+
+
+def _whole(variable: RemoteVariable, value: np.ndarray) -> np.ndarray:
+    """Returns a value in the variable's shape; a single server could not detect a mismatch."""
+    if value.shape == tuple(variable.shape):
+        return value
+    try:
+        return np.ascontiguousarray(np.broadcast_to(value, variable.shape))
+    except ValueError:
+        raise ValueError(
+            explain(
+                f"Variable {variable.path!r} was to be changed by a value of shape {value.shape}.",
+                expected=f"shape {tuple(variable.shape)}, or one that broadcasts to it.",
+                fix="compare with variable.shape.",
+            )
+        ) from None

@@ -1,0 +1,3 @@
+"""Processes of a cluster with parameter servers: start, watch, and restart."""
+
+__all__: list[str] = []

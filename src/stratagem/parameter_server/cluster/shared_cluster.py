@@ -1,0 +1,223 @@
+"""Servers that several workers share, each of which runs a program of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from stratagem import environment
+from stratagem.closing import Closing
+from stratagem.cluster import id_in_cluster
+from stratagem.cluster.addresses import split_address
+from stratagem.errors import DeadlineExceededError
+from stratagem.messages import explain
+from stratagem.optional_libraries import load
+from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, EntryPoints
+from stratagem.parameter_server.cluster.coordinated_cluster import CoordinatedCluster
+from stratagem.parameter_server.cluster.start_errors import not_the_coordinator
+from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.remote.ray.leader import leader_of
+from stratagem.remote.ray.ray_cluster import load_ray, start_local_ray
+from stratagem.remote.ray.ray_nodes import expect_token, join_as_node
+from stratagem.remote.ray.server_registry import ACTOR, NAMESPACE, ServerRegistry
+
+__all__ = ["SharedCluster"]
+
+_POLL_S = 0.2
+_ANSWER_S = 10.0
+
+
+class SharedCluster(Closing):
+    """Takes part in a cluster as one of its workers. The leader starts the servers.
+
+    Args:
+        plan: the tasks of the cluster, and this process's own.
+        entry_points: start a server and a worker in their processes.
+
+    Raises:
+        ImportError: Ray, pyzmq or cloudpickle is not installed.
+        DeadlineExceededError: the leader, or a server, did not come in time.
+    """
+
+    has_journals = True
+
+    def __init__(self, plan: ClusterPlan, entry_points: EntryPoints) -> None:
+        assert plan.spec is not None
+        assert plan.task is not None
+        self._spec, self._task = plan.spec, plan.task
+        self._worker = id_in_cluster(plan.spec, *plan.task)
+        self._is_leader = plan.task == leader_of(plan.spec)
+        self._num_trainings = 0
+        self._ray: Any = None  # loaded when it is known whether the cluster has a token
+        self._closing: contextlib.ExitStack | None = None
+        with contextlib.ExitStack() as stack:
+            if self._is_leader:
+                served = stack.enter_context(
+                    CoordinatedCluster(dataclasses.replace(plan, task=None), entry_points)
+                )
+                self._ray = load_ray()
+                self._locate: Callable[[int], str | None] = served.locate_server
+                addresses = list(served.server_addresses)
+                self._meeting: Any = self._make_meeting(pickle.dumps(served.keys), addresses)
+                served.tell_moves_to(lambda *told: self._meeting.move.remote(*told))
+            else:
+                self._join_leader(stack)
+                self._ray = load_ray()
+                self._meeting = self._found()
+                self._locate = self._told_address
+            keys, told = self._asked("enter", self._worker, self._node)
+            self.keys: ClusterKeys = pickle.loads(keys)  # from Ray, which its token guards
+            self.server_addresses: list[str] = told
+            self._closing = stack.pop_all()
+
+    def locate_server(self, server: int) -> str | None:
+        """Returns where a server is now; None where it is not known.
+
+        Args:
+            server: its index.
+        """
+        return self._locate(server)
+
+    def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
+        """Nothing: who waits for a server asks where it is."""
+
+    def start_workers(self) -> NoReturn:
+        """Raises: the workers of this cluster run programs of their own.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise not_the_coordinator()
+
+    def next_training(self) -> int:
+        """Returns the number of the training that this program comes to now, from 1."""
+        self._num_trainings += 1
+        return self._num_trainings
+
+    def begin(self, number: int) -> None:
+        """Tells the others that the variables of a training have their values. Call in the leader.
+
+        Args:
+            number: of the training.
+        """
+        self._asked("begin", number)
+
+    def wait_for_begin(self, number: int, limit_s: float) -> None:
+        """Waits until the leader has called `begin`.
+
+        Args:
+            number: of the training.
+            limit_s: how long.
+
+        Raises:
+            DeadlineExceededError: it did not in time.
+        """
+        deadline_s = time.monotonic() + limit_s
+        while self._asked("num_begun") < number:
+            if time.monotonic() > deadline_s:
+                raise DeadlineExceededError(
+                    explain(
+                        f"The leader, {leader_of(self._spec)}, has not begun training {number} "
+                        f"within {limit_s:g} s.",
+                        expected="a leader that runs the same program.",
+                        fix="look at what the leader prints; RunConfig(session_creation_timeout_"
+                        "secs=...) changes the limit.",
+                    )
+                )
+            threading.Event().wait(_POLL_S)
+
+    def close(self) -> None:
+        """Leaves the cluster; the leader waits for the others, and ends the servers."""
+        if self._closing is None:
+            return
+        closing, self._closing = self._closing, None
+        with closing:
+            with contextlib.suppress(Exception):  # the leader has gone
+                self._asked("leave", self._worker)
+            if self._is_leader:
+                self._wait_for_others()
+
+    def _join_leader(self, stack: contextlib.ExitStack) -> None:
+        address = None
+        if environment.lookup("RAY_ADDRESS") is None:
+            host, _ = split_address(self._spec.task_address(*self._task))
+            address = self._spec.task_address(*leader_of(self._spec))
+            expect_token()
+            stack.enter_context(join_as_node(address, *self._task, host=host))
+        stack.enter_context(start_local_ray(address)).wait()
+
+    @property
+    def _node(self) -> str:
+        return self._ray.get_runtime_context().get_node_id()
+
+    def _make_meeting(self, keys: bytes, addresses: list[str]) -> Any:
+        """On this machine: with it the cluster ends anyway."""
+        scheduling = load(
+            "ray.util.scheduling_strategies", needed_by="a cluster", install="stratagem[ray]"
+        )
+        here = scheduling.NodeAffinitySchedulingStrategy(self._node, soft=False)
+        actor = self._ray.remote(ServerRegistry).options(
+            name=ACTOR, namespace=NAMESPACE, num_cpus=0, scheduling_strategy=here
+        )
+        return actor.remote(keys, addresses)
+
+    def _told_address(self, server: int) -> str | None:
+        """None where the leader is gone: who asks for the server hears that it is lost."""
+        try:
+            return self._asked("address_of", server)
+        except self._ray.exceptions.RayError:
+            return None
+
+    def _found(self) -> Any:
+        limit_s = float(environment.read("join_timeout_s"))
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            try:
+                return self._ray.get_actor(ACTOR, NAMESPACE)
+            except ValueError:  # there is none yet
+                if time.monotonic() > deadline_s:
+                    break
+            threading.Event().wait(_POLL_S)
+        raise DeadlineExceededError(
+            explain(
+                f"The leader, {leader_of(self._spec)}, has not told within {limit_s:g} s where the "
+                "servers are.",
+                expected="a leader that makes the same strategy, and `stratagem server` in each "
+                "ps task.",
+                fix="look at what the leader prints; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+            )
+        )
+
+    def _asked(self, method: str, *arguments: Any) -> Any:
+        asked = getattr(self._meeting, method).remote(*arguments)
+        return self._ray.get(asked, timeout=_ANSWER_S)
+
+    def _wait_for_others(self) -> None:
+        """Until they have finished: with this process the servers end."""
+        limit_s = float(environment.read("barrier_timeout_s"))
+        deadline_s = time.monotonic() + limit_s
+        while present := self._present():
+            if time.monotonic() > deadline_s:
+                warnings.warn(
+                    explain(
+                        f"Workers {sorted(present)} have not finished {limit_s:g} s after the "
+                        "leader; their servers end now.",
+                        expected="workers that end about together.",
+                        fix="STRATAGEM_BARRIER_TIMEOUT_S changes the limit.",
+                    ),
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+                return
+            threading.Event().wait(_POLL_S)
+
+    def _present(self) -> set[int]:
+        """The workers that have not finished, and whose machine is there."""
+        live = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        return {worker for worker, node in self._asked("present").items() if node in live}

@@ -1,0 +1,410 @@
+"""ClusterCoordinator: schedules functions on the workers of a cluster with parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from stratagem.closing import Closing
+from stratagem.errors import UnavailableError
+from stratagem.messages import explain
+from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster.start_errors import not_the_coordinator
+from stratagem.parameter_server.coordinator.closures import MAX_CLOSURES, Closure, ClosureQueue
+from stratagem.parameter_server.coordinator.packing import Resource
+from stratagem.parameter_server.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
+from stratagem.parameter_server.coordinator.progress import drawn_progress
+from stratagem.parameter_server.coordinator.remote_value import RemoteValue
+from stratagem.parameter_server.coordinator.scheduling import Scheduling
+from stratagem.parameter_server.coordinator.shipping import Shipments, inputs_of
+from stratagem.parameter_server.coordinator.stalls import StallWatch
+from stratagem.parameter_server.coordinator.structures import map_structure
+from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
+from stratagem.parameter_server.coordinator.worker_link import WorkerLink
+from stratagem.parameter_server.transport.connection import Connections, ServerError
+from stratagem.parameter_server.transport.wire import Message
+from stratagem.tracebacks import filters_traceback
+
+__all__ = ["ClusterCoordinator"]
+
+_making = threading.Lock()
+_DRAW_EVERY_S = 0.2
+
+
+class ClusterCoordinator(Closing):
+    """Schedules functions on the workers of a `ParameterServerStrategy`. Call in the coordinator.
+
+    There is one for each strategy: a second call returns the first.
+
+    Args:
+        strategy: the strategy.
+
+    Raises:
+        ValueError: another strategy.
+
+    Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.
+    """
+
+    _strategy: RemoteStateStrategy
+
+    def __new__(cls, strategy: Any) -> ClusterCoordinator:
+        """Returns the coordinator of the strategy."""
+        if not isinstance(strategy, RemoteStateStrategy):
+            raise ValueError(
+                explain(
+                    f"ClusterCoordinator received {strategy!r}.",
+                    expected="an sg.ParameterServerStrategy.",
+                    fix="make one, and create the model in its scope.",
+                )
+            )
+        with _making:
+            executor = strategy.executor
+            executor.check_scope()
+            if not isinstance(executor, Scheduling):
+                raise not_the_coordinator()
+            if executor.coordinator is None:
+                made = object.__new__(cls)
+                made._begin(strategy)
+                executor.coordinator = made
+            return executor.coordinator
+
+    def __init__(self, strategy: Any) -> None:
+        assert strategy is self._strategy
+
+    def _begin(self, strategy: RemoteStateStrategy) -> None:
+        self._strategy = strategy
+        self._queue = ClosureQueue()
+        self._ended: set[int] = set()
+        self._num_needed = strategy.placement.remote.variables.mode.num_needed
+        self._expecting = threading.Lock()
+        self._shipments = Shipments(strategy)
+        self.workers = strategy.cluster.start_workers()
+        addresses = self.workers.addresses
+        # Where workers wait for each other, none takes a second function before its turn.
+        is_synchronous = self._num_needed > 0
+        self._queue.num_workers = MAX_CLOSURES if is_synchronous else len(addresses)
+        self._connections = Connections(
+            strategy.cluster.keys,
+            addresses,
+            peers="Worker",
+            silence_s=strategy.limits.recovery_timeout_s,
+        )
+        self._name = uuid.uuid4().hex
+        failures = TransientFailures(strategy.limits.max_transient_failures)
+        self._links = [
+            WorkerLink(
+                index, strategy, self._connections, self._queue, self._introduction, failures
+            )
+            for index in range(len(addresses))
+        ]
+        strategy.cluster.tell_moves_to(self._note_move)
+        self.workers.watch(self._note_loss, self._note_return, self._note_end)
+        for link in self._links:
+            link.start()
+        self.stalls: StallWatch | None = None
+        if is_synchronous:
+            self.stalls = StallWatch(strategy.placement.remote.variables.client, self._at_work)
+
+    def _at_work(self) -> tuple[set[int], set[int], int]:
+        running = {index for index, link in enumerate(self._links) if link.is_running}
+        idle = {*range(len(self._links))} - running - self._ended
+        return running, idle, self._queue.num_queued_for(idle)
+
+    def _introduction(self) -> Message:
+        """What each worker is told of the cluster."""
+        cluster, variables = self._strategy.cluster, self._strategy.placement.remote.variables
+        fields = {
+            "coordinator": self._name,
+            "servers": [
+                cluster.locate_server(server) or address
+                for server, address in enumerate(cluster.server_addresses)
+            ],
+            "mode": dataclasses.asdict(variables.mode),
+            "recovery_timeout_s": self._strategy.limits.recovery_timeout_s,
+        }
+        return Message("join", fields)
+
+    def _note_move(self, server: int, address: str) -> None:
+        """A server was started again: workers may wait for it where it was."""
+        for link in self._links:
+            threading.Thread(target=link.tell_server, args=(server, address), daemon=True).start()
+        if self._ended:  # it may have been told before that, or not at all
+            self._expect_present()
+
+    def _note_loss(self, worker: int, reason: str) -> None:
+        self._links[worker].lose(reason)
+
+    def _note_return(self, worker: int, address: str) -> None:
+        if worker in self._ended:
+            self._ended.discard(worker)
+            self._queue.find_worker(worker)
+            self._expect_present()
+        self._links[worker].find(address)
+
+    def _note_end(self, worker: int, error: Exception) -> None:
+        """A worker is not started any more: the others go on, if there are any."""
+        self._queue.lose_worker(worker, error)
+        self._ended.add(worker)
+        if len(self._ended) == len(self._links):
+            self._queue.break_all(error)
+        self._expect_present()
+
+    def _expect_present(self) -> None:
+        """Has synchronous updates wait for no worker that is not there; does not wait itself."""
+        if self._num_needed:
+            threading.Thread(target=self._tell_expected, daemon=True).start()
+
+    def _tell_expected(self) -> None:
+        variables = self._strategy.placement.remote.variables
+        with self._expecting:
+            # Backup workers are what is lost first: the others make an update together as before.
+            num_needed = max(1, min(self._num_needed, len(self.present_workers)))
+            variables.mode = dataclasses.replace(variables.mode, num_needed=num_needed)
+            # Who has no optimizer yet gets this mode with it, and who is lost when it is back.
+            with contextlib.suppress(UnavailableError, ServerError):
+                variables.client.expect(num_needed)
+
+    @property
+    def strategy(self) -> RemoteStateStrategy:
+        """Its strategy."""
+        return self._strategy
+
+    @property
+    def num_lost_updates(self) -> int:
+        """How many updates servers had made and lost when they died, as workers have seen it."""
+        return max(link.num_lost_updates for link in self._links)
+
+    def staleness(self) -> dict[int, int]:
+        """Tells how late gradients came. Call in cross-replica context.
+
+        Returns:
+            Of each number of updates that a server had made since the values were read that a
+            gradient was computed from: how many pushes of all workers were that late and were used,
+            over all servers.
+        """
+        return self._strategy.placement.remote.variables.client.staleness()
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return len(self._links)
+
+    @property
+    def present_workers(self) -> list[int]:
+        """The indices of those that were not given up."""
+        return [index for index in range(len(self._links)) if index not in self._ended]
+
+    @filters_traceback
+    def schedule(
+        self,
+        fn: Callable[..., Any],
+        args: Any = None,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        worker: int | None = None,
+    ) -> RemoteValue:
+        """Has a worker call a function, and returns at once. Call in cross-replica context.
+
+        The function runs at least once: where its worker is lost, another one runs it. What it
+        counts in metrics counts once. It is sent to a worker once, with the models, optimizers and
+        metrics that it refers to; pass what changes as arguments.
+
+        Args:
+            fn: the function, run on the worker as it is; `strategy.run` in it compiles.
+            args: tuple or list of positional arguments; of `PerWorkerValues` a worker gets its own,
+                and of a `RemoteValue` the value, when it is there.
+            kwargs: keyword arguments, likewise.
+            worker: the index of the only worker that may run it; None for any.
+
+        Returns:
+            Its result, later.
+
+        Raises:
+            TypeError: `fn` cannot be called, or something cannot leave this process.
+            ValueError: no such worker, `args` is no tuple or list, or an argument of another
+                coordinator. Otherwise the error of an earlier function, once.
+
+        Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.schedule.
+        """
+        self._check(fn, args, worker)
+        args, kwargs = tuple(args or ()), dict(kwargs or {})
+        closure = Closure(
+            self._shipments.call(fn, args, kwargs),
+            name=getattr(fn, "__name__", type(fn).__name__),
+            inputs=inputs_of(args, kwargs),
+            worker=worker,
+        )
+        closure.result.owner = self._shipments
+        self._queue.put(closure)
+        return closure.result
+
+    def _check(self, fn: Any, args: Any, worker: Any) -> None:
+        if not callable(fn):
+            raise TypeError(
+                explain(
+                    f"schedule received fn={fn!r} of type {type(fn).__name__}.",
+                    expected="a function.",
+                    fix="pass the function itself, and its arguments in `args`.",
+                )
+            )
+        if args is not None and not isinstance(args, tuple | list):
+            raise ValueError(
+                explain(
+                    f"schedule received args of type {type(args).__name__}.",
+                    expected="a tuple or list of positional arguments.",
+                    fix="write args=(value,) with a comma.",
+                )
+            )
+        if worker is not None and worker not in range(self.num_workers):
+            raise ValueError(
+                explain(
+                    f"schedule received worker={worker!r}.",
+                    expected=f"an index from 0 to {self.num_workers - 1}, or None for any worker.",
+                    fix="leave `worker` out.",
+                )
+            )
+
+    @filters_traceback
+    def join(self, *, progress: bool = False) -> None:
+        """Waits until every scheduled function has ended. Call in cross-replica context.
+
+        Args:
+            progress: whether to draw meanwhile how many have ended.
+
+        Raises:
+            BaseException: the first error of a function, once; those that had not started then are
+                cancelled.
+
+        Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.join.
+        """
+        if not progress:
+            self._queue.wait()
+            return
+        with drawn_progress(lambda: self._queue.counts) as draw:
+            while not self._queue.wait(_DRAW_EVERY_S):
+                draw()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until every scheduled function has ended, for some time.
+
+        Args:
+            timeout_s: how long.
+
+        Returns:
+            Whether all have ended.
+
+        Raises:
+            BaseException: as `join`.
+        """
+        return self._queue.wait(timeout_s)
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many functions have not ended."""
+        counts = self._queue.counts
+        return counts["queued"] + counts["waiting"] + counts["running"]
+
+    @filters_traceback
+    def done(self) -> bool:
+        """Tells whether every scheduled function has ended. Call in cross-replica context.
+
+        Returns:
+            Whether that is so.
+
+        Raises:
+            BaseException: as `join`.
+
+        Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.done.
+        """
+        return self._queue.is_done()
+
+    @filters_traceback
+    def fetch(self, val: Any) -> Any:
+        """Waits for results and returns them as NumPy arrays. Call in cross-replica context.
+
+        Args:
+            val: pytree with `RemoteValue` leaves, and `PerWorkerValues` of them.
+
+        Returns:
+            The same with values in their places; lists in those of `PerWorkerValues`.
+
+        Raises:
+            CancelledError: a function was given up. Otherwise what a function raised.
+
+        Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.fetch.
+        """
+
+        def fetched(leaf: Any) -> Any:
+            if isinstance(leaf, PerWorkerValues):
+                return [fetched(one) for one in leaf.values]
+            return leaf.fetch() if isinstance(leaf, RemoteValue) else leaf
+
+        return map_structure(
+            fetched, val, lambda leaf: isinstance(leaf, PerWorkerValues | RemoteValue)
+        )
+
+    def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
+        """Has each worker make a dataset of its own. Call in cross-replica context.
+
+        Args:
+            dataset_fn: called on each worker, again where it comes back; returns what can be
+                iterated. Or a dataset, which is sent to the workers.
+
+        Returns:
+            The dataset; `iter()` of it is what scheduled functions get, and each worker its own
+            iterator of.
+
+        Raises:
+            TypeError: something in it cannot leave this process.
+
+        Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.create_per_worker_dataset.
+        """
+        return PerWorkerDataset(lambda: self._made_on_workers(_Iterator(dataset_fn)))
+
+    def create_per_worker(self, make: Callable[[], Any]) -> PerWorkerValues:
+        """Has each worker make an object, which scheduled functions get.
+
+        Args:
+            make: called on each worker before the first function that needs it, again where it
+                comes back.
+
+        Returns:
+            What stands for the objects, as an argument of functions.
+
+        Raises:
+            TypeError: something in it cannot leave this process.
+        """
+        return PerWorkerValues(self._made_on_workers(make))
+
+    def _made_on_workers(self, make: Callable[[], Any]) -> list[Resource]:
+        return [self._shipments.resource(make)] * self.num_workers
+
+    def close(self) -> None:
+        """Ends all waiting and the workers; functions that have not ended are cancelled."""
+        if self.stalls is not None:
+            self.stalls.close()
+        self._queue.close()
+        for link in self._links:
+            link.close()
+        self.workers.close()
+        self._connections.close()
+
+
+class _Iterator:
+    """Makes a worker's iterator.
+
+    Args:
+        dataset_or_fn: the dataset, or what returns it.
+    """
+
+    def __init__(self, dataset_or_fn: Any) -> None:
+        self._dataset_or_fn = dataset_or_fn
+
+    def __call__(self) -> Any:
+        """Returns the iterator."""
+        source = self._dataset_or_fn
+        return iter(source if hasattr(source, "__iter__") else source())

@@ -1,0 +1,63 @@
+"""Scheduling: the executor of the coordinator, whose `ClusterCoordinator` runs steps on workers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from stratagem.execution import Lockstep
+from stratagem.messages import explain
+from stratagem.parameter_server.coordinator.packing import Packing
+
+__all__ = ["Scheduling"]
+
+_POLL_S = 0.05
+
+
+class Scheduling(Lockstep):
+    """Executor of the coordinator.
+
+    Args:
+        strategy: the coordinator's strategy.
+        packing: pickles functions and values for workers.
+
+    `coordinator` is the `ClusterCoordinator`, once there is one.
+    """
+
+    schedules = True
+
+    def __init__(self, strategy: Any, packing: Packing) -> None:
+        super().__init__(strategy)
+        self.packing = packing
+        self.coordinator: Any = None
+
+    def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Runs a function in the coordinator, with a warning."""
+        warnings.warn(
+            explain(
+                "strategy.run was called in the coordinator, and runs there.",
+                expected="functions that run on workers.",
+                fix="call it in a function that is given to ClusterCoordinator.schedule.",
+            ),
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return super().run(fn, args, kwargs)
+
+    def settle(self) -> None:
+        """Waits until no scheduled function is left; raises the error of a failed one."""
+        if self.coordinator is None:
+            return
+        variables = self._strategy.placement.remote.variables
+        if variables.mode.num_needed > 0:
+            # The remaining gradients may be too few for an update, and then each waits for others.
+            while not self.coordinator.wait(_POLL_S):
+                if self.coordinator.num_unfinished < variables.mode.num_needed:
+                    variables.client.flush()
+        self.coordinator.join()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        if self.coordinator is not None:
+            self.coordinator.close()

@@ -1,0 +1,218 @@
+"""What is sent to workers once and is known there by a number: functions, and makers of objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.parameter_server.coordinator.packing import Packing, Resource
+from stratagem.parameter_server.coordinator.per_worker import PerWorkerValues
+from stratagem.parameter_server.coordinator.remote_value import RemoteValue
+from stratagem.parameter_server.coordinator.structures import leaves_of, map_structure
+from stratagem.parameter_server.transport.wire import Message
+
+__all__ = ["Call", "Shipment", "Shipments", "inputs_of"]
+
+# Of all coordinators, so that what belongs to another one is not taken for one's own.
+_numbers = itertools.count(1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shipment:
+    """One function, packed.
+
+    Args:
+        number: by which workers know it, or what it makes.
+        kind: "function"; or "resource" if each worker calls it once and keeps what it returns.
+        source: the function; kept, so that no other one takes its identity.
+        packed: its bytes.
+    """
+
+    number: int
+    kind: str
+    source: Any
+    packed: bytes
+
+    def message(self) -> Message:
+        """Returns what a worker is told."""
+        return Message(self.kind, {"number": self.number}, [np.frombuffer(self.packed, np.uint8)])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """A function and its arguments.
+
+    Args:
+        function: the function.
+        resources: what it uses of each worker.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        packed: both as bytes; None if they are not the same for every worker.
+    """
+
+    function: Shipment
+    resources: tuple[Shipment, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    packed: bytes | None
+
+    def message(self, worker: int, strategy: Any) -> Message:
+        """Returns what a worker is told.
+
+        Args:
+            worker: its index.
+            strategy: the coordinator's.
+        """
+        packed = self.packed
+        if packed is None:
+            own = map_structure(
+                lambda leaf: _own_value(leaf, worker), (self.args, self.kwargs), _is_remote
+            )
+            packed = strategy.executor.packing.pack(own, strategy)
+        # By which the worker knows whether values that it has are still the coordinator's.
+        fields = {
+            "number": self.function.number,
+            "num_writes": strategy.placement.remote.variables.num_writes,
+        }
+        return Message("run", fields, [np.frombuffer(packed, np.uint8)])
+
+
+class Shipments:
+    """Packs each function once.
+
+    Args:
+        strategy: the coordinator's.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._packing: Packing = strategy.executor.packing
+        self._lock = threading.Lock()
+        self._functions: dict[Any, Shipment] = {}
+        self._resources: dict[int, Shipment] = {}
+
+    def function(self, function: Callable[..., Any]) -> Shipment:
+        """Returns a function's shipment.
+
+        Args:
+            function: the function.
+
+        Raises:
+            TypeError: something in it cannot leave this process.
+        """
+        key = _identity(function)
+        with self._lock:
+            known = self._functions.get(key)
+            if known is None:
+                packed = self._packing.pack(function, self._strategy)
+                known = Shipment(next(_numbers), "function", function, packed)
+                self._functions[key] = known
+            return known
+
+    def resource(self, make: Callable[[], Any]) -> Resource:
+        """Returns what stands for an object that each worker makes for itself.
+
+        Args:
+            make: makes it.
+
+        Raises:
+            TypeError: something in it cannot leave this process.
+        """
+        packed = self._packing.pack(make, self._strategy)
+        with self._lock:
+            shipment = Shipment(next(_numbers), "resource", make, packed)
+            self._resources[shipment.number] = shipment
+        return Resource(shipment.number)
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Call:
+        """Returns a call of a function.
+
+        Args:
+            function: the function.
+            args: positional arguments.
+            kwargs: keyword arguments.
+
+        Raises:
+            TypeError: something in them cannot leave this process.
+            ValueError: an argument of another coordinator, or not one value for each worker.
+        """
+        leaves = [leaf for leaf in leaves_of((args, kwargs), _is_remote) if _is_remote(leaf)]
+        remote = _each(leaves)
+        self._check(leaves, remote)
+        shipment = self.function(function)
+        resources = [self._resources[one.number] for one in remote if isinstance(one, Resource)]
+        is_same = not leaves
+        packed = self._packing.pack((args, kwargs), self._strategy) if is_same else None
+        return Call(shipment, tuple(dict.fromkeys(resources)), args, kwargs, packed)
+
+    def _check(self, leaves: list[Any], remote: list[Any]) -> None:
+        for one in remote:
+            if isinstance(one, RemoteValue):
+                is_own = one.owner in (None, self)
+            else:
+                is_own = one.number in self._resources
+            if not is_own:
+                raise ValueError(
+                    explain(
+                        "schedule received an argument that belongs to another coordinator.",
+                        expected="results, per-worker values and datasets of this one.",
+                        fix="fetch the value first: args=(value.fetch(),).",
+                    )
+                )
+        num_workers = self._strategy.executor.coordinator.num_workers
+        for leaf in leaves:
+            if isinstance(leaf, PerWorkerValues) and len(leaf.values) != num_workers:
+                raise ValueError(
+                    explain(
+                        f"schedule received PerWorkerValues with {len(leaf.values)} values for "
+                        f"{num_workers} workers.",
+                        expected="one for each worker.",
+                        fix="schedule a function on each worker and pass all results.",
+                    )
+                )
+
+
+def _identity(function: Callable[..., Any]) -> Any:
+    """By which a function is known again; a method is another object each time it is asked for."""
+    if isinstance(function, types.MethodType):
+        name = function.__func__.__name__
+        if getattr(function.__self__, name, None) == function:
+            return id(function.__self__), name
+    return id(function)
+
+
+def inputs_of(args: Any, kwargs: Any) -> list[RemoteValue]:
+    """Returns the results of other functions among arguments.
+
+    Args:
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+    remote = _each(leaves_of((args, kwargs), _is_remote))
+    return [one for one in remote if isinstance(one, RemoteValue)]
+
+
+def _each(leaves: list[Any]) -> list[Any]:
+    """Those of all workers one by one."""
+    return [
+        one
+        for leaf in leaves
+        for one in (leaf.values if isinstance(leaf, PerWorkerValues) else (leaf,))
+    ]
+
+
+def _is_remote(leaf: Any) -> bool:
+    return isinstance(leaf, PerWorkerValues | RemoteValue | Resource)
+
+
+def _own_value(leaf: Any, worker: int) -> Any:
+    if isinstance(leaf, PerWorkerValues):
+        leaf = leaf.values[worker]
+    return leaf.fetch() if isinstance(leaf, RemoteValue) else leaf

@@ -1,0 +1,54 @@
+"""Arguments and results as structures, of which only some leaves matter.
+
+Those of JAX have to have keys that can be sorted; what people pass to functions need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+__all__ = ["leaves_of", "map_structure"]
+
+
+def map_structure(
+    function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False
+) -> Any:
+    """Calls a function for each leaf.
+
+    Args:
+        function: given a leaf, returns what stands in its place.
+        value: lists, tuples and dicts of any keys, and whatever else JAX takes apart.
+        is_leaf: tells what is not taken apart.
+
+    Returns:
+        The same structure, its dicts in their order.
+
+    Example:
+        >>> from stratagem.parameter_server.coordinator.structures import map_structure
+        >>> map_structure(lambda leaf: leaf + 1, {"b": [1, None], 2: (3,)})
+        {'b': [2, None], 2: (4,)}
+    """
+    if is_leaf(value):
+        return function(value)
+    kind: Any = type(value)
+    if kind is dict:
+        return {key: map_structure(function, part, is_leaf) for key, part in value.items()}
+    if isinstance(value, tuple | list) and (kind in (tuple, list) or hasattr(kind, "_fields")):
+        parts = [map_structure(function, part, is_leaf) for part in value]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    return jax.tree.map(function, value, is_leaf=is_leaf)
+
+
+def leaves_of(value: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """Returns the leaves of a structure.
+
+    Args:
+        value: as `map_structure` takes it.
+        is_leaf: tells what is not taken apart.
+    """
+    leaves: list[Any] = []
+    map_structure(leaves.append, value, is_leaf)
+    return leaves

@@ -1,0 +1,105 @@
+"""Errors of scheduled functions: how a worker sends them, and how the coordinator raises them."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import traceback
+
+import numpy as np
+
+from stratagem.errors import ClosureInputError, OutOfRangeError
+from stratagem.messages import explain
+from stratagem.optional_libraries import load
+from stratagem.parameter_server.client.variable_client import VariableOnWorkerError
+from stratagem.parameter_server.transport.wire import Message
+
+__all__ = ["DatasetVariableError", "WorkerReport", "failed_message", "merge_reports"]
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+class DatasetVariableError(ClosureInputError, ValueError):
+    """Raised for a variable that a dataset function creates on a worker."""
+
+
+class WorkerReport:
+    """The traceback of an error on a worker: a note of the error, with all workers that met it.
+
+    Args:
+        error: as the coordinator raises it.
+        worker: the index of the worker.
+        trace: the text of its traceback.
+    """
+
+    def __init__(self, error: BaseException, worker: int, trace: str) -> None:
+        self._error = error
+        self._trace = trace
+        self._workers = [worker]
+        self._note = self._text()
+        error.add_note(self._note)
+        vars(error)["worker_report"] = self
+
+    def merge(self, other: WorkerReport) -> None:
+        """Adds the workers of another report to the note, if both are of the same error."""
+        if self._key() != other._key():
+            return
+        self._workers = sorted({*self._workers, *other._workers})
+        notes = self._error.__notes__
+        place = notes.index(self._note)
+        self._note = notes[place] = self._text()
+
+    def _key(self) -> tuple[type, str]:
+        return type(self._error), _ADDRESS.sub("0x", self._trace)
+
+    def _text(self) -> str:
+        *others, last = map(str, self._workers)
+        named = f"workers {', '.join(others)} and {last}" if others else f"worker {last}"
+        return f"Raised on {named}:\n{self._trace}"
+
+
+def merge_reports(first: BaseException, later: BaseException) -> None:
+    """Names the workers of a later error in the note of the first one, if it is the same error."""
+    reports = [vars(error).get("worker_report") for error in (first, later)]
+    if isinstance(reports[0], WorkerReport) and isinstance(reports[1], WorkerReport):
+        reports[0].merge(reports[1])
+
+
+def failed_message(error: BaseException, *, is_input: bool = False) -> Message:
+    """Returns the message of an error, of its own class if that can be sent and ends no process.
+
+    Args:
+        error: as it was raised on this worker.
+        is_input: whether it was raised in making an input of functions, such as a dataset.
+    """
+    trace = "".join(traceback.format_exception(error))
+    if is_input:
+        error = _input_error(error)
+    elif isinstance(error, StopIteration | StopAsyncIteration):  # would end a loop of the caller
+        error = OutOfRangeError(
+            explain(
+                f"A scheduled function raised {type(error).__name__}: its data has ended.",
+                expected="no more calls of next() than the dataset of a worker has batches.",
+                fix="schedule fewer functions, repeat the dataset, or catch StopIteration in the "
+                "function.",
+            )
+        )
+    cloudpickle = load("cloudpickle", needed_by="a worker", install="stratagem[ray]")
+    in_words = RuntimeError(f"{type(error).__name__}: {error}")
+    try:
+        pickled = cloudpickle.dumps(error if isinstance(error, Exception) else in_words)
+        pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 - of a class that cannot be sent
+        pickled = cloudpickle.dumps(in_words)
+    return Message("failed", {"trace": trace}, [np.frombuffer(pickled, np.uint8)])
+
+
+def _input_error(error: BaseException) -> ClosureInputError:
+    kind = DatasetVariableError if isinstance(error, VariableOnWorkerError) else ClosureInputError
+    return kind(
+        explain(
+            f"What the functions of this worker need could not be made: {error!r}",
+            expected="a dataset function that works on every worker.",
+            fix="look at where it was raised on the worker, below.",
+        )
+    )

@@ -1,0 +1,238 @@
+"""The coordinator's side of one worker: hands it closures, and notices when it is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from stratagem.errors import PSUnavailableError, UnavailableError
+from stratagem.messages import explain
+from stratagem.parameter_server.client.lost_updates import LostUpdates
+from stratagem.parameter_server.coordinator.closures import Closure, ClosureQueue
+from stratagem.parameter_server.coordinator.packing import Packing
+from stratagem.parameter_server.coordinator.shipping import Shipment
+from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
+from stratagem.parameter_server.coordinator.worker_errors import WorkerReport
+from stratagem.parameter_server.transport.connection import Connections, ServerError
+from stratagem.parameter_server.transport.wire import Message
+
+__all__ = ["WorkerLink"]
+
+# One closure runs while the next one is on its way, where there are enough for all workers.
+_NUM_LANES = 2
+_LOOK_S = 0.1
+
+
+class WorkerLink:
+    """Keeps one worker busy, in threads of its own.
+
+    Args:
+        index: of the worker.
+        strategy: the coordinator's.
+        connections: to the workers.
+        queue: where closures come from.
+        introduction: returns what the worker is told before anything else.
+        failures: counts those of all workers to reach a server.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        strategy: Any,
+        connections: Connections,
+        queue: ClosureQueue,
+        introduction: Callable[[], Message],
+        failures: TransientFailures,
+    ) -> None:
+        self._index = index
+        self._strategy = strategy
+        self._packing: Packing = strategy.executor.packing
+        self._connections = connections
+        self._queue = queue
+        self._introduction = introduction
+        self._failures = failures
+        self._is_closed = threading.Event()
+        self._turn = threading.Lock()
+        self._counting = threading.Lock()
+        self._known: set[int] = set()
+        self._num_sent = 0
+        self._num_running = 0
+        self._lost_updates = LostUpdates(index)
+        self._has_joined = False
+        self._is_there = threading.Event()
+        self._is_there.set()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"worker {index} lane {lane}", daemon=True)
+            for lane in range(_NUM_LANES)
+        ]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the worker runs a function, or one is on its way."""
+        return self._num_running > 0
+
+    @property
+    def num_lost_updates(self) -> int:
+        """How many updates servers had made and lost, as the worker has seen it."""
+        return self._lost_updates.count
+
+    def start(self) -> None:
+        """Begins to take closures."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Gives up what the worker runs, and waits for the threads. The queue was closed before."""
+        self._is_closed.set()
+        self._is_there.set()
+        for thread in self._threads:
+            while thread.is_alive():  # again: a worker that is back meanwhile is asked again
+                self._connections.abandon(self._index, "the coordinator was closed.")
+                thread.join(_LOOK_S)
+
+    def lose(self, reason: str) -> None:
+        """Notes that the worker has died: what it ran goes back to the line.
+
+        Args:
+            reason: why.
+        """
+        self._is_there.clear()
+        self._connections.abandon(self._index, reason)
+        self._has_joined = False
+
+    def find(self, address: str) -> None:
+        """Notes that the worker is there again.
+
+        Args:
+            address: where.
+        """
+        self._connections.move(self._index, address)
+        self._is_there.set()
+
+    def tell_server(self, server: int, address: str) -> None:
+        """Tells the worker where a server is now, also while it waits for that server.
+
+        Args:
+            server: its index.
+            address: where it is.
+        """
+        told = Message("move", {"server": server, "address": address})
+        with contextlib.suppress(UnavailableError, ServerError):  # it is told when it joins
+            self._connections.ask(self._index, told)
+
+    def _work(self) -> None:
+        self._is_closed.wait(self._index * self._strategy.limits.start_delay_s)
+        while True:
+            with self._turn:  # closures reach a worker in the order in which they are taken
+                self._is_there.wait()
+                closure = self._queue.get(self._index, lambda: self._num_running > 0)
+                if closure is None:
+                    return
+                message = self._prepared(closure)
+            if message is None:
+                continue
+            try:
+                answer = self._connections.ask(self._index, message)
+            except UnavailableError:
+                self._take_loss(closure)
+                continue
+            except BaseException as error:  # noqa: BLE001 - told to whoever waits
+                self._count_running(-1)
+                self._has_joined = False  # it may wait for a number that was never sent
+                self._queue.fail(closure, error)
+                continue
+            if answer.kind == "again":
+                self._count_running(-1)
+                self._queue.put_back(closure)
+                continue
+            self._take(closure, answer)
+
+    def _prepared(self, closure: Closure) -> Message | None:
+        """Tells the worker what the closure needs; returns None where that cannot be."""
+        try:
+            self._introduce()
+            for shipment in (*closure.call.resources, closure.call.function):
+                self._ship(shipment)
+            message = closure.call.message(self._index, self._strategy)
+        except UnavailableError:
+            self._has_joined = False
+            self._queue.put_back(closure)
+            return None
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            self._queue.fail(closure, error)
+            return None
+        message.fields["order"] = self._num_sent
+        self._num_sent += 1
+        self._count_running(1)
+        return message
+
+    def _count_running(self, change: int) -> None:
+        with self._counting:
+            self._num_running += change
+
+    def _take_loss(self, closure: Closure) -> None:
+        self._count_running(-1)
+        self._has_joined = False
+        self._queue.put_back(closure)
+
+    def _take(self, closure: Closure, answer: Message) -> None:
+        """Takes what a closure has returned, or raised."""
+        self._count_running(-1)  # before the queue tells all who wait for a closure
+        try:
+            if answer.kind == "failed":
+                error = self._error_of(answer)
+                if not self._failures.is_tolerated(error):
+                    raise error
+                self._queue.put_back(closure)
+                return
+            result, *counted = answer.arrays
+            self._lost_updates.note(answer.fields["num_lost"])
+            for number, names in answer.fields["built"]:
+                self._packing.build(number, names, self._strategy)
+            value = self._packing.unpack(result.tobytes(), self._strategy)
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            self._queue.fail(closure, error)
+            return
+        self._failures.note_success()
+        self._queue.finish(closure, value, lambda: self._count(answer.fields["counted"], counted))
+
+    def _count(self, numbers: list[int], counted: list[Any]) -> None:
+        """Adds what a function has counted; once, however often it was started."""
+        for number, part in zip(numbers, counted, strict=True):
+            variable = self._packing.collected(number)
+            if variable is not None:
+                variable.store_whole(variable.storage + part)
+
+    def _introduce(self) -> None:
+        if not self._has_joined:
+            self._known.clear()
+            told = self._introduction()
+            told.fields.update(index=self._index, first_order=self._num_sent)
+            self._connections.ask(self._index, told)
+            self._has_joined = True
+
+    def _ship(self, shipment: Shipment) -> None:
+        if shipment.number in self._known:
+            return
+        answer = self._connections.ask(self._index, shipment.message())
+        if answer.kind == "failed":
+            raise self._error_of(answer)
+        self._known.add(shipment.number)
+
+    def _error_of(self, answer: Message) -> BaseException:
+        error: BaseException = pickle.loads(answer.arrays[0].tobytes())
+        if isinstance(error, UnavailableError):  # a worker cannot reach a server
+            lost = PSUnavailableError(
+                explain(
+                    f"Worker {self._index} could not reach a parameter server: {error}",
+                    expected="servers that run, or are started again in time.",
+                    fix="look at why the server ended; restore a checkpoint.",
+                )
+            )
+            lost.__cause__ = error
+            return lost
+        WorkerReport(error, self._index, answer.fields["trace"])
+        return error

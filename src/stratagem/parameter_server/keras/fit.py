@@ -1,0 +1,339 @@
+"""`fit`, `evaluate` and `predict` on the workers of a parameter-server cluster.
+
+The coordinator reads the data and assigns batches to workers, with a few in flight per worker.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.background_errors import raise_reported
+from stratagem.context import get_strategy
+from stratagem.keras.training.metric_logs import MetricLogs
+from stratagem.keras.training.step_functions import (
+    HostBatches,
+    ModelFunction,
+    PredictFunction,
+    TrainOrTestFunction,
+    logs_wanted,
+)
+from stratagem.messages import explain
+from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
+from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
+from stratagem.parameter_server.keras.worker_batches import BatchAssignment
+from stratagem.parameter_server.keras.worker_data import BatchAssigner
+
+__all__ = ["RemotePredictFunction", "RemoteTrainOrTestFunction", "shares_of"]
+
+_IN_FLIGHT_PER_WORKER = 3
+
+
+class _WorkerSteps:
+    """Function sent to workers: runs groups of batches of kind "train", "test" or "predict"."""
+
+    def __init__(self, model: Any, kind: str) -> None:
+        self._model = model
+        self._kind = kind
+        self._function: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_function": None}
+
+    def __call__(
+        self,
+        batches: Any,
+        weights: Sequence[float] | None = None,
+        assignment: BatchAssignment | None = None,
+    ) -> Any:
+        """Runs the batches as one group of steps and returns the logs or the outputs.
+
+        Args:
+            batches: this worker's batches, or their source.
+            weights: gradient weight of each batch, if workers share batches; else None.
+            assignment: the batches to take from the source; None if `batches` are the batches.
+        """
+        strategy: Any = get_strategy()
+        if assignment is not None:
+            batches, weights = batches.take(assignment), assignment.weights
+        if weights is not None:
+            return self._run_parts(strategy, batches, weights)
+        return self._run(strategy, batches)
+
+    def _run_parts(self, strategy: Any, batches: list[Any], weights: Sequence[float]) -> Any:
+        logs = None
+        for batch, weight in zip(batches, weights, strict=True):
+            strategy.placement.remote.gradient_weight = weight
+            collected = (
+                [] if weight else list(strategy.placement.remote.variables.collected.values())
+            )
+            counts = [np.array(variable.storage) for variable in collected]
+            try:
+                logs = self._run(strategy, [batch])
+            finally:
+                strategy.placement.remote.gradient_weight = 1.0
+                for variable, count in zip(collected, counts, strict=True):
+                    variable.storage = count
+        return logs
+
+    def _run(self, strategy: Any, batches: list[Any]) -> Any:
+        if self._function is None:
+            if self._kind == "predict":
+                self._function = PredictFunction(self._model, strategy)
+            else:
+                self._function = TrainOrTestFunction(
+                    self._model, strategy, training=self._kind == "train"
+                )
+        iterator = HostBatches(batches, len(batches))
+        if self._kind == "predict":
+            return self._function((), iterator)[0]
+        return self._function.last_logs(self._function.run_next(iterator))
+
+
+class _JoinedOutputs:
+    """Outputs of one group that several workers computed, in order."""
+
+    def __init__(self, values: list[RemoteValue]) -> None:
+        self._values = values
+
+    def fetch(self) -> Any:
+        """Waits for the outputs and returns them concatenated."""
+        parts = [value.fetch() for value in self._values]
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+class _BatchScheduler(ModelFunction):
+    """Takes groups of batches from Keras's iterator and schedules them on workers."""
+
+    def __init__(self, model: Any, strategy: Any, kind: str) -> None:
+        if model.run_eagerly:
+            raise ValueError(
+                explain(
+                    "run_eagerly=True was asked for under a ParameterServerStrategy.",
+                    expected="compiled steps: they run on workers.",
+                    fix="debug the model under sg.OneDeviceStrategy, or without a strategy.",
+                )
+            )
+        self._model = model
+        self._coordinator = ClusterCoordinator(strategy)
+        self._kind = kind
+        self._step = _WorkerSteps(model, kind)
+        self._variable_client = strategy.placement.remote.variables
+        self._shares = kind == "train" and strategy.placement.remote.is_synchronous
+        self._groups: collections.deque[Any] = collections.deque()
+        self._outstanding: dict[int, collections.deque[RemoteValue]] = collections.defaultdict(
+            collections.deque
+        )
+        self._source: Any = None
+
+    def begin(self, iterator: Iterator[Any]) -> bool:
+        """Discards leftovers of an interrupted call; returns True if the iterator is a new one."""
+        if self._source is iterator:
+            return False
+        self._source = iterator
+        self._groups.clear()
+        return True
+
+    @contextlib.contextmanager
+    def raised_once(self) -> Generator[None]:
+        """After an error in a `with` block, drops all groups, so that no error is raised twice."""
+        try:
+            yield
+        except StopIteration:
+            raise
+        except Exception:
+            self._groups.clear()
+            with contextlib.suppress(Exception):
+                self._coordinator.strategy.executor.settle()
+            raise
+
+    @property
+    def num_in_flight(self) -> int:
+        """The limit on groups in flight."""
+        return _IN_FLIGHT_PER_WORKER * self._coordinator.num_workers
+
+    def schedule_next(self, iterator: Iterator[Any]) -> None:
+        """Schedules the next group of host batches.
+
+        Raises:
+            StopIteration: the data has ended. Otherwise the error of an earlier group.
+        """
+        raise_reported()
+        if isinstance(iterator, HostBatches) and isinstance(iterator.source, BatchAssigner):
+            self._groups.append(self._schedule_assigned(iterator.source))
+            return
+        batches: list[Any] = []
+        for _ in range(self._model.steps_per_execution):
+            try:
+                batches.append(jax.tree.map(_plain, next(iterator)))
+            except StopIteration:
+                break
+        if not batches:
+            raise StopIteration
+        if self._shares:
+            self._share(batches)
+        else:
+            self._groups.append(self._coordinator.schedule(self._step, args=(batches,)))
+
+    def _schedule_assigned(self, source: BatchAssigner) -> Any:
+        """Schedules a worker's next batches from its own data; returns the future result."""
+        values: list[RemoteValue] = []
+        for assignment in source.take(self._model.steps_per_execution, self._load_of):
+            arguments = {"batches": source.source, "assignment": assignment}
+            value = self._coordinator.schedule(
+                self._step, kwargs=arguments, worker=assignment.worker
+            )
+            self._outstanding[assignment.worker].append(value)
+            values.append(value)
+        return values[-1] if len(values) == 1 or self._kind != "predict" else _JoinedOutputs(values)
+
+    def _load_of(self, worker: int) -> int:
+        """Returns the number of outstanding groups of a worker; 0 if order matters."""
+        outstanding = self._outstanding[worker]
+        while outstanding and (
+            outstanding[0].status is RemoteValueStatus.READY or outstanding[0].error
+        ):
+            outstanding.popleft()
+        return len(outstanding) if self._kind == "train" else 0
+
+    def _share(self, batches: list[Any]) -> None:
+        """Splits each batch into as many parts as one update needs; servers add them up."""
+        num_needed = self._variable_client.mode.num_needed  # fewer after a worker was given up
+        shared = [shares_of(batch, num_needed) for batch in batches]
+        # With backup workers any free worker takes the next part, so that none falls behind.
+        present = self._coordinator.present_workers
+        is_fixed = num_needed == len(present)
+        values = [
+            self._coordinator.schedule(
+                self._step,
+                args=([parts[own][0] for parts in shared], [parts[own][1] for parts in shared]),
+                worker=present[own] if is_fixed else None,
+            )
+            for own in range(num_needed)
+        ]
+        self._groups.append(values[-1])
+
+    def finish(self) -> Any:
+        """Waits for all groups and returns the last result, or None without groups.
+
+        Raises:
+            BaseException: the error of a group.
+        """
+        last = self._groups[-1] if self._groups else None
+        self._groups.clear()
+        self._coordinator.strategy.executor.settle()
+        return None if last is None else last.fetch()
+
+
+class RemoteTrainOrTestFunction(_BatchScheduler):
+    """A model's `train_function` or `test_function` on remote workers.
+
+    Raises:
+        ValueError: the model runs eagerly.
+    """
+
+    events: Any = None
+
+    def __init__(self, model: Any, strategy: Any, *, training: bool) -> None:
+        super().__init__(model, strategy, "train" if training else "test")
+        self._num_states = 4 if training else 3
+        self.metric_logs = MetricLogs(model, strategy, before=self._settle)
+        self._own_logs: tuple[dict[str, Any], frozenset[str]] | None = None
+        self._told_last: dict[str, Any] = {}
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Schedules a group of steps; returns the logs of the groups that have ended."""
+        self.begin(iterator)
+        with self.raised_once():
+            self.schedule_next(iterator)
+            while len(self._groups) > self.num_in_flight:
+                self._own_logs = self._groups.popleft().fetch()
+        if not isinstance(iterator, HostBatches):  # a single batch, whose logs are needed now
+            self._settle()
+        logs = self.metric_logs.so_far() if logs_wanted.value else self.metric_logs.placeholder()
+        self._told_last = self._with_own(logs)
+        return self._told_last, tuple([] for _ in range(self._num_states))
+
+    def _settle(self) -> None:
+        """Waits for all groups; then the current logs are those of the last group.
+
+        Keras uses the last result of a custom step as the logs of the epoch.
+        """
+        self._own_logs = self.finish() or self._own_logs
+        if self._own_logs:
+            logs = self._with_own(self.metric_logs.so_far())
+            self._told_last.clear()
+            self._told_last.update(logs)
+
+    def _with_own(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the logs of a custom step, with metric results over all workers."""
+        if self._own_logs is None:
+            return dict(logs)
+        own, results = self._own_logs
+        return {
+            name: logs.get(name, value) if name in results else value for name, value in own.items()
+        }
+
+
+class RemotePredictFunction(_BatchScheduler):
+    """A model's `predict_function` on remote workers.
+
+    Raises:
+        ValueError: the model runs eagerly.
+    """
+
+    def __init__(self, model: Any, strategy: Any) -> None:
+        super().__init__(model, strategy, "predict")
+        self._num_left: int | None = None
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Returns the outputs of the next group of steps; later groups are in flight."""
+        if self.begin(iterator):
+            self._num_left = _num_groups(iterator, self._model)
+        with self.raised_once():
+            while len(self._groups) < self.num_in_flight and self._num_left != 0:
+                try:
+                    self.schedule_next(iterator)
+                except StopIteration:
+                    self._num_left = 0
+                    break
+                if self._num_left is not None:
+                    self._num_left -= 1
+            if not self._groups:
+                raise StopIteration
+            return self._groups.popleft().fetch(), ([], [])
+
+
+def _num_groups(iterator: Any, model: Any) -> int | None:
+    steps = iterator.steps_per_epoch if isinstance(iterator, HostBatches) else 1
+    return None if steps is None else -(-steps // model.steps_per_execution)
+
+
+def shares_of(batch: Any, num_workers: int) -> list[tuple[Any, float]]:
+    """Splits a batch over workers.
+
+    Args:
+        batch: pytree of arrays of shape (rows, ...).
+        num_workers: number of workers that share it.
+
+    Returns:
+        Each worker's rows and its fraction of the batch. With more workers than rows, some get a
+        row of weight 0, because the servers wait for all.
+    """
+    rows = len(next(leaf for leaf in jax.tree.leaves(batch) if leaf is not None))
+    ends = np.cumsum([len(part) for part in np.array_split(np.arange(rows), num_workers)])
+    shares: list[tuple[Any, float]] = []
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        own = slice(start, end) if end > start else slice(0, 1)
+        part = jax.tree.map(lambda leaf, own=own: leaf[own], batch)
+        shares.append((part, float(end - start) / rows))
+    return shares
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf if leaf is None else jax.device_get(leaf)

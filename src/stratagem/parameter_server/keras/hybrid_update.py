@@ -1,0 +1,122 @@
+"""Optimizer updates with some variables on parameter servers and the others in this process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from stratagem.context import ReplicaContext, stack
+from stratagem.execution import ReplicaScope, current_scope
+from stratagem.keras.numerics.table_rows import apply_with_rows
+from stratagem.keras.private import clip_gradients, count_update, filter_empty_gradients
+from stratagem.messages import explain
+from stratagem.parameter_server.client.remote_values import OptimizerScalar
+from stratagem.parameter_server.keras.optimizer import (
+    check_known,
+    clips,
+    give_to_servers,
+    name_on_servers,
+    rows_that_are_there,
+    scalars_of,
+    send,
+)
+from stratagem.parameter_server.server.updates import kept_name
+from stratagem.values import IndexedSlices, is_indexed_slices
+from stratagem.variables import is_remote
+
+__all__ = ["apply_in_parts"]
+
+
+def apply_in_parts(
+    apply: Callable[[Any, list[Any], Any], Any],
+    optimizer: Any,
+    grads: list[Any],
+    variables: list[Any],
+    context: ReplicaContext,
+) -> None:
+    """Applies gradients in a replica function: remote variables on the servers, others here.
+
+    Args:
+        apply: `apply` of the optimizer's class.
+        optimizer: the optimizer, built.
+        grads: arrays or `IndexedSlices`, summed over replicas.
+        variables: the variables of the gradients, some of them remote.
+        context: the replica context.
+
+    Raises:
+        NotImplementedError: the optimizer needs whole tables.
+        ValueError: there is no gradient at all.
+    """
+    _require_rows_suffice(optimizer)
+    scope = current_scope()
+    assert scope is not None
+    check_known(optimizer, variables)
+    grads, variables = filter_empty_gradients(optimizer, grads, variables)
+    grads = _final(optimizer, grads)
+    pairs = list(zip(grads, variables, strict=True))
+    remote = [pair for pair in pairs if is_remote(pair[1])]
+    own = [pair for pair in pairs if not is_remote(pair[1])]
+    if remote:
+        _send(optimizer, remote, scope.outermost)
+    with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+        if not own:
+            count_update(optimizer)
+            return
+        variables = [variable for _, variable in own]
+        apply_with_rows(apply, optimizer, _scaled(optimizer, [grad for grad, _ in own]), variables)
+
+
+def _require_rows_suffice(optimizer: Any) -> None:
+    is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if not (is_scaling or optimizer.use_ema or optimizer.gradient_accumulation_steps):
+        return
+    raise NotImplementedError(
+        explain(
+            f"{optimizer.name} is to average variables, to accumulate gradients or to scale losses "
+            "by what it learns, and some of its variables are on parameter servers.",
+            expected="use_ema=False, no gradient_accumulation_steps and no LossScaleOptimizer: "
+            "servers get the gradients of rows, and leave all others alone.",
+            fix="leave these out, or send the tables to another place.",
+        )
+    )
+
+
+def _final(optimizer: Any, grads: list[Any]) -> list[Any]:
+    """Unscales gradients and clips them by their global norm."""
+    scale = optimizer.loss_scale_factor
+    if scale:
+        grads = [_with_values(grad, lambda value: value / scale) for grad in grads]
+    if not clips(optimizer):
+        return grads
+    # Repeated ids count once in the norm, with the sum of their gradients.
+    grads = [grad.combined() if is_indexed_slices(grad) else grad for grad in grads]
+    values = [grad.values if is_indexed_slices(grad) else grad for grad in grads]
+    clipped = iter(clip_gradients(optimizer, values))
+    return [_with_values(grad, lambda _: next(clipped)) for grad in grads]
+
+
+def _scaled(optimizer: Any, grads: list[Any]) -> list[Any]:
+    """Multiplies by the loss scale, since Keras divides again; clipping twice is harmless."""
+    scale = optimizer.loss_scale_factor
+    return [_with_values(grad, lambda value: value * scale) for grad in grads] if scale else grads
+
+
+def _with_values(grad: Any, change: Callable[[Any], Any]) -> Any:
+    if not is_indexed_slices(grad):
+        return change(grad)
+    return IndexedSlices(change(grad.values), grad.indices, grad.dense_shape)
+
+
+def _send(optimizer: Any, pairs: list[tuple[Any, Any]], scope: ReplicaScope) -> None:
+    """Sends gradients to the servers, along with the optimizer's scalars."""
+    scope.prepare(functools.partial(give_to_servers, optimizer))
+    name = name_on_servers(optimizer, pairs[0][1].variable_client)
+    for own_name, scalar in scalars_of(optimizer).items():
+        scope.send(OptimizerScalar(kept_name(name, own_name)), scalar.own_value())
+    for grad, variable in pairs:
+        if is_indexed_slices(grad) and variable.has_rows:
+            grad = rows_that_are_there(grad, variable)
+        send(grad, variable, name, scope)

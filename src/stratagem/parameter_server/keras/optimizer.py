@@ -1,0 +1,318 @@
+"""Optimizers of remote variables: a step sends gradients, the servers update."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from stratagem.context import ReplicaContext
+from stratagem.execution import ReplicaScope, current_scope
+from stratagem.keras.private import (
+    clip_gradients,
+    decays,
+    filter_empty_gradients,
+    trainable_variables,
+)
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+from stratagem.parameter_server.client.remote_values import Gradient, RowGradient, Scalar
+from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shapes, scalar_names
+from stratagem.parameter_server.keras.variable import making_slot
+from stratagem.parameter_server.server.updates import kept_name
+from stratagem.values import IndexedSlices, is_indexed_slices
+from stratagem.variables import is_remote
+
+__all__ = [
+    "check_known",
+    "clips",
+    "create_slot",
+    "give_to_servers",
+    "name_on_servers",
+    "note_built",
+    "note_undecayed",
+    "rows_that_are_there",
+    "scalars_of",
+    "send",
+    "send_gradients",
+    "share_name",
+    "take_built",
+]
+
+_NAME = "_stratagem_name"
+_UNDECAYED = "_stratagem_undecayed"
+
+_built: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+_given: weakref.WeakSet[Any] = weakref.WeakSet()
+_num_slots: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()
+
+
+def create_slot(optimizer: Any, reference: Any, name: str | None, create: Callable[[], Any]) -> Any:
+    """Creates the slot of a remote variable on the server of that variable.
+
+    Args:
+        optimizer: the optimizer, which is being built.
+        reference: the variable.
+        name: name of the slot.
+        create: creates the slot as Keras does.
+    """
+    client = reference.variable_client
+    kept = kept_name(name_on_servers(optimizer, client), name or "var")
+    counts = _num_slots.setdefault(optimizer, Counter())
+    counts[id(reference), kept] += 1
+    number = counts[id(reference), kept]
+    own_name = kept if number == 1 else f"{kept}_{number}"
+
+    def name_there() -> str:  # A step may have created both, and the variable is placed first.
+        client.place(reference)
+        return f"{reference.place.name}:{own_name}"
+
+    with making_slot(name_there):
+        slot = create()
+    slot.made_for(functools.partial(_give_late, weakref.ref(optimizer)))
+    return slot
+
+
+def _give_late(optimizer: weakref.ref[Any]) -> None:
+    """Gives the servers an optimizer whose slots are read before its first use."""
+    if (alive := optimizer()) is not None:
+        give_to_servers(alive)
+
+
+def name_on_servers(optimizer: Any, variable_client: Any) -> str:
+    """Returns an optimizer's name on the servers, which is pickled with the optimizer.
+
+    An optimizer that a worker created gets its name here.
+    """
+    name = vars(optimizer).get(_NAME)
+    if name is None:
+        name = variable_client.name_optimizer(optimizer)
+        object.__setattr__(optimizer, _NAME, name)
+    return name
+
+
+def share_name(optimizer: Any, first: Any, variable_client: Any) -> None:
+    """Shares the server-side state of an optimizer with another that has its variables.
+
+    Args:
+        optimizer: not built.
+        first: an equal optimizer; the servers store the shared state while it exists.
+        variable_client: the variable client of the process.
+    """
+    object.__setattr__(optimizer, _NAME, name_on_servers(first, variable_client))
+
+
+def note_built(optimizer: Any, strategy: Any) -> None:
+    """Notes that a step on this worker built an optimizer, so that the coordinator does too."""
+    _built.setdefault(strategy, []).append(optimizer)
+
+
+def take_built(strategy: Any) -> list[Any]:
+    """Returns and clears the optimizers noted by `note_built` on this worker."""
+    return _built.pop(strategy, [])
+
+
+def give_to_servers(optimizer: Any) -> None:
+    """Gives the servers a built optimizer of remote variables, unless they have it.
+
+    Raises:
+        NotImplementedError: servers cannot run the optimizer.
+        ServerError: the servers have another optimizer of that name.
+    """
+    trained = trainable_variables(optimizer)
+    variables: list[Any] = [one for one in trained if is_remote(one)]
+    if not variables or _is_with_servers(optimizer):
+        return
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise NotImplementedError(
+            explain(
+                f"{optimizer.name} is to scale losses by what it learns from all gradients.",
+                expected="an optimizer without dynamic loss scaling where variables are on "
+                "parameter servers: no server sees all gradients.",
+                fix="use bfloat16, or loss_scale_factor= for a constant scale.",
+            )
+        )
+    kept_once = scalars_of(optimizer)
+    sized = [one.name for one in kept_once.values() if one.shape]
+    if sized:  # Servers find it too, but with a less helpful error.
+        raise other_shapes(type(optimizer), sized)
+    variable_client = variables[0].variable_client
+    if variable_client.mode.num_needed > 1 and clips(optimizer):
+        raise NotImplementedError(
+            explain(
+                f"{optimizer.name} is to clip gradients that workers add up on the servers.",
+                expected="an optimizer without clipping under a synchronous "
+                "ParameterServerStrategy: no server sees the whole gradient.",
+                fix="leave clipnorm, global_clipnorm and clipvalue out, or synchronous=True.",
+            )
+        )
+    for variable in variables:
+        variable_client.place(variable)
+    told = {id(one) for one in vars(optimizer).get(_UNDECAYED, ())}
+    undecayed = [
+        one.place.name for one in variables if id(one) in told or not decays(optimizer, one)
+    ]
+    is_told = not variables[0].distribute_strategy.placement.is_remote
+    start = {
+        name: np.asarray(one.value) if is_told else one.place.value
+        for name, one in kept_once.items()
+    }
+    own_name = name_on_servers(optimizer, variable_client)
+    rule = KerasUpdate(optimizer, undecayed, start, is_told_scalars=is_told)
+    variable_client.set_rule(rule, variables, own_name)
+    # Only some servers update these variables: ask one that does.
+    server = variable_client.placement_of(variables[0]).servers[0]
+    for name, variable in kept_once.items():
+        if not is_told:
+            variable.place = Scalar(kept_name(own_name, name), server)
+    _given.add(optimizer)
+    variable_client.secure()
+
+
+def scalars_of(optimizer: Any) -> dict[str, Any]:
+    """Returns a built optimizer's scalar variables by their names on the servers."""
+    kept_once = [one for one in optimizer.variables if not _is_slot(one)]
+    return dict(zip(scalar_names(kept_once), kept_once, strict=True))
+
+
+def _is_slot(variable: Any) -> bool:
+    is_on_servers = is_remote(variable)
+    return variable.is_slot if is_on_servers else getattr(variable, "slot_of", None) is not None
+
+
+def note_undecayed(optimizer: Any, strategy: Any) -> None:
+    """Notes the variables excluded from weight decay before an unbuilt optimizer is pickled.
+
+    Keras identifies them by `id`, which differs in another process.
+    """
+    if optimizer.weight_decay is not None:
+        left_out = [one for one in strategy.variables.live() if not decays(optimizer, one)]
+        object.__setattr__(optimizer, _UNDECAYED, left_out)
+
+
+def _is_with_servers(optimizer: Any) -> bool:
+    places = (getattr(one, "place", None) for one in optimizer.variables)
+    return optimizer in _given or any(isinstance(place, Scalar) for place in places)
+
+
+def send_gradients(
+    optimizer: Any,
+    grads: list[Any],
+    variables: list[Any],
+    context: ReplicaContext,
+    *,
+    are_reduced: bool,
+) -> None:
+    """Sends the gradients of a step to the servers: summed over its replicas, then clipped.
+
+    Args:
+        optimizer: the optimizer, built.
+        grads: gradients of this replica, rows as `IndexedSlices`, weighted for the sum.
+        variables: the variables of the gradients.
+        context: the replica context.
+        are_reduced: True if the gradients are the same on all replicas already.
+
+    Raises:
+        ValueError: the optimizer was not built for a variable, or there is no gradient at all.
+    """
+    scope = current_scope()
+    if scope is None or not grads:
+        return
+    check_known(optimizer, variables)
+    scope.outermost.prepare(functools.partial(give_to_servers, optimizer))
+    grads, variables = filter_empty_gradients(optimizer, grads, variables)
+    if context.num_replicas_in_sync > 1 and not are_reduced:
+        grads = _summed(grads, context)
+    is_clipping, has_whole = clips(optimizer), _needs_whole_tables(optimizer)
+    rows: dict[int, IndexedSlices] = {}
+    values: list[Any] = []
+    for place, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
+        if is_indexed_slices(grad) and variable.has_rows and not has_whole:
+            # Repeated ids count once in the norm, with the sum of their gradients.
+            rows[place] = rows_that_are_there(grad.combined() if is_clipping else grad, variable)
+            values.append(rows[place].values)
+        else:
+            values.append(grad.to_dense() if is_indexed_slices(grad) else grad)
+    if optimizer.loss_scale_factor is not None:
+        values = [value / optimizer.loss_scale_factor for value in values]
+    if is_clipping:
+        values = clip_gradients(optimizer, values)
+    name = name_on_servers(optimizer, variables[0].variable_client)
+    for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
+        one = rows.get(place)
+        grad = value if one is None else IndexedSlices(value, one.indices, one.dense_shape)
+        send(grad, variable, name, scope.outermost)
+
+
+def send(grad: Any, variable: Any, optimizer: str, scope: ReplicaScope) -> None:
+    """Sends a gradient, dense or rows, to the servers.
+
+    Args:
+        grad: the gradient; ids of rows are in range.
+        variable: the variable of the gradient.
+        optimizer: name of the optimizer on the servers.
+        scope: scope of the whole replica function.
+    """
+    if is_indexed_slices(grad) and variable.has_rows:
+        scope.send(RowGradient(variable, is_ids=True, optimizer=optimizer), grad.indices)
+        scope.send(RowGradient(variable, is_ids=False, optimizer=optimizer), grad.values)
+    else:
+        whole = grad.to_dense() if is_indexed_slices(grad) else grad
+        scope.send(Gradient(variable, optimizer), whole)
+
+
+def check_known(optimizer: Any, variables: list[Any]) -> None:
+    """Raises a ValueError for variables that an optimizer was not built for."""
+    known = {id(variable) for variable in trainable_variables(optimizer)}
+    unknown = [variable.path for variable in variables if id(variable) not in known]
+    if unknown:
+        raise ValueError(
+            explain(
+                f"{optimizer.name} was asked to update {unknown}, which it was not built for.",
+                expected="the variables that it was built for, or some of them.",
+                fix="build it for all of them at once: optimizer.build(model.trainable_variables).",
+            )
+        )
+
+
+def _summed(grads: list[Any], context: ReplicaContext) -> list[Any]:
+    whole = [grad for grad in grads if not is_indexed_slices(grad)]
+    summed = iter(context.communicator.all_reduce_many(ReduceOp.SUM, whole))
+    return [
+        context.communicator.all_reduce_slices(ReduceOp.SUM, grad)
+        if is_indexed_slices(grad)
+        else next(summed)
+        for grad in grads
+    ]
+
+
+def rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
+    """Normalizes ids: below 0 they count from the end, and past the end they are dropped."""
+    num_rows = table.shape[0]
+    ids = jnp.asarray(slices.indices).astype(jnp.int32)
+    ids = jnp.where(ids < 0, ids + num_rows, ids)
+    is_there = (ids >= 0) & (ids < num_rows)
+    # A zero gradient for a row that is updated anyway.
+    any_id = jnp.min(jnp.where(is_there, ids, num_rows - 1), initial=num_rows - 1)
+    is_kept = is_there.reshape(-1, *[1] * (slices.values.ndim - 1))
+    values = jnp.where(is_kept, slices.values, jnp.zeros((), slices.values.dtype))
+    return IndexedSlices(values, jnp.where(is_there, ids, any_id), slices.dense_shape)
+
+
+def _needs_whole_tables(optimizer: Any) -> bool:
+    """Returns True if an optimizer changes rows without a lookup, so that it needs whole tables."""
+    return bool(optimizer.use_ema or optimizer.gradient_accumulation_steps)
+
+
+def clips(optimizer: Any) -> bool:
+    """Returns True if gradients are clipped before they are sent to servers."""
+    if optimizer.gradient_accumulation_steps:  # The servers clip the mean.
+        return False
+    limits = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
+    return any(limit is not None for limit in limits)

@@ -1,0 +1,232 @@
+"""Keras optimizers as update rules of parameter servers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.parameter_server.server.updates import Slot, State
+
+__all__ = ["KerasUpdate", "other_shapes", "scalar_names"]
+
+# Suffix of a shard's name.
+_SHARD = re.compile(r"/part_\d+$")
+
+_Shapes = tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
+
+
+class KerasUpdate:
+    """Applies gradients with a Keras optimizer; each server has its own.
+
+    Clipping needs the gradients of all servers, so gradients are clipped and unscaled before they
+    are sent. Accumulated gradients are clipped as a mean.
+
+    Args:
+        optimizer: the optimizer, built or not; its variables are not changed.
+        undecayed: names of the variables excluded from weight decay.
+        start: initial scalars, where they differ from the optimizer's defaults.
+        is_told_scalars: True if scalars come with each push, so that another learning rate is the
+            same rule.
+
+    Raises:
+        NotImplementedError: the optimizer has arrays of shapes other than its variables', or clips
+            the mean of several gradients by its norm.
+    """
+
+    _is_told_scalars = False  # default for rules from a journal that predates this attribute
+
+    def __init__(
+        self,
+        optimizer: Any,
+        undecayed: Sequence[str] = (),
+        start: Mapping[str, np.ndarray] | None = None,
+        *,
+        is_told_scalars: bool = False,
+    ) -> None:
+        self._class = type(optimizer)
+        self._undecayed = sorted(undecayed)
+        self._start = dict(start or {})
+        self._is_told_scalars = is_told_scalars
+        done_before = {"clipnorm": None, "global_clipnorm": None, "loss_scale_factor": None}
+        if not optimizer.gradient_accumulation_steps:
+            done_before["clipvalue"] = None
+        elif optimizer.clipnorm is not None or optimizer.global_clipnorm is not None:
+            raise NotImplementedError(
+                explain(
+                    f"{optimizer.name} is to accumulate gradients and to clip their norm.",
+                    expected="one of the two under a ParameterServerStrategy: the mean of "
+                    "gradients is known to its servers only, each of which has a part.",
+                    fix="clip by value (clipvalue=), or leave gradient_accumulation_steps out.",
+                )
+            )
+        self._config = {**optimizer.get_config(), **done_before}
+        self._programs: dict[_Shapes, _Program] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_programs": {}}
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the name and the hyperparameters of the optimizer."""
+        told = {"undecayed": self._undecayed} if self._undecayed else {}
+        # Keras numbers names per process, so equal optimizers have different ones.
+        left_out = {"name", *(self._start if self._is_told_scalars else ())}
+        numbers = {key: value for key, value in self._config.items() if key not in left_out}
+        return {"optimizer": self._class.__name__, **numbers, **told}
+
+    def scalars(self) -> dict[str, np.ndarray]:
+        """Returns the initial scalars of the optimizer."""
+        return {**self._program((("v", (1,), np.dtype("float32")),)).scalars, **self._start}
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
+        """Returns the slots of a variable."""
+        # One row only: there may be no memory for the whole twice.
+        one_row = (1, *shape[1:]) if shape else shape
+        program = self._program(((name, one_row, np.dtype(dtype)),))
+        return [
+            Slot(slot, str(variable.dtype), _initial(variable, self._class, slot))
+            for (_, slot), variable in program.slots.items()
+        ]
+
+    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
+        """Returns the state after one update."""
+        shapes = tuple((name, value.shape, value.dtype) for name, value in state.values.items())
+        return self._program(shapes).apply(state, grads)
+
+    def _program(self, shapes: _Shapes) -> _Program:
+        program = self._programs.get(shapes)
+        if program is None:
+            optimizer: Any = self._class.from_config(dict(self._config))
+            program = self._programs[shapes] = _Program(optimizer, shapes, self._undecayed)
+        return program
+
+
+class _Program:
+    """Compiled update of variables of certain shapes."""
+
+    def __init__(self, optimizer: Any, shapes: _Shapes, undecayed: Sequence[str]) -> None:
+        self._names = [name for name, _, _ in shapes]
+        self._optimizer = optimizer
+        references = [_variable(*shape) for shape in shapes]
+        if undecayed:
+            optimizer.exclude_from_weight_decay(
+                [
+                    one
+                    for name, one in zip(self._names, references, strict=True)
+                    if {name, _SHARD.sub("", name)} & set(undecayed)
+                ]
+            )
+        places = {id(variable): place for place, variable in enumerate(references)}
+        self.slots: dict[tuple[str, str], Any] = {}
+        counted: Counter[tuple[str, str]] = Counter()
+        original = optimizer.add_variable_from_reference
+
+        def note(reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+            variable = original(reference_variable, name, *args, **kwargs)
+            owner = self._names[places[id(reference_variable)]]
+            counted[owner, str(name)] += 1
+            number = counted[owner, str(name)]
+            slot = str(name) if number == 1 else f"{name}_{number}"
+            self.slots[owner, slot] = variable
+            return variable
+
+        optimizer.add_variable_from_reference = note
+        optimizer.build(references)
+        del optimizer.add_variable_from_reference
+        of_slot = {id(variable): key for key, variable in self.slots.items()}
+        # The optimizer's variables in order: a slot or a scalar.
+        self._order: list[str | tuple[str, str]] = []
+        self.scalars: dict[str, np.ndarray] = {}
+        kept_once = [one for one in optimizer.variables if id(one) not in of_slot]
+        names = iter(scalar_names(kept_once))
+        for variable in optimizer.variables:
+            key = of_slot.get(id(variable))
+            if key is None:
+                key = next(names)
+                self.scalars[key] = np.asarray(variable.value)
+            self._order.append(key)
+        self._check_scalars(type(optimizer))
+        self._run = jax.jit(self._step)
+
+    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
+        scalars, values, slots = self._run(
+            dict(state.scalars),
+            [state.values[name] for name in self._names],
+            {(name, slot): state.slots[name][slot] for name, slot in self.slots},
+            [grads[name] for name in self._names],
+        )
+        # JAX may compute in the background: gradients may be overwritten after this.
+        jax.block_until_ready((scalars, values, slots))
+        by_name: dict[str, dict[str, Any]] = {name: {} for name in self._names}
+        for (name, slot), value in slots.items():
+            by_name[name][slot] = value
+        return State(scalars, dict(zip(self._names, values, strict=True)), by_name)
+
+    def _step(
+        self, scalars: dict[str, Any], values: list[Any], slots: dict[Any, Any], grads: list[Any]
+    ) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
+        # No output may alias a gradient, whose memory the worker reuses.
+        grads = jax.lax.optimization_barrier(grads)
+        kept = [scalars[key] if isinstance(key, str) else slots[key] for key in self._order]
+        new_values, new_kept = self._optimizer.stateless_apply(kept, grads, values)
+        pairs = list(zip(self._order, new_kept, strict=True))
+        return (
+            {key: value for key, value in pairs if isinstance(key, str)},
+            new_values,
+            {key: value for key, value in pairs if not isinstance(key, str)},
+        )
+
+    def _check_scalars(self, kind: type) -> None:
+        num_others = sum(isinstance(key, str) for key in self._order)
+        sized = [name for name, value in self.scalars.items() if value.ndim]
+        if sized or len(self.scalars) != num_others:
+            raise other_shapes(kind, sized or list(self.scalars))
+
+
+def other_shapes(kind: type, names: Sequence[str]) -> NotImplementedError:
+    """Returns the error for an optimizer with arrays that are no slot of a single variable."""
+    return NotImplementedError(
+        explain(
+            f"{kind.__name__} keeps {names}, of other shapes than its variables.",
+            expected="an optimizer whose arrays have the shapes of its variables, so that servers "
+            "can hold parts of both.",
+            fix="use one such as SGD, Adagrad or Adam under a ParameterServerStrategy.",
+        )
+    )
+
+
+def scalar_names(variables: Sequence[Any]) -> list[str]:
+    """Returns the names of an optimizer's scalars, given as variables in its order."""
+    # Keras numbers variables without a name per process.
+    return [
+        f"scalar_{place}" if variable.name.startswith("variable") else variable.name
+        for place, variable in enumerate(variables)
+    ]
+
+
+def _variable(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> keras.Variable:
+    """Returns a variable with that path: some optimizers treat variables by name."""
+    *scopes, own = name.split("/")
+    if scopes:
+        with keras.name_scope(scopes[0]):
+            return _variable("/".join([*scopes[1:], own]), shape, dtype)
+    return keras.Variable(np.zeros(shape, dtype), name=own)
+
+
+def _initial(variable: Any, kind: type, slot: str) -> float:
+    value = np.asarray(variable.value, np.float64)
+    if value.size and not (value == value.flat[0]).all():
+        raise NotImplementedError(
+            explain(
+                f"The slot {slot!r} of {kind.__name__} begins with different numbers.",
+                expected="slots that begin with one number.",
+                fix="use another optimizer under a ParameterServerStrategy.",
+            )
+        )
+    return float(value.flat[0]) if value.size else 0.0

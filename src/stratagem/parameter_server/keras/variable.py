@@ -1,0 +1,385 @@
+"""Keras variables on parameter servers.
+
+On the coordinator each read asks the servers; in a step it returns the value fetched before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.core import Tracer
+
+from stratagem.context import get_strategy
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution import current_scope, embedding_lookup, is_worth_rows
+from stratagem.keras.private import (
+    autocasts,
+    get_stateless_scope,
+    in_symbolic_scope,
+    set_path,
+)
+from stratagem.keras.variables.explicit_placement import check_explicit_device
+from stratagem.keras.variables.initial_rows import InitialRows
+from stratagem.keras.variables.variable import DistributedVariable
+from stratagem.messages import explain
+from stratagem.parameter_server.client.remote_values import Stored, Unplaced
+from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.client.variable_client import VariableClient
+from stratagem.values import IndexedSlices
+from stratagem.variables import (
+    Home,
+    Rows,
+    ShardedVariable,
+    VariableKind,
+    WholeValue,
+    as_slice,
+    changed_rows,
+)
+
+__all__ = [
+    "ParameterServerVariable",
+    "ShardedParameterServerVariable",
+    "is_making_slot",
+    "making_slot",
+]
+
+# A larger initial value is created row by row, on its server.
+_MAX_LOCAL_BYTES = 64 * 2**20
+# Methods that servers implement.
+_SIGNS = {"scatter_add": 1, "scatter_sub": -1, "scatter_update": 0}
+
+
+class _Next(threading.local):
+    """Options of the variable that is created next."""
+
+    slot: str | Callable[[], str] | None = None
+
+
+_next: _Next = _Next()
+
+
+@contextlib.contextmanager
+def making_slot(name: str | Callable[[], str]) -> Generator[None]:
+    """Makes the variable created in a `with` block the slot of that name on the servers.
+
+    `name` is the name, or a function that returns it when the variable is initialized.
+    """
+    _next.slot, previous = name, _next.slot
+    try:
+        yield
+    finally:
+        _next.slot = previous
+
+
+def is_making_slot() -> bool:
+    """Returns True if a variable created now is a slot on the servers."""
+    return _next.slot is not None
+
+
+def _has_axes(initializer: Any, shape: Any) -> bool:
+    """Returns True unless a variable will be a scalar."""
+    if shape is not None or callable(initializer) or isinstance(initializer, str):
+        return shape is None or bool(np.size(shape))
+    return bool(np.ndim(initializer))
+
+
+class ParameterServerVariable(DistributedVariable):
+    """A remote Keras variable: all of a `ParameterServerStrategy` and some of others.
+
+    Created by `keras.Variable` itself; takes its arguments.
+
+    Raises:
+        NotImplementedError: it has a constraint, or under a `ParameterServerStrategy` an
+            `sg.function` uses it.
+    """
+
+    is_remote = True
+    place: Any = None
+    held: Any = None
+    _slot: str | Callable[[], str] | None = None
+    _give: Callable[[], None] | None = None
+
+    def __init__(
+        self,
+        initializer: Any,
+        shape: Any = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        # In a step Keras asks for the initial value later.
+        self._slot = _next.slot
+        if self._slot is None and (trainable or _has_axes(initializer, shape)):
+            # Checked here: Keras retries variables noted as uninitialized in each later step.
+            get_strategy().placement.remote.variables.require_coordinator(
+                kwargs.get("name") or "variable"
+            )
+        super().__init__(initializer, shape, dtype, trainable, *args, **kwargs)
+
+    @property
+    def variable_client(self) -> VariableClient:
+        """The client of the servers."""
+        return self._home.strategy.placement.remote.variables
+
+    @property
+    def is_slot(self) -> bool:
+        """True if it is an optimizer's slot of another variable."""
+        return self._slot is not None
+
+    @property
+    def is_added_to(self) -> bool:
+        """True if a step writes differences, as for averages that all workers update."""
+        return self._synchronization == "on_read"
+
+    @property
+    def has_value(self) -> bool:
+        """True if it is initialized."""
+        return self.place is not None
+
+    @property
+    def storage(self) -> Any:
+        """The fetched value in a step, elsewhere the current value on the servers."""
+        trace = current_function_trace()
+        if trace is not None and not self._home.strategy.placement.is_remote:
+            return trace.load(self, None if self.place is None else self._asked().read(self))
+        if trace is not None:
+            raise NotImplementedError(
+                explain(
+                    f"Variable {self.path!r} of a ParameterServerStrategy was used in an "
+                    "sg.function.",
+                    expected="strategy.run, which compiles by itself and asks the servers.",
+                    fix="schedule a plain Python function that calls strategy.run.",
+                )
+            )
+        if self.held is not None and self.variable_client.is_in_step:
+            return self.held
+        return self._asked().read(self)
+
+    @storage.setter
+    def storage(self, value: Any) -> None:
+        if value is None:
+            return
+        if (trace := current_function_trace()) is not None:
+            trace.store(self, value)
+        elif self.variable_client.is_in_step:
+            self.held = value
+        else:
+            self._asked().assign(self, value)
+
+    @property
+    def _value(self) -> Any:
+        """The value; Keras checks it for None."""
+        return None if self.place is None else self.storage
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        self.storage = value
+
+    def _global_value(self) -> Any:
+        self._require_own_replica()
+        if self.place is None:
+            return self._initializer(self._shape, dtype=self._dtype)
+        if in_symbolic_scope():  # while tracing, where this is a shape and no array
+            return jnp.zeros(self._shape, self._dtype)
+        value = self.storage
+        if isinstance(value, Tracer):
+            return value
+        if self._home.kind is VariableKind.ON_READ and self.variable_client.is_in_step:
+            return jnp.asarray(np.asarray(value).mean(0), self._dtype)
+        return jnp.asarray(value, self._dtype)
+
+    def asks_all_processes(self) -> bool:
+        """False: no read needs a program that all processes run."""
+        return False
+
+    def _direct_assign(self, value: Any) -> None:
+        if current_function_trace() is not None:
+            super()._direct_assign(value)
+            return
+        self._require_own_replica()
+        self._asked().assign(self, value)
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        shape: Any = self._shape
+        if self._slot is not None:
+            self.place = Stored(self._slot() if callable(self._slot) else self._slot)
+            return
+        check_explicit_device(self.path, self._home)
+        num_bytes = math.prod(shape) * np.dtype(jnp.dtype(self._dtype)).itemsize
+        self.has_rows = self._is_table and is_worth_rows(shape)
+        if num_bytes > _MAX_LOCAL_BYTES:
+            with contextlib.suppress(NotImplementedError):  # then it is created whole
+                self.variable_client.create(self, InitialRows(initializer, shape, self._dtype))
+                self.find_shards()
+                return
+        value = np.asarray(self._convert_to_tensor(initializer(shape, dtype=self._dtype)))
+        if not shape and not self.trainable:
+            self.place = Unplaced(value)
+        else:
+            self.variable_client.create(self, value)
+            self.find_shards()
+
+    def settle(self, home: Home, value: Any) -> None:
+        """Moves a variable that joins the strategy to the servers, with its value."""
+        self._home = home
+        self.whole = WholeValue()
+        home.strategy.variables.add(self, home)
+        self.has_rows = self._is_table and is_worth_rows(self.shape)
+        self.variable_client.create(self, np.asarray(value))
+        self.find_shards()
+
+    def find_shards(self) -> None:
+        """Becomes a `ShardedVariable` if it is split over servers."""
+        if placements := self.variable_client.shards(self):
+            self.__class__ = ShardedParameterServerVariable
+            shards = [_shard_of(self, number, one) for number, one in enumerate(placements)]
+            object.__setattr__(self, "_variables", shards)
+
+    def made_for(self, give: Callable[[], None]) -> None:
+        """Registers the function that gives servers this slot's optimizer; it is called once."""
+        self._give = give
+
+    def _asked(self) -> VariableClient:
+        """The client of the servers, which have the slots of this optimizer from now on."""
+        if self._give is not None:
+            give, self._give = self._give, None
+            give()
+        return self.variable_client
+
+    @property
+    def is_apart(self) -> bool:
+        """True if reads and writes here go to the servers at once."""
+        is_traced = current_function_trace() is not None or in_symbolic_scope()
+        in_scope = current_scope() is not None or get_stateless_scope() is not None
+        is_stored = isinstance(self.place, Stored) and bool(self.shape)
+        return is_stored and not is_traced and not in_scope and not self.variable_client.is_in_step
+
+    def take_rows(self, rows: Rows) -> Any:
+        """Returns some rows; see `ShardedVariable.take_rows`."""
+        if self.is_apart:
+            self._require_own_replica()
+            return self._maybe_autocast(self._asked().read_rows(self, np.asarray(rows, np.int64)))
+        if self.has_rows and current_scope() is not None:
+            return embedding_lookup(self, np.asarray(rows, np.int64))
+        return self.value[as_slice(rows) if isinstance(rows, range) else rows]
+
+    def change_rows(self, method: str, slices: IndexedSlices) -> Any:
+        """Changes rows without aggregation; outside of steps only these rows are sent."""
+        if not self.is_apart:
+            return super().change_rows(method, slices)
+        self._require_own_replica()
+        variable_client, num_rows = self._asked(), self.shape[0]
+        ids = np.asarray(slices.indices).astype(np.int64)
+        ids = np.where(ids < 0, ids + num_rows, ids)
+        is_row = (ids >= 0) & (ids < num_rows)  # no row past the end
+        ids, values = ids[is_row], np.asarray(slices.values)[is_row].astype(jnp.dtype(self._dtype))
+        if method in _SIGNS:
+            variable_client.scatter(self, ids, values, sign=_SIGNS[method])
+        else:
+            rows, places = np.unique(ids, return_inverse=True)
+            now = variable_client.read_rows(self, rows)
+            changed = changed_rows(method, now, IndexedSlices(values, places))
+            variable_client.scatter(self, rows, np.asarray(changed))
+        return self._changed()
+
+    def _changed(self) -> Any:
+        """Returns the result of a change outside of steps."""
+        return self.value
+
+    def hold(self, value: Any) -> None:
+        """Stores a value for a step of this process."""
+        if self._home.kind is VariableKind.ON_READ:
+            value = np.broadcast_to(value, (self._home.strategy.num_replicas_in_sync, *value.shape))
+        self.held = value
+
+    def whole_held(self) -> np.ndarray:
+        """Returns the value that a step has written; the mean of components."""
+        value = np.asarray(self.held)
+        return value.mean(0) if self._home.kind is VariableKind.ON_READ else value
+
+    def _assign_delta(self, value: Any, *, sign: int) -> Any:
+        scope = current_scope()
+        if scope is None and get_stateless_scope() is None:
+            self._asked().assign(self, self._contribution(value), sign=sign)
+            return self._changed()
+        if scope is None:  # Keras infers shapes
+            return super()._assign_delta(value, sign=sign)
+        added_to = scope.outermost.added_to
+        was_set = scope.has_written(self) and id(self) not in added_to
+        result = super()._assign_delta(value, sign=sign)
+        if not was_set:
+            added_to.add(id(self))
+        return result
+
+    def assign(self, value: Any) -> Any:
+        """Sets the value; in a replica function by the variable's aggregation."""
+        if (scope := current_scope()) is not None:
+            scope.outermost.added_to.discard(id(self))
+        return super().assign(value)
+
+    @property
+    def constraint(self) -> Any:
+        """None: servers update without a constraint."""
+        return None
+
+    @constraint.setter
+    def constraint(self, value: Any) -> None:
+        if value is not None:
+            raise NotImplementedError(
+                explain(
+                    f"Variable {self.path!r} has the constraint {value}.",
+                    expected="variables without constraints on parameter servers, which update "
+                    "parts of variables.",
+                    fix="leave the constraint out, or use a regularizer.",
+                )
+            )
+
+
+class ShardedParameterServerVariable(ParameterServerVariable, ShardedVariable):
+    """A Keras variable with shards on parameter servers.
+
+    It is created as a `ParameterServerVariable`, whose class changes when a partitioner splits it.
+    """
+
+    # Keras's own reads the whole value.
+    __getitem__ = ShardedVariable.__getitem__
+    __repr__ = ShardedVariable.__repr__
+
+    def assign(self, value: Any) -> Any:
+        """Sets all rows; see `ShardedVariable.assign`."""
+        result = super().assign(value)
+        return self if self.is_apart else result
+
+    def _changed(self) -> Any:
+        return self
+
+
+def _shard_of(
+    whole: ParameterServerVariable, number: int, placement: ShardLayout
+) -> ParameterServerVariable:
+    """Returns a shard as a variable, which is on the servers already."""
+    known = whole.variable_client.known.get(repr(Stored(placement.name)))
+    if known is not None:  # this worker has it already
+        return known
+    with making_slot(placement.name), whole.distribute_strategy.scope():
+        shard: Any = keras.Variable(
+            lambda shape, dtype: jnp.zeros(shape, dtype),  # never called
+            shape=placement.shape,
+            dtype=placement.dtype,
+            trainable=whole.trainable,
+            autocast=autocasts(whole),
+            aggregation=whole.aggregation,
+            synchronization=whole.synchronization,
+            name=f"part_{number}",
+        )
+    set_path(shard, f"{whole.path}/part_{number}")
+    shard.has_rows = whole.has_rows
+    return shard

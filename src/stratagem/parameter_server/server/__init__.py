@@ -1,0 +1,3 @@
+"""Parameter-server process: variables, update rules, synchronous updates, and the journal."""
+
+__all__: list[str] = []

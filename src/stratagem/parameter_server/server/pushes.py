@@ -1,0 +1,164 @@
+"""What a server does with gradients: applies them, collects them, or discards them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.optional_libraries import load
+from stratagem.parameter_server.server.changes import Change
+from stratagem.parameter_server.server.store import ServerVariables
+from stratagem.parameter_server.server.synchronous import Contribution, SynchronousUpdates
+from stratagem.parameter_server.server.updates import ASYNCHRONOUS, UpdateMode
+from stratagem.parameter_server.server.versions import Lifetime
+
+__all__ = ["Pushes"]
+
+
+class Pushes:
+    """Applies gradients by the rule and in the way that a client has chosen.
+
+    Args:
+        store: whose variables are updated.
+        lifetime: of the server.
+    """
+
+    def __init__(self, store: ServerVariables, lifetime: Lifetime) -> None:
+        self._store = store
+        self._lifetime = lifetime
+        self._pickle: Any = load(
+            "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
+        )
+        self._synchronous: SynchronousUpdates | None = None
+        self._counting = threading.Lock()
+        self._staleness: Counter[int] = Counter()
+        self.num_discarded = 0
+        self.mode = ASYNCHRONOUS
+        self.pickled_rules: dict[str, np.ndarray] = {}
+
+    @property
+    def staleness(self) -> list[list[int]]:
+        """How many updates had been made meanwhile, and of how many pushes that is true."""
+        with self._counting:
+            return [[behind, count] for behind, count in sorted(self._staleness.items())]
+
+    @property
+    def num_waiting(self) -> int:
+        """How many workers wait for others."""
+        return 0 if self._synchronous is None else self._synchronous.num_waiting
+
+    @property
+    def waiting(self) -> list[str]:
+        """The names of the workers that wait for others."""
+        return [] if self._synchronous is None else self._synchronous.waiting
+
+    def set_rule(
+        self, pickled: np.ndarray, names: list[str], mode: UpdateMode, optimizer: str = ""
+    ) -> None:
+        """Sets how gradients are applied; those that wait in another mode are applied now.
+
+        Args:
+            pickled: the rule, as bytes.
+            names: of the variables that it trains.
+            mode: when they are applied.
+            optimizer: its name.
+
+        Raises:
+            KeyError: no such variable. ValueError: another optimizer has this name.
+        """
+        with self._store.changing():
+            self._store.set_rule(self._pickle.loads(pickled.tobytes()), names, optimizer)
+            if self._synchronous is None and mode.num_needed:
+                self._synchronous = SynchronousUpdates(self._store, mode.num_needed)
+            elif self._synchronous is not None and mode.num_needed:
+                self._synchronous.expect(mode.num_needed)
+            else:
+                self.flush()
+                self._synchronous = None
+            self.pickled_rules[optimizer], self.mode = np.array(pickled), mode
+
+    def drop_rule(self, optimizer: str) -> None:
+        """Forgets an optimizer, which nobody will push gradients for any more.
+
+        Args:
+            optimizer: its name.
+        """
+        with self._store.changing():
+            self._store.drop_rule(optimizer)
+            self.pickled_rules.pop(optimizer, None)
+
+    def add(self, change: Change) -> None:
+        """Takes a push, and answers it now or when enough others have come.
+
+        Args:
+            change: with fields `whole` and `rows`, names of variables; `optimizers`, by name of the
+                variable; `scalars`, which are set first; `worker`; and the `version` and `lifetime`
+                of the values that were used. The arrays are the gradients, then numbers of rows and
+                their gradients.
+
+        Raises:
+            KeyError: no such variable. RuntimeError: no rule was set. IndexError: no such row.
+        """
+        fields, arrays = change.message.fields, list(change.message.arrays)
+        of_rows = arrays[len(fields["whole"]) :]
+        pairs = zip(of_rows[::2], of_rows[1::2], strict=True)
+        whole = dict(zip(fields["whole"], arrays, strict=False))
+        rows = dict(zip(fields["rows"], pairs, strict=True))
+        optimizers = fields.get("optimizers", {})
+        with self._store.changing():
+            pulled = self._lifetime.version_of(fields)
+
+            def answer(version: int, *, is_used: bool) -> None:
+                self._count(max(0, version - 1 - pulled), is_used=is_used)
+                change.done(is_used=is_used)
+
+            for name, value in fields.get("scalars", {}).items():
+                self._store.set_scalar(name, np.asarray(value))
+            if self._synchronous is not None:
+                worker = fields.get("worker") or change.client
+                one = Contribution(worker, pulled, whole, rows, answer, change.fail, optimizers)
+                self._synchronous.add(one)
+                return
+            current, limit = self._store.version, self.mode.max_staleness
+            if limit is not None and current - pulled > limit:
+                answer(current, is_used=False)
+            else:
+                answer(self._store.update(whole, rows, optimizers), is_used=True)
+
+    def expect(self, num_needed: int) -> None:
+        """Changes how many workers make an update; updates if so many wait.
+
+        Args:
+            num_needed: how many.
+
+        Raises:
+            RuntimeError: updates are asynchronous. ValueError: not a positive number.
+        """
+        with self._store.changing():
+            if self._synchronous is None:
+                raise RuntimeError(
+                    explain(
+                        f"{num_needed} workers were to be waited for.",
+                        expected="synchronous updates.",
+                        fix="set the rule with UpdateMode(num_needed=...) first.",
+                    )
+                )
+            self._synchronous.expect(num_needed)
+            self.mode = UpdateMode(num_needed)
+
+    def flush(self) -> None:
+        """Applies the gradients that wait for others."""
+        with self._store.changing():
+            if self._synchronous is not None:
+                self._synchronous.flush()
+
+    def _count(self, behind: int, *, is_used: bool) -> None:
+        with self._counting:
+            if is_used:
+                self._staleness[behind] += 1
+            else:
+                self.num_discarded += 1

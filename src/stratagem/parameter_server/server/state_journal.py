@@ -1,0 +1,155 @@
+"""Writes what a server holds to its journal; who changes it does not wait for the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator, Iterator
+
+from stratagem.closing import Closing
+from stratagem.parameter_server.server.journal import Journal
+from stratagem.parameter_server.server.state import ServerState
+from stratagem.parameter_server.server.store import Marks
+from stratagem.parameter_server.transport.wire import Message
+
+__all__ = ["StateJournal"]
+
+# A journal is written anew when it is so many times as large as what it describes ...
+_MOST_TIMES = 2
+# ... and so much more, which numbers and names may take.
+_SLACK_BYTES = 2**20
+# Also if rows of more bytes than these, and than this part of all, would be copied at once.
+_MOST_COPIED_BYTES = 2**26
+_COPIED_PART = 8
+# How often rows are written that changed while others were, before the rest is copied at once.
+_MOST_ROUNDS = 5
+
+
+class StateJournal(Closing):
+    """A thread that adds what has changed to a journal, again and again.
+
+    `journaled_version` is how many updates are in it; None before the first entry. `error` is what
+    kept the last entry from being written; None if it was.
+
+    Args:
+        journal: which is closed with this.
+        state: what is written.
+        interval_s: how long to wait after each entry.
+    """
+
+    def __init__(self, journal: Journal, state: ServerState, interval_s: float) -> None:
+        self._journal = journal
+        self._state = state
+        self._interval_s = interval_s
+        self._writing = threading.Lock()
+        self._num_written = state.num_changes
+        self._is_over = threading.Event()
+        self.journaled_version = state.lifetime.restored_version
+        self.error: str | None = None
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+
+    def start(self) -> None:
+        """Begins to write."""
+        self._thread.start()
+
+    def write(self) -> int:
+        """Writes what has changed.
+
+        Returns:
+            How many updates are on the disk.
+
+        Raises:
+            OSError: it cannot be written; all of it is in the next entry.
+        """
+        with self._writing:
+            try:
+                self._write()
+            except Exception as error:
+                self.error = f"{type(error).__name__}: {error}"
+                raise
+            self.error = None
+            return self.journaled_version or 0
+
+    def close(self) -> None:
+        """Writes what has changed, and ends.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        self._thread.join()
+        try:
+            self.write()
+        finally:
+            self._journal.close()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._interval_s):
+            with contextlib.suppress(Exception):  # told in `error`
+                self.write()
+
+    def _write(self) -> None:
+        state, store = self._state, self._state.store
+        with self._put_back_on_error() as taken:
+            with store.changing():
+                num_changes, version = state.num_changes, store.version
+                if num_changes == self._num_written and self.journaled_version is not None:
+                    return
+                entry = None
+                # Within: who makes a table holds this back until all its rows are marked.
+                if not self._begins_anew():
+                    taken.append(store.take_marks())
+                    entry = state.entry(store.saved(taken[0]))
+            if entry is not None:
+                self._journal.append(entry)
+                self._num_written, self.journaled_version = num_changes, version
+                return
+        self._write_anew()
+
+    def _begins_anew(self) -> bool:
+        size_bytes = self._state.store.size_bytes
+        is_large = self._journal.size_bytes > _MOST_TIMES * size_bytes + _SLACK_BYTES
+        return is_large or self._is_much_marked()
+
+    def _is_much_marked(self) -> bool:
+        """Whether more has changed than there may be room for twice."""
+        store = self._state.store
+        return store.marked_bytes > max(_MOST_COPIED_BYTES, store.size_bytes // _COPIED_PART)
+
+    def _write_anew(self) -> None:
+        """Copies tables in pieces: there may not be room for all of one twice."""
+        state, store = self._state, self._state.store
+        num_changes, version = 0, 0
+
+        def messages() -> Iterator[Message]:
+            nonlocal num_changes, version
+            with store.changing():
+                taken.append(store.take_marks())
+            yield from state.pieces()
+            for _ in range(_MOST_ROUNDS):  # while many rows changed, or slots were made for all
+                with store.changing():
+                    if not self._is_much_marked():
+                        break
+                    taken.append(store.take_marks())
+                yield from state.pieces(taken[-1])
+            with store.changing():
+                num_changes, version = state.num_changes, store.version
+                taken.append(store.take_marks())
+                entry = state.entry(store.saved(taken[-1], is_all=True))
+            yield entry
+
+        with self._put_back_on_error() as taken:
+            self._journal.replace(messages())
+        self._num_written, self.journaled_version = num_changes, version
+
+    @contextlib.contextmanager
+    def _put_back_on_error(self) -> Generator[list[Marks]]:
+        taken: list[Marks] = []
+        try:
+            yield taken
+        except BaseException:
+            for marks in taken:
+                self._state.store.put_back(marks)
+            raise

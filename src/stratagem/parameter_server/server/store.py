@@ -1,0 +1,429 @@
+"""The variables that one server holds: whole ones and shards, and the slots of optimizers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.parameter_server.server.rules import Rules
+from stratagem.parameter_server.server.shards import (
+    SavedPart,
+    Shard,
+    ShardSpec,
+    UpdatedPart,
+    require_rows,
+)
+from stratagem.parameter_server.server.updates import State, UpdateRule, kept_name
+
+__all__ = ["Marks", "ServerVariables"]
+
+Marks = Mapping[str, np.ndarray]  # what has changed of each shard
+
+
+class ServerVariables:
+    """Holds variables and updates them; every method may be called by several threads.
+
+    `version` counts updates, and `num_changes` all that a journal would have to hold.
+    """
+
+    def __init__(self) -> None:
+        self._shards: dict[str, Shard] = {}
+        self._rules = Rules()
+        self._reading = threading.Lock()
+        self._updating = threading.RLock()
+        self.version = 0
+        self.num_changes = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Of its variables."""
+        with self._reading:
+            return list(self._shards)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all variables and slots."""
+        with self._reading:
+            return sum(shard.size_bytes for shard in self._shards.values())
+
+    @property
+    def marked_bytes(self) -> int:
+        """Of the rows of tables that have changed since they were taken for a journal."""
+        with self._reading:
+            return sum(shard.marked_bytes for shard in self._shards.values())
+
+    def changing(self) -> AbstractContextManager[Any]:
+        """Returns a block in which nobody else changes anything, though others may read."""
+        return self._updating
+
+    def create(
+        self, spec: ShardSpec, make: Callable[[], np.ndarray], *, is_own: bool = False
+    ) -> bool:
+        """Makes a variable, unless it is there already: a client that is started again finds it.
+
+        Args:
+            spec: what it is.
+            make: returns its initial value; called if it is not there.
+            is_own: whether nobody else has that array, so that it need not be copied: there may not
+                be room for a table twice.
+
+        Returns:
+            Whether it was made.
+
+        Raises:
+            ValueError: there is one of that name that is something else.
+        """
+        with self._updating:
+            shard = self._shards.get(spec.name)
+            if shard is None:
+                value = np.array(make(), np.dtype(spec.dtype), copy=None if is_own else True)
+                if value.shape != spec.shape:
+                    raise ValueError(
+                        explain(
+                            f"The initial value of {spec.name!r} has shape {value.shape}.",
+                            expected=f"shape {spec.shape}.",
+                            fix="let the initializer use the shape that it is given.",
+                        )
+                    )
+                with self._reading:
+                    self._shards[spec.name] = Shard(spec, value)
+                self.num_changes += 1
+                return True
+        if shard.spec != spec:
+            raise ValueError(
+                explain(
+                    f"Variable {spec.name!r} was created as {spec}.",
+                    expected=f"the one that this server has: {shard.spec}.",
+                    fix="give the variable another name, or start the servers anew.",
+                )
+            )
+        return False
+
+    def pull(self, names: Sequence[str]) -> list[np.ndarray]:
+        """Returns whole variables, all as they were at one moment between two updates.
+
+        Args:
+            names: theirs; "name:slot" is a slot.
+
+        Returns:
+            Arrays that nobody changes.
+
+        Raises:
+            KeyError: no such variable.
+        """
+        return self.read(names)[1]
+
+    def read(self, names: Sequence[str]) -> tuple[int, list[np.ndarray]]:
+        """Returns the number of updates, and whole variables as they were then.
+
+        Rows of a table may be newer.
+
+        Args:
+            names: theirs; "name:slot" is a slot.
+
+        Returns:
+            The version, and arrays that nobody changes.
+
+        Raises:
+            KeyError: no such variable.
+        """
+        with self._reading:
+            version = self.version
+            found = [self._find(name) for name in names]
+            values = [shard.array(slot) for shard, slot in found]
+        return version, [
+            shard.copied(value) if shard.spec.has_rows else np.asarray(value)
+            for (shard, _), value in zip(found, values, strict=True)
+        ]
+
+    def pull_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Returns single rows of a variable.
+
+        Args:
+            name: its name, or that of a slot.
+            rows: their numbers within this shard, of shape (k,).
+
+        Returns:
+            Array of shape (k, ...).
+
+        Raises:
+            KeyError: no such variable. IndexError: no such row.
+        """
+        with self._reading:
+            shard, slot = self._find(name)
+            value = shard.array(slot)
+        require_rows(shard, rows)
+        with shard.lock:
+            return np.take(np.asarray(value), rows, axis=0)
+
+    def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
+        """Sets a whole variable, or changes it.
+
+        Args:
+            name: its name, or that of a slot.
+            value: of its shape.
+            sign: 0 sets it; 1 adds the value, -1 subtracts it.
+
+        Raises:
+            KeyError: no such variable. ValueError: another shape.
+        """
+        with self._updating:
+            with self._reading:
+                shard, slot = self._find(name)
+            current = shard.array(slot)
+            if value.shape != current.shape:
+                raise ValueError(
+                    explain(
+                        f"{name!r} was assigned a value of shape {value.shape}.",
+                        expected=f"shape {current.shape}.",
+                        fix="assign a value of the variable's own shape.",
+                    )
+                )
+            new = np.array(value) if sign == 0 else np.asarray(current) + sign * value
+            self._set(shard, slot, new.astype(current.dtype, copy=False))
+
+    def scatter(self, name: str, rows: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
+        """Sets single rows of a variable, or changes them.
+
+        Args:
+            name: its name.
+            rows: their numbers within this shard, of shape (k,), each once.
+            values: of shape (k, ...).
+            sign: 0 sets them; 1 adds the values, -1 subtracts them.
+
+        Raises:
+            KeyError: no such variable. IndexError: no such row.
+        """
+        with self._updating:
+            with self._reading:
+                shard, slot = self._find(name)
+            require_rows(shard, rows)
+            current = np.asarray(shard.array(slot))
+            self.num_changes += 1
+            new = values if sign == 0 else np.take(current, rows, axis=0) + sign * values
+            if shard.spec.has_rows:
+                shard.mark(rows)
+                with shard.lock:
+                    current[rows] = new
+                return
+            changed = current.copy()
+            changed[rows] = new
+            self._set(shard, slot, changed)
+
+    def set_rule(self, rule: UpdateRule, names: Sequence[str], optimizer: str = "") -> None:
+        """Sets how gradients are applied, and makes the slots that are not there.
+
+        Args:
+            rule: the optimizer's.
+            names: of the variables that it trains.
+            optimizer: its name; a variable may be trained by several.
+
+        Raises:
+            KeyError: no such variable. ValueError: another optimizer has this name.
+        """
+        with self._updating:
+            with self._reading:
+                self._rules.set(optimizer, rule)
+            for name in names:
+                with self._reading:
+                    shard, _ = self._find(name)
+                for slot in rule.slots(name, shard.spec.shape, shard.spec.dtype):
+                    kept = kept_name(optimizer, slot.name)
+                    if kept not in shard.slots:
+                        full = np.full(shard.spec.shape, slot.initial, np.dtype(slot.dtype))
+                        with self._reading:
+                            shard.slots[kept] = full
+                        shard.mark()
+            self.num_changes += 1
+
+    def drop_rule(self, optimizer: str) -> None:
+        """Forgets an optimizer, with all that it keeps.
+
+        Args:
+            optimizer: its name.
+        """
+        with self._updating, self._reading:
+            self._rules.drop(optimizer)
+            for shard in self._shards.values():
+                for name in shard.slots_of(optimizer):
+                    del shard.slots[name]
+            self.num_changes += 1
+
+    def update(
+        self,
+        whole: Mapping[str, np.ndarray],
+        rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        optimizers: Mapping[str, str] | None = None,
+    ) -> int:
+        """Applies gradients by the rules.
+
+        Args:
+            whole: of variables, by name.
+            rows: of single rows, by name of the variable: their numbers within this shard, of shape
+                (k,), each once, and their gradients, of shape (k, ...).
+            optimizers: by which, by name of the variable; "" for those that are not named.
+
+        Returns:
+            The number of updates.
+
+        Raises:
+            KeyError: no such variable. RuntimeError: no rule was set. IndexError: no such row.
+        """
+        named: dict[str, list[str]] = {}
+        for name in (*whole, *rows):
+            named.setdefault((optimizers or {}).get(name, ""), []).append(name)
+        with self._updating:
+            with self._reading:
+                shards = {name: self._shards[name] for name in (*whole, *rows)}
+            for name, (numbers, _) in rows.items():
+                require_rows(shards[name], numbers)
+            made = [
+                (optimizer, *self._updated(optimizer, names, shards, whole, rows))
+                for optimizer, names in named.items()
+            ]
+            with self._reading:
+                for optimizer, parts, new in made:
+                    for name, part in parts.items():
+                        part.keep(new.values[name], new.slots[name])
+                    self._rules.keep(optimizer, new.scalars)
+                self.version += 1
+                self.num_changes += 1
+                return self.version
+
+    def _updated(
+        self,
+        optimizer: str,
+        names: Sequence[str],
+        shards: Mapping[str, Shard],
+        whole: Mapping[str, np.ndarray],
+        rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    ) -> tuple[dict[str, UpdatedPart], State]:
+        """What one optimizer changes, and what it makes of it."""
+        rule = self._rules.find(optimizer, names)
+        parts = {
+            name: UpdatedPart(shards[name], optimizer, *rows.get(name, (None, None)))
+            for name in names
+        }
+        state = State(
+            self._rules.scalars_of(optimizer),
+            {name: part.value for name, part in parts.items()},
+            {name: part.slots for name, part in parts.items()},
+        )
+        grads = {name: part.padded_grads(whole.get(name)) for name, part in parts.items()}
+        return parts, rule.apply(state, grads)
+
+    @property
+    def scalars(self) -> dict[str, np.ndarray]:
+        """What the rules keep once, by `kept_name`."""
+        with self._reading:
+            return self._rules.scalars
+
+    def set_scalar(self, name: str, value: np.ndarray) -> None:
+        """Sets one of the scalars.
+
+        Args:
+            name: its `kept_name`.
+            value: its value.
+
+        Raises:
+            KeyError: no such scalar.
+        """
+        with self._updating:
+            with self._reading:
+                self._rules.set_scalar(name, value)
+            self.num_changes += 1
+
+    def take_marks(self) -> Marks:
+        """Returns what has changed since the last call. Within `changing`."""
+        marks = {name: shard.take_marks() for name, shard in self._shards.items()}
+        return {name: taken for name, taken in marks.items() if taken is not None}
+
+    def put_back(self, marks: Marks) -> None:
+        """Undoes `take_marks`: what was taken could not be written.
+
+        Args:
+            marks: what it returned.
+        """
+        with self._updating:
+            for name, taken in marks.items():
+                self._shards[name].put_back(taken)
+
+    def saved(self, marks: Marks, *, is_all: bool = False) -> list[SavedPart]:
+        """Returns what has changed, for a journal. Within `changing`.
+
+        Args:
+            marks: what has changed.
+            is_all: also what has not, except rows.
+
+        Returns:
+            Values that nobody changes.
+        """
+        return [
+            shard.saved(marks.get(name))
+            for name, shard in self._shards.items()
+            if name in marks or (is_all and not shard.spec.has_rows)
+        ]
+
+    def pieces(self, marks: Marks | None = None) -> Iterator[SavedPart]:
+        """Returns copies of rows of tables, some at a time, while they change.
+
+        Args:
+            marks: which rows; None for all.
+        """
+        with self._reading:
+            tables = {name: one for name, one in self._shards.items() if one.spec.has_rows}
+        for name, shard in tables.items():
+            if marks is None:
+                yield from shard.pieces()
+            elif name in marks:
+                yield from shard.pieces(marks[name])
+
+    def restore(self, part: SavedPart) -> None:
+        """Takes a shard, or rows of it, from a journal, before anybody asks.
+
+        Args:
+            part: what the journal has.
+        """
+        shard = self._shards.get(part.spec.name)
+        if shard is None:
+            empty = np.zeros(part.spec.shape, np.dtype(part.spec.dtype))
+            shard = self._shards[part.spec.name] = Shard(part.spec, empty)
+        shard.restore(part)
+        shard.take_marks()
+
+    def restore_counts(self, version: int, scalars: Mapping[str, np.ndarray]) -> None:
+        """Takes the number of updates and the scalars from a journal, before anybody asks.
+
+        Args:
+            version: the number of updates.
+            scalars: what the rules, which are set before, keep once.
+        """
+        self.version = version
+        for name, value in scalars.items():
+            self._rules.set_scalar(name, value)
+
+    def _find(self, name: str) -> tuple[Shard, str | None]:
+        if name in self._shards:
+            return self._shards[name], None
+        variable, _, slot = name.rpartition(":")
+        shard = self._shards.get(variable)
+        if shard is None or slot not in shard.slots:
+            raise KeyError(f"no variable {name!r} on this server")
+        return shard, slot
+
+    def _set(self, shard: Shard, slot: str | None, value: np.ndarray) -> None:
+        shard.mark()
+        self.num_changes += 1
+        with self._reading:
+            if shard.spec.has_rows:
+                with shard.lock:
+                    shard.array(slot)[...] = value
+            elif slot is None:
+                shard.value = value
+            else:
+                shard.slots[slot] = value

@@ -1,0 +1,3 @@
+"""`ParameterServerStrategy`: its four parts in each kind of process."""
+
+__all__: list[str] = []

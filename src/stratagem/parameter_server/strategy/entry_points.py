@@ -1,0 +1,82 @@
+"""Entry points of the processes of a cluster; importing them loads all that models need."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.cluster.cluster_plan import Cluster, ClusterPlan, EntryPoints
+from stratagem.parameter_server.cluster.coordinated_cluster import CoordinatedCluster
+from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster.shared_cluster import SharedCluster
+from stratagem.parameter_server.coordinator.worker import Worker
+from stratagem.parameter_server.keras.pickling import KERAS_PACKING
+from stratagem.parameter_server.server.server import ParameterServer
+from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.strategy.process_parts import worker_parts
+from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.remote.ray.ray_cluster import own_host
+from stratagem.topology.devices import DeviceLike
+
+__all__ = ["make_worker", "serve_server", "serve_worker", "start_cluster"]
+
+
+def start_cluster(plan: ClusterPlan) -> Cluster:
+    """Starts the servers of a planned cluster, or joins it as a worker with its own program."""
+    entry_points = EntryPoints(serve_server, serve_worker)
+    return (SharedCluster if plan.task else CoordinatedCluster)(plan, entry_points)
+
+
+def serve_server(
+    index: int, keys: ClusterKeys, journal_dir: str, journal_interval_s: float
+) -> ParameterServer:
+    """Starts a parameter server in this process.
+
+    Args:
+        index: index of the server.
+        keys: keys of the cluster.
+        journal_dir: folder of its journal; created if missing.
+        journal_interval_s: seconds between entries of the journal.
+    """
+    _compute_inline()
+    journal = Path(journal_dir) / f"server-{index}.journal"
+    return ParameterServer(
+        keys, host=own_host(), journal=journal, journal_interval_s=journal_interval_s
+    )
+
+
+def serve_worker(index: int, keys: ClusterKeys) -> Worker:
+    """Starts a worker in this process."""
+    _compute_inline()
+    return make_worker(keys, host=own_host())
+
+
+def make_worker(
+    keys: ClusterKeys,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    devices: Sequence[DeviceLike] | None = None,
+) -> Worker:
+    """Returns a worker with a replica on each of `devices`; None for all local ones."""
+    make_strategy = functools.partial(_worker_strategy, devices=devices)
+    return Worker(keys, KERAS_PACKING, make_strategy, host=host, port=port)
+
+
+def _worker_strategy(
+    client: ServerClient,
+    index: int,
+    mode: UpdateMode,
+    *,
+    devices: Sequence[DeviceLike] | None,
+) -> RemoteStateStrategy:
+    return RemoteStateStrategy(worker_parts(client, index, mode, devices))
+
+
+def _compute_inline() -> None:
+    """Makes CPU computations run in the calling thread, which waits for the result anyway."""
+    jax.config.update("jax_cpu_enable_async_dispatch", False)

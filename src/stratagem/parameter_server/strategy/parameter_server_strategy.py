@@ -1,0 +1,138 @@
+"""Parameter-server strategy: workers read and update variables independently."""
+
+from __future__ import annotations
+
+import os
+from typing import final
+
+from stratagem.cluster import ClusterResolver, id_in_cluster
+from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, update_mode
+from stratagem.parameter_server.cluster.cluster_roles import (
+    check_counts,
+    checked_cluster,
+    is_non_training,
+)
+from stratagem.parameter_server.cluster.coordinator_options import (
+    CoordinatorOptions,
+    checked_options,
+)
+from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.strategy.entry_points import start_cluster
+from stratagem.parameter_server.strategy.process_parts import (
+    coordinator_parts,
+    independent_parts,
+    non_training_parts,
+)
+from stratagem.partitioners import Partitioner
+from stratagem.strategies.base.recreate import recreatable
+from stratagem.topology.abstract_devices import refuse_to_plan
+
+__all__ = ["ParameterServerStrategy"]
+
+
+@final
+class ParameterServerStrategy(RemoteStateStrategy):
+    """Stores variables on parameter servers, where workers read and update them independently.
+
+    The process that creates it is the coordinator: Keras's `fit` assigns batches to workers, and
+    `sg.coordinator.ClusterCoordinator` schedules functions of your own. Processes that die are
+    restarted. Ray places them in a cluster; without one they run on this machine.
+
+    One program may run as every task of a cluster with a chief: in tasks that do not train, the
+    strategy starts nothing, and training under it is an error.
+
+    Args:
+        cluster_resolver: the cluster; None for `TF_CONFIG`, or else this machine.
+        variable_partitioner: splits variables over servers; None for no splitting.
+        synchronous: True sums the gradients of all workers before each update.
+        backup_workers: number of workers that a synchronous update does not wait for; their late
+            gradients are discarded.
+        max_staleness: limit on the age, in updates, of the values that gradients are computed from;
+            an older step is rerun. None for no limit.
+        journal_dir: a folder on each server's machine for a journal of its variables; another
+            strategy with the same folder resumes from there. None for a temporary one: a server
+            that dies is still restarted from its journal.
+        num_workers: number of workers without a cluster.
+        num_servers: number of servers without a cluster.
+        independent: True if this program runs as the chief and each worker of `TF_CONFIG`, and each
+            trains by itself on the same servers; the ps tasks run `stratagem server`. Call
+            `close()` at the end: the leader waits for the others and ends the servers.
+        options: limits, from `sg.coordinator.options`; None for its defaults.
+
+    Raises:
+        ValueError: a resolver with an empty cluster; a cluster without servers or workers, with two
+            chiefs, or with an unknown job or task; inconsistent numbers; without a chief, a task
+            that is not the coordinator.
+        TypeError: an argument of another type.
+        ImportError: pyzmq or cloudpickle is not installed, or Ray for a cluster of machines.
+        DeadlineExceededError: not all tasks of the cluster came in time.
+
+    Example::
+
+        with sg.ParameterServerStrategy() as strategy:  # 2 workers and 2 servers on this machine
+            with strategy.scope():
+                model = keras.Sequential([keras.layers.Dense(1)])
+                model.compile("sgd", "mse")
+            model.fit(x, y)
+
+    Source: TF 2.21 parameter_server_strategy_v2.py, ParameterServerStrategyV2.
+    """
+
+    @recreatable
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: Partitioner | None = None,
+        *,
+        synchronous: bool = False,
+        backup_workers: int = 0,
+        max_staleness: int | None = None,
+        journal_dir: str | os.PathLike[str] | None = None,
+        num_workers: int | None = None,
+        num_servers: int | None = None,
+        independent: bool = False,
+        options: CoordinatorOptions | None = None,
+    ) -> None:
+        resolver, spec = checked_cluster(cluster_resolver, "ParameterServerStrategy")
+        refuse_to_plan("A ParameterServerStrategy")
+        self._resolver = resolver
+        if spec and not independent:
+            check_counts(spec)
+        own_task = (resolver.task_type, resolver.task_id)
+        if is_non_training(spec, own_task, independent=independent):
+            super().__init__(non_training_parts(own_task))
+            return
+        if independent:
+            plan = ClusterPlan.independent(spec, own_task)
+        elif spec:
+            plan = ClusterPlan.of(spec, resolver.task_type)
+        else:
+            plan = ClusterPlan.local(num_workers, num_servers)
+        limits = checked_options(options, independent=independent)
+        plan = plan.keeping_journals(journal_dir, limits.journal_interval_s)
+        mode = update_mode(
+            plan.num_workers,
+            synchronous=synchronous,
+            backup_workers=backup_workers,
+            max_staleness=max_staleness,
+        )
+        cluster = start_cluster(plan)
+        silence_s = limits.recovery_timeout_s
+        if plan.task is None:
+            parts = coordinator_parts(cluster, variable_partitioner, mode, silence_s)
+        else:
+            worker = id_in_cluster(spec, *plan.task)
+            parts = independent_parts(
+                cluster,
+                worker,
+                plan.num_workers,
+                variable_partitioner,
+                mode,
+                silence_s=silence_s,
+            )
+        super().__init__(parts, limits)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """The resolver of the cluster; None without one."""
+        return self._resolver

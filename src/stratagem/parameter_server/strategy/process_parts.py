@@ -1,0 +1,154 @@
+"""Parts of a parameter-server strategy in each kind of process: coordinator, worker, other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from stratagem.execution import Lockstep
+from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.lost_updates import LostUpdates
+from stratagem.parameter_server.client.remote_steps import RemoteSteps
+from stratagem.parameter_server.client.shard_layout import ShardPlacer
+from stratagem.parameter_server.client.variable_client import VariableClient
+from stratagem.parameter_server.cluster.cluster_plan import Cluster
+from stratagem.parameter_server.cluster.remote_state_strategy import ProcessParts
+from stratagem.parameter_server.coordinator.scheduling import Scheduling
+from stratagem.parameter_server.keras.pickling import KERAS_PACKING
+from stratagem.parameter_server.keras.server_keras import ServerKeras
+from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.transport.connection import Connections
+from stratagem.partitioners import Partitioner
+from stratagem.strategies.base.non_training import NonTraining
+from stratagem.topology import Topology, find_devices, local_devices
+from stratagem.topology.devices import DeviceLike
+from stratagem.variables import Replicated
+
+__all__ = [
+    "connect",
+    "coordinator_parts",
+    "independent_parts",
+    "non_training_parts",
+    "worker_parts",
+]
+
+
+class RemotePlacement(Replicated):
+    """All variables on parameter servers."""
+
+    is_remote = True
+
+    def __init__(self, remote: RemoteSteps) -> None:
+        super().__init__()
+        self.remote = remote
+
+
+class IndependentWorker(Lockstep):
+    """Executor of a worker that runs its own program."""
+
+    def __init__(self, strategy: Any, worker: tuple[int, int]) -> None:
+        super().__init__(strategy)
+        self.worker = worker
+
+
+def connect(cluster: Cluster, silence_s: float | None) -> Connections:
+    """Connects to the servers of a cluster.
+
+    `silence_s` is the time without a sign of life after which a server is lost; None for the
+    default.
+    """
+    addresses, locate = cluster.server_addresses, cluster.locate_server
+    return Connections(cluster.keys, addresses, locate=locate, silence_s=silence_s)
+
+
+def coordinator_parts(
+    cluster: Cluster,
+    partitioner: Partitioner | None,
+    mode: UpdateMode,
+    silence_s: float | None,
+) -> ProcessParts:
+    """Returns the parts of the coordinator, which creates all variables."""
+    connections = connect(cluster, silence_s)
+    cluster.tell_moves_to(connections.move)
+    variables = VariableClient(
+        ServerClient(connections),
+        ShardPlacer(len(cluster.server_addresses), partitioner),
+        mode,
+        has_journals=cluster.has_journals,
+        is_coordinator=True,
+    )
+    return ProcessParts(
+        Topology(local_devices()[:1]),
+        RemotePlacement(RemoteSteps(variables, 1, keras=ServerKeras())),
+        functools.partial(Scheduling, packing=KERAS_PACKING),
+        cluster,
+        connections,
+    )
+
+
+def worker_parts(
+    client: ServerClient,
+    index: int,
+    mode: UpdateMode,
+    devices: Sequence[DeviceLike] | None = None,
+    *,
+    placer: ShardPlacer | None = None,
+    has_journals: bool = False,
+) -> ProcessParts:
+    """Returns the parts of a worker.
+
+    Args:
+        client: connected to the servers.
+        index: index of the worker.
+        mode: when the servers apply gradients.
+        devices: devices of its replicas; None for all local ones.
+        placer: places the variables it creates; None if the coordinator creates them.
+        has_journals: True if the servers keep journals of the variables it creates.
+    """
+    found = local_devices() if devices is None else find_devices(list(devices))
+    topology = Topology(found, first_replica_id=index * len(found))
+    variables = VariableClient(client, placer, mode, has_journals=has_journals)
+    steps = RemoteSteps(
+        variables,
+        len(found),
+        keras=ServerKeras(),
+        repeats_stale=mode.max_staleness is not None,
+    )
+    return ProcessParts(topology, RemotePlacement(steps))
+
+
+def independent_parts(
+    cluster: Cluster,
+    worker: int,
+    num_workers: int,
+    partitioner: Partitioner | None,
+    mode: UpdateMode,
+    devices: Sequence[DeviceLike] | None = None,
+    *,
+    silence_s: float | None = None,
+) -> ProcessParts:
+    """Returns the parts of a worker that runs its own program.
+
+    All workers create the same variables in the same order: the first creates them on the servers,
+    the others find them there.
+    """
+    connections = connect(cluster, silence_s)
+    parts = worker_parts(
+        ServerClient(connections, f"worker {worker}"),
+        worker,
+        mode,
+        devices,
+        placer=ShardPlacer(len(cluster.server_addresses), partitioner),
+        has_journals=cluster.has_journals,
+    )
+    parts.placement.remote.lost_updates = LostUpdates(worker)
+    parts.executor = functools.partial(IndependentWorker, worker=(worker, num_workers))
+    parts.cluster, parts.connections = cluster, connections
+    return parts
+
+
+def non_training_parts(task: tuple[str | None, int | None]) -> ProcessParts:
+    """Returns the parts of a task that does not train."""
+    executor = functools.partial(NonTraining, task=task)
+    return ProcessParts(Topology(local_devices()[:1]), Replicated(), executor)

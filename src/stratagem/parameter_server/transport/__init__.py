@@ -1,0 +1,3 @@
+"""Authenticated messages between a cluster's processes: framing, keys, sockets, shared memory."""
+
+__all__: list[str] = []

@@ -1,0 +1,47 @@
+"""Who may connect to a listener: clients of its cluster, told apart before anything is read."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from stratagem.parameter_server.transport.keys import load_zmq
+
+__all__ = ["Admission"]
+
+_ADDRESS = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+
+
+class Admission:
+    """Answers what ZeroMQ asks about each new connection.
+
+    Args:
+        context: of the sockets that it is asked about.
+        client_public: the key of clients over TCP.
+        password: of clients over a Unix socket; None where there is none.
+
+    Source: ZeroMQ RFC 27, ZAP.
+    """
+
+    def __init__(self, context: Any, client_public: bytes, password: bytes | None) -> None:
+        zmq = load_zmq()
+        self._key: bytes = load_zmq("zmq.utils.z85").decode(client_public)
+        self._password = password
+        self.socket: Any = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(_ADDRESS)
+
+    def answer(self) -> None:
+        """Answers one question, which has arrived."""
+        version, number, _, _, _, mechanism, *credentials = self.socket.recv_multipart()
+        is_known = version == _VERSION and self._knows(mechanism, credentials)
+        status = (b"200", b"") if is_known else (b"400", b"not of this cluster")
+        self.socket.send_multipart([_VERSION, number, *status, b"", b""])
+
+    def _knows(self, mechanism: bytes, credentials: list[bytes]) -> bool:
+        if mechanism == b"CURVE":
+            return credentials == [self._key]
+        if mechanism == b"PLAIN" and self._password is not None:
+            return secrets.compare_digest(b"".join(credentials[1:]), self._password)
+        return False

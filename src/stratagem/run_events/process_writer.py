@@ -1,0 +1,136 @@
+"""The event writer of this process, opened on first use if STRATAGEM_RUN_DIR is set."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from stratagem import environment
+from stratagem.cluster import detect
+from stratagem.run_events.writer import EventWriter
+
+__all__ = ["close_events", "current_events", "step"]
+
+_STAT = Path("/proc/self/stat")
+_INTERRUPTED = 130  # the exit code that shells report for SIGINT
+
+
+class _EventState:
+    writer: EventWriter | None = None
+    exit_code: int = 0
+    reason: str | None = None
+
+
+_current = _EventState()
+_lock = threading.Lock()
+
+
+def current_events() -> EventWriter | None:
+    """Returns the event writer of this process.
+
+    The first call opens it, as the task that `sg.cluster.detect()` finds. It is closed when the
+    process exits. A forked child writes nothing.
+
+    Returns:
+        The writer, or None if `STRATAGEM_RUN_DIR` is not set.
+
+    Raises:
+        ValueError: the environment describes an invalid cluster.
+
+    Example:
+        >>> sg.goodput.current_events() is None  # without STRATAGEM_RUN_DIR
+        True
+    """
+    if _current.writer is None:
+        run_dir = environment.lookup("STRATAGEM_RUN_DIR")
+        if run_dir is None:
+            return None
+        with _lock:
+            if _current.writer is None:
+                _current.writer = _open_writer(run_dir)
+                _watch_exceptions()
+    return _current.writer
+
+
+def step(step: int, *, num_steps: int = 1, duration_s: float | None = None) -> None:
+    """Records that a custom training loop just finished one or more steps; `fit` does so itself.
+
+    Does nothing if `STRATAGEM_RUN_DIR` is not set.
+
+    Args:
+        step: number of steps completed in the run so far, across restarts.
+        num_steps: number of steps that the last call ran.
+        duration_s: duration of that call in seconds; None for the time since the previous step.
+
+    Raises:
+        ValueError: `num_steps` is below 1 or above `step`, or the duration is negative.
+
+    Example:
+        >>> for step in range(1, 101):
+        ...     sg.goodput.step(step)
+    """
+    events = current_events()
+    if events is not None:
+        events.step(step, num_steps=num_steps, duration_s=duration_s)
+
+
+def close_events(exit_code: int, reason: str | None = None) -> None:
+    """Records that this process exits, and closes its events; call it before `os._exit`.
+
+    Args:
+        exit_code: exit code of the process.
+        reason: why it exits, or None.
+    """
+    if _current.writer is not None:
+        _current.writer.end(exit_code, reason)
+        _current.writer.close()
+
+
+def _open_writer(run_dir: str) -> EventWriter:
+    resolver = detect()
+    if resolver is None:
+        return EventWriter(run_dir, "worker", 0, num_processes=1, age_s=_age_s())
+    task_type = resolver.task_type or "worker"
+    # A parameter server is not part of the training group.
+    num_processes = 1 if task_type == "ps" else resolver.processes().num_processes
+    return EventWriter(
+        run_dir,
+        task_type,
+        resolver.task_id or 0,
+        num_processes=num_processes,
+        age_s=_age_s(),
+    )
+
+
+def _age_s() -> float:
+    """Returns the age of this process in seconds, or 0 if unknown."""
+    try:
+        # The process name is in parentheses and may contain spaces.
+        fields = _STAT.read_text(errors="replace").rpartition(")")[2].split()
+        started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
+    except (AttributeError, IndexError, OSError, ValueError):
+        return 0.0
+
+
+def _watch_exceptions() -> None:
+    """Records an uncaught exception as the exit reason; the code of `sys.exit` is not visible."""
+    previous = sys.excepthook
+
+    def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _current.exit_code = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
+        _current.reason = f"{kind.__name__}: {error}"
+        previous(kind, error, trace)
+
+    sys.excepthook = note
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    # Registered before the exit handlers that record events, so that it runs after them.
+    close_events(_current.exit_code, _current.reason)

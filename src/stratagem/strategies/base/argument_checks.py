@@ -1,0 +1,134 @@
+"""Checks of the arguments of strategies and of `Strategy.run`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem.communication import CommunicationOptions
+from stratagem.messages import explain
+from stratagem.options import RunOptions
+from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
+from stratagem.topology import Topology
+from stratagem.topology.device_assignment import DeviceAssignment
+
+__all__ = [
+    "check_device_assignment",
+    "check_parts",
+    "check_run",
+    "check_steps_per_run",
+    "checked_communication",
+]
+
+
+def check_parts(topology: Any, cross_device_ops: Any) -> None:
+    """Raises a TypeError unless the arguments are a topology and cross-device ops."""
+    if not isinstance(topology, Topology):
+        raise TypeError(
+            explain(
+                f"topology={topology!r} is of type {type(topology).__name__}.",
+                expected="a stratagem.topology.Topology.",
+                fix="make one from devices: Topology(find_devices([...])).",
+            )
+        )
+    if not isinstance(cross_device_ops, CrossDeviceOps | None):
+        raise TypeError(
+            explain(
+                f"cross_device_ops={cross_device_ops!r} is of type "
+                f"{type(cross_device_ops).__name__}.",
+                expected="an sg.CrossDeviceOps, or None to choose.",
+                fix="leave cross_device_ops out, or pass sg.RingAllReduce(), for example.",
+            )
+        )
+
+
+def check_run(fn: Any, args: Any, options: Any) -> None:
+    """Raises a TypeError or ValueError if `Strategy.run` does not accept the arguments."""
+    if not callable(fn):
+        raise TypeError(
+            explain(
+                f"run received fn={fn!r} of type {type(fn).__name__}.",
+                expected="a function.",
+                fix="pass the function itself and its arguments in `args`.",
+            )
+        )
+    if not isinstance(args, tuple | list):
+        raise ValueError(
+            explain(
+                f"run received args of type {type(args).__name__}.",
+                expected="a tuple or list of positional arguments.",
+                fix="write args=(value,) with a comma.",
+            )
+        )
+    if options is not None and not isinstance(options, RunOptions):
+        raise TypeError(
+            explain(
+                f"run received options={options!r} of type {type(options).__name__}.",
+                expected="sg.RunOptions or None.",
+                fix="leave `options` out.",
+            )
+        )
+
+
+def checked_communication(
+    options: Any, *, shard_state: Any, devices_per_replica: Any
+) -> CommunicationOptions:
+    """Returns the communication options of a multi-worker strategy.
+
+    Raises:
+        ValueError: options of another type, or shards over replicas of several devices.
+    """
+    if shard_state is not None and devices_per_replica != 1:
+        raise ValueError(
+            explain(
+                f"shard_state={shard_state!r} and devices_per_replica={devices_per_replica} "
+                "were given.",
+                expected="at most one of them: each divides variables over devices.",
+                fix="leave one of them out.",
+            )
+        )
+    if options is None:
+        return CommunicationOptions()
+    if not isinstance(options, CommunicationOptions):
+        raise ValueError(
+            explain(
+                f"communication_options={options!r} is of type {type(options).__name__}.",
+                expected="sg.CommunicationOptions, or None.",
+                fix="leave communication_options out.",
+            )
+        )
+    return options
+
+
+def check_device_assignment(assignment: Any) -> None:
+    """Raises a ValueError unless a TPUStrategy got a device assignment or None."""
+    if isinstance(assignment, int):
+        raise ValueError(
+            explain(
+                f"experimental_device_assignment={assignment} is a number.",
+                expected="an sg.tpu.experimental.DeviceAssignment; in TensorFlow 1, the steps per "
+                "call were in its place.",
+                fix=f"write steps_per_run={assignment}.",
+            )
+        )
+    if not isinstance(assignment, DeviceAssignment | None):
+        raise ValueError(
+            explain(
+                f"experimental_device_assignment={assignment!r} is of type "
+                f"{type(assignment).__name__}.",
+                expected="an sg.tpu.experimental.DeviceAssignment, or None.",
+                fix="make one with DeviceAssignment.build(topology, num_replicas=...).",
+            )
+        )
+
+
+def check_steps_per_run(steps_per_run: Any) -> None:
+    """Raises a ValueError unless the number of steps is positive or None."""
+    is_count = isinstance(steps_per_run, int) and not isinstance(steps_per_run, bool)
+    if steps_per_run is not None and not (is_count and steps_per_run > 0):
+        raise ValueError(
+            explain(
+                f"steps_per_run={steps_per_run!r} is not a number of steps.",
+                expected="an integer of at least 1, or None.",
+                fix="pass 8, for example, or leave it out.",
+            )
+        )

@@ -1,0 +1,73 @@
+"""Automatic choice of cross-device ops, for strategies without explicit ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stratagem.collectives import (
+    Algorithm,
+    AllReduce,
+    Choice,
+    ChosenAllReduce,
+    MeasuredChoice,
+    ReplicaAxis,
+    packing_for,
+)
+from stratagem.collectives.packing import NO_PACKING
+from stratagem.communication import CommunicationImplementation, CommunicationOptions
+from stratagem.strategies.base.cross_device_ops import BuiltInOps
+from stratagem.topology import Topology
+from stratagem.topology.slices import num_slices
+
+__all__ = ["AutomaticOps"]
+
+_NAMED: Mapping[CommunicationImplementation, Algorithm] = {
+    CommunicationImplementation.RING: Algorithm.RING,
+    CommunicationImplementation.HIERARCHICAL: Algorithm.HIERARCHICAL,
+    CommunicationImplementation.NCCL: Algorithm.COMPILER,
+}
+
+# Connections between slices are slower than those inside one. Up to this size only the number of
+# messages matters, and the compiler merges them into one.
+_SMALL_BYTES = 2**12
+_BETWEEN_SLICES = Choice(Algorithm.HIERARCHICAL, ((_SMALL_BYTES, Algorithm.COMPILER),))
+
+
+class AutomaticOps(BuiltInOps):
+    """Combines values by the communication options, and chooses the algorithm if they are AUTO.
+
+    Args:
+        options: the user's options.
+        measured: chooses the algorithm if `options.implementation` is AUTO; None for the compiler's
+            own, or on several TPU slices the staged one.
+    """
+
+    def __init__(
+        self, options: CommunicationOptions | None = None, measured: MeasuredChoice | None = None
+    ) -> None:
+        self.options = options or CommunicationOptions()
+        self.measured = measured
+        implementation = self.options.implementation
+        if isinstance(implementation, CommunicationImplementation) and implementation in _NAMED:
+            self._choice = Choice(_NAMED[implementation])
+        else:
+            self._choice = measured.choice if measured else Choice()
+
+    def all_reduce(self, topology: Topology) -> AllReduce:
+        """Returns the all-reduce of a step on some devices.
+
+        If replicas have several devices, it is the compiler's own sum, which keeps shards
+        apart; packing or splitting arrays would gather them first.
+        """
+        if topology.groups is not None:
+            return ChosenAllReduce(ReplicaAxis.of(topology), Choice(), NO_PACKING)
+        packing = packing_for(
+            topology.platform,
+            spans_processes=topology.spans_processes,
+            bytes_per_pack=self.options.bytes_per_pack,
+        )
+        is_open = self.options.implementation is CommunicationImplementation.AUTO
+        has_slices = topology.platform == "tpu" and num_slices(topology.devices) > 1
+        choice = _BETWEEN_SLICES if is_open and has_slices else self._choice
+        in_bfloat16 = self.options.reduction_dtype == "bfloat16"
+        return ChosenAllReduce(ReplicaAxis.of(topology), choice, packing, in_bfloat16=in_bfloat16)

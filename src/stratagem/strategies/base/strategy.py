@@ -1,0 +1,495 @@
+"""`Strategy`, the base class: topology, placement, executor and cross-device ops."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Generator
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem.background_errors import raise_reported
+from stratagem.cluster import ClusterResolver
+from stratagem.context import stack
+from stratagem.execution import Executor, Lockstep
+from stratagem.input import DistributedDataset, DistributedIterator
+from stratagem.messages import explain
+from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions, ValueContext
+from stratagem.strategies.base import datasets, reduction
+from stratagem.strategies.base.argument_checks import check_parts, check_run
+from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
+from stratagem.strategies.base.extended import StrategyExtended
+from stratagem.strategies.base.logical_devices import LogicalDevices
+from stratagem.strategies.base.old_methods import OldMethods
+from stratagem.topology import Topology, planned_topology
+from stratagem.tracebacks import filters_traceback
+from stratagem.values import PerReplica, regroup, select_replica
+from stratagem.values.distributed import DistributedValues
+from stratagem.values.regrouping import is_per_replica
+from stratagem.variables import (
+    Placement,
+    Replicated,
+    VariableRegistry,
+    agree_on_initial_values,
+)
+
+__all__ = ["Strategy"]
+
+
+class Strategy(LogicalDevices, OldMethods):
+    """Distributes training over devices.
+
+    A strategy is four parts. A concrete strategy only chooses them.
+
+    Args:
+        topology: the devices of the replicas.
+        cross_device_ops: combine the values of replicas; None chooses the ops.
+        placement: the store of each variable; None for a copy on each replica's device.
+        executor: makes what runs the replica functions; called with the strategy.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: cross-device ops that do not support these devices.
+
+    Source: TF 2.21 distribute_lib.py, Strategy.
+    """
+
+    # Repeats the constructor call, in any process; None if no such call made this strategy.
+    recreate: Callable[[], Strategy] | None = None
+
+    def __init__(
+        self,
+        topology: Topology,
+        cross_device_ops: CrossDeviceOps | None = None,
+        *,
+        placement: Placement | None = None,
+        executor: Callable[[Any], Executor] = Lockstep,
+    ) -> None:
+        check_parts(topology, cross_device_ops)
+        self.topology = planned_topology(topology)
+        self.cross_device_ops = cross_device_ops or AutomaticOps()
+        self.cross_device_ops.all_reduce(self.topology)  # raises if they do not support the devices
+        self.placement: Placement = placement or Replicated()
+        self.variables = VariableRegistry()
+        self._make_executor = executor
+        self.executor = executor(self)
+        self._extended = StrategyExtended(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topology})"
+
+    def __copy__(self) -> Strategy:
+        raise RuntimeError(
+            explain(
+                f"{self} was given to copy.copy.",
+                expected="copy.deepcopy: a shallow copy would share the original's variables.",
+                fix="use copy.deepcopy for a new strategy on the same devices, or itself.",
+            )
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
+        devices = () if self.topology.devices is None else (*jax.devices(), *jax.devices("cpu"))
+        memo.update((id(device), device) for device in devices)
+        Strategy.__init__(
+            copied,
+            self.topology,
+            self.cross_device_ops,
+            placement=copy.deepcopy(self.placement, memo),
+            executor=self._make_executor,
+        )
+        own = vars(self).keys() - vars(copied).keys()  # set by a subclass
+        for name in own:
+            setattr(copied, name, copy.deepcopy(vars(self)[name], memo))
+        return copied
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas that train in sync, with summed gradients."""
+        return self.topology.num_replicas
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """The cluster that the strategy was created from; None in a single process."""
+        return None
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """Additional interface for authors of libraries."""
+        return self._extended
+
+    @contextlib.contextmanager
+    def scope(self) -> Generator[Strategy]:
+        """Makes this strategy current and creates variables by its policy.
+
+        Call in cross-replica context.
+
+        Yields:
+            The strategy.
+
+        Raises:
+            RuntimeError: in a replica function or in another strategy's scope, or scopes are exited
+                out of order.
+
+        Example:
+            >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+            ...     model = keras.Sequential([keras.layers.Dense(1)])
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.scope.
+        """
+        self.executor.check_scope()
+        stack.push_scope(self)
+        try:
+            yield self
+        finally:
+            stack.pop_scope(self)
+        if stack.current_frame() is None:
+            agree_on_initial_values(self.variables, self.topology)
+
+    @filters_traceback
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Calls a function once per replica, as one program. Call in cross-replica context.
+
+        Arrays and Python numbers are traced; strings, bools and other objects are constants of the
+        program. A second call with the same function, structure, shapes and dtypes is not retraced.
+
+        Args:
+            fn: the replica function; called in replica context.
+            args: tuple or list of positional arguments, pytrees; each replica gets its component of
+                a `PerReplica`, and all other values unchanged.
+            kwargs: keyword arguments, likewise.
+            options: hints for TPUs.
+
+        Returns:
+            The result of `fn`, each array as a `PerReplica` (plain with one replica), other objects
+            unchanged.
+
+        Raises:
+            RuntimeError: in replica context, or in another strategy's scope.
+            TypeError: `fn` cannot be called, or `options` is of another type.
+            ValueError: `args` is not a tuple or list.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
+            PerReplica[0 | 1]
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.run.
+        """
+        stack.require_cross_replica(
+            self, "run", instead="call the function itself; it is in a replica."
+        )
+        check_run(fn, args, options)
+        frame = stack.current_frame()
+        if frame is not None and frame.replica is not None:
+            raise RuntimeError(
+                explain(
+                    "run was called in merge_call, while a step runs.",
+                    expected="cross-replica context outside every step.",
+                    fix="call the function on the replicas before or after merge_call.",
+                )
+            )
+        raise_reported()
+        with contextlib.nullcontext() if frame is not None else self._opened():
+            return self.executor.run(fn, args, kwargs or {})
+
+    def _opened(self) -> contextlib.AbstractContextManager[Any]:
+        return stack.push(stack.FrameKind.SCOPE, self)
+
+    @filters_traceback
+    def run_steps(
+        self,
+        fn: Callable[..., Any],
+        iterator: DistributedIterator,
+        num_steps: int | None = None,
+        *,
+        reduce: ReduceOp | str | None = None,
+        carry: Any = None,
+    ) -> Any:
+        """Runs a function on the next batches, once per replica and batch, in one call of the host.
+
+        The batches are stacked, transferred once and looped over on the devices. Call in
+        cross-replica
+        context.
+
+        Args:
+            fn: the replica function, called as in `run(fn, args=(batch,))`; or, if it takes the
+                elements of a tuple instead of the tuple, as in `run(fn, args=batch)`.
+            iterator: iterator of a dataset that this strategy distributed.
+            num_steps: maximum number of batches; fewer if the data ends. None for the
+                `steps_per_run` of a `TPUStrategy`.
+            reduce: "sum" or "mean" of each result over the replicas, step by step; None returns
+                results per replica.
+            carry: pytree of arrays, passed to `fn` as its first argument; `fn` returns a pair of
+                the next carry and its result. None for no carry.
+
+        Returns:
+            The results of `fn`, with the steps on axis 0: each array as a `PerReplica` whose
+            components have shape (steps, ...); plain with `reduce`, and with one replica. With
+            `carry` a pair: the last carry, as `run` would return it, and the results.
+
+        Raises:
+            StopIteration: the data has ended before the first step.
+            TypeError: an argument of another type, or `fn` does not return a pair despite a carry.
+            ValueError: fewer than 1 step, an iterator of another strategy, or a carry that changes
+                its structure, a shape or a dtype.
+            RuntimeError: in replica context, or in another strategy's scope.
+            InvalidArgumentError: steps return arrays of different shapes.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> dataset = strategy.distribute_dataset([np.arange(4), np.arange(4)])
+            >>> strategy.run_steps(jax.numpy.sum, iter(dataset), 2, reduce="sum")
+            Array([6, 6], dtype=int32)
+
+        Source: TF 1.x contrib tpu_strategy.py, steps_per_run.
+        """
+        stack.require_cross_replica(self, "run_steps", instead="call the function in a lax.scan.")
+        num_steps = self.executor.steps_per_call if num_steps is None else num_steps
+        datasets.check_steps(self, fn, iterator, num_steps)
+        assert num_steps is not None
+        op = None if reduce is None else ReduceOp.parse(reduce)
+        raise_reported()
+        opened = contextlib.nullcontext() if stack.current_frame() is not None else self._opened()
+        with opened:
+            return self.executor.run_steps(fn, iterator, num_steps, reduce_op=op, carry=carry)
+
+    @filters_traceback
+    def distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Splits the batches of a dataset over the replicas. Call in cross-replica context.
+
+        Each replica takes the next ceil(B / n) examples of a batch of B until they are used
+        up. Short parts are padded inside a step, and padding counts nowhere. The next batch
+        is transferred to the devices while a step runs.
+
+        Args:
+            dataset: batches of the global batch size: `sg.input.Dataset`, Grain, tf.data, a torch
+                `DataLoader`, Hugging Face, a Keras `PyDataset`, a generator, a list.
+            options: how batches reach the devices.
+
+        Returns:
+            The dataset, to iterate once per epoch.
+
+        Raises:
+            NotImplementedError: PER_REPLICA.
+            TypeError: no dataset, or options of another type.
+            ValueError: arrays, which are not batched.
+            RuntimeError: in replica context.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> dataset = strategy.distribute_dataset([np.arange(4), np.arange(3)])
+            >>> for batch in dataset:
+            ...     print(strategy.run(jax.numpy.sum, args=(batch,)))
+            PerReplica[1 | 5]
+            PerReplica[1 | 4]
+
+        Source: TF 2.21 distribute_lib.py, experimental_distribute_dataset.
+        """
+        stack.require_cross_replica(
+            self, "distribute_dataset", instead="pass a batch to run; make the dataset outside."
+        )
+        return datasets.from_dataset(self, dataset, options)
+
+    experimental_distribute_dataset = distribute_dataset
+
+    @filters_traceback
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Creates a distributed dataset of per-replica batches. Call in cross-replica context.
+
+        Nothing is split or repeated: consecutive batches go to consecutive replicas.
+
+        Args:
+            dataset_fn: called once with an `InputContext`, or with PER_REPLICA once per replica;
+                returns a dataset batched by the per-replica size.
+            options: how batches reach the devices.
+
+        Returns:
+            The dataset, to iterate once per epoch.
+
+        Raises:
+            TypeError: `dataset_fn` cannot be called or returns no dataset, or options of another
+                type.
+            RuntimeError: in replica context.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> dataset = strategy.distribute_datasets_from_function(
+            ...     lambda context: sg.input.Dataset(np.arange(5), batch_size=2)
+            ... )
+            >>> for batch in dataset:
+            ...     print(batch)
+            PerReplica[[0 1] | [2 3]]
+            PerReplica[[4] | []]
+
+        Source: TF 2.21 distribute_lib.py, distribute_datasets_from_function.
+        """
+        stack.require_cross_replica(
+            self,
+            "distribute_datasets_from_function",
+            instead="pass a batch to run; make the dataset outside.",
+        )
+        return datasets.from_function(self, dataset_fn, options)
+
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+
+    @filters_traceback
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+        """Combines the parts of a value over replicas. Call in cross-replica context.
+
+        Args:
+            reduce_op: "sum" or "mean".
+            value: pytree with `PerReplica` leaves.
+            axis: None to reduce over replicas only; one or several ints to reduce over those axes
+                of a component as well, where MEAN divides by the true number of elements.
+
+        Returns:
+            The pytree with ordinary arrays; SUM keeps the dtype, MEAN of integers is a float.
+
+        Raises:
+            ValueError: unknown op, axis out of range, or a SUM of a plain value over several
+                replicas.
+            TypeError: axis of another type.
+            InvalidArgumentError: parts of unequal shapes with `axis=None`.
+            RuntimeError: in replica context; use `all_reduce` or `merge_call`.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> ids = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
+            >>> strategy.reduce("sum", ids, axis=None)
+            Array(1, dtype=int32)
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.reduce.
+        """
+        stack.require_cross_replica(
+            self, "reduce", instead="use ReplicaContext.all_reduce, or call it in merge_call."
+        )
+        op = ReduceOp.parse(reduce_op)
+        axes = reduction.parse_axes(axis)
+        count = self.num_replicas_in_sync
+        return _map(lambda leaf: reduction.reduce(op, leaf, axes, num_replicas=count), value)
+
+    @filters_traceback
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenates the parts of a value in replica order. Call in cross-replica context.
+
+        Args:
+            value: pytree with `PerReplica` leaves, each part of shape (..., n_i, ...).
+            axis: axis of a part, with -rank <= axis < rank.
+
+        Returns:
+            The pytree with ordinary arrays, size sum(n_i) at `axis`, true rows only; plain values
+            unchanged.
+
+        Raises:
+            ValueError: rank 0, or axis out of range.
+            InvalidArgumentError: parts whose ranks or other sizes differ.
+            NotImplementedError: `IndexedSlices`.
+            RuntimeError: in replica context; use `all_gather`.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> value = strategy.distribute_values_from_function(lambda _: jax.numpy.ones(2))
+            >>> strategy.gather(value, axis=0).shape
+            (4,)
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.gather.
+        """
+        stack.require_cross_replica(self, "gather", instead="use ReplicaContext.all_gather.")
+        count = self.num_replicas_in_sync
+        return _map(lambda leaf: reduction.gather(leaf, axis, num_replicas=count), value)
+
+    concat = gather
+
+    @filters_traceback
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the parts of a value that this process holds. Call in cross-replica context.
+
+        Args:
+            value: a `PerReplica`, a pytree with such leaves, or any other value.
+
+        Returns:
+            Tuple of its components, true rows only; for a pytree, one pytree per replica of this
+            process; `(value,)` for a value that is not distributed.
+
+        Raises:
+            RuntimeError: in replica context.
+
+        Example:
+            >>> sg.get_strategy().local_results(7)
+            (7,)
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.experimental_local_results.
+        """
+        stack.require_cross_replica(
+            self, "local_results", instead="use the value: it is this replica's."
+        )
+        if isinstance(value, PerReplica):
+            return value.components
+        count = self.topology.num_local_replicas
+        if isinstance(value, DistributedValues):
+            return (value,) * count
+        if not any(map(is_per_replica, jax.tree.leaves(value, is_leaf=is_per_replica))):
+            return (value,)
+        return tuple(select_replica(index, value) for index in range(count))
+
+    experimental_local_results = local_results
+
+    @filters_traceback
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Creates a distributed value from a function. Call in cross-replica context.
+
+        Args:
+            value_fn: called once per replica of this process with a `ValueContext`; returns a
+                pytree.
+
+        Returns:
+            The pytree with `PerReplica` leaves; plain with one replica.
+
+        Raises:
+            ValueError: the pytrees differ in structure.
+            RuntimeError: in replica context.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> strategy.distribute_values_from_function(lambda c: 10 * c.replica_id_in_sync_group)
+            PerReplica[0 | 10]
+
+        Source: TF 2.21 distribute_lib.py, experimental_distribute_values_from_function.
+        """
+        stack.require_cross_replica(
+            self,
+            "distribute_values_from_function",
+            instead="compute the value in the replica function.",
+        )
+        count = self.num_replicas_in_sync
+        ids = self.topology.local_replica_ids
+        values = [value_fn(ValueContext(index, count)) for index in ids]
+        if count > 1:  # Equal numbers must make a PerReplica too, regardless of their values.
+            values = jax.tree.map(_number_as_array, values)
+        return regroup(values, self.topology)
+
+    experimental_distribute_values_from_function = distribute_values_from_function
+
+
+def _map(fn: Callable[[Any], Any], value: Any) -> Any:
+    return jax.tree.map(fn, value, is_leaf=reduction.is_leaf)
+
+
+def _number_as_array(leaf: Any) -> Any:
+    is_number = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
+    return np.asarray(leaf) if is_number else leaf

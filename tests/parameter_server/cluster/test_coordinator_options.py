@@ -1,0 +1,113 @@
+"""Limits as values: each of them changes what happens."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.parameter_server.cluster.coordinator_options import checked_options
+from tests.parameter_server.clusters import coordinated, local_strategy
+from tests.parameter_server.shared_with_workers import forget, note, seen, times_seen
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"start_delay_s": -1},
+        {"start_delay_s": "1"},
+        {"recovery_timeout_s": -0.5},
+        {"recovery_timeout_s": 0},
+        {"max_transient_failures": -1},
+        {"max_transient_failures": 1.5},
+        {"journal_interval_s": -1.0},
+        {"journal_interval_s": float("nan")},
+        {"journal_interval_s": True},
+    ],
+    ids=str,
+)
+def test_number_that_makes_no_sense_is_refused(given: dict[str, Any]) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(ValueError, match=r"sg\.coordinator\.options received") as caught:
+        sg.coordinator.options(**given)
+    assert f"{name}={value!r}" in str(caught.value)
+
+
+def test_strategy_takes_options_and_nothing_else() -> None:
+    with pytest.raises(TypeError, match="is of type dict"):
+        sg.ParameterServerStrategy(options={"start_delay_s": 1})
+    given = sg.coordinator.options(start_delay_s=1)
+    assert checked_options(given, independent=False) is given
+    assert checked_options(None, independent=True) == sg.coordinator.options()
+    with pytest.raises(ValueError, match="A strategy that schedules no functions was given"):
+        checked_options(given, independent=True)
+    with pytest.raises(AttributeError):
+        given.start_delay_s = 2
+
+
+def test_workers_begin_one_after_the_other() -> None:
+    forget()
+    options = sg.coordinator.options(start_delay_s=1.5)
+    with coordinated(num_workers=2, options=options) as coordinator:
+        begun_s = time.monotonic()
+        for worker in (1, 0):
+            coordinator.schedule(note, args=(worker,), worker=worker)
+        coordinator.join()
+        assert time.monotonic() - begun_s > 1.4
+        assert seen == [0, 1]
+        begun_s = time.monotonic()
+        coordinator.schedule(note, args=(1,), worker=1).fetch()  # only the first one waits
+        assert time.monotonic() - begun_s < 1.4
+
+
+def test_coordinator_that_is_closed_waits_for_no_delay() -> None:
+    begun_s = time.monotonic()
+    with coordinated(num_workers=2, options=sg.coordinator.options(start_delay_s=3600)):
+        pass
+    assert time.monotonic() - begun_s < 60
+
+
+def test_silent_server_is_given_up_after_the_recovery_timeout() -> None:
+    """Without the option that takes 30 s."""
+    options = sg.coordinator.options(recovery_timeout_s=0.5)
+    with local_strategy(num_servers=1, options=options) as strategy:
+        coordinator = sg.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            v = sg.Variable(np.zeros(2, "float32"))
+
+        def read() -> float:
+            return float(v.value[0])
+
+        assert coordinator.schedule(read).fetch() == 0
+        strategy.cluster.servers[0].close()
+        with pytest.raises(sg.errors.UnavailableError, match=r"gave no answer for 0\.5 s"):
+            _ = v.value
+        coordinator.schedule(read)
+        with pytest.raises(sg.errors.PSUnavailableError, match=r"gave no answer for 0\.5 s"):
+            coordinator.join()
+
+
+@pytest.mark.filterwarnings("ignore:Failure . of 2 in a row:RuntimeWarning")
+def test_failures_to_reach_a_server_are_tolerated_so_often_in_a_row() -> None:
+    forget()
+    options = sg.coordinator.options(max_transient_failures=2)
+    with coordinated(options=options) as coordinator:
+
+        def fail(times: int, name: str) -> str:
+            note(name)
+            if times_seen(name) <= times:
+                raise sg.errors.UnavailableError("server 0 is silent")
+            return name
+
+        with pytest.warns(RuntimeWarning, match="in a row that are tolerated"):
+            assert coordinator.schedule(fail, args=(2, "first")).fetch() == "first"
+        assert coordinator.schedule(fail, args=(2, "second")).fetch() == "second"
+        coordinator.schedule(fail, args=(9, "third"))
+        with pytest.raises(sg.errors.PSUnavailableError, match="could not reach a parameter"):
+            coordinator.join()
+        assert [times_seen(name) for name in ("first", "second", "third")] == [3, 3, 3]

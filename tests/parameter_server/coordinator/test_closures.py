@@ -1,0 +1,316 @@
+"""The line of scheduled functions: what TensorFlow's own tests of its queue ask, and more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from stratagem.errors import CancelledError, ClosureInputError
+from stratagem.parameter_server.coordinator.closures import MAX_CLOSURES, Closure, ClosureQueue
+from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
+
+
+def closure(name: str = "step", **options) -> Closure:
+    return Closure(None, name=name, **options)
+
+
+def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    """A thread that has begun, and what its function has returned or raised."""
+    ended: list[object] = []
+
+    def call() -> None:
+        try:
+            ended.append(function())
+        except (CancelledError, ClosureInputError, ValueError, KeyError) as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread, ended
+
+
+def get(queue: ClosureQueue, worker: int = 0) -> Closure:
+    got = queue.get(worker)
+    assert got is not None
+    return got
+
+
+def test_closures_start_in_their_order_and_end_in_any() -> None:
+    queue = ClosureQueue()
+    put = [closure(str(i)) for i in range(3)]
+    for one in put:
+        queue.put(one)
+    assert queue.counts == {"queued": 3, "waiting": 0, "running": 0, "done": 0}
+    got = [get(queue, worker) for worker in range(3)]
+    assert got == put
+    assert not queue.is_done()
+    for value, one in enumerate(got[::-1]):
+        queue.finish(one, value)
+    assert [one.result.fetch() for one in put] == [2, 1, 0]
+    assert queue.is_done()
+    assert queue.wait()
+    assert queue.counts == {"queued": 0, "waiting": 0, "running": 0, "done": 3}
+
+
+def test_queue_holds_as_many_as_tensorflows() -> None:
+    assert MAX_CLOSURES == 262_144
+
+
+def test_put_waits_while_the_queue_is_full() -> None:
+    queue = ClosureQueue(capacity=2)
+    queue.put(closure())
+    queue.put(closure())
+    thread, ended = in_thread(lambda: queue.put(closure()))
+    thread.join(0.1)
+    assert thread.is_alive()
+    get(queue)
+    thread.join(30)
+    assert ended == [None]
+
+
+def test_join_waits_for_what_runs() -> None:
+    queue = ClosureQueue()
+    queue.put(closure())
+    running = get(queue)
+    assert not queue.wait(timeout_s=0.05)
+    thread, ended = in_thread(queue.wait)
+    queue.finish(running, None)
+    thread.join(30)
+    assert ended == [True]
+
+
+def test_closure_of_a_lost_worker_comes_first() -> None:
+    queue = ClosureQueue()
+    first, second = closure("first"), closure("second")
+    queue.put(first)
+    queue.put(second)
+    queue.put_back(get(queue))
+    assert first.result.status is RemoteValueStatus.ABORTED
+    assert first.result.error is None  # it will run again
+    assert get(queue, 1) is first
+    queue.finish(first, 7)
+    assert first.result.fetch() == 7
+    assert first.num_starts == 2
+
+
+def test_closures_of_one_worker_wait_for_it() -> None:
+    queue = ClosureQueue()
+    own, any_worker = closure("own", worker=1), closure("any")
+    queue.put(own)
+    queue.put(any_worker)
+    assert get(queue, 0) is any_worker
+    got = get(queue, 1)
+    assert got is own
+    queue.put_back(got)
+    thread, ended = in_thread(lambda: queue.get(0))
+    thread.join(0.05)
+    assert ended == []
+    assert get(queue, 1) is own
+    queue.close()
+    thread.join(30)
+    assert ended == [None]
+
+
+@pytest.mark.parametrize("call", ["put", "wait", "is_done"])
+def test_error_is_raised_once_when_nothing_runs_any_more(call) -> None:
+    queue = ClosureQueue()
+    put = [closure(str(i)) for i in range(4)]
+    for one in put:
+        queue.put(one)
+    failing, running = get(queue, 0), get(queue, 1)
+    queue.fail(failing, ValueError("the first"))
+    calls = {
+        "put": lambda: queue.put(closure("later")),
+        "wait": queue.wait,
+        "is_done": queue.is_done,
+    }
+    thread, ended = in_thread(calls[call])
+    thread.join(0.05)
+    assert ended == []  # one still runs
+    queue.fail(running, ValueError("the second"))
+    thread.join(30)
+    (error,) = ended
+    assert isinstance(error, ValueError)
+    assert str(error) == "the first"
+    assert queue.is_done()  # cleared
+    with pytest.raises(ValueError, match="the first"):
+        failing.result.fetch()
+    with pytest.raises(ValueError, match="the second"):
+        running.result.fetch()
+    for one in put[2:]:
+        assert one.result.status is RemoteValueStatus.ABORTED
+        with pytest.raises(CancelledError, match="was given up before it had ended"):
+            one.result.fetch()
+    again = closure("again")
+    queue.put(again)
+    queue.finish(get(queue), 1)
+    assert again.result.fetch() == 1
+    assert queue.wait()
+
+
+def test_closure_of_a_worker_lost_after_an_error_is_cancelled() -> None:
+    queue = ClosureQueue()
+    queue.put(closure("a"))
+    queue.put(closure("b"))
+    failing, lost = get(queue, 0), get(queue, 1)
+    queue.fail(failing, ValueError("broken"))
+    queue.put_back(lost)
+    with pytest.raises(CancelledError):
+        lost.result.fetch()
+    with pytest.raises(ValueError, match="broken"):
+        queue.wait()
+
+
+def test_put_that_waits_for_room_hears_of_an_error() -> None:
+    queue = ClosureQueue(capacity=1)
+    queue.put(closure())
+    running = get(queue)
+    queue.put(closure())
+    thread, ended = in_thread(lambda: queue.put(closure()))
+    thread.join(0.05)
+    queue.fail(running, ValueError("broken"))
+    thread.join(30)
+    assert [str(error) for error in ended] == ["broken"]
+
+
+def test_input_that_is_not_there_is_waited_for() -> None:
+    queue = ClosureQueue()
+    first = closure("first")
+    queue.put(first)
+    second = closure("second", inputs=[first.result, first.result])
+    queue.put(second)
+    assert queue.counts["waiting"] == 1
+    queue.put_back(get(queue))  # its worker is lost: the other goes on waiting
+    assert queue.counts["waiting"] == 1
+    running = get(queue)
+    assert not queue.is_done()
+    queue.finish(running, 3)
+    assert get(queue) is second
+    third = closure("third", inputs=[first.result])
+    queue.put(third)
+    assert get(queue) is third  # at once
+
+
+def test_input_that_has_failed_is_an_error() -> None:
+    queue = ClosureQueue()
+    first = closure("first")
+    queue.put(first)
+    queue.fail(get(queue), KeyError("gone"))
+    with pytest.raises(KeyError):
+        queue.wait()
+    second = closure("second", inputs=[first.result])
+    queue.put(second)
+    with pytest.raises(ClosureInputError, match="An input of second failed: KeyError") as raised:
+        queue.wait()
+    assert isinstance(raised.value.__cause__, KeyError)
+    with pytest.raises(ClosureInputError):
+        second.result.fetch()
+    assert queue.is_done()
+
+
+def test_error_comes_before_what_follows_from_it() -> None:
+    queue = ClosureQueue()
+    first = closure("first")
+    queue.put(first)
+    second = closure("second", inputs=[first.result])
+    queue.put(second)
+    queue.fail(get(queue), KeyError("gone"))
+    with pytest.raises(KeyError):
+        queue.wait()
+    with pytest.raises(CancelledError):
+        second.result.fetch()
+
+
+def test_loss_of_a_server_ends_all() -> None:
+    queue = ClosureQueue()
+    queue.put(closure())
+    queue.put(closure())
+    running = get(queue)
+    queue.break_all(ConnectionError("server 0"))
+    queue.put_back(running)
+    with pytest.raises(ConnectionError, match="server 0"):
+        queue.wait()
+
+
+def lost_for_good(queue: ClosureQueue) -> None:
+    queue.lose_worker(1, ConnectionError("worker 1"))
+
+
+def test_put_for_a_worker_that_is_gone_raises_why() -> None:
+    queue = ClosureQueue()
+    lost_for_good(queue)
+    with pytest.raises(ConnectionError, match="worker 1"):
+        queue.put(closure(worker=1))
+    queue.put(closure(worker=0))
+    queue.finish(get(queue, 0), None)
+    assert queue.wait(timeout_s=30)
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "waiting"])
+def test_what_only_a_worker_that_is_gone_may_run_does_not_hang(state) -> None:
+    queue = ClosureQueue()
+    first = closure("first", worker=0)
+    queue.put(first)
+    own = closure("own", worker=1, inputs=[first.result] if state == "waiting" else [])
+    queue.put(own)
+    if state == "running":
+        get(queue, 1)
+    lost_for_good(queue)
+    if state == "running":
+        queue.put_back(own)
+    if state == "waiting":
+        queue.finish(get(queue, 0), None)
+    with pytest.raises(ConnectionError, match="worker 1"):
+        queue.wait(timeout_s=30)
+    with pytest.raises((ConnectionError, CancelledError)):
+        own.result.fetch()
+    again = closure("again", worker=0)  # the others go on
+    queue.put(again)
+    queue.finish(get(queue, 0), 1)
+    assert queue.wait(timeout_s=30)
+
+
+def test_closed_queue_takes_nothing() -> None:
+    queue = ClosureQueue()
+    waiting = closure()
+    queue.put(waiting)
+    queue.close()
+    assert queue.get(0) is None
+    with pytest.raises(CancelledError):
+        waiting.result.fetch()
+    with pytest.raises(RuntimeError, match="on a coordinator that was closed"):
+        queue.put(closure())
+
+
+def test_many_workers_run_each_closure_once() -> None:
+    queue = ClosureQueue(capacity=8)
+
+    def work(worker: int) -> None:
+        while (one := queue.get(worker)) is not None:
+            if one.num_starts == 1 and int(one.name) % 7 == 0:
+                queue.put_back(one)
+            else:
+                queue.finish(one, int(one.name) ** 2)
+
+    workers = [in_thread(lambda i=i: work(i))[0] for i in range(4)]
+    put = [closure(str(i)) for i in range(500)]
+    for one in put:
+        queue.put(one)
+    assert queue.wait(timeout_s=60)
+    queue.close()
+    for thread in workers:
+        thread.join(30)
+    assert [one.result.fetch() for one in put] == [i**2 for i in range(500)]
+
+
+def test_remote_value_tells_at_once_or_later() -> None:
+    value, seen = RemoteValue(), []
+    value.observe(seen.append)
+    value.abort(None)
+    assert seen == []
+    assert repr(value) == "RemoteValue(ABORTED)"
+    value.set_value(1)
+    value.observe(seen.append)
+    assert seen == [value, value]

@@ -1,0 +1,185 @@
+"""Functions and models that go to another process: same names, same variables, same numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from stratagem.parameter_server.keras.pickler import pack_object, unpack_object
+
+# Keras reads the learning rate in a way that NumPy 2 does not like.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+class Custom(keras.Model):
+    """A model that no file of Keras's own can hold without being told of its class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [keras.layers.Dense(3), {"last": keras.layers.Dense(1)}]
+        self.drop = keras.layers.Dropout(0.5)
+        self.factor = 2.0
+
+    def call(self, x, training=False):
+        return self.factor * self.parts[1]["last"](self.drop(self.parts[0](x), training=training))
+
+
+def _sequential() -> keras.Model:
+    layers = [keras.layers.Dense(3, "relu"), keras.layers.BatchNormalization()]
+    return keras.Sequential([keras.layers.Input((4,)), *layers, keras.layers.Dense(1)])
+
+
+def _functional() -> keras.Model:
+    ids = keras.Input((4,))
+    rows = keras.layers.Flatten()(keras.layers.Embedding(10, 3)(ids))
+    return keras.Model(ids, keras.layers.Dense(1, kernel_regularizer="l2")(rows))
+
+
+X, Y = np.arange(32.0, dtype="float32").reshape(8, 4) % 10, np.arange(8.0).reshape(8, 1)
+
+
+def _moved(value: Any, known: dict[str, Any]) -> Any:
+    names = {id(one): name for name, one in known.items()}
+    return unpack_object(pack_object(value, lambda one: names.get(id(one))), known.__getitem__)
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("make", [_sequential, _functional, Custom])
+def test_model_comes_back_with_the_same_variables(make) -> None:
+    model = make()
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+    model.fit(X, Y, verbose=0)
+    every = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    moved = _moved(model, {str(place): variable for place, variable in enumerate(every)})
+    assert type(moved) is type(model)
+    assert moved is not model
+    assert [id(one) for one in moved.variables] == [id(one) for one in model.variables]
+    assert moved.optimizer is not model.optimizer
+    np.testing.assert_array_equal(moved.predict(X, verbose=0), model.predict(X, verbose=0))
+    moved.fit(X, Y, verbose=0)  # which trains the variables of both
+    assert int(model.optimizer.iterations) == 2
+    np.testing.assert_array_equal(moved.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+def test_variables_that_nobody_knows_go_by_their_value() -> None:
+    model = _sequential()
+    moved = _moved(model, {})
+    assert all(
+        one is not other for one, other in zip(moved.variables, model.variables, strict=True)
+    )
+    np.testing.assert_array_equal(moved.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+def test_tracked_attributes_can_still_be_changed() -> None:
+    model = Custom()
+    moved = _moved(model, {})
+    moved.parts.append(keras.layers.Dense(2))
+    moved.extra = {"more": keras.layers.Dense(2)}
+    assert len(moved.layers) == len(model.layers) + 2
+
+
+def test_functions_take_along_what_they_refer_to() -> None:
+    model, strategy = _sequential(), object()
+
+    def step(x: Any) -> tuple[Any, Any]:
+        return strategy, model(x)
+
+    moved = _moved(step, {"strategy": strategy})
+    own, output = moved(X)
+    assert own is strategy
+    np.testing.assert_array_equal(output, model(X))
+
+
+def test_metrics_and_losses_go_too() -> None:
+    metric = keras.metrics.AUC()
+    metric.update_state([0, 1, 1], [0.2, 0.9, 0.4])
+    moved, loss = _moved((metric, keras.losses.MeanAbsoluteError()), {})
+    assert float(moved.result()) == float(metric.result())
+    assert float(loss(np.array([1.0]), np.array([3.0]))) == 2.0
+
+
+def test_what_cannot_leave_the_process_is_told() -> None:
+    lock = threading.Lock()
+
+    def step() -> Any:
+        return lock
+
+    with pytest.raises(TypeError, match=r"step.*cannot be sent to a worker: cannot pickle"):
+        pack_object(step, lambda _: None)
+
+
+def test_class_of_a_script_runs_where_the_script_is_not(tmp_path: Path) -> None:
+    """Another process, which has neither the file nor its modules."""
+    script = """
+    import sys
+    from pathlib import Path
+    import stratagem
+    import keras
+    import numpy as np
+    from stratagem.parameter_server.keras.pickler import pack_object
+
+    class Mine(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+        def call(self, x):
+            return self.dense(x)
+
+    model = Mine()
+    model(np.ones((1, 2)))
+    def predict(x):
+        return np.asarray(model(x)).tolist()
+    Path(sys.argv[1]).write_bytes(pack_object(predict, lambda _: None))
+    """
+    other = """
+    import sys
+    from pathlib import Path
+    import stratagem
+    import numpy as np
+    from stratagem.parameter_server.keras.pickler import unpack_object
+    print(unpack_object(Path(sys.argv[1]).read_bytes(), None)(np.array([[1.0, 2.0]])))
+    """
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "train.py").write_text(textwrap.dedent(script))
+    file = str(tmp_path / "packed")
+    subprocess.run([sys.executable, str(tmp_path / "here" / "train.py"), file], check=True)
+    (tmp_path / "here" / "train.py").unlink()
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(other), file], check=True, capture_output=True
+    )
+    assert ended.stdout.decode().strip() == "[[3.0]]"
+
+
+def test_plain_values_need_no_names() -> None:
+    def refuse(one: Any) -> None:
+        raise AssertionError(one)
+
+    value = {"a": (1, 2.5, None, "text"), "b": [np.arange(3), np.float32(0.5), b"bytes"]}
+    got = unpack_object(pack_object(value, refuse), refuse)
+    assert got["a"] == value["a"]
+    np.testing.assert_array_equal(got["b"][0], [0, 1, 2])
+    assert (got["b"][1], type(got["b"][1]), got["b"][2]) == (0.5, np.float32, b"bytes")
+
+
+def test_what_is_known_is_found_among_plain_values() -> None:
+    known = object()
+    nested = [[[[[[known]]]]], np.array([known], object)]
+    got = _moved(nested, {"it": known})
+    assert got[0][0][0][0][0][0] is known
+    assert got[1][0] is known
+
+
+def test_list_that_holds_itself_is_sent() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    got = _moved(value, {})
+    assert got[0] == 1
+    assert got[1] is got

@@ -1,0 +1,172 @@
+"""Keras's optimizers on servers, against themselves in one process."""
+
+from __future__ import annotations
+
+import pickle
+
+import cloudpickle
+import jax
+import keras
+import numpy as np
+import pytest
+
+from stratagem.parameter_server.keras.update_rule import KerasUpdate
+from stratagem.parameter_server.server.shards import ShardSpec
+from stratagem.parameter_server.server.store import ServerVariables
+
+# Keras reads the learning rate in a way that NumPy 2 does not like.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+OPTIMIZERS = {
+    "sgd": keras.optimizers.SGD(0.1),
+    "momentum": keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": keras.optimizers.Adam(0.01),
+    "amsgrad": keras.optimizers.Adam(0.01, amsgrad=True),
+    "schedule": keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "adamw": keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "adagrad": keras.optimizers.Adagrad(0.1),
+    "adadelta": keras.optimizers.Adadelta(0.5),
+    "adamax": keras.optimizers.Adamax(0.01),
+    "nadam": keras.optimizers.Nadam(0.01),
+    "ftrl": keras.optimizers.Ftrl(0.1),
+    "lion": keras.optimizers.Lion(0.01),
+    "rmsprop": keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "average": keras.optimizers.SGD(0.1, use_ema=True),
+    "accumulated": keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+}
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_another_rate_is_another_rule_unless_it_comes_with_each_push(is_told) -> None:
+    described: list[object] = []
+    for rate in (0.1, 0.2):
+        start = {"iteration": np.int32(3), "learning_rate": np.float32(rate)}
+        optimizer = keras.optimizers.SGD(rate)
+        rule = KerasUpdate(optimizer, start=start, is_told_scalars=is_told)
+        assert rule.scalars().keys() == start.keys()
+        described.append(rule.describe())
+    assert (described[0] == described[1]) == is_told
+    other = KerasUpdate(keras.optimizers.SGD(0.1, momentum=0.5), start=start, is_told_scalars=True)
+    assert other.describe() != described[0]
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_update_is_that_of_the_optimizer(name) -> None:
+    optimizer = OPTIMIZERS[name]
+    rng = np.random.default_rng(0)
+    arrays = {
+        "a/kernel": rng.normal(size=(6, 3)).astype("float32"),
+        "a/bias": rng.normal(size=()).astype("float32"),
+    }
+    store = ServerVariables()
+    for name, value in arrays.items():
+        store.create(ShardSpec(name, value.shape, "float32"), lambda value=value: value)
+    rule = pickle.loads(cloudpickle.dumps(KerasUpdate(optimizer)))
+    store.set_rule(rule, list(arrays))
+    own = type(optimizer).from_config(optimizer.get_config())
+    variables = [keras.Variable(value) for value in arrays.values()]
+    for _ in range(5):
+        grads = {name: rng.normal(size=v.shape).astype("float32") for name, v in arrays.items()}
+        store.update(grads, {})
+        own.apply(list(grads.values()), variables)
+    for got, variable in zip(store.pull(list(arrays)), variables, strict=True):
+        np.testing.assert_allclose(got, np.asarray(variable.value), rtol=2e-5, atol=1e-6)
+    assert int(np.asarray(store.scalars["iteration"])) == int(own.variables[0].value)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_rows_are_updated_as_the_table_would_be(name) -> None:
+    optimizer = OPTIMIZERS[name]
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(50, 3)).astype("float32")
+    store = ServerVariables()
+    store.create(ShardSpec("table", (50, 3), "float32", has_rows=True), lambda: table)
+    store.set_rule(KerasUpdate(optimizer), ["table"])
+    own, variable = type(optimizer).from_config(optimizer.get_config()), keras.Variable(table)
+    for count in (3, 0, 20):
+        rows = np.sort(rng.choice(50, count, replace=False))
+        grads = rng.normal(size=(count, 3)).astype("float32")
+        store.update({}, {"table": (rows, grads)})
+        whole = np.zeros((50, 3), np.float32)
+        whole[rows] = grads
+        own.apply([whole], [variable])
+    np.testing.assert_allclose(
+        store.pull(["table"])[0], np.asarray(variable.value), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_another_number_of_rows_compiles_nothing(name) -> None:
+    store = ServerVariables()
+    store.create(ShardSpec("table", (99, 7), "float32", has_rows=True), lambda: np.ones((99, 7)))
+    store.set_rule(KerasUpdate(OPTIMIZERS[name]), ["table"])
+    compiled: list[str] = []
+
+    def note(event: str, duration_s: float, **labels: object) -> None:
+        compiled.append(event)
+
+    store.update({}, {"table": (np.arange(40), np.ones((40, 7), np.float32))})
+    jax.monitoring.register_event_duration_secs_listener(note)
+    for count in (41, 42, 63):
+        store.update({}, {"table": (np.arange(count), np.ones((count, 7), np.float32))})
+    assert compiled == []
+    jax.jit(lambda x: x + count)(1)
+    assert any("compile" in event for event in compiled)
+
+
+def test_learning_rate_can_be_set() -> None:
+    store = ServerVariables()
+    store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
+    store.set_rule(KerasUpdate(keras.optimizers.SGD(0.1)), ["v"])
+    store.update({"v": np.ones(2, np.float32)}, {})
+    store.set_scalar("learning_rate", np.array(1.0))
+    store.update({"v": np.ones(2, np.float32)}, {})
+    np.testing.assert_allclose(store.pull(["v"])[0], -1.1, rtol=1e-6)
+
+
+def test_gradients_are_not_clipped_again() -> None:
+    store = ServerVariables()
+    store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
+    store.set_rule(KerasUpdate(keras.optimizers.SGD(1.0, global_clipnorm=0.1)), ["v"])
+    store.update({"v": np.ones(2, np.float32)}, {})
+    np.testing.assert_allclose(store.pull(["v"])[0], -1.0, rtol=1e-6)
+
+
+def test_optimizer_of_ones_own_travels_with_its_class() -> None:
+    class Signs(keras.optimizers.SGD):
+        """Of a script: nobody can import it."""
+
+        def update_step(self, gradient, variable, learning_rate) -> None:
+            super().update_step(keras.ops.sign(gradient), variable, learning_rate)
+
+    rule = pickle.loads(cloudpickle.dumps(KerasUpdate(Signs(1.0))))
+    store = ServerVariables()
+    store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
+    store.set_rule(rule, ["v"])
+    store.update({"v": np.array([5, -3], np.float32)}, {})
+    np.testing.assert_allclose(store.pull(["v"])[0], [-1, 1])
+    assert rule.describe()["optimizer"] == "Signs"
+
+
+def test_optimizer_with_arrays_of_other_shapes_is_refused() -> None:
+    rule = KerasUpdate(keras.optimizers.Adafactor(0.1))
+    store = ServerVariables()
+    store.create(ShardSpec("v", (4, 3), "float32"), lambda: np.zeros((4, 3)))
+    with pytest.raises(NotImplementedError, match=r"Adafactor keeps .* of other shapes"):
+        store.set_rule(rule, ["v"])
+
+
+def test_slots_that_begin_with_different_numbers_are_refused() -> None:
+    class Uneven(keras.optimizers.SGD):
+        """Its slot is drawn by chance."""
+
+        def build(self, variables) -> None:
+            super().build(variables)
+            for variable in variables:
+                self.add_variable_from_reference(variable, "noise", initializer="random_normal")
+
+    store = ServerVariables()
+    store.create(ShardSpec("v", (4, 3), "float32"), lambda: np.zeros((4, 3)))
+    with pytest.raises(NotImplementedError, match="'noise' of Uneven begins with different"):
+        store.set_rule(KerasUpdate(Uneven(1.0)), ["v"])

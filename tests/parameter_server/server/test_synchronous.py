@@ -1,0 +1,159 @@
+"""Updates of several workers at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from stratagem.parameter_server.server.store import ServerVariables
+from stratagem.parameter_server.server.synchronous import Contribution, SynchronousUpdates
+from tests.parameter_server.server.test_store import make_store
+from tests.parameter_server.server.update_rules import Momentum
+
+
+def make(num_needed: int) -> tuple[ServerVariables, SynchronousUpdates]:
+    store = make_store(v=np.zeros(3, np.float32), table=np.zeros((10, 2), np.float32))
+    store.set_rule(Momentum(), ["v", "table"])
+    return store, SynchronousUpdates(store, num_needed)
+
+
+def of(client: str, version: int, answers: list, value: float = 1.0, rows=()) -> Contribution:
+    ids = np.array(rows, np.int64)
+    return Contribution(
+        client,
+        version,
+        {"v": np.full(3, value, np.float32)},
+        {"table": (ids, np.ones((len(ids), 2), np.float32))},
+        lambda version, *, is_used: answers.append((client, version, is_used)),
+        lambda error: answers.append((client, error)),
+    )
+
+
+def test_update_is_that_of_the_sum_and_all_are_answered_then() -> None:
+    store, updates = make(3)
+    answers: list = []
+    updates.add(of("a", 0, answers, 1.0, [1, 2]))
+    updates.add(of("b", 0, answers, 2.0, [2]))
+    assert answers == []
+    assert store.version == 0
+    updates.add(of("c", 0, answers, 4.0))
+    assert answers == [("a", 1, True), ("b", 1, True), ("c", 1, True)]
+    v, table = store.pull(["v", "table"])
+    np.testing.assert_allclose(v, -0.7, rtol=1e-6)
+    wanted = np.zeros((10, 2))
+    wanted[1], wanted[2] = -0.1, -0.2
+    np.testing.assert_allclose(table, wanted, rtol=1e-6)
+
+
+def test_sum_does_not_depend_on_who_comes_first() -> None:
+    values = {"a": 1e8, "b": 1.0, "c": -1e8}
+    results = set()
+    for order in itertools.permutations(values):
+        store, updates = make(3)
+        for client in order:
+            updates.add(of(client, 0, [], values[client]))
+        results.add(store.pull(["v"])[0].tobytes())
+    assert len(results) == 1
+
+
+def test_worker_that_is_too_late_is_told_and_its_gradients_discarded() -> None:
+    """One backup worker of three."""
+    store, updates = make(2)
+    answers: list = []
+    updates.add(of("a", 0, answers))
+    updates.add(of("b", 0, answers))
+    updates.add(of("c", 0, answers, 100.0))
+    assert answers[2:] == [("c", 1, False)]
+    assert updates.num_discarded == 1
+    np.testing.assert_allclose(store.pull(["v"])[0], -0.2, rtol=1e-6)
+    updates.add(of("c", 1, answers))
+    updates.add(of("a", 1, answers))
+    assert answers[3:] == [("a", 2, True), ("c", 2, True)]
+
+
+def test_worker_that_was_started_again_counts_once() -> None:
+    store, updates = make(2)
+    answers: list = []
+    updates.add(of("a", 0, answers, 100.0))
+    updates.add(of("a", 0, answers))
+    assert answers == [("a", 0, False)]  # to who has died, or has given up
+    assert store.version == 0
+    updates.add(of("b", 0, answers))
+    assert answers[1:] == [("a", 1, True), ("b", 1, True)]
+    assert updates.num_discarded == 1
+    np.testing.assert_allclose(store.pull(["v"])[0], -0.2, rtol=1e-6)
+
+
+def test_fewer_workers_make_an_update_when_one_is_lost() -> None:
+    store, updates = make(3)
+    answers: list = []
+    updates.add(of("a", 0, answers))
+    updates.add(of("b", 0, answers))
+    updates.expect(2)
+    assert answers == [("a", 1, True), ("b", 1, True)]
+    updates.add(of("a", 1, answers))
+    updates.expect(3)
+    updates.add(of("b", 1, answers))
+    assert store.version == 1
+    updates.add(of("c", 1, answers))
+    assert store.version == 2
+    with pytest.raises(ValueError, match="an update of the gradients of so many workers"):
+        updates.expect(0)
+
+
+def test_update_that_cannot_be_made_is_told_to_all_and_the_next_one_is() -> None:
+    store, updates = make(2)
+    answers: list = []
+    updates.add(of("a", 0, answers, rows=[10]))
+    with pytest.raises(IndexError, match="of 'table' were asked for"):
+        updates.add(of("b", 0, answers))
+    assert [(worker, type(error)) for worker, error in answers] == [
+        ("a", IndexError),
+        ("b", IndexError),
+    ]
+    updates.add(of("a", 0, answers))
+    updates.add(of("b", 0, answers))
+    assert store.version == 1
+
+
+def test_rest_is_applied_when_no_more_will_come() -> None:
+    store, updates = make(3)
+    answers: list = []
+    updates.flush()
+    assert store.version == 0
+    updates.add(of("a", 0, answers))
+    updates.flush()
+    assert answers == [("a", 1, True)]
+    np.testing.assert_allclose(store.pull(["v"])[0], -0.1, rtol=1e-6)
+
+
+def test_workers_in_threads_make_as_many_updates_as_steps() -> None:
+    store, updates = make(4)
+
+    def work(client: str) -> None:
+        for step in range(25):
+            is_answered = threading.Event()
+
+            def answer(version: int, *, is_used: bool, event=is_answered) -> None:
+                event.set()
+
+            updates.add(dataclasses.replace(of(client, step, []), answer=answer))
+            assert is_answered.wait(30)
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.version == 25
+    assert updates.num_discarded == 0
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_update_of_nobody_is_refused(number) -> None:
+    with pytest.raises(ValueError, match="an update of the gradients of so many workers"):
+        SynchronousUpdates(ServerVariables(), number)

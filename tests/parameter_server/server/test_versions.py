@@ -1,0 +1,64 @@
+"""Numbers of updates, of servers that are started again."""
+
+from __future__ import annotations
+
+import threading
+
+from stratagem.parameter_server.server.versions import Lifetime, SeenVersions
+from stratagem.parameter_server.transport.wire import Message
+
+FIRST, SECOND = Lifetime(10), Lifetime(20, restored_version=5)
+
+
+def answer(lifetime: Lifetime, version: int) -> Message:
+    return Message("ok", lifetime.fields(version))
+
+
+def test_values_of_a_former_run_are_as_old_as_what_was_restored() -> None:
+    assert SECOND.version_of({"version": 7, "lifetime": 20}) == 7
+    assert SECOND.version_of({"version": 7, "lifetime": 10}) == 5
+    assert SECOND.version_of({"version": 3, "lifetime": 10}) == 3
+    assert FIRST.version_of({"version": 7, "lifetime": 9}) == 0
+
+
+def test_lost_updates_are_counted_once_whoever_sees_it_and_in_whatever_order() -> None:
+    seen = SeenVersions()
+    seen.note(0, answer(FIRST, 8))
+    seen.note(0, answer(FIRST, 6))  # of another thread, which came later
+    assert seen.num_lost == 0
+    seen.note(0, answer(SECOND, 6))
+    assert seen.num_lost == 3
+    seen.note(0, answer(FIRST, 9))  # late: no second restart
+    thread = threading.Thread(target=seen.note, args=(0, answer(SECOND, 7)))
+    thread.start()
+    thread.join()
+    seen.note(1, answer(SECOND, 6))  # first seen now
+    assert seen.num_lost == 3
+    seen.note(0, answer(Lifetime(30, 7), 7))  # an orderly end
+    assert seen.num_lost == 3
+    seen.note(0, answer(Lifetime(40), 0))  # without a journal
+    assert seen.num_lost == 10
+
+
+def test_oldest_value_that_a_gradient_was_computed_from_counts() -> None:
+    seen = SeenVersions()
+    assert seen.of(0, ["v"]) == {"lifetime": 0, "version": 0}
+    seen.note(0, answer(FIRST, 3), ["v", "w"])
+    seen.note(0, answer(FIRST, 4), ["table"])
+    seen.note(1, answer(FIRST, 9), ["v"])
+    assert seen.of(0, ["v", "table"]) == {"lifetime": 10, "version": 3}
+    assert seen.of(0, ["table"]) == {"lifetime": 10, "version": 4}
+    assert seen.of(0, ["never pulled"]) == {"lifetime": 10, "version": 4}
+    seen.note(0, answer(SECOND, 5), ["v"])
+    assert seen.of(0, ["v", "w"]) == {"lifetime": 10, "version": 3}
+    assert seen.of(0, ["v"]) == {"lifetime": 20, "version": 5}
+
+
+def test_each_thread_has_values_of_its_own() -> None:
+    seen = SeenVersions()
+    seen.note(0, answer(FIRST, 3), ["v"])
+    told: list[dict[str, int]] = []
+    thread = threading.Thread(target=lambda: told.append(seen.of(0, ["v"])))
+    thread.start()
+    thread.join()
+    assert told == [{"lifetime": 0, "version": 0}]

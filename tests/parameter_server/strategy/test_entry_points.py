@@ -1,0 +1,37 @@
+"""What runs in the processes of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import numpy as np
+import ray  # noqa: F401 - sets a variable of its own, once, before any test
+
+from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.strategy import entry_points as served_processes
+from stratagem.parameter_server.transport.connection import Connections
+from stratagem.parameter_server.transport.keys import ClusterKeys
+
+
+def test_server_writes_its_journal_as_often_as_it_is_told(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(served_processes, "_compute_inline", lambda: None)
+    keys = ClusterKeys.make()
+    with (
+        served_processes.serve_server(0, keys, str(tmp_path), 3600.0) as seldom,
+        served_processes.serve_server(1, keys, str(tmp_path), 0.01) as often,
+        contextlib.closing(Connections(keys, [seldom.address, often.address])) as connections,
+    ):
+        client = ServerClient(connections)
+        for server in (0, 1):
+            placement = ShardLayout(f"v{server}", (2,), "float32", (server,), (2,))
+            client.create(placement, np.zeros(2, "float32"))
+        limit_s = time.monotonic() + 60
+        while client.describe()[1]["journaled_version"] is None:
+            assert time.monotonic() < limit_s
+        assert client.describe()[0]["journaled_version"] is None
+    assert {path.name for path in tmp_path.glob("*.journal")} == {
+        "server-0.journal",
+        "server-1.journal",
+    }

@@ -1,0 +1,80 @@
+"""Encoding and decoding of events, and rejected lines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stratagem.run_events.records import Event, StartEvent, decode, encode
+from tests.goodput.runs import (
+    end,
+    failure,
+    first_step,
+    gang_restart,
+    notice,
+    restart,
+    restored,
+    save,
+)
+
+ONE_OF_EACH: list[Event] = [
+    gang_restart().processes[0].start,
+    first_step(3, 1),
+    *save(3, 4, 1, failed="disk full"),
+    restored(5, 1),
+    failure(6, "worker 1", silence_s=2.5),
+    failure(6),
+    restart(7, 1),
+    notice(8),
+    end(9, -9, "killed by SIGKILL\nand more: \u00e9"),
+    end(9),
+]
+
+
+@pytest.mark.parametrize("event", ONE_OF_EACH)
+def test_event_is_one_line_and_comes_back(event) -> None:
+    line = encode(event)
+    assert "\n" not in line
+    assert decode(line) == event
+
+
+def test_line_names_its_version_and_its_kind_and_carries_the_fields() -> None:
+    assert json.loads(encode(restored(5, 17, "memory"))) == {
+        "version": 1,
+        "kind": "restored",
+        "time_s": 5.0,
+        "monotonic_s": 5,
+        "step": 17,
+        "source": "memory",
+    }
+
+
+def test_field_of_a_later_release_is_left_out() -> None:
+    values = json.loads(encode(ONE_OF_EACH[0])) | {"color": "blue"}
+    assert isinstance(decode(json.dumps(values)), StartEvent)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "This line is not an event: its version is 2"),
+        ({"version": None}, "This line is not an event: its version is None"),
+        ({"kind": "coffee"}, "This line is not an event: its kind is 'coffee'"),
+        ({"step": "7"}, "This line is not an event: its step is '7'"),
+        ({"step": True}, "This line is not an event: its step is True"),
+        ({"step": 7.5}, "This line is not an event: its step is 7.5"),
+        ({"source": None}, "This line is not an event: its source is None"),
+        ({"time_s": float("nan")}, "This line is not an event: its time_s is nan"),
+    ],
+)
+def test_line_of_another_form_is_refused(change, message) -> None:
+    line = json.dumps(json.loads(encode(restored(5, 17))) | change)
+    with pytest.raises(ValueError, match=message):
+        decode(line)
+
+
+@pytest.mark.parametrize("line", ["", '{"version": 1, "ki', "[1]", "7", "\x00\x00"])
+def test_torn_line_is_refused(line) -> None:
+    with pytest.raises(ValueError, match="it is not a complete JSON object"):
+        decode(line)
