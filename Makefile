@@ -148,13 +148,14 @@ test-third-party: $(THIRD_PARTY) ## programs of KerasHub, KerasRS, KerasTuner, O
 	$(QUICKLY) .venv-third-party/bin/python -m pytest $(IN_PARALLEL) tests/third_party $(TESTS)
 
 .PHONY: lint
-lint: $(MAIN) ## ruff (rules and format) and codespell
+lint: $(MAIN) ## ruff (rules and format), codespell, and the openings of docstrings
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/codespell
+	.venv/bin/python -m tests.prose --openings
 
 .PHONY: prose
-prose: $(MAIN) ## worn phrases, openings of docstrings and long sentences; not yet part of lint
+prose: $(MAIN) ## worn phrases and long sentences, too; not yet part of lint
 	.venv/bin/python -m tests.prose
 
 .PHONY: types

@@ -118,7 +118,7 @@ def _is_distributed(leaf: Any) -> bool:
 
 
 def _are_arrays(flat: list[Any]) -> bool:
-    """Whether to differentiate by arrays, and not by variables."""
+    """Returns True to differentiate with respect to arrays instead of variables."""
     kinds = {_is_number(leaf) for leaf in flat}
     if any(isinstance(leaf, PerReplica) for leaf in flat) or len(kinds) > 1:
         found = sorted({type(leaf).__name__ for leaf in flat})
@@ -304,7 +304,7 @@ class _Differentiated:
 
     @property
     def _receive(self) -> Callable[[Lookup], tuple[int, Any]] | None:
-        """What asks for rows from elsewhere; None where no ids could get there."""
+        """Returns the row lookup of the step; None where ids cannot leave the program."""
         outermost = None if self._outer is None else self._outer.outermost
         is_inside = outermost is not None and not outermost.is_at_its_own_level
         return None if outermost is None or is_inside else outermost.receive

@@ -1,4 +1,4 @@
-"""What `tf.tpu` has for a program that trains on TPUs.
+"""Names of `tf.tpu` for programs that train on TPUs.
 
 TPUs need no set-up of their own: JAX starts them, and `sg.TPUStrategy` joins their hosts. What
 TensorFlow's name has besides, such as `tf.tpu.experimental.embedding`, is about tables on the

@@ -135,7 +135,7 @@ class EagerState:
         )
 
     def _same_everywhere(self, value: Any, same: bool) -> bool:
-        """Whether the replicas of all processes agree, given that those of this one do or not."""
+        """Returns True if the replicas of all processes agree; `same` is this process's answer."""
         if not self._topology.spans_processes:
             return same
         group = current_group()

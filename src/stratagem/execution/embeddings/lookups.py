@@ -54,7 +54,7 @@ def note_table(variable: Any) -> None:
 
 
 def is_table(variable: Any) -> bool:
-    """Tells whether rows of a variable were ever looked up."""
+    """Returns True if rows of a variable were ever looked up."""
     return getattr(variable, _TABLE, False)
 
 
@@ -120,21 +120,21 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
 
 
 def is_recorded(table: Any) -> bool:
-    """Tells whether a lookup in a variable is more than reading it, now."""
+    """Returns True if a lookup in a variable now does more than read it."""
     if _current.lookups is None:
         return is_elsewhere(table)
     return _current.lookups.counts(table)
 
 
 def is_elsewhere(table: Any) -> bool:
-    """Tells whether a variable is kept elsewhere, and single rows are asked for there."""
+    """Returns True if a step looks up single rows of a variable in its store or on servers."""
     scope = current_scope()
     is_whole = scope is not None and id(table) in scope.outermost.whole_tables
     return getattr(table, "has_rows", False) and not is_whole
 
 
 def is_worth_rows(shape: Sequence[int]) -> bool:
-    """Tells whether a table is so large that rows of it travel in less time than the whole.
+    """Returns True if a table is so large that sending rows is faster than sending all of it.
 
     Args:
         shape: of the table.
@@ -239,11 +239,11 @@ class Lookups:
 
     @property
     def are_matched(self) -> bool:
-        """Whether every stand-in has met its lookup, and every lookup its stand-in."""
+        """Returns True if placeholders and lookups match one to one."""
         return not self._has_missed and not any((self._stand_ins or {}).values())
 
     def counts(self, table: Any) -> bool:
-        """Tells whether the lookups of a table count here."""
+        """Returns True if the lookups of a table are recorded here."""
         # What lax.scan or jax.checkpoint looks up cannot leave them: that is an ordinary read.
         is_nested = self._trace != get_opaque_trace_state(convention="nnx")
         scope = current_scope()
@@ -309,7 +309,7 @@ def slices_of(table: Any, ids: Sequence[jax.Array], rows: Sequence[jax.Array]) -
 
 
 def rows_pay(table: Any, shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Tells whether replicas exchange less when they exchange rows and not the whole table.
+    """Returns True if replicas exchange less data as rows than as the whole table.
 
     Args:
         table: the variable.
@@ -321,7 +321,7 @@ def rows_pay(table: Any, shapes: Sequence[tuple[int, ...]]) -> bool:
 
 
 def has_company() -> bool:
-    """Tells whether this is one of several replicas."""
+    """Returns True in one of several replicas."""
     return _num_replicas() > 1
 
 

@@ -138,6 +138,6 @@ def function(
 
 
 def _is_outermost() -> bool:
-    """Whether neither another function nor a replica function is running in this thread."""
+    """Returns True if this thread runs no other function and no replica function."""
     in_replica = has_strategy() and get_replica_context() is not None
     return current_function_trace() is None and not in_replica

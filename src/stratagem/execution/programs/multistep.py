@@ -103,7 +103,7 @@ class _OfBatch:
 
 
 def _takes(fn: Callable[..., Any], *args: Any) -> bool:
-    """Whether a function can be called so; what tells no signature is taken to."""
+    """Returns True if a function accepts these arguments, or has no signature."""
     try:
         inspect.signature(fn).bind(*args)
     except TypeError:

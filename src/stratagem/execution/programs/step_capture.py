@@ -52,7 +52,7 @@ class StepCaptured(BaseException):
 
 
 class _Capture:
-    """What is wanted, in all threads of a program: one may run the loop in a thread of its own."""
+    """Capture in progress, for all threads: a program may run its loop in another one."""
 
     is_on: bool = False
     takes_all: bool = False

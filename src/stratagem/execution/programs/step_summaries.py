@@ -19,7 +19,7 @@ __all__ = ["StepSummaries"]
 
 
 class StepSummaries:
-    """Tells the program of a step whether to compute summaries, and has their values written.
+    """Selects programs with or without summaries, and writes the values of summaries.
 
     A branch that is not taken still takes time to get past: a step with such branches has a second
     program without summaries, for calls that record none.

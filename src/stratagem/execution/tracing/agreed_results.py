@@ -1,4 +1,4 @@
-"""What of a traced step is the same on every replica, and what has to be."""
+"""Checks of the values in a traced step that must be the same on every replica."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Static:
 
 
 class Leaf(NamedTuple):
-    """What a program must know of one argument: a tuple, because it is hashed on every call.
+    """Description of one argument of a program: a tuple, because it is hashed on every call.
 
     Args:
         split: whether each replica gets its own component.

@@ -102,7 +102,7 @@ def _state_or_none(value: Any) -> Any:
 
 
 def _settings() -> tuple[Any, ...]:
-    """What tracing depends on beside the function and its arguments."""
+    """State that tracing depends on, besides the function and its arguments."""
     return (
         keras.config.floatx(),
         keras.config.epsilon(),
@@ -252,7 +252,7 @@ def _is_filled(cell: types.CellType) -> bool:
 
 
 def _is_of_library(value: Any, library: str | None = None) -> bool:
-    """Whether a module, class or function is of an installed library, or of a given one."""
+    """Returns True if a module, class or function is from an installed or a given library."""
     if isinstance(value, types.ModuleType):
         name = value.__name__
     elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):

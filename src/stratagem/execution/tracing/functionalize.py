@@ -145,11 +145,11 @@ class ReplicaScope(keras.StatelessScope):
 
     @property
     def outermost(self) -> ReplicaScope:
-        """That of the whole replica function."""
+        """The scope of the whole replica function."""
         return self if self._outer is None else self._outer.outermost
 
     def has_written(self, variable: Any) -> bool:
-        """Tells whether a variable was written here, or in what this is inside of.
+        """Returns True if a variable was written in this scope or in an enclosing one.
 
         Args:
             variable: the variable.
@@ -159,7 +159,7 @@ class ReplicaScope(keras.StatelessScope):
 
     @property
     def is_at_its_own_level(self) -> bool:
-        """Whether this is not inside a `lax.cond` or the like, within the replica function."""
+        """True outside of `lax.cond` and similar control flow in the replica function."""
         return self._trace == get_opaque_trace_state(convention="nnx")
 
     def prepare(self, function: Callable[[], None]) -> None:

@@ -34,13 +34,13 @@ class Lookup:
     dtype: Any
 
     def is_like(self, other: Lookup) -> bool:
-        """Tells whether another lookup is in the same table and of the same shape."""
+        """Returns True if another lookup is in the same table and of the same shape."""
         return self.table is other.table and self.shape == other.shape  # variables compare elements
 
 
 @dataclasses.dataclass(frozen=True)
 class Ids:
-    """What a program hands out of a lookup: the ids.
+    """Output of a program for a lookup: the ids.
 
     Args:
         lookup: which of the trace's lookups.
@@ -93,7 +93,7 @@ def gets_rows(strategy: Any) -> bool:
 
 
 def _counts(effect: Any) -> bool:
-    """Whether an operation with that effect is needed by itself; to name a mesh axis is no such."""
+    """Returns True for effects that keep an operation; naming a mesh axis is none."""
     return type(effect).__name__ != "NamedAxisEffect"
 
 

@@ -1,4 +1,4 @@
-"""What tracing a replica function finds out."""
+"""Trace: the result of tracing a replica function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Trace"]
 
 @dataclasses.dataclass
 class Trace:
-    """What tracing a replica function found out.
+    """The traced step of one replica.
 
     Args:
         jaxpr: the program of one replica. Its inputs are the values of `read_only` and `written`
@@ -56,7 +56,7 @@ class Trace:
 
     @property
     def differing_inputs(self) -> list[bool]:
-        """Tells for each input of the jaxpr whether it may differ between replicas."""
+        """Returns, for each input of the jaxpr, True if it may differ between replicas."""
         flags: list[bool] = []
         for source, index in self.inputs:
             if source in ("written", "read_only"):
@@ -77,11 +77,11 @@ class Trace:
 
     @property
     def num_results(self) -> int:
-        """How many arrays the function returns."""
+        """Number of arrays that the function returns."""
         return sum(is_output for is_output, _ in self.results)
 
     @property
     def num_outputs(self) -> int:
-        """How many arrays the function returns, and how many its summaries have."""
+        """Number of arrays of the function's result, and of its summaries."""
         summaries = self.summaries
         return self.num_results + (0 if summaries is None else summaries.structure.num_leaves)

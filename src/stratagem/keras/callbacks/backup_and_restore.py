@@ -38,7 +38,7 @@ _NAME = "backup"
 
 
 class _Progress:
-    """What of a training no variable holds, for the checkpoint."""
+    """State of a training outside of variables, for the checkpoint."""
 
     def __init__(self) -> None:
         self.current: Callable[[], dict[str, Any]] = dict
@@ -53,7 +53,7 @@ class _Progress:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """What belongs to one `fit`."""
+    """State of one `fit`."""
 
     manager: CheckpointManager
     memory: MemoryBackup | None

@@ -1,4 +1,4 @@
-"""What callbacks know that no variable holds, as JSON can hold it."""
+"""State of callbacks outside of variables, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where `fit` stands in its data, and how another `fit` goes there."""
+"""Position of `fit` in its data, and the return of another `fit` to it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DataPosition:
         return self._iterator.steps_per_epoch or self._data.num_batches
 
     def has_more(self, batch: int) -> bool:
-        """Tells whether an epoch goes on; reads a batch if nobody can say.
+        """Returns True if the epoch has more batches; reads one if the number is unknown.
 
         Args:
             batch: how many of its batches were used.

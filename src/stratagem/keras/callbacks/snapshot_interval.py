@@ -1,4 +1,4 @@
-"""How often `fit` keeps its state in memory."""
+"""Interval at which `fit` saves its state in memory."""
 
 from __future__ import annotations
 

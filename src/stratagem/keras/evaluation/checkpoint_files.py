@@ -1,4 +1,4 @@
-"""Which checkpoints a folder has, and how one gets into a model: here those that Keras writes.
+"""Checkpoints of Keras in a folder: finding them, and loading one into a model.
 
 Keras writes in place: a file appears before it is whole, and may be written again while it is read.
 HDF5 also locks a file that it reads, and whoever trains could not write it at that time. So a file
@@ -69,7 +69,7 @@ class Checkpoint:
 
     @property
     def age(self) -> tuple[int, list[str | int]]:
-        """What orders checkpoints: time, then the name, in which 10 comes after 9."""
+        """Sort key of checkpoints: time, then the name, with 10 after 9."""
         parts = re.split(r"(\d+)", self.name)
         # Text and digits take turns, so that like is compared with like.
         return self.modified_ns, [
@@ -82,7 +82,7 @@ class CheckpointFormat(Protocol):
 
     @property
     def names(self) -> str:
-        """What its checkpoints are called, for messages."""
+        """Name of its checkpoints, for messages."""
         ...
 
     def find(self, folder: Path) -> Sequence[Checkpoint]:

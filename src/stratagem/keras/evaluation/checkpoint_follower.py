@@ -16,7 +16,7 @@ PATIENCE_S = 75.0
 
 
 class CheckpointFollower:
-    """What was found in a folder, and what has been done with it.
+    """Record of the checkpoints found in a folder, and of those already evaluated.
 
     Nothing is read here, and no time passes: whoever looks says what time it is.
 
@@ -37,7 +37,7 @@ class CheckpointFollower:
 
     @property
     def num_done(self) -> int:
-        """How many checkpoints are done with.
+        """Number of checkpoints that were processed.
 
         A name counts once, because training that starts again writes some of them again; but as
         often as the one name was written, where all are written under one.
@@ -91,7 +91,7 @@ class CheckpointFollower:
         return now_s - known[1] < PATIENCE_S
 
     def has_newer(self, checkpoint: Checkpoint) -> bool:
-        """Tells whether a checkpoint is not the newest that is there.
+        """Returns True if there is a newer checkpoint.
 
         Args:
             checkpoint: of the last look.

@@ -28,7 +28,7 @@ _LAST_PAUSE_S = 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoopLimits:
-    """Which checkpoints are taken, and for how long.
+    """Loop over the checkpoints of a folder until it ends or times out.
 
     Args:
         every: all in order; otherwise of several the newest alone.

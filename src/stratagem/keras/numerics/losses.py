@@ -139,7 +139,7 @@ def _replica_loss(
 def _weight_of_batch(
     reduction: str | None, sample_weight: Any, dtype: Any, context: ReplicaContext
 ) -> Any:
-    """What Keras multiplies the one number of a batch by: the mean of its weights, or their sum."""
+    """Returns Keras's factor of a batch's single loss: the mean of its weights, or their sum."""
     weights = jnp.asarray(sample_weight, dtype)
     if weights.ndim == 0:
         return weights
@@ -193,7 +193,7 @@ def _reduce(
 
 
 def _divisor(reduction: str, values: Any, weights: Any, mask: Any, context: ReplicaContext) -> Any:
-    """What a mean divides by: counted over all replicas in SHARE mode, else over this one."""
+    """Returns the divisor of a mean, over all replicas in SHARE mode, else over this one."""
     share = current_mode() is StepMode.SHARE
     if reduction == "mean_with_sample_weight" and weights is not None:
         local = jnp.sum(true_rows(weights, context))

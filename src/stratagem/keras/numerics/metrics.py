@@ -132,13 +132,13 @@ def _wrap_update_state(update_state: Any) -> Any:
 
 
 def _is_container(metric: Any) -> bool:
-    """Whether a metric only passes values on: it has inner metrics and no state of its own."""
+    """Returns True if a metric has inner metrics and no state, so that it only passes values on."""
     inner = getattr(metric, "metrics", None)
     return isinstance(inner, list) and not own_variables(metric)
 
 
 def _counts_once(metric: Any) -> bool:
-    """Whether this is an update for all replicas together, of a metric with a part on each."""
+    """Returns True for an update outside of replicas of a metric with a component on each."""
     if get_stateless_scope() is not None:
         return False
     homes = [home_of(variable) for variable in metric.variables]

@@ -37,7 +37,7 @@ __all__ = ["apply_gradients", "build_in_replica", "install", "sum_gradients"]
 
 
 class _Reduced(threading.local):
-    """Whether the gradients that an optimizer is given are those of all replicas already."""
+    """Flag of this thread: optimizers get gradients that are reduced over replicas already."""
 
     value = False
 
@@ -228,7 +228,7 @@ def _summed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> l
 
 
 def _weighed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> list[Any]:
-    """What a replica brings to the sum: rows where they are known, in MEAN mode its share."""
+    """Returns a replica's terms of the sum: rows where known, and its share in MEAN mode."""
     # What value_and_grad knows to be rows travels as rows, if nobody has changed it since.
     grads = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
     if context.num_replicas_in_sync > 1 and current_mode() is StepMode.MEAN:

@@ -1,4 +1,4 @@
-"""Which of Keras's callbacks work under a strategy, and which of ours take the place of others.
+"""Support of Keras's callbacks under a strategy, and our replacements.
 
 `docs/keras.md` has the table.
 """

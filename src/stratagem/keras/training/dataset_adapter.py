@@ -32,12 +32,12 @@ class DatasetAdapter(UnreadData):
 
     @property
     def opening(self) -> int:
-        """How many times the dataset was opened before the next iterator reads it."""
+        """Number of earlier passes over the dataset when the next iterator reads it."""
         return self._num_opened - (self._unread is not None)
 
     @property
     def can_go_to(self) -> bool:
-        """Whether an opening can be read that others did not come before."""
+        """True if any pass over the dataset can be read without those before it."""
         return self._dataset.order_follows_epoch
 
     def go_to(self, opening: int, num_batches: int) -> None:
@@ -93,7 +93,7 @@ def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 def is_dataset(value: Any) -> bool:
-    """Tells whether a value is a dataset that Keras does not know, or makes one."""
+    """Returns True for a dataset that Keras does not support, or for a creator of one."""
     return isinstance(value, Dataset | DistributedDataset | DatasetCreator)
 
 

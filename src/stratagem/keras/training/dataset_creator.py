@@ -67,7 +67,7 @@ class DatasetCreator:
 
     @property
     def input_options(self) -> InputOptions | None:
-        """How batches reach the devices."""
+        """Options of the transfer of batches to the devices."""
         return self._input_options
 
     def __call__(self, input_context: InputContext) -> Any:

@@ -42,7 +42,7 @@ def install() -> None:
 
 
 def _logs_of(model: Any) -> MetricLogs | None:
-    """What made the logs of batches can make those of an epoch, too."""
+    """Returns the `MetricLogs` of a model's step function, which also compute those of an epoch."""
     for function in (model.train_function, model.test_function):
         logs = getattr(function, "metric_logs", None)
         if logs is not None:

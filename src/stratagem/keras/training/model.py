@@ -186,7 +186,7 @@ def _adopt_metrics(model: Any, strategy: Any) -> None:
 
 
 def _somebody_looks(verbose: Any, callbacks: Any) -> bool:
-    """Whether a progress bar or a callback takes the logs of single batches."""
+    """Returns True if a progress bar or a callback uses the logs of single batches."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     elif verbose not in (0, 2):

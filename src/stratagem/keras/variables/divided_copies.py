@@ -13,7 +13,7 @@ __all__ = ["DividedCopies"]
 
 
 class DividedCopies:
-    """What a variable of a strategy knows of its layout.
+    """Layout of a variable's copy over the devices of a replica.
 
     Keras hands `_layout` of a variable to the slots that an optimizer makes for it.
     """
@@ -27,7 +27,7 @@ class DividedCopies:
 
     @property
     def division(self) -> Division | None:
-        """How each copy is divided over the devices of its replica; None where it is not."""
+        """Division of each copy over the devices of its replica; None if it is not divided."""
         return self._layout if isinstance(self._layout, Division) else None
 
     def find_division(self) -> None:

@@ -68,7 +68,7 @@ class InitialRows:
 
 
 def _drawn(initializer: Any, shape: tuple[int, ...]) -> tuple[Any, tuple[int, int] | None]:
-    """What draws the numbers of an initializer, of any rows, and from which key."""
+    """Returns the function that draws any rows of an initializer, and its key."""
     initializers = keras.initializers
     kind = type(initializer)
     if kind in (initializers.Zeros, initializers.Ones) or (

@@ -53,7 +53,7 @@ class ServerClient:
 
     @property
     def lost_updates(self) -> int:
-        """How many updates servers had made, as their answers said, and lost when they died."""
+        """Number of updates that servers lost when they died, according to their answers."""
         return self._seen.num_lost
 
     def know(self, placement: ShardLayout) -> None:
@@ -370,7 +370,7 @@ class ServerClient:
         rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
         optimizers: Mapping[str, str],
     ) -> dict[int, GradientParts]:
-        """Which of them go to which server."""
+        """Splits gradients by server."""
         pushes: dict[int, GradientParts] = defaultdict(GradientParts)
         for name, gradient in whole.items():
             placement = self._placements[name]

@@ -1,4 +1,4 @@
-"""Tells of updates that were lost with servers."""
+"""Warnings about updates that were lost with servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of a request goes to which server: one message to each, whatever it holds."""
+"""Partitioning of requests over servers: one message to each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WholeVariables:
 
     @property
     def servers(self) -> list[int]:
-        """Which hold parts of them."""
+        """The servers with parts of these variables."""
         return list(self._parts)
 
     def add(self, name: str, placement: ShardLayout, slot: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Which server holds which rows of a variable: a pure choice, the same in every client."""
+"""Layout of a variable's rows over servers: a pure choice, the same in every client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ShardLayout", "ShardPlacer"]
 
 @dataclasses.dataclass(frozen=True)
 class ShardLayout:
-    """Where a variable is.
+    """Servers and rows of a variable's shards.
 
     Args:
         name: unique in the cluster.
@@ -37,7 +37,7 @@ class ShardLayout:
 
     @property
     def first_rows(self) -> tuple[int, ...]:
-        """Of each shard, where it begins."""
+        """First row of each shard."""
         return (0, *itertools.accumulate(self.rows[:-1]))
 
     def name_of(self, shard: int) -> str:

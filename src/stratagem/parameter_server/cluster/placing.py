@@ -1,4 +1,4 @@
-"""What each server and each worker asks of the machine that it is placed on."""
+"""Resources that each server and worker requests of its machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Resources = Sequence[Mapping[str, float]] | None
 
 @dataclasses.dataclass(frozen=True)
 class Placing:
-    """Where processes may be.
+    """Machines on which processes may be placed.
 
     Args:
         by_task: whether each machine of the cluster is that of one task.

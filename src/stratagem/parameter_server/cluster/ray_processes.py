@@ -122,7 +122,7 @@ class RayProcesses(Closing):
 
     @property
     def addresses(self) -> list[str]:
-        """Where the processes serve, in their order; waits until all have started.
+        """Addresses of the processes, in order; waits until all have started.
 
         Of one that was lost and has not returned, where it was.
 

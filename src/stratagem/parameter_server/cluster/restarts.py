@@ -1,4 +1,4 @@
-"""Whether and when a process is started again: a pure choice."""
+"""Policy of restarts of a process: a pure choice."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class SharedCluster(Closing):
         return self._num_trainings
 
     def begin(self, number: int) -> None:
-        """Tells the others that the variables of a training have their values. Call in the leader.
+        """Announces that the variables of a training are initialized. Call in the leader.
 
         Args:
             number: of the training.

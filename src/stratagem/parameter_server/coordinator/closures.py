@@ -74,7 +74,7 @@ class ClosureQueue:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many closures are in line, wait for inputs, run, and have ended well."""
+        """Number of closures that are queued, wait for inputs, run, and have succeeded."""
         with self._changed:
             return {
                 "queued": self._num_queued,
@@ -228,7 +228,7 @@ class ClosureQueue:
             return is_over
 
     def is_done(self) -> bool:
-        """Tells whether nothing is in line and nothing runs.
+        """Returns True if nothing is queued and nothing runs.
 
         Raises:
             BaseException: the first error of a closure, when nothing runs any more.

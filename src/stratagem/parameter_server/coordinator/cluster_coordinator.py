@@ -115,7 +115,7 @@ class ClusterCoordinator(Closing):
         return running, idle, self._queue.num_queued_for(idle)
 
     def _introduction(self) -> Message:
-        """What each worker is told of the cluster."""
+        """Returns the message with which a worker joins the cluster."""
         cluster, variables = self._strategy.cluster, self._strategy.placement.remote.variables
         fields = {
             "coordinator": self._name,
@@ -175,11 +175,11 @@ class ClusterCoordinator(Closing):
 
     @property
     def num_lost_updates(self) -> int:
-        """How many updates servers had made and lost when they died, as workers have seen it."""
+        """Number of updates that servers lost when they died, as seen by workers."""
         return max(link.num_lost_updates for link in self._links)
 
     def staleness(self) -> dict[int, int]:
-        """Tells how late gradients came. Call in cross-replica context.
+        """Returns the staleness of gradients. Call in cross-replica context.
 
         Returns:
             Of each number of updates that a server had made since the values were read that a
@@ -190,7 +190,7 @@ class ClusterCoordinator(Closing):
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self._links)
 
     @property
@@ -304,13 +304,13 @@ class ClusterCoordinator(Closing):
 
     @property
     def num_unfinished(self) -> int:
-        """How many functions have not ended."""
+        """Number of functions that have not ended."""
         counts = self._queue.counts
         return counts["queued"] + counts["waiting"] + counts["running"]
 
     @filters_traceback
     def done(self) -> bool:
-        """Tells whether every scheduled function has ended. Call in cross-replica context.
+        """Returns True if every scheduled function has ended. Call in cross-replica context.
 
         Returns:
             Whether that is so.

@@ -1,4 +1,4 @@
-"""Pickling of functions and values between the coordinator and workers: the interface."""
+"""Interface of pickling between the coordinator and workers."""
 
 from __future__ import annotations
 
@@ -10,50 +10,33 @@ __all__ = ["Packing", "Resource"]
 
 @dataclasses.dataclass(frozen=True)
 class Resource:
-    """Stands in what is sent for an object that a worker has made and keeps.
-
-    Args:
-        number: of the object.
-    """
+    """Reference to an object that each worker creates and keeps, by its number."""
 
     number: int
 
 
 class Packing(Protocol):
-    """Pickles objects for another process; an executor that schedules and a worker have one."""
+    """Pickles objects for another process. The coordinator's executor and each worker have one."""
 
     def pack(self, value: Any, strategy: Any) -> bytes:
-        """Returns an object as bytes.
-
-        Args:
-            value: any object; the strategy and its variables go by their names.
-            strategy: of the coordinator, or of the worker.
-        """
+        """Returns an object as bytes, with the strategy and its variables by name."""
         ...
 
     def unpack(self, data: bytes, strategy: Any) -> Any:
-        """Returns the object that bytes stand for, with this process's strategy and variables."""
+        """Returns the object of `pack`'s bytes, with this process's strategy and variables."""
         ...
 
     def take_built(self, strategy: Any) -> list[tuple[int, list[str]]]:
-        """Returns which optimizers a worker has built since it was last asked.
+        """Returns the optimizers that a worker has built since the last call.
 
-        Returns:
-            Of each the number that it came with, and the names of the variables it trains.
+        Each is a pair of its number and the names of the variables that it trains.
         """
         ...
 
     def collected(self, number: int) -> Any:
-        """Returns the coordinator's own variable, of which a worker has counted a part.
-
-        Args:
-            number: that it was sent with.
-
-        Returns:
-            The variable; None if nobody uses it any more.
-        """
+        """Returns the coordinator's variable of a worker's count; None if it is unused by now."""
         ...
 
     def build(self, number: int, names: list[str], strategy: Any) -> None:
-        """Builds the coordinator's own optimizer as a worker has built its copy."""
+        """Builds the coordinator's optimizer as a worker has built its copy."""
         ...

@@ -1,4 +1,4 @@
-"""What each worker has one of."""
+"""Values and datasets with one instance per worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many of the scheduled functions have ended, drawn while somebody waits for them."""
+"""Progress bar of the scheduled functions."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["RemoteValue", "RemoteValueStatus"]
 
 
 class RemoteValueStatus(enum.Enum):
-    """What is known of a remote value.
+    """Status of a remote value.
 
     ABORTED is that of a function that failed, was cancelled, or whose worker was lost; it turns
     READY when the function has run again.
@@ -55,7 +55,7 @@ class RemoteValue:
 
     @property
     def status(self) -> RemoteValueStatus:
-        """Whether the value is there."""
+        """Status of the value."""
         return self._status
 
     @property

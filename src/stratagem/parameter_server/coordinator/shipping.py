@@ -1,4 +1,4 @@
-"""What is sent to workers once and is known there by a number: functions, and makers of objects."""
+"""Functions and creators of objects, sent to each worker once and referred to by number."""
 
 from __future__ import annotations
 

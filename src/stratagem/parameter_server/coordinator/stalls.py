@@ -23,7 +23,7 @@ _LOOK_S = 1.0
 def is_stalled(
     running: Collection[int], idle: Collection[int], num_queued: int, waiting: Collection[str]
 ) -> bool:
-    """Tells whether all who could complete an update wait for it themselves.
+    """Returns True if every worker that could complete an update waits for it.
 
     Args:
         running: the workers that run a function.

@@ -29,7 +29,7 @@ class TransientFailures:
             self._count = 0
 
     def is_tolerated(self, error: BaseException) -> bool:
-        """Tells whether a function that failed is to be run again, and warns if so.
+        """Returns True if a failed function is retried, with a warning.
 
         Args:
             error: why it failed.

@@ -150,7 +150,7 @@ class Worker(Closing):
 
     @property
     def address(self) -> str:
-        """Where the coordinator finds it."""
+        """Address of this worker."""
         return self._listener.address
 
     def close(self) -> None:
@@ -281,6 +281,6 @@ def _reset(variables: Any) -> None:
 
 
 def _counted(variable: Any) -> np.ndarray:
-    """What a function has counted, over the replicas of this worker."""
+    """Returns a function's count, summed over the replicas of this worker."""
     stored = np.asarray(variable.storage)
     return stored.sum(0, dtype=stored.dtype) if stored.ndim > len(variable.shape) else stored

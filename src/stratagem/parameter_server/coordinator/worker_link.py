@@ -71,12 +71,12 @@ class WorkerLink:
 
     @property
     def is_running(self) -> bool:
-        """Whether the worker runs a function, or one is on its way."""
+        """True if the worker runs a function, or one was sent to it."""
         return self._num_running > 0
 
     @property
     def num_lost_updates(self) -> int:
-        """How many updates servers had made and lost, as the worker has seen it."""
+        """Number of updates that servers lost, as seen by the worker."""
         return self._lost_updates.count
 
     def start(self) -> None:
@@ -113,7 +113,7 @@ class WorkerLink:
         self._is_there.set()
 
     def tell_server(self, server: int, address: str) -> None:
-        """Tells the worker where a server is now, also while it waits for that server.
+        """Sends a server's new address to the worker, which may be waiting for that server.
 
         Args:
             server: its index.
@@ -151,7 +151,7 @@ class WorkerLink:
             self._take(closure, answer)
 
     def _prepared(self, closure: Closure) -> Message | None:
-        """Tells the worker what the closure needs; returns None where that cannot be."""
+        """Sends what a closure needs, and returns its message; None if that fails."""
         try:
             self._introduce()
             for shipment in (*closure.call.resources, closure.call.function):

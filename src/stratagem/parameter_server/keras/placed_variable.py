@@ -14,9 +14,15 @@ __all__ = ["PlacedVariable"]
 class PlacedVariable(DistributedVariable):
     """A Keras variable without a store yet: placement rules need its path and shape.
 
-    Created by `keras.Variable` itself; takes its arguments. When it gets its initial value, its
-    class changes to `ParameterServerVariable` or `DistributedVariable`.
+    Created by `keras.Variable` itself; takes its arguments. Its class changes to
+    `ParameterServerVariable` or `DistributedVariable` as it is created. In a step it gets its
+    initial value later, but an optimizer of that step has to know already if it is remote.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if type(self) is PlacedVariable:
+            self._become_what_the_rules_say()
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
         self._become_what_the_rules_say()

@@ -105,7 +105,7 @@ class WorkerBatches:
         return self._ahead[0].whole()
 
     def take(self, assignment: BatchAssignment) -> list[HostBatch]:
-        """Returns the batches that a assignment refers to.
+        """Returns the batches of an assignment.
 
         Raises:
             RuntimeError: there are fewer than before.

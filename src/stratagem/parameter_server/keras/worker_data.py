@@ -1,6 +1,6 @@
 """Coordinator side of `fit`, `evaluate` and `predict` data that workers create.
 
-It assigns assignments, which refer to batches of one worker. If the number of batches is unknown,
+It assigns batches to workers by number. If the number of batches is unknown,
 workers read some ahead and report back.
 """
 
@@ -32,7 +32,7 @@ _WITHOUT_END = 2**62
 
 
 class WorkerData(UnreadData):
-    """Gives assignments to the loop over steps, and batches to Keras.
+    """Assigns batches in the loop over steps, and gives batches to Keras.
 
     Args:
         strategy: strategy of the coordinator.

@@ -46,12 +46,12 @@ class Change:
 
     @property
     def client(self) -> str:
-        """Whose it is."""
+        """The client that sent it."""
         return self.message.fields["client"]
 
     @property
     def number(self) -> int:
-        """Which one of the client's."""
+        """Its number among the client's changes."""
         return self.message.fields["number"]
 
     def done(self, **outcome: Any) -> None:

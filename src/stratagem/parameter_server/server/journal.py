@@ -97,7 +97,7 @@ class Journal(Closing):
 
     @property
     def size_bytes(self) -> int:
-        """How large it is."""
+        """Size of the file in bytes."""
         return self._file.tell()
 
     def append(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""What a server does with gradients: applies them, collects them, or discards them."""
+"""Pushed gradients on a server: applied, collected, or discarded."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Pushes:
 
     @property
     def staleness(self) -> list[list[int]]:
-        """How many updates had been made meanwhile, and of how many pushes that is true."""
+        """Histogram of staleness: pairs of a number of updates and a number of pushes."""
         with self._counting:
             return [[behind, count] for behind, count in sorted(self._staleness.items())]
 
     @property
     def num_waiting(self) -> int:
-        """How many workers wait for others."""
+        """Number of workers that wait for others."""
         return 0 if self._synchronous is None else self._synchronous.num_waiting
 
     @property

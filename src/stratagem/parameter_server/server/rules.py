@@ -21,12 +21,12 @@ class Rules:
 
     @property
     def names(self) -> list[str]:
-        """Of all optimizers."""
+        """Names of all optimizers."""
         return list(self._rules)
 
     @property
     def scalars(self) -> dict[str, np.ndarray]:
-        """What the optimizers keep once, by `kept_name`."""
+        """Scalars of the optimizers, by `kept_name`."""
         return {
             kept_name(optimizer, name): value
             for optimizer, own in self._scalars.items()

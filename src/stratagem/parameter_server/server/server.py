@@ -110,7 +110,7 @@ class ParameterServer(Closing):
 
     @property
     def address(self) -> str:
-        """Where clients find it."""
+        """Address of this server."""
         return self._listener.address
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class ParameterServer(Closing):
             change.done(**self._whole_changes[kind](change.message))
 
     def _answer(self, message: Message, outcome: Mapping[str, Any]) -> Message:
-        """Of a change: what it has come to, and the whole variables of field `pull`."""
+        """Answers a change with its result and the whole variables of field `pull`."""
         version, values = self.store.read(message.fields.get("pull", ()))
         return Message("ok", {**outcome, **self.lifetime.fields(version)}, values)
 

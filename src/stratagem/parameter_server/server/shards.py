@@ -81,12 +81,12 @@ class Shard:
 
     @property
     def size_bytes(self) -> int:
-        """Of the value and the slots."""
+        """Size of the value and the slots, in bytes."""
         return sum(array.nbytes for array in (self.value, *list(self.slots.values())))
 
     @property
     def marked_bytes(self) -> int:
-        """Of rows that would be copied for a journal."""
+        """Size of the rows that a journal entry would copy, in bytes."""
         if not self.spec.has_rows:
             return 0
         return int(self.size_bytes * np.count_nonzero(self._marks) // max(1, self._marks.size))
@@ -161,7 +161,7 @@ class Shard:
 
 
 class UpdatedPart:
-    """What an update changes of a shard: all of it, or some rows.
+    """Part of a shard that an update changes: all of it, or some rows.
 
     Args:
         shard: the shard.

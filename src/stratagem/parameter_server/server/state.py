@@ -44,7 +44,7 @@ def next_lifetime(messages: Sequence[Message]) -> Lifetime:
 
 @dataclasses.dataclass(frozen=True)
 class ServerState:
-    """What a server holds and knows.
+    """State of a server: variables, optimizers, and answered changes.
 
     Args:
         store: its variables.

@@ -114,7 +114,7 @@ class StateJournal(Closing):
         return is_large or self._is_much_marked()
 
     def _is_much_marked(self) -> bool:
-        """Whether more has changed than there may be room for twice."""
+        """Returns True if the changes are too large to copy at once."""
         store = self._state.store
         return store.marked_bytes > max(_MOST_COPIED_BYTES, store.size_bytes // _COPIED_PART)
 

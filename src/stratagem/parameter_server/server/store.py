@@ -41,19 +41,19 @@ class ServerVariables:
 
     @property
     def names(self) -> list[str]:
-        """Of its variables."""
+        """Names of its variables."""
         with self._reading:
             return list(self._shards)
 
     @property
     def size_bytes(self) -> int:
-        """Of all variables and slots."""
+        """Size of all variables and slots, in bytes."""
         with self._reading:
             return sum(shard.size_bytes for shard in self._shards.values())
 
     @property
     def marked_bytes(self) -> int:
-        """Of the rows of tables that have changed since they were taken for a journal."""
+        """Size of the table rows that changed since the last journal entry, in bytes."""
         with self._reading:
             return sum(shard.marked_bytes for shard in self._shards.values())
 
@@ -303,7 +303,7 @@ class ServerVariables:
         whole: Mapping[str, np.ndarray],
         rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
     ) -> tuple[dict[str, UpdatedPart], State]:
-        """What one optimizer changes, and what it makes of it."""
+        """Returns the parts that one optimizer changes, and their new state."""
         rule = self._rules.find(optimizer, names)
         parts = {
             name: UpdatedPart(shards[name], optimizer, *rows.get(name, (None, None)))
@@ -319,7 +319,7 @@ class ServerVariables:
 
     @property
     def scalars(self) -> dict[str, np.ndarray]:
-        """What the rules keep once, by `kept_name`."""
+        """Scalars of the optimizers, by `kept_name`."""
         with self._reading:
             return self._rules.scalars
 

@@ -22,7 +22,7 @@ __all__ = ["Answer", "Contribution", "SynchronousUpdates"]
 
 
 class Answer(Protocol):
-    """Tells a worker what has become of its gradients."""
+    """Answers a worker: its gradients were used or discarded."""
 
     def __call__(self, version: int, *, is_used: bool) -> None:
         """Called once, with the number of updates then, and whether the gradients are in one.
@@ -74,7 +74,7 @@ class SynchronousUpdates:
 
     @property
     def num_waiting(self) -> int:
-        """How many workers wait for others."""
+        """Number of workers that wait for others."""
         return len(self._waiting)
 
     @property

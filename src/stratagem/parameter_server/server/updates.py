@@ -1,4 +1,4 @@
-"""How a server applies gradients: by a rule that a client has sent it."""
+"""Update rules: optimizers that clients send to servers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a rule changes.
+    """State that a rule updates.
 
     Args:
         scalars: what it keeps once, such as the number of updates, by name.
@@ -128,7 +128,7 @@ ASYNCHRONOUS = UpdateMode()
 
 @dataclasses.dataclass(frozen=True)
 class Pushed:
-    """What has become of gradients.
+    """Result of a push of gradients.
 
     Args:
         is_used: whether a server has applied them. If not, they were too old: a worker computes
@@ -166,7 +166,7 @@ def own_name(optimizer: str, name: str) -> str:
 
 
 def is_kept_by(optimizer: str, name: str) -> bool:
-    """Tells whether an optimizer keeps what has a name.
+    """Returns True if a name is that of an optimizer's scalar.
 
     Args:
         optimizer: its name.

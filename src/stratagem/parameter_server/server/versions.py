@@ -1,4 +1,4 @@
-"""How many updates a server has made: as it tells it, and as its clients have seen it.
+"""Versions of servers: their numbers of updates, as sent and as seen by clients.
 
 A server that is started again may have lost its last updates, so that a number alone says little.
 It tells which time it runs, too: of two such numbers the larger is the later.
@@ -55,7 +55,7 @@ class Lifetime:
 
 
 class SeenVersions:
-    """What a client has seen of all servers; each thread has values of its own.
+    """Versions of all servers that a client has seen, per thread.
 
     `num_lost` counts updates that servers had made and lost when they were started again.
     """

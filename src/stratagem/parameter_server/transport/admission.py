@@ -1,4 +1,4 @@
-"""Who may connect to a listener: clients of its cluster, told apart before anything is read."""
+"""Admission of clients of the cluster to a listener, before anything is read."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ __all__ = ["ClientMemories"]
 
 
 class ClientMemories:
-    """What large arrays come and go by. For one thread."""
+    """Shared memory of a listener's clients, for large arrays. For one thread."""
 
     def __init__(self) -> None:
         self._memories: dict[bytes, ServerMemory] = {}
@@ -40,7 +40,7 @@ class ClientMemories:
         return [SHARED, b"here"]
 
     def can_read(self, connection: bytes, frames: Sequence[Any]) -> bool:
-        """Tells whether all frames of a request can be found.
+        """Returns True if all frames of a request can be read.
 
         A client whose connection broke, and was made anew without its knowing, has shared its
         memory by the former one.

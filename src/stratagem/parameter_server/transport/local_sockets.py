@@ -37,7 +37,7 @@ _LEAST_AGE_S = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class LocalSocket:
-    """Where a server can be found by processes on its machine.
+    """Local socket of a server, for processes on its machine.
 
     Args:
         path: of the Unix socket.
@@ -115,7 +115,7 @@ def _folder() -> Path | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether only this user can enter a folder, and nobody else can put another in its place."""
+    """Returns True if only this user can enter or replace a folder."""
     status = folder.lstat()
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     return is_own and not status.st_mode & 0o077 and all(map(_is_kept, folder.parents))

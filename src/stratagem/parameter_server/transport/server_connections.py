@@ -33,7 +33,7 @@ _LOST_MS = 5000
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a server is.
+    """Address of a server: its port, and a local socket if there is one.
 
     Args:
         address: of its TCP port.
@@ -45,7 +45,7 @@ class Place:
 
 
 class Peer:
-    """What all threads know of a server.
+    """State of a server, shared by all threads.
 
     Args:
         name: for messages.
@@ -147,12 +147,12 @@ class ServerConnection:
 
     @property
     def is_at_best(self) -> bool:
-        """Whether it leads to where the server is now, by the fastest way."""
+        """True if it leads to the server's current address, by the fastest way."""
         return self.place == self.peer.place and not self.socket.closed
 
     @property
     def is_astray(self) -> bool:
-        """Whether it leads to where the server is no more."""
+        """True if it leads to an old address of the server."""
         now = self.peer.place
         has_moved = self.place.address != now.address
         return has_moved or (self.place.local is not None and self.place.local != now.local)

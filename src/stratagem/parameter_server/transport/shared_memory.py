@@ -53,7 +53,7 @@ def large_bytes(frames: Sequence[Any]) -> int:
 
 
 def is_placed(frames: Sequence[Any]) -> bool:
-    """Tells whether what has arrived is a message whose arrays are, or were, in shared memory.
+    """Returns True for a message with arrays in shared memory.
 
     Args:
         frames: what has arrived.
@@ -63,7 +63,7 @@ def is_placed(frames: Sequence[Any]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What a client tells of its memory, as JSON.
+    """Description of a client's memory, as JSON.
 
     Args:
         pid: of the client.
@@ -130,11 +130,11 @@ class ClientMemory:
 
     @property
     def told(self) -> bytes:
-        """What a server needs to open it."""
+        """Description with which a server opens it."""
         return json.dumps(dataclasses.asdict(self.plan)).encode()
 
     def has_room(self, request_bytes: int, answer_bytes: int) -> bool:
-        """Tells whether it is large enough.
+        """Returns True if it is large enough.
 
         Args:
             request_bytes: of the largest request so far.
@@ -208,7 +208,7 @@ class ServerMemory:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the client is there and has not closed it."""
+        """True if the client runs and has not closed it."""
         return self._map[_WORD_BYTES] == 1 and os.path.exists(f"/proc/{self._plan.pid}")
 
     def read(self, frames: Sequence[Any]) -> list[Any]:

@@ -136,7 +136,7 @@ def wait(questions: Sequence[Question], connections: ConnectionSet) -> None:
 
     Args:
         questions: to different servers, over connections of the set.
-        connections: which other threads wake when they know more.
+        connections: the set; other threads wake it when they know more.
 
     Raises:
         UnavailableError: a server was lost, or the set was ended.
@@ -151,7 +151,7 @@ def wait(questions: Sequence[Question], connections: ConnectionSet) -> None:
         left_s = min(question.due_s for question in pending) - now_s
         sockets = [(question.connection.socket, zmq.POLLIN) for question in pending]
         # At least 1 ms: what is due in less is not looked for again and again.
-        woken = connections.woken.fileno()  # by which it is told again
+        woken = connections.woken.fileno()  # becomes readable when there is news
         ready = dict(zmq.zmq_poll([*sockets, (woken, zmq.POLLIN)], max(1, math.ceil(left_s * _MS))))
         if woken in ready:
             connections.note_woken()

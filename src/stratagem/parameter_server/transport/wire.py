@@ -1,4 +1,4 @@
-"""What travels between workers and parameter servers: a header of JSON, and arrays as they are.
+"""Framing of messages: a JSON header, and arrays as raw bytes.
 
 A message is a list of frames: the header, then the bytes of each array, neither copied nor
 pickled on either side. Small arrays follow the header in its own frame: a frame costs more than
@@ -150,7 +150,7 @@ def unpack(frames: Sequence[Any]) -> Message:
 
 
 class _Begins:
-    """Where arrays begin in the first frame: the same for who packs and who unpacks.
+    """Offsets of arrays in the first frame, for both sides.
 
     Args:
         size: of the header.
