@@ -55,15 +55,17 @@ if "STRATAGEM_TEST_REPLICAS" in os.environ:  # what joining a cluster changes be
 _COMPATIBILITY_FILES = (
     "contract/test_aggregation.py",
     "contract/test_merge_call.py",
-    "keras/test_batch_normalization.py",
-    "keras/test_checkpoint_files.py",
-    "keras/test_layers.py",
-    "keras/test_metrics.py",
-    "keras/test_model.py",
-    "keras/test_own_steps.py",
-    "keras/test_saving.py",
-    "keras/test_variable.py",
+    "keras/numerics/test_batch_normalization.py",
+    "keras/evaluation/test_checkpoint_files.py",
+    "keras/numerics/test_layers.py",
+    "keras/numerics/test_metrics.py",
+    "keras/training/test_model.py",
+    "keras/training/test_own_steps.py",
+    "keras/training/test_saving.py",
+    "keras/variables/test_variable.py",
 )
+
+_TESTS = Path(__file__).parent
 
 # Relative tolerance of one operation's result. A GPU multiplies float32 matrices in TF32.
 _RELATIVE_TOLERANCE = {
@@ -73,7 +75,13 @@ _RELATIVE_TOLERANCE = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets pass what JAX 0.12 says of plain Keras, and that rows of a test compile a step each."""
+    """Refuses a list of missing files; ignores two warnings that are expected here.
+
+    JAX 0.12 warns about plain Keras, and rows of a test compile a step each.
+    """
+    missing = [name for name in _COMPATIBILITY_FILES if not (_TESTS / name).is_file()]
+    if missing:
+        raise pytest.UsageError(f"_COMPATIBILITY_FILES of tests/conftest.py lacks {missing}")
     ignored = "ignore:Explicitly requested dtype .* requested in ShapeDtypeStruct:UserWarning"
     config.addinivalue_line("filterwarnings", ignored)
     ignored = "ignore:.*was compiled 3 times for arguments of the same kinds:RuntimeWarning"
@@ -83,7 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks whole files: what is promised there is promised on every version."""
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).as_posix() in _COMPATIBILITY_FILES:
+        if item.path.relative_to(_TESTS).as_posix() in _COMPATIBILITY_FILES:
             item.add_marker(pytest.mark.compatibility)
 
 
