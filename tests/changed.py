@@ -67,7 +67,7 @@ def tests_of(changed: Iterable[str]) -> list[str]:
 
 
 def main() -> int:
-    """Runs all steps and returns 0 if every one passes."""
+    """Runs all steps, names those that failed, and returns 1 if there are any."""
     changed = changed_files(sys.argv[1] if len(sys.argv) > 1 else "main")
     python = [name for name in changed if name.endswith((".py", ".pyi"))]
     sources = [name for name in python if name.startswith("src/")]
@@ -81,8 +81,9 @@ def main() -> int:
         steps.append(["pyright", *sources])
     selected = [*ALWAYS, *tests[:MAX_TEST_FILES]]
     steps.append(["pytest", "-q", "--numprocesses", "2", "--dist", "loadfile", *selected])
-    results = [_run(step) for step in steps]
-    return max(results)
+    failed = [step[0] for step in steps if _run(step)]
+    print(f"Failed: {', '.join(dict.fromkeys(failed))}." if failed else "All passed.")
+    return int(bool(failed))
 
 
 def _run(step: list[str]) -> int:
