@@ -6,6 +6,7 @@ when the backend starts.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 
@@ -97,9 +98,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 _KEEP_PROGRAMS_S = 60.0
 _dropped_s = time.monotonic()
+# glibc keeps the pages that compilers free, gigabytes in an hour of tests; other systems lack this.
+_trim_memory = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def programs_are_dropped() -> Iterator[None]:
     """JAX keeps what it has compiled: gigabytes, through which each garbage collection goes."""
     global _dropped_s
@@ -107,6 +110,7 @@ def programs_are_dropped() -> Iterator[None]:
     if time.monotonic() - _dropped_s > _KEEP_PROGRAMS_S:
         jax.clear_caches()
         gc.collect()
+        _trim_memory(0)
         _dropped_s = time.monotonic()
 
 
