@@ -83,23 +83,21 @@ from keras.src.trainers.data_adapters import (
 )
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from keras.src.trainers.trainer import Trainer
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet
 
 __all__ = [
-    "AGGREGATE_ADDITIONAL_LOSS",
     "DataAdapter",
-    "GET_ITERATOR",
-    "GET_JAX_STATE",
     "GeneratorDataAdapter",
     "JAXEpochIterator",
     "JAXTrainer",
     "KerasSaveable",
-    "MOMENTS",
     "PyDatasetAdapter",
     "TFDatasetAdapter",
     "TrackedDict",
     "TrackedList",
     "TrackedSet",
+    "Trainer",
     "annotate",
     "apply_mask",
     "autocasts",
@@ -143,12 +141,6 @@ __all__ = [
     "unpack_x_y_sample_weight",
     "with_states",
 ]
-
-# Names of replaced methods.
-GET_JAX_STATE = "_get_jax_state"
-GET_ITERATOR = "_get_iterator"
-AGGREGATE_ADDITIONAL_LOSS = "_aggregate_additional_loss"
-MOMENTS = "_moments"
 
 
 def own_variables(metric: Any) -> list[Any]:

@@ -2,8 +2,7 @@
 
 Each replica normalises with its own statistics, over true examples; with `synchronized=True` with
 those of all replicas. Moving statistics are ON_READ with MEAN: each replica keeps its own, and
-reading them outside gives the mean. `__init__`, `build`, `call` and `_moments` of
-`keras.layers.BatchNormalization` are replaced (Keras 3.12 to 3.15).
+reading them outside gives the mean.
 """
 
 from __future__ import annotations
@@ -14,45 +13,40 @@ from collections.abc import Generator
 from typing import Any
 
 import jax.numpy as jnp
-import keras
 
 from stratagem.context import ReplicaContext
 from stratagem.execution import ReplicaScope, current_scope
 from stratagem.keras.numerics.batch_rows import row_mask
 from stratagem.keras.numerics.step_mode import replica_context
-from stratagem.keras.private import MOMENTS, annotate, get_stateless_scope, reduction_axes
+from stratagem.keras.private import annotate, get_stateless_scope, reduction_axes
 from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.options import ReduceOp
 from stratagem.variables import VariableKind, home_of
 
-__all__ = ["install"]
+__all__ = [
+    "annotating_statistics",
+    "moments_of_replicas",
+    "normalizing_true_rows",
+    "taking_synchronized",
+]
 
-_Layer = keras.layers.BatchNormalization
 _MOVING = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
 
 
-def install() -> None:
-    """Makes batch normalisation know about replicas. Done once, on import."""
-    _replace_init()
-    _replace_build()
-    _replace_call()
-    _replace_moments()
-
-
-def _replace_init() -> None:
-    init = _Layer.__init__
+def taking_synchronized(init: Any) -> Any:
+    """Returns `BatchNormalization.__init__` that accepts `synchronized=True`."""
 
     def replica_init(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)  # Keras on JAX refuses synchronized=True
+        init(self, *args, **kwargs)
         self.synchronized = bool(synchronized)
 
     replica_init.__signature__ = inspect.signature(init)  # what get_config and clone read
     replica_init.__doc__ = init.__doc__
-    _Layer.__init__ = replica_init
+    return replica_init
 
 
-def _replace_build() -> None:
-    build = _Layer.build
+def annotating_statistics(build: Any) -> Any:
+    """Returns `BatchNormalization.build` whose moving statistics are ON_READ with MEAN."""
 
     def replica_build(self: Any, input_shape: Any) -> None:
         add_weight = self.add_weight
@@ -72,11 +66,11 @@ def _replace_build() -> None:
         finally:
             object.__delattr__(self, "add_weight")
 
-    _Layer.build = replica_build
+    return replica_build
 
 
-def _replace_call() -> None:
-    call = _Layer.call
+def normalizing_true_rows(call: Any) -> Any:
+    """Returns `BatchNormalization.call` that skips padding and infers with all statistics."""
 
     def replica_call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         context = replica_context()
@@ -95,11 +89,11 @@ def _replace_call() -> None:
             variable.assign(jnp.where(has_examples, variable.value, old))
         return outputs
 
-    _Layer.call = replica_call
+    return replica_call
 
 
-def _replace_moments() -> None:
-    moments = getattr(_Layer, MOMENTS)
+def moments_of_replicas(moments: Any) -> Any:
+    """Returns the method of `BatchNormalization` that computes mean and variance of a batch."""
 
     def replica_moments(self: Any, inputs: Any, mask: Any) -> Any:
         context = replica_context()
@@ -107,7 +101,7 @@ def _replace_moments() -> None:
             return _plain_moments(moments, self, inputs, mask)
         return _moments_of_true_rows(self, inputs, mask, context)
 
-    setattr(_Layer, MOMENTS, replica_moments)
+    return replica_moments
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Embeddings whose gradient is rows.
 
-`build` and `call` of `keras.layers.Embedding` are replaced (Keras 3.12 to 3.15): where
-`sg.value_and_grad` keeps the gradient of the table as rows, the layer looks them up with
+Where `sg.value_and_grad` keeps the gradient of the table as rows, the layer looks them up with
 `embedding_lookup`; everything else goes to Keras.
 """
 
@@ -15,17 +14,11 @@ import keras
 from stratagem.execution import embedding_lookup, is_recorded, note_table
 from stratagem.keras.variables.annotations import making_table
 
-__all__ = ["install"]
+__all__ = ["building_table", "looking_up_rows"]
 
 
-def install() -> None:
-    """Makes embedding layers look up rows. Done once, on import."""
-    _wrap_build(keras.layers.Embedding)
-    _wrap_call(keras.layers.Embedding)
-
-
-def _wrap_build(cls: Any) -> None:
-    original = cls.build
+def building_table(original: Any) -> Any:
+    """Returns `Embedding.build` that registers the table."""
 
     @functools.wraps(original)
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -34,11 +27,11 @@ def _wrap_build(cls: Any) -> None:
         if (table := _table(self)) is not None:
             note_table(table)
 
-    cls.build = build
+    return build
 
 
-def _wrap_call(cls: Any) -> None:
-    original = cls.call
+def looking_up_rows(original: Any) -> Any:
+    """Returns `Embedding.call` that looks up rows of a recorded table."""
 
     @functools.wraps(original)
     def call(self: Any, inputs: Any) -> Any:
@@ -49,7 +42,7 @@ def _wrap_call(cls: Any) -> None:
             inputs = keras.ops.cast(inputs, "int32")
         return keras.ops.cast(embedding_lookup(table, inputs), self.compute_dtype)
 
-    cls.call = call
+    return call
 
 
 def _table(layer: Any) -> Any:

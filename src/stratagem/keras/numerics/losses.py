@@ -1,7 +1,7 @@
 """Losses over replicas: what fit makes of Keras losses, and what loops of one's own use.
 
-`keras.losses.Loss.__call__` is replaced (Keras 3.12 to 3.15): in a replica function it counts true
-examples, and in `fit` it divides by what all replicas hold.
+In a replica function a Keras loss counts true examples, and in `fit` it divides by the examples of
+all replicas.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ from stratagem.keras.private import apply_mask, get_keras_mask, squeeze_or_expan
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 
-__all__ = ["compute_average_loss", "install", "scale_regularization_loss"]
+__all__ = ["compute_average_loss", "replica_loss", "scale_regularization_loss"]
 
 _AVERAGING = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-def install() -> None:
-    """Makes Keras losses count over replicas. Done once, on import."""
-    original = keras.losses.Loss.__call__
+def replica_loss(original: Any) -> Any:
+    """Returns `Loss.__call__` that counts examples over replicas."""
 
     def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         context = replica_context()
@@ -62,7 +61,7 @@ def install() -> None:
             return original(self, y_true, y_pred, sample_weight)
         return _replica_loss(self, y_true, y_pred, sample_weight, context, effect)
 
-    keras.losses.Loss.__call__ = call
+    return call
 
 
 def _warn_about_averaging(loss: Any, context: ReplicaContext) -> None:

@@ -1,8 +1,7 @@
 """Metrics over replicas: each replica updates its part, results are of all of them.
 
-`keras.metrics.Metric.__new__` is replaced (Keras 3.12 to 3.15) to wrap `update_state` and `result`
-of each metric class once, when its first object is made; subclassing `Metric` is enough.
-`add_variable` is replaced, too: an initial value counts once, and not once a replica.
+`update_state` and `result` of each metric class are wrapped once, when its first object is created;
+subclassing `Metric` is enough.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from stratagem.keras.variables.annotations import making_state_of_metric
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.variables import VariableKind, home_of
 
-__all__ = ["install", "results_of_all_replicas"]
+__all__ = ["created_once", "results_of_all_replicas", "wrapping_class"]
 
 _wrapped_classes: set[type] = {keras.metrics.Metric}
 
@@ -42,9 +41,8 @@ class _Active(threading.local):
 _active = _Active()
 
 
-def install() -> None:
-    """Makes every Keras metric count over replicas. Done once, on import."""
-    original = keras.metrics.Metric.__new__
+def wrapping_class(original: Any) -> Any:
+    """Returns `Metric.__new__` that wraps the methods of each metric class once."""
 
     def create(cls: type, *args: Any, **kwargs: Any) -> Any:
         for base in cls.__mro__:
@@ -52,15 +50,18 @@ def install() -> None:
                 _wrap_class(base)
         return object.__new__(cls) if original is object.__new__ else original(cls, *args, **kwargs)
 
-    keras.metrics.Metric.__new__ = staticmethod(create)
-    add_variable = keras.metrics.Metric.add_variable
+    return staticmethod(create)
 
-    @functools.wraps(add_variable)
-    def add_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+
+def created_once(original: Any) -> Any:
+    """Returns `Metric.add_variable` whose initial value counts once, not once per replica."""
+
+    @functools.wraps(original)
+    def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:
         with making_state_of_metric():
-            return add_variable(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
 
-    keras.metrics.Metric.add_variable = add_state
+    return add_variable
 
 
 def _wrap_class(cls: type) -> None:

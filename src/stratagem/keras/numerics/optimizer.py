@@ -1,7 +1,6 @@
 """Optimizers over replicas: gradients are summed once, then clipped and applied on every copy.
 
-`apply` and `stateless_apply` of `keras.optimizers.Optimizer` and `LossScaleOptimizer` are replaced
-(Keras 3.12 to 3.15). The update itself runs in update context, where assignments are direct.
+The update itself runs in update context, where assignments are direct.
 """
 
 from __future__ import annotations
@@ -33,7 +32,13 @@ from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, PerReplica, is_indexed_slices
 from stratagem.variables import home_of, is_remote
 
-__all__ = ["apply_gradients", "build_in_replica", "install", "sum_gradients"]
+__all__ = [
+    "apply_gradients",
+    "applying_sums",
+    "build_in_replica",
+    "stateless_with_sums",
+    "sum_gradients",
+]
 
 
 class _Reduced(threading.local):
@@ -45,15 +50,8 @@ class _Reduced(threading.local):
 _reduced = _Reduced()
 
 
-def install() -> None:
-    """Makes optimizers sum over replicas. Done once, on import."""
-    for cls in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-        _wrap_apply(cls)
-        _wrap_stateless_apply(cls)
-
-
-def _wrap_apply(cls: Any) -> None:
-    original = cls.apply
+def applying_sums(original: Any) -> Any:
+    """Returns `apply` of an optimizer that sums gradients over replicas first."""
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
@@ -88,7 +86,7 @@ def _wrap_apply(cls: Any) -> None:
                 return _apply_with_loss_scale(self, [_whole(grad) for grad in summed], variables)
             return apply_with_rows(original, self, summed, variables)
 
-    cls.apply = apply
+    return apply
 
 
 def _remote_in_merge_call(optimizer: Any) -> NotImplementedError:
@@ -176,8 +174,8 @@ def apply_gradients(
     return result
 
 
-def _wrap_stateless_apply(cls: Any) -> None:
-    original = cls.stateless_apply
+def stateless_with_sums(original: Any) -> Any:
+    """Returns `stateless_apply` of an optimizer that sums gradients over replicas first."""
 
     def stateless_apply(
         self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
@@ -190,7 +188,7 @@ def _wrap_stateless_apply(cls: Any) -> None:
         with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
             return original(self, optimizer_variables, summed, trainable_variables)
 
-    cls.stateless_apply = stateless_apply
+    return stateless_apply
 
 
 def sum_gradients(grads: list[Any]) -> list[Any]:

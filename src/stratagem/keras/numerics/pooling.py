@@ -2,8 +2,8 @@
 
 XLA:CPU computes the gradient of a maximum over windows by select-and-scatter, one element at a
 time: half the time of a small convolutional network. For non-overlapping windows, a comparison and
-a copy give the same gradient, bit for bit. `call` of `keras.layers.MaxPooling1D` to `3D` is
-replaced (Keras 3.12 to 3.15) in replica functions on CPU devices; everything else goes to Keras.
+a copy give the same gradient, bit for bit. It serves replica functions on CPU devices; everything
+else goes to Keras.
 """
 
 from __future__ import annotations
@@ -15,21 +15,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 
 from stratagem.context import get_replica_context
 
-__all__ = ["install", "max_of_windows"]
+__all__ = ["fast_on_cpu", "max_of_windows"]
 
 
-def install() -> None:
-    """Makes max-pooling layers fast on CPU. Runs once, on import."""
-    for cls in (keras.layers.MaxPooling1D, keras.layers.MaxPooling2D, keras.layers.MaxPooling3D):
-        _wrap_call(cls)
-
-
-def _wrap_call(cls: Any) -> None:
-    original = cls.call
+def fast_on_cpu(original: Any) -> Any:
+    """Returns `call` of a max-pooling layer with a fast gradient on CPU."""
 
     @functools.wraps(original)
     def call(self: Any, inputs: Any) -> Any:
@@ -37,7 +30,7 @@ def _wrap_call(cls: Any) -> None:
             return max_of_windows(inputs, tuple(self.pool_size))
         return original(self, inputs)
 
-    cls.call = call
+    return call
 
 
 def _runs_on_cpu() -> bool:

@@ -1,7 +1,7 @@
 """Random numbers that differ between replicas and follow from the seed.
 
-`keras.random.SeedGenerator.next` is replaced (Keras 3.12 to 3.15): in a replica function it mixes
-the replica id into the returned seed. Replica 0 draws the numbers of a single device.
+In a replica function the replica id is mixed into each seed. Replica 0 draws the numbers of one
+device.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ import functools
 from typing import Any
 
 import jax.numpy as jnp
-import keras
 
 from stratagem.context import get_replica_context
 from stratagem.keras.variables.annotations import making_worker_local
 
-__all__ = ["install"]
+__all__ = ["replica_seed", "worker_local"]
 
 # An odd number far from small multiples of itself modulo 2**32 (the golden ratio), so that replicas
 # never get the seeds of later steps.
 _SEED_STRIDE = 0x9E3779B9
 
 
-def install() -> None:
-    """Makes seed generators differ by replica. Runs once, on import."""
-    original = keras.random.SeedGenerator.next
+def replica_seed(original: Any) -> Any:
+    """Returns `SeedGenerator.next` whose seeds differ by replica."""
 
     def next_seed(self: Any, ordered: bool = True) -> Any:
         seed = original(self, ordered)
@@ -38,12 +36,15 @@ def install() -> None:
         offset = (replica_id * jnp.uint32(_SEED_STRIDE)).astype(seed.dtype)
         return seed.at[0].add(offset)
 
-    keras.random.SeedGenerator.next = next_seed
-    original_init = keras.random.SeedGenerator.__init__
+    return next_seed
 
-    @functools.wraps(original_init)
+
+def worker_local(original: Any) -> Any:
+    """Returns `SeedGenerator.__init__` whose state stays in each worker."""
+
+    @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         with making_worker_local():
-            original_init(self, *args, **kwargs)
+            original(self, *args, **kwargs)
 
-    keras.random.SeedGenerator.__init__ = init
+    return init

@@ -1,6 +1,6 @@
 """Stateful RNNs over replicas: the state has the rows of the global batch, as on one device.
 
-`call` of `keras.layers.RNN` is replaced (Keras 3.12 to 3.15). Each replica starts with the state
+Each replica starts with the state
 rows of its examples; the rows of all replicas are gathered for the next batch.
 """
 
@@ -11,19 +11,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 
 from stratagem.context import ReplicaContext, get_replica_context
 from stratagem.execution import current_scope
 from stratagem.keras.private import expected_batch_size, with_states
 from stratagem.messages import explain
 
-__all__ = ["check_batch_size", "install"]
+__all__ = ["check_batch_size", "replica_rnn"]
 
 
-def install() -> None:
-    """Makes stateful RNNs support replicas. Runs once, on import."""
-    call = keras.layers.RNN.call
+def replica_rnn(call: Any) -> Any:
+    """Returns `RNN.call` whose state has the rows of the global batch."""
 
     @functools.wraps(call)
     def replica_call(
@@ -49,7 +47,7 @@ def install() -> None:
         states = [_RowsOfReplica(variable, context) for variable in jax.tree.leaves(self.states)]
         return call(with_states(self, states), sequences, initial_state, **arguments)
 
-    keras.layers.RNN.call = replica_call
+    return replica_call
 
 
 class _RowsOfReplica:

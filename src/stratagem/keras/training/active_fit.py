@@ -1,7 +1,6 @@
 """The active `fit`: the data that it reads and the order of its callbacks.
 
-Keras does not expose these to callbacks, so `fit` of its JAX trainer, `JAXEpochIterator.__init__`
-and `CallbackList.__init__` are replaced (Keras 3.12 to 3.15).
+Keras does not expose these to callbacks.
 """
 
 from __future__ import annotations
@@ -15,10 +14,17 @@ from typing import Any
 
 import keras
 
-from stratagem.keras.private import JAXEpochIterator, JAXTrainer, calls_in_thread
+from stratagem.keras.private import calls_in_thread
 from stratagem.tracebacks import filters_traceback
 
-__all__ = ["awaits_each_step", "epoch_iterator", "install", "looks_at_batches"]
+__all__ = [
+    "awaits_each_step",
+    "epoch_iterator",
+    "looks_at_batches",
+    "ordering_callbacks",
+    "recorded_fit",
+    "recorded_iterator",
+]
 
 
 class _Fit:
@@ -55,22 +61,15 @@ def awaits_each_step() -> bool:
     return _running.fits[-1].awaits_steps if _running.fits else True
 
 
-def install() -> None:
-    """Tracks every `fit`, and calls callbacks with `runs_last` last. Runs once, on import."""
-    _follow_fit()
-    _notice_iterators()
-    _order_callbacks()
-
-
-def _follow_fit() -> None:
-    original = JAXTrainer.fit
+def recorded_fit(original: Any) -> Any:
+    """Returns `fit` that is recorded as active while it runs."""
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _begun():
             return original(self, *args, **kwargs)
 
-    JAXTrainer.fit = filters_traceback(fit)
+    return filters_traceback(fit)
 
 
 @contextlib.contextmanager
@@ -85,8 +84,8 @@ def _begun() -> Generator[None]:
             position.release()
 
 
-def _notice_iterators() -> None:
-    original = JAXEpochIterator.__init__
+def recorded_iterator(original: Any) -> Any:
+    """Returns `JAXEpochIterator.__init__` that records the iterator of the active `fit`."""
 
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -95,13 +94,14 @@ def _notice_iterators() -> None:
         if _running.fits and _running.fits[-1].iterator is None:
             _running.fits[-1].iterator = self
 
-    JAXEpochIterator.__init__ = made
+    return made
 
 
-def _order_callbacks() -> None:
-    """Orders callbacks; one that runs last also gets the list, as `callback_list`."""
-    base: Any = keras.callbacks.CallbackList
-    original = base.__init__
+def ordering_callbacks(original: Any) -> Any:
+    """Returns `CallbackList.__init__` that orders callbacks by `runs_last`.
+
+    A callback that runs last also gets the list, as `callback_list`.
+    """
 
     @functools.wraps(original)
     def made(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -116,7 +116,7 @@ def _order_callbacks() -> None:
                 map(_awaits_steps, self.callbacks)
             )
 
-    base.__init__ = made
+    return made
 
 
 def _runs_last(callback: Any) -> bool:

@@ -11,18 +11,17 @@ import jax.numpy as jnp
 import keras
 from jax.core import Tracer
 
-from stratagem.keras.private import JAXTrainer, get_stateless_scope
+from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import run_together, wait_until_ready
 from stratagem.variables import VariableKind, aggregate_components, gather_together, home_of
 
-__all__ = ["MetricLogs", "install"]
+__all__ = ["MetricLogs", "results_at_once"]
 
 
-def install() -> None:
-    """Lets models compute the results of all their metrics at once. Done once, on import."""
-    original = JAXTrainer.get_metrics_result
+def results_at_once(original: Any) -> Any:
+    """Returns `get_metrics_result` of a model that computes all results in one program."""
 
     @functools.wraps(original)
     def results(self: Any) -> Any:
@@ -38,7 +37,7 @@ def install() -> None:
         gather_together([(variable.whole, variable.storage) for variable in asking])
         return original(self)
 
-    JAXTrainer.get_metrics_result = results
+    return results
 
 
 def _logs_of(model: Any) -> MetricLogs | None:

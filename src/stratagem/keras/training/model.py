@@ -1,9 +1,7 @@
 """Keras models under a strategy: fit, evaluate and predict, inside and outside its scope.
 
-Of Keras's JAX trainer (3.12 to 3.15) are replaced: `compile`, `fit`, `evaluate`, `predict` and
-their `_on_batch` forms, which open the scope of the model's strategy; `make_train_function` and its
-kin, which hand out ours; `_get_jax_state`, because the state stays in the variables; and
-`_aggregate_additional_loss`, where each replica takes its share of the losses of layers.
+The methods of Keras's JAX trainer open the scope of the model's strategy, and its step functions
+are ours.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,18 +18,13 @@ import keras
 from stratagem.context import get_replica_context, get_strategy, has_strategy
 from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
 from stratagem.keras.private import (
-    AGGREGATE_ADDITIONAL_LOSS,
-    GET_ITERATOR,
-    GET_JAX_STATE,
-    JAXEpochIterator,
-    JAXTrainer,
     compile_arguments,
 )
 from stratagem.keras.training.active_fit import looks_at_batches
 from stratagem.keras.training.callback_support import check_callbacks, listed
 from stratagem.keras.training.dataset_adapter import adapted, is_dataset
 from stratagem.keras.training.planned_models import strategy_for_plan
-from stratagem.keras.training.several_processes import SAVERS, saved_once, settle_call
+from stratagem.keras.training.several_processes import settle_call
 from stratagem.keras.training.step_events import ToldTrainFunction
 from stratagem.keras.training.step_functions import (
     HostBatches,
@@ -46,20 +40,22 @@ from stratagem.run_events import current_events
 from stratagem.tracebacks import filters_traceback
 from stratagem.variables import home_of
 
-__all__ = ["compile", "install", "strategy_of"]
+__all__ = [
+    "compile",
+    "compiling_in_scope",
+    "entering_scope",
+    "making_step_function",
+    "sharing_additional_losses",
+    "state_in_variables",
+    "strategy_of",
+    "with_default_strategy",
+    "yielding_host_batches",
+]
 
-_ENTRY_POINTS = (
-    "fit",
-    "evaluate",
-    "predict",
-    "train_on_batch",
-    "test_on_batch",
-    "predict_on_batch",
-)
-_MAKERS = {
-    "make_train_function": ("train_function", lambda m, s: _train_or_test(m, s, training=True)),
-    "make_test_function": ("test_function", lambda m, s: _train_or_test(m, s, training=False)),
-    "make_predict_function": ("predict_function", lambda m, s: _predict(m, s)),
+_STEP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "train_function": lambda m, s: _train_or_test(m, s, training=True),
+    "test_function": lambda m, s: _train_or_test(m, s, training=False),
+    "predict_function": lambda m, s: _predict(m, s),
 }
 
 
@@ -118,26 +114,17 @@ def _foreign(variable: Any, home: Any, owner: Any, optimizer: Any = None) -> Val
     )
 
 
-def install() -> None:
-    """Makes Keras models run under their strategy. Done once, on import."""
-    for name in _ENTRY_POINTS:
-        _wrap_entry_point(name)
-    for name, (attribute, make) in _MAKERS.items():
-        _wrap_maker(name, attribute, make)
-    for name in SAVERS:
-        setattr(keras.Model, name, saved_once(name, getattr(keras.Model, name)))
-    _compile_in_scope()
-    _keep_state_in_variables()
-    _hand_out_host_batches()
-    _share_additional_losses()
-    keras.Model.distribute_strategy = property(
+def with_default_strategy(_original: Any) -> Any:
+    """Returns the property `distribute_strategy` of a model."""
+    return property(
         lambda self: strategy_of(self) or get_strategy(),
         doc="The strategy that the model belongs to; the default one if none.",
     )
 
 
-def _wrap_entry_point(name: str) -> None:
-    original = getattr(JAXTrainer, name)
+def entering_scope(original: Any) -> Any:
+    """Returns `fit`, `evaluate`, `predict` or a form of one batch, in the model's scope."""
+    name = original.__name__
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -172,8 +159,7 @@ def _wrap_entry_point(name: str) -> None:
         finally:
             logs_wanted.value = previous
 
-    # keras.Model finds these on JAXTrainer, where subclasses' overrides still come first.
-    setattr(JAXTrainer, name, filters_traceback(entered))
+    return filters_traceback(entered)
 
 
 def _adopt_metrics(model: Any, strategy: Any) -> None:
@@ -198,8 +184,10 @@ def _somebody_looks(verbose: Any, callbacks: Any) -> bool:
     )
 
 
-def _wrap_maker(name: str, attribute: str, make: Any) -> None:
-    original = getattr(JAXTrainer, name)
+def making_step_function(original: Any) -> Any:
+    """Returns `make_train_function` or its kin, which make the step function of the strategy."""
+    attribute = original.__name__.removeprefix("make_")
+    make = _STEP_FUNCTIONS[attribute]
 
     @functools.wraps(original)
     def made(self: Any, force: bool = False) -> Any:
@@ -217,7 +205,7 @@ def _wrap_maker(name: str, attribute: str, make: Any) -> None:
             function.events.begin()  # Keras asks for it at the start of each fit
         return function
 
-    setattr(JAXTrainer, name, made)
+    return made
 
 
 def _train_or_test(model: Any, strategy: Any, *, training: bool) -> Any:
@@ -243,15 +231,12 @@ def _tell_steps(model: Any) -> None:
     model.train_function.events.begin()
 
 
-def _compile_in_scope() -> None:
-    """Lets a model that was made in a scope be compiled outside of it, as `fit` can be called.
+def compiling_in_scope(original: Any) -> Any:
+    """Returns `compile` that can be called outside the scope in which a model was created.
 
-    An optimizer given by name makes variables when the model is compiled; objects have made theirs
-    before, outside of the scope, and move.
+    An optimizer given by name creates variables when the model is compiled; objects have created
+    theirs before, outside the scope, and move.
     """
-    # Where it is defined: Keras asks whether a model overrides it by comparing with that class.
-    owner = next(cls for cls in JAXTrainer.__mro__ if "compile" in vars(cls))
-    original = owner.compile
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -271,33 +256,33 @@ def _compile_in_scope() -> None:
         with contextlib.nullcontext() if has_strategy() else strategy.scope():
             return original(self, *args, **kwargs)
 
-    owner.compile = compiled
+    return compiled
 
 
-def _keep_state_in_variables() -> None:
-    original = getattr(JAXTrainer, GET_JAX_STATE)
+def state_in_variables(original: Any) -> Any:
+    """Returns the method through which `fit` passes state; ours stays in the variables."""
 
     def state(self: Any, *args: Any, **kwargs: Any) -> Any:
         if strategy_of(self) is None:
             return original(self, *args, **kwargs)
         return ()
 
-    setattr(JAXTrainer, GET_JAX_STATE, state)
+    return state
 
 
-def _hand_out_host_batches() -> None:
-    original = getattr(JAXEpochIterator, GET_ITERATOR)
+def yielding_host_batches(original: Any) -> Any:
+    """Returns the method of an epoch iterator that yields batches, before they are on a device."""
 
     def batches(self: Any) -> Any:
         if not has_strategy():
             return original(self)
         return HostBatches(self.data_adapter.get_jax_iterator(), self.steps_per_epoch)
 
-    setattr(JAXEpochIterator, GET_ITERATOR, batches)
+    return batches
 
 
-def _share_additional_losses() -> None:
-    original = getattr(JAXTrainer, AGGREGATE_ADDITIONAL_LOSS)
+def sharing_additional_losses(original: Any) -> Any:
+    """Returns the method that adds the losses of layers, a share of them in each replica."""
 
     def aggregate(self: Any, loss: Any) -> Any:
         total: Any = original(self, loss)
@@ -306,7 +291,7 @@ def _share_additional_losses() -> None:
             return total
         return total * example_fraction(context, total.dtype)
 
-    setattr(JAXTrainer, AGGREGATE_ADDITIONAL_LOSS, aggregate)
+    return aggregate
 
 
 def compile(model: Any, *, distribute: Any = None, **arguments: Any) -> None:

@@ -13,7 +13,7 @@ import keras
 
 from stratagem.execution.programs.step_capture import CapturedStep, capture
 from stratagem.keras.private import build_for
-from stratagem.keras.variables.variable_creation import adopt
+from stratagem.keras.variables.variable_creation import Adoption, adopt
 from stratagem.messages import explain
 from stratagem.topology.abstract_devices import planned_default_strategy
 from stratagem.variables import home_of
@@ -100,22 +100,16 @@ def _take_step(model: Any, batch: tuple[Any, ...]) -> CapturedStep:
 @contextlib.contextmanager
 def as_planned(variables: Sequence[Any], strategy: Any) -> Generator[None]:
     """Moves variables to a strategy of abstract devices while a block runs."""
-    moved: list[tuple[Any, type, dict[str, Any], Any]] = []
+    adoptions: list[Adoption] = []
     try:
         for variable in variables:
             home = home_of(variable)
             if home is None or home.strategy is not strategy:
-                moved.append((variable, type(variable), dict(vars(variable)), home))
-                adopt(variable, strategy)
+                adoptions.append(Adoption(variable, strategy))
         yield
     finally:
-        for variable, kind, contents, home in moved:
-            strategy.variables.release(variable)
-            variable.__class__ = kind
-            vars(variable).clear()
-            vars(variable).update(contents)
-            if home is not None:
-                home.strategy.variables.add(variable, home)
+        for adoption in adoptions:
+            adoption.undo()
 
 
 def _variables(model: Any) -> list[Any]:

@@ -10,6 +10,8 @@ import keras
 from stratagem.context import ReplicaContext
 from stratagem.keras.training.dataset_creator import DatasetCreator
 from stratagem.keras.training.unread_data import UnreadData
+from stratagem.keras.variables.variable import DistributedVariable
+from stratagem.keras.variables.variable_source import VariableRequest
 
 __all__ = ["RemoteKeras"]
 
@@ -20,12 +22,8 @@ class RemoteKeras(Protocol):
     `optimizer` is a built Keras optimizer, `strategy` the one of the placement.
     """
 
-    def variable_class(self, *, is_all_remote: bool) -> type:
-        """Returns the class of a new variable, a `DistributedVariable`.
-
-        `is_all_remote` is False if only some variables are remote; the class then decides once the
-        path and the shape of the variable are known.
-        """
+    def variable_class(self, request: VariableRequest, strategy: Any) -> type[DistributedVariable]:
+        """Returns the class of a new variable, which says if and how it is remote."""
         ...
 
     def create_slot(

@@ -1,7 +1,7 @@
 """Calls that one of several processes carries out for all: progress bars and file writes.
 
-`keras.Model.save`, `save_weights` and `export` are replaced (Keras 3.12 to 3.15): every process
-calls them, the chief writes, and all return when the file is there.
+Every process calls `save`, `save_weights` or `export` of a model, the chief writes, and all return
+when the file is there.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from stratagem.messages import explain
 from stratagem.options import VariableAggregation
 from stratagem.variables import VariableKind, WholeValue, home_of, store_of
 
-__all__ = ["SAVERS", "saved_once", "settle_call"]
-
-SAVERS = ("save", "save_weights", "export")
+__all__ = ["saved_once", "settle_call"]
 
 
 def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:
@@ -59,8 +57,9 @@ def _make_folders(callbacks: Sequence[Any]) -> None:
                 os.makedirs(os.path.dirname(fixed) or ".", exist_ok=True)
 
 
-def saved_once(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns Keras's saving method `original` such that only the chief writes."""
+def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a saving method of a model such that only the chief writes."""
+    name = original.__name__
 
     @functools.wraps(original)
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,6 @@
 """Variables that a user puts on a device by name, in a block of `keras.device`.
 
-`keras.device` is replaced (Keras 3.12 to 3.15): it tells which device it names. A strategy that
-keeps a variable on all its devices would else ignore it.
+Without this, a strategy that keeps a variable on all its devices would ignore the block.
 """
 
 from __future__ import annotations
@@ -10,19 +9,16 @@ import contextlib
 from collections.abc import Generator
 from typing import Any
 
-import keras
-
 from stratagem.context.explicit_device import explicit_device, naming_device
 from stratagem.messages import explain
 from stratagem.topology import find_devices
 from stratagem.variables import Home, VariableKind, sole_device
 
-__all__ = ["check_explicit_device", "install"]
+__all__ = ["check_explicit_device", "noted_device"]
 
 
-def install() -> None:
-    """Makes `keras.device` tell what it names. Done once, on import."""
-    original = keras.device
+def noted_device(original: Any) -> Any:
+    """Returns `keras.device` that records the device it names."""
 
     @contextlib.contextmanager
     def device(device_name: str) -> Generator[Any]:
@@ -30,7 +26,7 @@ def install() -> None:
             yield entered
 
     device.__doc__ = original.__doc__
-    keras.device = device
+    return device
 
 
 def check_explicit_device(path: str, home: Home) -> None:

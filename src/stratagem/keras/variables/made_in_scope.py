@@ -1,8 +1,6 @@
 """Layers and optimizers make later variables in the scope of the strategy that they belong to.
 
-`keras.layers.Layer.__new__`, `__call__` and `add_weight`, `build` of `Model` and `Sequential`, and
-`build`, `add_variable` and `add_variable_from_reference` of `Optimizer` are replaced (Keras 3.12 to
-3.15). A model that is filled in a scope and built outside of it, as users of R have it, belongs to
+A model that is filled in a scope and built outside of it, as users of R have it, belongs to
 that strategy; so do the weights that `quantize` and `enable_lora` add.
 """
 
@@ -13,14 +11,20 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import keras
-
 from stratagem.context import get_strategy, has_strategy
 from stratagem.context.stack import current_frame
 from stratagem.keras.variables.variable_creation import adopt
 from stratagem.variables import home_of
 
-__all__ = ["adopt_new", "install", "scope_of"]
+__all__ = [
+    "adopt_new",
+    "adopting",
+    "created_in_scope",
+    "in_scope_of_layer",
+    "in_scope_of_slot",
+    "in_scope_until_built",
+    "scope_of",
+]
 
 _strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -41,9 +45,8 @@ def scope_of(layer: Any) -> Any:
     return None
 
 
-def install() -> None:
-    """Makes layers remember. Done once, on import."""
-    original = keras.layers.Layer.__new__
+def created_in_scope(original: Any) -> Any:
+    """Returns `Layer.__new__` that records the strategy in whose scope a layer is created."""
 
     def create(cls: type, *args: Any, **kwargs: Any) -> Any:
         layer = (
@@ -53,15 +56,7 @@ def install() -> None:
             _strategies[layer] = get_strategy()
         return layer
 
-    keras.layers.Layer.__new__ = staticmethod(create)
-    keras.layers.Layer.__call__ = _in_scope_until_built(keras.layers.Layer.__call__)
-    keras.layers.Layer.add_weight = _in_scope_of(keras.layers.Layer.add_weight, _owner_of_layer)
-    for kind in (keras.Model, keras.Sequential):
-        kind.build = _in_scope_until_built(kind.build)
-    optimizers = keras.optimizers.Optimizer
-    optimizers.build = _adopting(optimizers.build)
-    for name in ("add_variable", "add_variable_from_reference"):
-        setattr(optimizers, name, _in_scope_of(getattr(optimizers, name), _owner_of_slot))
+    return staticmethod(create)
 
 
 def adopt_new(variables: Iterable[Any], strategy: Any) -> None:
@@ -84,14 +79,24 @@ def _owner(variables: Iterable[Any]) -> Any:
     return next((home.strategy for home in homes if home is not None), None)
 
 
-def _owner_of_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    return _owner(layer.variables) or _strategies.get(layer)
+def in_scope_of_layer(original: Any) -> Any:
+    """Returns a method of a layer that runs in the scope of the layer's strategy."""
+
+    def owner_of(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        return _owner(layer.variables) or _strategies.get(layer)
+
+    return _in_scope_of(original, owner_of)
 
 
-def _owner_of_slot(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    # Without its own variables first: those of a new optimizer have no strategy yet.
-    reference = args[0] if args else kwargs.get("reference_variable")
-    return _owner([reference, *optimizer.variables])
+def in_scope_of_slot(original: Any) -> Any:
+    """Returns a method of an optimizer that runs in the scope of the referenced variable."""
+
+    def owner_of(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        # Without its own variables first: those of a new optimizer have no strategy yet.
+        reference = args[0] if args else kwargs.get("reference_variable")
+        return _owner([reference, *optimizer.variables])
+
+    return _in_scope_of(original, owner_of)
 
 
 def _in_scope_of(original: Any, owner_of: Any) -> Any:
@@ -105,8 +110,8 @@ def _in_scope_of(original: Any, owner_of: Any) -> Any:
     return entered
 
 
-def _adopting(original: Any) -> Any:
-    """An optimizer made outside belongs to the strategy of the variables that it is built for."""
+def adopting(original: Any) -> Any:
+    """Returns `Optimizer.build` that moves the optimizer to the strategy of its variables."""
 
     @functools.wraps(original)
     def build(self: Any, variables: Any) -> Any:
@@ -118,7 +123,9 @@ def _adopting(original: Any) -> Any:
     return build
 
 
-def _in_scope_until_built(original: Any) -> Any:
+def in_scope_until_built(original: Any) -> Any:
+    """Returns a method of a layer that runs in the layer's scope until the layer is built."""
+
     @functools.wraps(original)
     def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.built or has_strategy() or (strategy := scope_of(self)) is None:

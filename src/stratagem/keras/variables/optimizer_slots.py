@@ -1,24 +1,20 @@
 """Optimizer slots, each stored where its variable is.
 
-`add_variable_from_reference` of `keras.optimizers.Optimizer` is replaced (Keras 3.12 to 3.15): a
-slot has to know its variable before it gets a value.
+A slot needs its variable before it gets a value.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from stratagem.keras.variables.annotations import making_slot_of
 from stratagem.variables import is_remote
 
-__all__ = ["install"]
+__all__ = ["slot_of_variable"]
 
 
-def install() -> None:
-    """Makes slots know their variables. Runs once, on import."""
-    original = keras.optimizers.Optimizer.add_variable_from_reference
+def slot_of_variable(original: Any) -> Any:
+    """Returns `Optimizer.add_variable_from_reference` whose slots reference their variables."""
 
     def add(self: Any, reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         def create() -> Any:
@@ -32,4 +28,4 @@ def install() -> None:
         made.slot_of = reference_variable  # It may join a strategy later.
         return made
 
-    keras.optimizers.Optimizer.add_variable_from_reference = add
+    return add

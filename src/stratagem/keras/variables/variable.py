@@ -39,6 +39,7 @@ from stratagem.keras.variables.divided_copies import DividedCopies
 from stratagem.keras.variables.initial_value import as_initializer
 from stratagem.keras.variables.row_updates import RowUpdates
 from stratagem.keras.variables.stored_value import StoredValue
+from stratagem.keras.variables.variable_source import is_initialized
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.strategies.base.reduction import of_all
 from stratagem.topology.lockstep import is_multi_process
@@ -85,6 +86,8 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
+        if is_initialized(self):
+            return
         is_stateless = get_stateless_scope() is not None and current_scope() is None
         # A value in a StatelessScope is left for Keras to refuse.
         if not is_stateless and not callable(initializer) and not isinstance(initializer, str):

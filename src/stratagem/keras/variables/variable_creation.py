@@ -1,7 +1,7 @@
 """Creation of variables: `keras.Variable` in a scope, and `sg.Variable`.
 
-`keras.Variable.__new__` is replaced (Keras 3.12 to 3.15): in a scope it creates a
-`DistributedVariable`, so that layers, metrics, optimizers and users need no changes.
+In a scope `keras.Variable` creates a `DistributedVariable`, so that layers, metrics, optimizers and
+users need no changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from stratagem.context import get_strategy
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
 from stratagem.keras.private import current_path
-from stratagem.keras.variables.annotations import current_annotations, is_making_worker_local
+from stratagem.keras.variables.annotations import (
+    current_annotations,
+    is_making_worker_local,
+    owner_of_new_slot,
+)
 from stratagem.keras.variables.initial_value import as_initializer
 from stratagem.keras.variables.other_distribution import warn_of_other_distribution
 from stratagem.keras.variables.valueless_variable import ValuelessVariable
@@ -23,9 +27,16 @@ from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.keras.variables.variable_source import VariableRequest, as_created, current_source
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation, VariableSynchronization
-from stratagem.variables import Home, choose_kind, parse_aggregation, parse_synchronization
+from stratagem.variables import (
+    Home,
+    VariableKind,
+    choose_kind,
+    home_of,
+    parse_aggregation,
+    parse_synchronization,
+)
 
-__all__ = ["Variable", "adopt", "install"]
+__all__ = ["Adoption", "Variable", "adopt", "create_variable"]
 
 _SIGNATURE = inspect.signature(DistributedVariable.__init__)
 
@@ -79,8 +90,8 @@ def Variable(  # noqa: N802 - tf.Variable's name
     )
 
 
-def install() -> None:
-    """Makes `keras.Variable` create distributed variables in scopes. Runs once, on import."""
+def create_variable(_original: Any) -> Any:
+    """Returns `keras.Variable.__new__` that creates distributed variables in scopes."""
 
     def create(cls: type, *args: Any, **kwargs: Any) -> Any:
         if current_function_trace() is not None and current_scope() is None:
@@ -96,12 +107,14 @@ def install() -> None:
         if cls is not keras.Variable or strategy.topology.devices is None:
             return object.__new__(cls)
         warn_of_other_distribution(strategy)
-        is_summed = _is_summed(*_annotations(args, kwargs))
-        kind = _class_of(strategy, is_worker_local=is_summed or is_making_worker_local())
-        source = current_source()
+        source, remote = current_source(), strategy.placement.remote
+        if source is None and remote is None:
+            return object.__new__(_local_class(strategy))
+        request = _request(args, kwargs, strategy)
+        is_here = request.is_summed or is_making_worker_local()
+        kind = _class_of(request, strategy, is_here=is_here)
         if source is None:
             return object.__new__(kind)
-        request = _request(args, kwargs, is_summed=is_summed)
         existing = source.existing(request)
         if existing is not None:
             return as_created(existing, request)
@@ -109,45 +122,46 @@ def install() -> None:
         source.add(request, variable)
         return variable
 
-    keras.Variable.__new__ = staticmethod(create)
+    return staticmethod(create)
 
 
-def _class_of(strategy: Any, *, is_worker_local: bool) -> type[DistributedVariable]:
-    """Returns the class of a new variable."""
+def _class_of(
+    request: VariableRequest, strategy: Any, *, is_here: bool
+) -> type[DistributedVariable]:
     remote = strategy.placement.remote
-    if remote is not None and not is_worker_local:
-        return remote.keras.variable_class(is_all_remote=strategy.placement.is_remote)
+    if is_here or remote is None:
+        return _local_class(strategy)
+    return remote.keras.variable_class(request, strategy)
+
+
+def _local_class(strategy: Any) -> type[DistributedVariable]:
+    """Returns the class of variables in this process."""
     has_values = strategy.executor.has_values and not strategy.topology.is_abstract
     return DistributedVariable if has_values else ValuelessVariable
 
 
-def _is_summed(synchronization: Any, aggregation: Any) -> bool:
-    """Returns True for one component per replica, summed on read, like a metric's."""
-    on_read = parse_synchronization(synchronization) is VariableSynchronization.ON_READ
-    return on_read and parse_aggregation(aggregation) is VariableAggregation.SUM
-
-
-def _request(args: tuple[Any, ...], kwargs: dict[str, Any], *, is_summed: bool) -> VariableRequest:
-    told = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
-    initializer, shape, dtype = told["initializer"], told.get("shape"), told.get("dtype")
+def _request(args: tuple[Any, ...], kwargs: dict[str, Any], strategy: Any) -> VariableRequest:
+    given = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
+    initializer, shape, dtype = given["initializer"], given.get("shape"), given.get("dtype")
     if not callable(initializer) and not isinstance(initializer, str):
         _, shape, dtype = as_initializer(initializer, dtype)
-    path = "/".join(part for part in (current_path(), told.get("name") or "variable") if part)
+    name = given.get("name") or "variable"
+    synchronization, aggregation = current_annotations() or (
+        given.get("synchronization", "auto"),
+        given.get("aggregation", "none"),
+    )
+    is_on_read = parse_synchronization(synchronization) is VariableSynchronization.ON_READ
+    is_sum = parse_aggregation(aggregation) is VariableAggregation.SUM
     return VariableRequest(
-        path=path,
+        path="/".join(part for part in (current_path(), name) if part),
+        name=name,
         shape=tuple(shape or ()),
         dtype=keras.backend.standardize_dtype(dtype),
-        trainable=bool(told.get("trainable", True)),
-        is_summed=is_summed,
+        trainable=bool(given.get("trainable", True)),
+        is_slot=owner_of_new_slot() is not None,
+        has_components=is_on_read and strategy.num_replicas_in_sync > 1,
+        is_summed=is_on_read and is_sum,
     )
-
-
-def _annotations(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    annotations = current_annotations()
-    if annotations is not None:
-        return annotations
-    told = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
-    return told.get("synchronization", "auto"), told.get("aggregation", "none")
 
 
 def adopt(variable: keras.Variable, strategy: Any) -> None:
@@ -163,6 +177,38 @@ def adopt(variable: keras.Variable, strategy: Any) -> None:
         num_replicas=strategy.num_replicas_in_sync,
         name=moved.path,
     )
+    request = VariableRequest(
+        path=moved.path,
+        name=moved.name,
+        shape=tuple(moved.shape),
+        dtype=moved.dtype,
+        trainable=moved.trainable,
+        is_slot=getattr(moved, "slot_of", None) is not None,
+        has_components=kind is VariableKind.ON_READ,
+        is_summed=kind is VariableKind.ON_READ and aggregation is VariableAggregation.SUM,
+    )
+    constraint = moved.constraint
     vars(moved).pop("_value", None)
-    moved.__class__ = _class_of(strategy, is_worker_local=strategy.placement.is_remote)
+    # Keras has created it, so that only its class can change.
+    moved.__class__ = _class_of(request, strategy, is_here=strategy.placement.is_remote)
+    moved.constraint = constraint  # not every class allows one
     moved.settle(Home(strategy, kind, aggregation), value)
+
+
+class Adoption:
+    """A variable on loan to another strategy; `undo` returns it to its own, or to none."""
+
+    def __init__(self, variable: Any, strategy: Any) -> None:
+        self._variable, self._strategy = variable, strategy
+        self._class, self._contents = type(variable), dict(vars(variable))
+        self._home = home_of(variable)
+        adopt(variable, strategy)
+
+    def undo(self) -> None:
+        """Restores the variable as it was before."""
+        self._strategy.variables.release(self._variable)
+        self._variable.__class__ = self._class
+        vars(self._variable).clear()
+        vars(self._variable).update(self._contents)
+        if self._home is not None:
+            self._home.strategy.variables.add(self._variable, self._home)

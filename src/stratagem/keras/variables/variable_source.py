@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import functools
 from collections.abc import Generator
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ __all__ = [
     "VariableSource",
     "as_created",
     "current_source",
+    "is_initialized",
     "variables_from",
 ]
 
@@ -29,17 +29,28 @@ class VariableRequest:
 
     Args:
         path: its future path.
+        name: the last part of the path.
         shape: its shape.
         dtype: its dtype.
         trainable: initial value of `trainable`; its layer may change it later.
-        is_summed: True for a metric's variable: one component per replica, summed on read.
+        is_slot: True for an optimizer's slot of a variable.
+        has_components: True for one component per replica.
+        is_summed: True for a metric's variable, whose components are summed on read.
     """
 
     path: str
+    name: str
     shape: tuple[int, ...]
     dtype: str
     trainable: bool
+    is_slot: bool
+    has_components: bool
     is_summed: bool
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
 
 
 class VariableSource(Protocol):
@@ -53,6 +64,8 @@ class VariableSource(Protocol):
         """Takes a new variable, which has no attributes yet."""
         ...
 
+
+_IS_AGAIN = "_stratagem_is_created_again"
 
 # Replicas that run eagerly each have a thread, which starts with a copy of these.
 _source: contextvars.ContextVar[VariableSource | None] = contextvars.ContextVar(
@@ -76,18 +89,15 @@ def variables_from(source: VariableSource | None) -> Generator[None]:
 
 
 def as_created(variable: Any, request: VariableRequest) -> Any:
-    """Prepares an existing variable to be returned by `__new__`: `__init__` then does nothing.
+    """Prepares an existing variable to be returned by `__new__`.
 
-    Python calls `__init__` again on it; that one call is ignored.
+    Python calls `__init__` on it again; `is_initialized` makes that one call do nothing.
     """
     variable.trainable = request.trainable  # Another call may have frozen the layer.
-    variable.__class__ = _class_without_init(type(variable))
+    object.__setattr__(variable, _IS_AGAIN, True)
     return variable
 
 
-@functools.cache
-def _class_without_init(cls: type) -> type:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        self.__class__ = cls
-
-    return type(cls.__name__, (cls,), {"__init__": __init__})
+def is_initialized(variable: Any) -> bool:
+    """Returns True in the `__init__` that follows `as_created`."""
+    return vars(variable).pop(_IS_AGAIN, False)

@@ -36,13 +36,18 @@ class ShardLayout:
     has_rows: bool = False
 
     @property
+    def is_split(self) -> bool:
+        """True if the variable has several shards."""
+        return len(self.rows) > 1
+
+    @property
     def first_rows(self) -> tuple[int, ...]:
         """First row of each shard."""
         return (0, *itertools.accumulate(self.rows[:-1]))
 
     def name_of(self, shard: int) -> str:
         """Returns the name by which a server knows a shard."""
-        return self.name if len(self.rows) == 1 else f"{self.name}/part_{shard}"
+        return f"{self.name}/part_{shard}" if self.is_split else self.name
 
     def shard(self, shard: int) -> ShardLayout:
         """Returns where a shard is, as if it were a variable of its own."""
@@ -56,9 +61,7 @@ class ShardLayout:
 
     def parts(self, value: np.ndarray) -> list[np.ndarray]:
         """Splits a value of the whole variable into those of its shards."""
-        if len(self.rows) == 1:
-            return [value]
-        return np.split(value, self.first_rows[1:])
+        return np.split(value, self.first_rows[1:]) if self.is_split else [value]
 
 
 class ShardPlacer:
@@ -72,6 +75,10 @@ class ShardPlacer:
     def __init__(self, num_servers: int, partitioner: Partitioner | None = None) -> None:
         self._held_bytes = [0] * num_servers
         self._partitioner = partitioner
+
+    def splits(self, name: str, shape: Sequence[int], dtype: Any) -> bool:
+        """Returns True if the partitioner splits a variable."""
+        return len(rows_of_shards(self._partitioner, shape, np.dtype(dtype), name=name)) > 1
 
     def place(
         self, name: str, shape: Sequence[int], dtype: Any, *, has_rows: bool = False

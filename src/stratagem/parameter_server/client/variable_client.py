@@ -103,6 +103,10 @@ class VariableClient:
         variable.place = Stored(name)
         self.named[name] = variable
 
+    def splits(self, path: str, shape: tuple[int, ...], dtype: str) -> bool:
+        """Returns True if a new variable will have shards on several servers."""
+        return self._placer is not None and self._placer.splits(path, shape, dtype)
+
     def place(self, variable: RemoteVariable) -> None:
         """Moves a variable to the servers that is not there yet."""
         if isinstance(variable.place, Unplaced):
@@ -209,7 +213,7 @@ class VariableClient:
         Registers the shards under their own names.
         """
         whole = self.placement_of(variable)
-        if whole is None or whole.name != name_of(variable) or len(whole.rows) == 1:
+        if whole is None or whole.name != name_of(variable) or not whole.is_split:
             return ()
         shards = tuple(whole.shard(number) for number in range(len(whole.rows)))
         for one in shards:

@@ -18,7 +18,8 @@ from stratagem.execution.tracing.errors import foreign_variable
 from stratagem.keras.private import autocasts, set_path, trainable_variables
 from stratagem.keras.variables.annotations import making_worker_local
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.parameter_server.client.remote_values import Unplaced
+from stratagem.parameter_server.client.remote_values import Stored, Unplaced
+from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.coordinator.packing import Resource
 from stratagem.parameter_server.keras.optimizer import (
     give_to_servers,
@@ -186,7 +187,7 @@ def _served(
     if known is None:
         if placement is not None:
             variable_client.client.know(placement)
-        with making_slot(name):
+        with making_slot(name, is_split=_is_split(place, placement)):
             known = _made(strategy, described, None)
         known.place, known.has_rows = place, has_rows
         variable_client.known[name] = known
@@ -195,3 +196,8 @@ def _served(
             variable_client.known.update((repr(shard.place), shard) for shard in known)
     known.trainable, known.regularizer = described["trainable"], described["regularizer"]
     return known
+
+
+def _is_split(place: Any, placement: ShardLayout | None) -> bool:
+    """Returns True for a variable with shards; a slot has the layout of its variable."""
+    return placement is not None and place == Stored(placement.name) and placement.is_split

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from stratagem.keras.training.dataset_creator import DatasetCreator
+from stratagem.keras.variables.variable import DistributedVariable
+from stratagem.keras.variables.variable_source import VariableRequest
 from stratagem.parameter_server.keras.fit import RemotePredictFunction, RemoteTrainOrTestFunction
 from stratagem.parameter_server.keras.hybrid_update import apply_in_parts
 from stratagem.parameter_server.keras.optimizer import create_slot, note_built, send_gradients
-from stratagem.parameter_server.keras.placed_variable import PlacedVariable
-from stratagem.parameter_server.keras.variable import ParameterServerVariable, is_making_slot
+from stratagem.parameter_server.keras.variable import (
+    ParameterServerVariable,
+    ShardedParameterServerVariable,
+    split_of_slot,
+)
 from stratagem.parameter_server.keras.worker_data import WorkerData
 
 __all__ = ["ServerKeras"]
@@ -25,9 +30,20 @@ class ServerKeras:
     train_or_test_function = RemoteTrainOrTestFunction
     predict_function = RemotePredictFunction
 
-    def variable_class(self, *, is_all_remote: bool) -> type:
+    def variable_class(self, request: VariableRequest, strategy: Any) -> type[DistributedVariable]:
         """Returns the class of a new variable."""
-        return ParameterServerVariable if is_all_remote or is_making_slot() else PlacedVariable
+        if (split := split_of_slot()) is not None:
+            return ShardedParameterServerVariable if split else ParameterServerVariable
+        placement = strategy.placement
+        if not placement.is_remote:
+            # A counter or a learning rate stays in this process, which sends it to the servers.
+            is_local = request.has_components or request.is_slot
+            if is_local or not (request.trainable or request.shape):
+                return DistributedVariable
+            if not placement.is_on_servers(request):
+                return DistributedVariable
+        is_split = placement.remote.variables.splits(request.path, request.shape, request.dtype)
+        return ShardedParameterServerVariable if is_split else ParameterServerVariable
 
     def worker_data(
         self, strategy: Any, creator: DatasetCreator, name: str, steps: Any, *, is_training: bool

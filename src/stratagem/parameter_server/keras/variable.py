@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,8 +46,8 @@ from stratagem.variables import (
 __all__ = [
     "ParameterServerVariable",
     "ShardedParameterServerVariable",
-    "is_making_slot",
     "making_slot",
+    "split_of_slot",
 ]
 
 # A larger initial value is created row by row, on its server.
@@ -60,27 +60,29 @@ class _Next(threading.local):
     """Options of the variable that is created next."""
 
     slot: str | Callable[[], str] | None = None
+    is_split = False
 
 
 _next: _Next = _Next()
 
 
 @contextlib.contextmanager
-def making_slot(name: str | Callable[[], str]) -> Generator[None]:
-    """Makes the variable created in a `with` block the slot of that name on the servers.
+def making_slot(name: str | Callable[[], str], *, is_split: bool = False) -> Generator[None]:
+    """Makes the variable created in a `with` block one that the servers have under a name.
 
     `name` is the name, or a function that returns it when the variable is initialized.
     """
-    _next.slot, previous = name, _next.slot
+    previous = _next.slot, _next.is_split
+    _next.slot, _next.is_split = name, is_split
     try:
         yield
     finally:
-        _next.slot = previous
+        _next.slot, _next.is_split = previous
 
 
-def is_making_slot() -> bool:
-    """Returns True if a variable created now is a slot on the servers."""
-    return _next.slot is not None
+def split_of_slot() -> bool | None:
+    """Returns `is_split` of the surrounding `making_slot`; None outside."""
+    return None if _next.slot is None else _next.is_split
 
 
 def _has_axes(initializer: Any, shape: Any) -> bool:
@@ -237,11 +239,7 @@ class ParameterServerVariable(DistributedVariable):
         self.find_shards()
 
     def find_shards(self) -> None:
-        """Becomes a `ShardedVariable` if it is split over servers."""
-        if placements := self.variable_client.shards(self):
-            self.__class__ = ShardedParameterServerVariable
-            shards = [_shard_of(self, number, one) for number, one in enumerate(placements)]
-            object.__setattr__(self, "_variables", shards)
+        """Does nothing: the variable is on one server."""
 
     def made_for(self, give: Callable[[], None]) -> None:
         """Registers the function that gives servers this slot's optimizer; it is called once."""
@@ -344,10 +342,9 @@ class ParameterServerVariable(DistributedVariable):
 
 
 class ShardedParameterServerVariable(ParameterServerVariable, ShardedVariable):
-    """A Keras variable with shards on parameter servers.
+    """A Keras variable with shards on parameter servers."""
 
-    It is created as a `ParameterServerVariable`, whose class changes when a partitioner splits it.
-    """
+    _variables: Sequence[Any] = ()  # none before the servers have it
 
     # Keras's own reads the whole value.
     __getitem__ = ShardedVariable.__getitem__
@@ -357,6 +354,12 @@ class ShardedParameterServerVariable(ParameterServerVariable, ShardedVariable):
         """Sets all rows; see `ShardedVariable.assign`."""
         result = super().assign(value)
         return self if self.is_apart else result
+
+    def find_shards(self) -> None:
+        """Finds the shards on the servers."""
+        placements = self.variable_client.shards(self)
+        shards = [_shard_of(self, number, one) for number, one in enumerate(placements)]
+        object.__setattr__(self, "_variables", shards)
 
     def _changed(self) -> Any:
         return self

@@ -1,0 +1,97 @@
+"""Patches of Keras: the table is complete, each has an effect, and upstream.md explains each."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from stratagem.keras.patches import PATCHES, Patch
+from tests.architecture.source_tree import REPOSITORY, SOURCE, Module, assert_none, package
+
+# The methods of a metric class are wrapped when its first object is created.
+_ALLOWED = {("stratagem.keras.numerics.metrics", "cls")}
+
+
+def _name(patch: Patch) -> str:
+    return f"{patch.owner.__name__}.{patch.name}"
+
+
+@pytest.mark.parametrize("patch", {_name(one): one for one in PATCHES}.values(), ids=_name)
+def test_patch_is_installed(patch: Patch) -> None:
+    found = vars(patch.owner)[patch.name]
+    found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+    while not (path := Path(found.__code__.co_filename)).is_relative_to(SOURCE):
+        assert hasattr(found, "__wrapped__"), f"{_name(patch)} is {found} of {path}"
+        found = found.__wrapped__
+
+
+def test_two_patches_of_one_name_are_nested_in_the_order_of_the_table() -> None:
+    fit = [patch.replace.__name__ for patch in PATCHES if _name(patch) == "JAXTrainer.fit"]
+    assert fit == ["entering_scope", "recorded_fit"]
+
+
+def _assigned(module: Module) -> list[tuple[str, ast.expr]]:
+    """The root names of objects whose attributes a module replaces, `self` excluded."""
+    found: list[tuple[str, ast.expr]] = []
+    for node in ast.walk(module.tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = [one.value for one in node.targets if isinstance(one, ast.Attribute)]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
+            targets = node.args[:1]
+        for target in targets:
+            root = target
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name):
+                found.append((root.id, target))
+    return found
+
+
+def _of_keras(module: Module) -> set[str]:
+    """Names in a module that stand for Keras, its classes, or a class that a caller passes."""
+    names = {"cls"}
+    for one in module.imports:
+        if one.module.split(".")[0] == "keras":
+            names.add(one.name or "keras")
+        if one.module == "stratagem.keras.private" and one.name and one.name[0].isupper():
+            names.add(one.name)
+    return names
+
+
+def test_nothing_else_replaces_an_attribute_of_keras() -> None:
+    violations = [
+        f"{module.at(target.lineno)}: {ast.unparse(target)}"
+        for module in package()
+        if module.name.startswith(("stratagem.keras", "stratagem.estimator", "stratagem.parameter"))
+        for root, target in _assigned(module)
+        if root in _of_keras(module) and (module.name, root) not in _ALLOWED
+    ]
+    assert_none(violations)
+
+
+@pytest.mark.parametrize(
+    "line", ["keras.Model.fit = 1", "setattr(keras.Model, 'fit', 1)", "Layer.call = 1"]
+)
+def test_a_replacement_is_found(line: str) -> None:
+    text = f"import keras\nfrom keras import Layer\n{line}\n"
+    module = Module(name="stratagem.keras.one", path=Path("one.py"), text=text)
+    assert {root for root, _ in _assigned(module)} <= _of_keras(module)
+    assert _assigned(module)
+
+
+def test_page_lists_each_patch_under_its_proposal() -> None:
+    page = (REPOSITORY / "docs" / "design" / "upstream.md").read_text(encoding="utf-8")
+    listed = {
+        title: set(re.findall(r"`(.+?)`", names))
+        for title, names in re.findall(r"^### (.+)\n\nReplaced: (.+)\.$", page, re.MULTILINE)
+    }
+    wanted: dict[str, set[str]] = defaultdict(set)
+    for patch in PATCHES:
+        wanted[patch.proposal].add(_name(patch))
+    assert listed == wanted
+    assert f"so {len(PATCHES)} replacements" in page
