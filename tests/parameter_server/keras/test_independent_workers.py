@@ -133,7 +133,7 @@ def test_other_optimizer_of_the_same_variables_is_refused(cluster) -> None:
     with worker(cluster, 0) as first, worker(cluster, 1) as second:
         with first.scope():
             model(3, keras.optimizers.SGD(0.1)).fit(X, Y, **FIT)
-        with second.scope(), pytest.raises(ServerError, match="use the optimizer that the journal"):
+        with second.scope(), pytest.raises(ServerError, match="use the optimizer of the journal"):
             model(3, keras.optimizers.SGD(0.2)).fit(X, Y, **FIT)
 
 

@@ -242,7 +242,7 @@ def test_server_without_a_journal_begins_with_nothing() -> None:
     ):
         told = ServerClient(connections).describe()[0]
         assert told["journaled_version"] is told["restored_version"] is None
-        with pytest.raises(ServerError, match="without a journal was to write an entry"):
+        with pytest.raises(ServerError, match="without a journal cannot write a journal entry"):
             ServerClient(connections).journal()
 
 

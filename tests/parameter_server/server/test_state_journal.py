@@ -149,7 +149,7 @@ def test_training_goes_on_after_a_restart_as_if_there_had_been_none(path, writte
     for one, other in zip(restored.store.pull(NAMES), state.store.pull(NAMES), strict=True):
         np.testing.assert_array_equal(one, other)
     assert restored.store.version == 2
-    with pytest.raises(ValueError, match=r"are to be trained by {'name': 'other'}"):
+    with pytest.raises(ValueError, match=r"with {'name': 'other'}: the servers already have"):
         restored.store.set_rule(Momentum("other"), ["v"])
 
 

@@ -14,6 +14,6 @@ def test_negative_numbers_are_refused(numbers) -> None:
 
 
 def test_synchronous_updates_have_no_other_bound() -> None:
-    with pytest.raises(ValueError, match="bounds the staleness of synchronous updates"):
+    with pytest.raises(ValueError, match="limits the staleness of synchronous updates"):
         UpdateMode(num_needed=2, max_staleness=0)
     assert UpdateMode(max_staleness=0).num_needed == 0

@@ -1,7 +1,7 @@
-"""Requests that change something, each carried out at most once.
+"""Deduplication of client requests that change server state.
 
-A client has one such request at a time, and numbers them. If an answer is lost it asks again with
-the same number, maybe after the server was started again from its journal.
+Each client numbers its requests and has one outstanding at a time. After a lost answer it resends
+the same number, possibly to a server that restarted from its journal. The change is made only once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["Change", "Changes"]
 
-# Clients that have asked least recently are forgotten. A thread of a worker is a client.
+# Least recently active clients are dropped beyond this limit. Each worker thread is a client.
 _MOST_CLIENTS = 4096
 
 Outcome = Mapping[str, Any]
@@ -24,7 +24,7 @@ Outcome = Mapping[str, Any]
 
 @dataclasses.dataclass
 class _Client:
-    """The last change of a client, and those that are under way."""
+    """Last finished change of a client, and those in progress."""
 
     number: int = 0
     outcome: Outcome = dataclasses.field(default_factory=dict[str, Any])
@@ -32,12 +32,7 @@ class _Client:
 
 
 class Change:
-    """A request to be carried out.
-
-    Args:
-        owner: who is told when it is done.
-        request: the request.
-    """
+    """A change request in progress. Resent copies of the request wait for the same answer."""
 
     def __init__(self, owner: Changes, request: Request) -> None:
         self.message = request.message
@@ -46,45 +41,37 @@ class Change:
 
     @property
     def client(self) -> str:
-        """The client that sent it."""
+        """Client that sent the request."""
         return self.message.fields["client"]
 
     @property
     def number(self) -> int:
-        """Its number among the client's changes."""
+        """Number of the request among the client's changes."""
         return self.message.fields["number"]
 
     def done(self, **outcome: Any) -> None:
-        """Answers. Nothing else may change meanwhile, so that a journal has both or neither.
+        """Answers the request; `outcome` is also the answer to later resends.
 
-        Args:
-            outcome: fields of the answer, now and if the client asks again.
+        Call within `ServerVariables.changing`, so that a journal entry has both the change and its
+        outcome, or neither.
         """
         try:
             answer = self._owner.finish(self, outcome)
-        except Exception as error:  # noqa: BLE001 - told to who has asked
+        except Exception as error:  # noqa: BLE001 - sent to the client
             self.fail(error)
             return
         for request in self.requests:
             request.answer(answer)
 
     def fail(self, error: BaseException) -> None:
-        """Answers with an error; who asks again tries again.
-
-        Args:
-            error: what went wrong.
-        """
+        """Answers with an error. A resent request is then carried out again."""
         self._owner.forget(self)
         for request in self.requests:
             request.fail(error)
 
 
 class Changes:
-    """Knows what the last change of each client has come to. Any thread may call it.
-
-    Args:
-        answer: makes the answer of a request and what it has come to.
-    """
+    """Thread-safe record of each client's last change; `answer` builds a reply from an outcome."""
 
     def __init__(self, answer: Callable[[Message, Outcome], Message]) -> None:
         self._answer = answer
@@ -93,11 +80,7 @@ class Changes:
         self.num_done = 0
 
     def begin(self, request: Request) -> Change | None:
-        """Returns what is to be carried out; None if it was, or is now, and will be answered.
-
-        Args:
-            request: with fields `client` and `number`.
-        """
+        """Returns the change to carry out, or None for a resend, which gets the same answer."""
         change = Change(self, request)
         with self._lock:
             client = self._clients.setdefault(change.client, _Client())
@@ -113,32 +96,20 @@ class Changes:
         return None
 
     def finish(self, change: Change, outcome: Outcome) -> Message:
-        """Notes what a change has come to.
-
-        Args:
-            change: what `begin` returned.
-            outcome: fields of the answer.
-
-        Returns:
-            The answer.
-        """
+        """Records the outcome of a change, and returns the answer."""
         with self._lock:
             self._note(change.client, change.number, outcome)
         return self._answer(change.message, outcome)
 
     def forget(self, change: Change) -> None:
-        """Notes that a change has come to nothing.
-
-        Args:
-            change: what `begin` returned.
-        """
+        """Removes a failed change."""
         with self._lock:
             client = self._clients.get(change.client)
             if client is not None:
                 client.doing.pop(change.number, None)
 
     def done(self) -> list[list[Any]]:
-        """Returns the client, the number and the outcome of all last changes, for a journal."""
+        """Returns the client, number and outcome of each last change, for a journal."""
         with self._lock:
             return [
                 [name, client.number, dict(client.outcome)]
@@ -147,18 +118,14 @@ class Changes:
             ]
 
     def restore(self, done: list[list[Any]]) -> None:
-        """Takes from a journal what `done` returned.
-
-        Args:
-            done: what it returned.
-        """
+        """Restores the result of `done` from a journal."""
         with self._lock:
             for name, number, outcome in done:
                 self._note(name, number, outcome)
 
     def _note(self, name: str, number: int, outcome: Outcome) -> None:
         client = self._clients.pop(name, None) or _Client()
-        self._clients[name] = client  # as the last of all
+        self._clients[name] = client  # most recent last
         client.doing.pop(number, None)
         self.num_done += 1
         if number > client.number:

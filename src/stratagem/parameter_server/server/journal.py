@@ -1,7 +1,7 @@
-"""A file of messages that is only ever appended to: what a server reads when it is started again.
+"""Append-only journal file of a parameter server, read after a restart.
 
-Each record is a length, a checksum, and the frames of a message. A process or machine that dies
-while it writes leaves an unfinished last record, which is cut off; everything before it is there.
+A record is a length, a checksum, and the frames of a message. If the process or machine dies during
+a write, the unfinished last record is truncated on the next start; all earlier records remain.
 """
 
 from __future__ import annotations
@@ -22,38 +22,34 @@ from stratagem.parameter_server.transport.wire import Message, pack, unpack
 __all__ = ["Journal"]
 
 _MARK = b"stratagem journal 1\n"
-_RECORD = struct.Struct("<QI")  # bytes of the body, and their checksum
+_RECORD = struct.Struct("<QI")  # body size in bytes, CRC-32
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 
 
 class _Messages(Sequence[Message]):
-    """Messages of a file, read when they are asked for: there may not be room for all.
-
-    Args:
-        file: the file.
-    """
+    """Messages of a journal file, read lazily because memory may not hold all of them."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.size_bytes = os.fstat(file.fileno()).st_size
         self._places: list[tuple[int, int]] = []
         self._map: mmap.mmap | None = None
-        if self.size_bytes:  # else it cannot be mapped
+        if self.size_bytes:  # an empty file cannot be mapped
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def part(self, begin: int, end: int) -> memoryview:
-        """Returns the bytes between two places, while no others are in this process."""
+        """Returns a byte range of the file, after evicting previously read pages from memory."""
         if self._map is None:
             return memoryview(b"")
         self._map.madvise(mmap.MADV_DONTNEED)
         return memoryview(self._map)[begin:end]
 
     def add(self, begin: int, end: int) -> None:
-        """Adds the one that is between two places of the file."""
+        """Adds the message in a byte range of the file."""
         self._places.append((begin, end))
 
     def clear(self) -> None:
-        """Forgets them, and the file."""
+        """Drops all messages and the file mapping."""
         self._places.clear()
         self._map = None
 
@@ -72,16 +68,13 @@ class _Messages(Sequence[Message]):
 
 
 class Journal(Closing):
-    """Opens a journal, or begins one.
+    """Opens or creates a journal file, and its folder.
 
-    `messages` are those that it has; `messages.clear()` when they are not needed any more.
-
-    Args:
-        path: of the file; its folder is made.
+    `messages` are the recovered messages; call `messages.clear()` after reading them.
 
     Raises:
-        DataLossError: the file is something else, or was changed before its last record.
-        OSError: it cannot be read or written.
+        DataLossError: not a journal, or damaged before its last record.
+        OSError: the file cannot be read or written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -101,13 +94,9 @@ class Journal(Closing):
         return self._file.tell()
 
     def append(self, message: Message) -> None:
-        """Adds a message; it is on the disk when this returns.
+        """Appends a message durably: it is on disk on return.
 
-        Args:
-            message: the message.
-
-        Raises:
-            OSError: it cannot be written; the journal is as it was then.
+        If the write fails (OSError), the journal is unchanged.
         """
         size = self._file.tell()
         try:
@@ -115,17 +104,13 @@ class Journal(Closing):
             _sync(self._file)
         except OSError:
             self._file.truncate(size)
-            self._file.seek(size)  # from where the size is told the next time
+            self._file.seek(size)  # `size_bytes` is the position
             raise
 
     def replace(self, messages: Iterable[Message]) -> None:
-        """Writes a new journal in place of this one, all or nothing.
+        """Atomically replaces the journal with one that contains only these messages.
 
-        Args:
-            messages: all that is to be in it.
-
-        Raises:
-            OSError: it cannot be written; the journal is as it was then.
+        If the write fails (OSError), the journal is unchanged.
         """
         new = self._path.with_suffix(".new")
         file = new.open("w+b", buffering=0)
@@ -148,7 +133,7 @@ class Journal(Closing):
         self._file.close()
 
     def _recovered(self) -> _Messages:
-        """Finds all records, and cuts off an unfinished one."""
+        """Finds all records, and truncates an unfinished last one."""
         messages = _Messages(self._file)
         size = messages.size_bytes
         mark = bytes(messages.part(0, len(_MARK)))
@@ -163,7 +148,7 @@ class Journal(Closing):
                 break
             if zlib.crc32(messages.part(begin, end)) != checksum:
                 if end == size:
-                    break  # its pages were not all written
+                    break  # unfinished: not all pages were written
                 raise _damaged(self._path, f"the record at byte {place} was changed")
             messages.add(begin, end)
             place = end
@@ -189,7 +174,7 @@ def _write(file: IO[bytes], message: Message) -> None:
 
 
 def _write_all(file: IO[bytes], part: bytes | memoryview) -> None:
-    """Nothing is buffered, so that nothing is left over of a write that failed."""
+    """Writes all bytes unbuffered, so that a failed write leaves no data in a buffer."""
     rest = memoryview(part)
     while rest:
         rest = rest[file.write(rest) :]
@@ -222,7 +207,7 @@ def _damaged(path: Path, how: str) -> DataLossError:
     return DataLossError(
         explain(
             f"The journal {path} is damaged: {how}.",
-            expected="the file as a parameter server wrote it.",
-            fix="restore a checkpoint, and start the servers with an empty folder.",
+            expected="an unmodified journal written by a parameter server.",
+            fix="start the servers with an empty journal_dir, and restore a checkpoint.",
         )
     )

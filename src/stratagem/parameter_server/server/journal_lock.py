@@ -1,4 +1,4 @@
-"""The right to write a journal: of one process at a time, until it ends, however that is."""
+"""Lock that gives one process at a time the right to write a journal."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ _POLL_S = 0.05
 
 
 class JournalLock(Closing):
-    """Waits until no other process has the lock: a server that is lost may take a moment to end.
+    """Waits for and holds an exclusive lock, because a lost server may take a moment to exit.
 
-    It is a file of its own, because that of a journal is replaced; the system gives it free when
-    the process ends. Windows has no such locks, and nothing is done there.
-
-    Args:
-        path: of the file; its folder is made.
+    The lock is a separate file, because the journal file gets replaced. The operating system
+    releases it when the process exits. No-op on Windows. Creates the folder of `path`.
 
     Raises:
-        UnavailableError: another process has it for `STRATAGEM_PEER_TIMEOUT_S`.
-        OSError: the file cannot be opened, or its file system has no locks.
+        UnavailableError: another process holds it for longer than `STRATAGEM_PEER_TIMEOUT_S`.
+        OSError: the file cannot be opened, or the file system does not support locks.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +49,7 @@ class JournalLock(Closing):
             raise
 
     def close(self) -> None:
-        """Lets the next process have it."""
+        """Releases the lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -64,11 +61,11 @@ class JournalLock(Closing):
             if time.monotonic() > deadline_s:
                 raise UnavailableError(
                     explain(
-                        f"{self._path.with_suffix('')} is in use by {self._path.read_text()}, for "
-                        f"{limit_s:g} s now.",
-                        expected="one server for each journal, and the one before to have ended.",
-                        fix="end that process, or start the servers with another journal_dir; "
-                        "STRATAGEM_PEER_TIMEOUT_S changes the limit.",
+                        f"{self._path.with_suffix('')} is in use by {self._path.read_text()}, and "
+                        f"was not released within {limit_s:g} s.",
+                        expected="one server per journal; the previous server must have exited.",
+                        fix="stop that process, or start the servers with another journal_dir. "
+                        "Set STRATAGEM_PEER_TIMEOUT_S to change the limit.",
                     )
                 )
             threading.Event().wait(_POLL_S)

@@ -1,4 +1,4 @@
-"""Pushed gradients on a server: applied, collected, or discarded."""
+"""Pushed gradients on a server: applied, accumulated for a synchronous update, or discarded."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ __all__ = ["Pushes"]
 
 
 class Pushes:
-    """Applies gradients by the rule and in the way that a client has chosen.
-
-    Args:
-        store: whose variables are updated.
-        lifetime: of the server.
-    """
+    """Applies pushed gradients with the client's optimizers and update mode."""
 
     def __init__(self, store: ServerVariables, lifetime: Lifetime) -> None:
         self._store = store
@@ -42,33 +37,30 @@ class Pushes:
 
     @property
     def staleness(self) -> list[list[int]]:
-        """Histogram of staleness: pairs of a number of updates and a number of pushes."""
+        """Staleness histogram: [number of updates behind, number of pushes] pairs."""
         with self._counting:
             return [[behind, count] for behind, count in sorted(self._staleness.items())]
 
     @property
     def num_waiting(self) -> int:
-        """Number of workers that wait for others."""
+        """Number of workers waiting for a synchronous update."""
         return 0 if self._synchronous is None else self._synchronous.num_waiting
 
     @property
     def waiting(self) -> list[str]:
-        """The names of the workers that wait for others."""
+        """Names of the workers waiting for a synchronous update."""
         return [] if self._synchronous is None else self._synchronous.waiting
 
     def set_rule(
         self, pickled: np.ndarray, names: list[str], mode: UpdateMode, optimizer: str = ""
     ) -> None:
-        """Sets how gradients are applied; those that wait in another mode are applied now.
+        """Sets an optimizer and the update mode.
 
-        Args:
-            pickled: the rule, as bytes.
-            names: of the variables that it trains.
-            mode: when they are applied.
-            optimizer: its name.
+        Applies pending synchronous gradients first if the mode becomes asynchronous.
 
         Raises:
-            KeyError: no such variable. ValueError: another optimizer has this name.
+            KeyError: no such variable.
+            ValueError: the name belongs to a different optimizer.
         """
         with self._store.changing():
             self._store.set_rule(self._pickle.loads(pickled.tobytes()), names, optimizer)
@@ -82,26 +74,22 @@ class Pushes:
             self.pickled_rules[optimizer], self.mode = np.array(pickled), mode
 
     def drop_rule(self, optimizer: str) -> None:
-        """Forgets an optimizer, which nobody will push gradients for any more.
-
-        Args:
-            optimizer: its name.
-        """
+        """Removes an optimizer that will receive no more gradients."""
         with self._store.changing():
             self._store.drop_rule(optimizer)
             self.pickled_rules.pop(optimizer, None)
 
     def add(self, change: Change) -> None:
-        """Takes a push, and answers it now or when enough others have come.
+        """Applies or discards a push, answering now or after the synchronous update.
 
-        Args:
-            change: with fields `whole` and `rows`, names of variables; `optimizers`, by name of the
-                variable; `scalars`, which are set first; `worker`; and the `version` and `lifetime`
-                of the values that were used. The arrays are the gradients, then numbers of rows and
-                their gradients.
+        Fields: `whole` and `rows`, names of variables; `optimizers`, by variable name; `scalars`,
+        which are set first; `worker`; and the `version` and `lifetime` of the values used. Arrays:
+        the gradients of `whole`, then row numbers and row gradients for each of `rows`.
 
         Raises:
-            KeyError: no such variable. RuntimeError: no rule was set. IndexError: no such row.
+            KeyError: no such variable.
+            RuntimeError: no rule is set.
+            IndexError: no such row.
         """
         fields, arrays = change.message.fields, list(change.message.arrays)
         of_rows = arrays[len(fields["whole"]) :]
@@ -130,19 +118,17 @@ class Pushes:
                 answer(self._store.update(whole, rows, optimizers), is_used=True)
 
     def expect(self, num_needed: int) -> None:
-        """Changes how many workers make an update; updates if so many wait.
-
-        Args:
-            num_needed: how many.
+        """Changes the number of workers per synchronous update; updates if enough are waiting.
 
         Raises:
-            RuntimeError: updates are asynchronous. ValueError: not a positive number.
+            RuntimeError: updates are asynchronous.
+            ValueError: `num_needed` is not positive.
         """
         with self._store.changing():
             if self._synchronous is None:
                 raise RuntimeError(
                     explain(
-                        f"{num_needed} workers were to be waited for.",
+                        f"Cannot wait for {num_needed} workers: updates are asynchronous.",
                         expected="synchronous updates.",
                         fix="set the rule with UpdateMode(num_needed=...) first.",
                     )
@@ -151,7 +137,7 @@ class Pushes:
             self.mode = UpdateMode(num_needed)
 
     def flush(self) -> None:
-        """Applies the gradients that wait for others."""
+        """Applies the gradients waiting for a synchronous update."""
         with self._store.changing():
             if self._synchronous is not None:
                 self._synchronous.flush()

@@ -1,4 +1,4 @@
-"""Rows of tables by their ids: each once, summed, and dealt out to the shards that hold them."""
+"""Row ids of tables: sums of rows with equal ids, and partitioning by shard."""
 
 from __future__ import annotations
 
@@ -8,26 +8,15 @@ import numpy as np
 
 __all__ = ["combine_rows", "parts_of_shards"]
 
-# Ids that come at most so often are added up together.
+# Ids that occur at most this often are summed together, one occurrence at a time.
 _FEW = 8
 
 
 def combine_rows(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Adds up the rows of each id.
+    """Sums rows with equal ids, and returns sorted unique ids and their sums.
 
-    Args:
-        ids: integers of shape (k,), in any order, repeated or not.
-        rows: of shape (k, ...).
-
-    Returns:
-        The ids in their order, each once, of shape (u,), and the sums, of shape (u, ...). Rows of
-        one id are added in the order in which they came.
-
-    Example:
-        >>> from stratagem.parameter_server.server.rows import combine_rows
-        >>> combine_rows(np.array([4, 1, 4]), np.array([[1.0], [2.0], [3.0]]))
-        (array([1, 4]), array([[2.],
-               [4.]]))
+    `ids` has shape (k,) in any order, `rows` shape (k, ...). Rows of one id are added in input
+    order.
     """
     if not len(ids):
         return ids, rows
@@ -40,7 +29,7 @@ def combine_rows(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndar
     starts = np.flatnonzero(is_first)
     counts = np.diff(starts, append=len(ids))
     sums = np.take(rows, order[starts], axis=0)
-    # The second rows of all ids at once, then the third: `reduceat` takes 0.2 us for each id.
+    # Add the second rows of all ids at once, then the third: `reduceat` costs 0.2 us per id.
     again = np.flatnonzero((counts > 1) & (counts <= _FEW))
     for place in range(1, _FEW):
         sums[again] += np.take(rows, order[starts[again] + place], axis=0)
@@ -54,9 +43,10 @@ def combine_rows(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _sorted(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The order of ids, first come first where they are equal, and the ids in it.
+    """Returns the stable sort order of ids, and the sorted ids.
 
-    Numbers are sorted many times as fast as pairs: each is made one of its id and its place.
+    Packs each id and its position into one integer if possible: integers sort many times faster
+    than pairs.
     """
     bits = (len(ids) - 1).bit_length()
     if ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) >> (63 - bits):
@@ -68,19 +58,9 @@ def _sorted(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def parts_of_shards(ids: np.ndarray, rows_of_shards: Sequence[int]) -> list[slice]:
-    """Says which ids belong to which shard.
+    """Returns the slice of sorted `ids` that falls in each shard.
 
-    Args:
-        ids: in their order, of shape (u,).
-        rows_of_shards: how many consecutive rows each shard holds.
-
-    Returns:
-        For each shard the ids that are its own, as a slice.
-
-    Example:
-        >>> from stratagem.parameter_server.server.rows import parts_of_shards
-        >>> parts_of_shards(np.array([0, 4, 5, 9]), [5, 5])
-        [slice(0, 2, None), slice(2, 4, None)]
+    `rows_of_shards` is the number of consecutive rows in each shard.
     """
     ends = np.searchsorted(ids, np.cumsum(rows_of_shards), side="left").tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]

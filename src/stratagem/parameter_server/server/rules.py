@@ -1,4 +1,4 @@
-"""The optimizers of a server's variables, each with what it keeps once."""
+"""Registry of a server's optimizers and their scalars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Rules"]
 
 
 class Rules:
-    """Optimizers by name. One thread at a time changes it."""
+    """Optimizers by name. Callers serialize changes."""
 
     def __init__(self) -> None:
         self._rules: dict[str, UpdateRule] = {}
@@ -26,7 +26,7 @@ class Rules:
 
     @property
     def scalars(self) -> dict[str, np.ndarray]:
-        """Scalars of the optimizers, by `kept_name`."""
+        """Scalars of all optimizers, by `kept_name`."""
         return {
             kept_name(optimizer, name): value
             for optimizer, own in self._scalars.items()
@@ -34,23 +34,16 @@ class Rules:
         }
 
     def set(self, optimizer: str, rule: UpdateRule) -> None:
-        """Notes an optimizer, unless it is there.
-
-        Args:
-            optimizer: its name.
-            rule: how it applies gradients.
-
-        Raises:
-            ValueError: there is another one of that name.
-        """
+        """Registers an optimizer. Raises ValueError if the name belongs to a different one."""
         known = self._rules.get(optimizer)
         if known is not None and known.describe() != rule.describe():
             raise ValueError(
                 explain(
-                    f"These variables are to be trained by {rule.describe()}.",
-                    expected=f"the optimizer that they were trained by: {known.describe()}.",
-                    fix="use the optimizer that the journal or the first client had, give the new "
-                    "one another name, or start the servers anew.",
+                    f"Cannot train these variables with {rule.describe()}: the servers already "
+                    "have another optimizer with this name.",
+                    expected=f"the existing optimizer: {known.describe()}.",
+                    fix="use the optimizer of the journal or of the first client, rename the new "
+                    "one, or restart the servers with empty journals.",
                 )
             )
         if known is None:
@@ -58,53 +51,31 @@ class Rules:
         self._rules[optimizer] = rule
 
     def find(self, optimizer: str, names: Collection[str]) -> UpdateRule:
-        """Returns an optimizer.
+        """Returns an optimizer, or raises RuntimeError if there is none.
 
-        Args:
-            optimizer: its name.
-            names: of variables whose gradients came.
-
-        Raises:
-            RuntimeError: there is none of that name.
+        `names` are the variables of the push, for the message.
         """
         rule = self._rules.get(optimizer)
         if rule is None:
             raise RuntimeError(
                 explain(
-                    f"Gradients of {[*names]} came before an optimizer.",
+                    f"Gradients of {[*names]} were pushed before an optimizer was set.",
                     expected="an optimizer that was built for these variables.",
-                    fix="let the coordinator compile the model, or build the optimizer.",
+                    fix="compile the model on the coordinator, or build the optimizer.",
                 )
             )
         return rule
 
     def scalars_of(self, optimizer: str) -> Mapping[str, np.ndarray]:
-        """Returns what an optimizer keeps once, by its own names.
-
-        Args:
-            optimizer: its name.
-        """
+        """Returns the scalars of an optimizer, by its own names."""
         return self._scalars[optimizer]
 
     def keep(self, optimizer: str, scalars: Mapping[str, np.ndarray]) -> None:
-        """Takes what an optimizer keeps once.
-
-        Args:
-            optimizer: its name.
-            scalars: by its own names.
-        """
+        """Replaces the scalars of an optimizer, by its own names."""
         self._scalars[optimizer] = dict(scalars)
 
     def set_scalar(self, name: str, value: np.ndarray) -> None:
-        """Sets one of the scalars.
-
-        Args:
-            name: by `kept_name`.
-            value: its value.
-
-        Raises:
-            KeyError: no such scalar.
-        """
+        """Sets a scalar, by `kept_name`. Raises KeyError if there is none."""
         for optimizer, own in self._scalars.items():
             key = own_name(optimizer, name)
             if is_kept_by(optimizer, name) and key in own:
@@ -113,10 +84,6 @@ class Rules:
         raise KeyError(f"no scalar {name!r} on this server")
 
     def drop(self, optimizer: str) -> None:
-        """Forgets an optimizer.
-
-        Args:
-            optimizer: its name.
-        """
+        """Removes an optimizer and its scalars."""
         self._rules.pop(optimizer, None)
         self._scalars.pop(optimizer, None)

@@ -1,4 +1,4 @@
-"""One parameter server: what it answers to each kind of request."""
+"""Parameter server process: dispatch of requests to variables, updates and the journal."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["ParameterServer"]
 
-# Of requests with fewer bytes, the hand-over to another thread would be a large part.
+# Below these sizes, handing a request to another thread costs more than handling it inline.
 _SHORT_BYTES = {"push": 2**21, "pull_rows": 2**16}
 
 
 class ParameterServer(Closing):
-    """Holds variables of a cluster and answers its clients, from the moment it is made.
+    """Stores variables of a cluster, and serves clients from construction until `close`.
 
     Args:
-        keys: of the cluster.
-        host: the address to listen at.
-        port: the port; 0 for any that is free.
-        num_threads: how many requests are handled at a time.
-        journal: the file in which it finds what it held before, and writes what has changed; None
-            for none.
-        journal_interval_s: how long to wait after each entry of the journal. What has changed since
-            the last one is lost if the process or the machine dies.
+        keys: keys of the cluster.
+        host: address to listen on.
+        port: port to listen on; 0 picks a free one.
+        num_threads: number of requests handled concurrently.
+        journal: file from which state is restored and to which changes are written; None for none.
+        journal_interval_s: pause between journal entries, in seconds. Changes since the last entry
+            are lost if the process or machine dies.
 
     Raises:
-        OSError: the address is taken, or the journal cannot be read. DataLossError: the journal is
-            damaged. UnavailableError: another process keeps it. ImportError: pyzmq is not
-            installed.
+        OSError: the address is taken, or the journal cannot be read.
+        DataLossError: the journal is damaged.
+        UnavailableError: another process uses the journal.
+        ImportError: pyzmq is not installed.
     """
 
     def __init__(
@@ -114,11 +114,7 @@ class ParameterServer(Closing):
         return self._listener.address
 
     def close(self) -> None:
-        """Stops to answer, and writes a last entry of the journal.
-
-        Raises:
-            OSError: the entry cannot be written.
-        """
+        """Stops serving and writes a last journal entry, which may raise OSError."""
         with self._closing:
             self._listener.close()
             if self._journal is not None:
@@ -134,7 +130,7 @@ class ParameterServer(Closing):
                 explain(
                     f"A parameter server received a request of kind {kind!r}.",
                     expected=f"one of {sorted([*self._reads, *self._whole_changes, 'push'])}.",
-                    fix="run the same version of Stratagem everywhere.",
+                    fix="run the same Stratagem version in all processes.",
                 )
             )
         change = self._changes.begin(request)
@@ -147,19 +143,19 @@ class ParameterServer(Closing):
             raise
 
     def _carry_out(self, kind: str, change: Change) -> None:
-        if kind == "push":  # which is answered now, or when others have come
+        if kind == "push":  # answered now, or after the synchronous update
             self._pushes.add(change)
             return
         with self.store.changing():
             change.done(**self._whole_changes[kind](change.message))
 
     def _answer(self, message: Message, outcome: Mapping[str, Any]) -> Message:
-        """Answers a change with its result and the whole variables of field `pull`."""
+        """Builds the answer of a change, with the whole variables in field `pull`."""
         version, values = self.store.read(message.fields.get("pull", ()))
         return Message("ok", {**outcome, **self.lifetime.fields(version)}, values)
 
     def _create(self, message: Message) -> dict[str, Any]:
-        """Fields: `specs`; the arrays are values, or pickled functions of the rows wanted."""
+        """Fields: `specs`, `is_pickled`. Arrays: values, or pickled functions that create rows."""
         is_pickled = message.fields["is_pickled"]
 
         def create(spec: ShardSpec, array: np.ndarray) -> bool:
@@ -180,7 +176,7 @@ class ParameterServer(Closing):
 
     def _pull_rows(self, message: Message) -> Message:
         names = message.fields["names"]
-        version = self.store.version  # before: what is newer than this may be among the rows
+        version = self.store.version  # read first: some rows may be newer
         rows = [
             self.store.pull_rows(name, numbers)
             for name, numbers in zip(names, message.arrays, strict=True)
@@ -193,7 +189,7 @@ class ParameterServer(Closing):
         return {}
 
     def _scatter(self, message: Message) -> dict[str, Any]:
-        """Fields: `names` and `sign`; the arrays are numbers of rows and values of each name."""
+        """Fields: `names`, `sign`. Arrays: row numbers and values for each name."""
         arrays = message.arrays
         for name, rows, values in zip(
             message.fields["names"], arrays[::2], arrays[1::2], strict=True
@@ -248,9 +244,9 @@ class ParameterServer(Closing):
         if self._journal is None:
             raise ServerError(
                 explain(
-                    "A parameter server without a journal was to write an entry.",
-                    expected="a server that has a journal.",
-                    fix="start it with journal=, the path of a file.",
+                    "A parameter server without a journal cannot write a journal entry.",
+                    expected="a server that was started with a journal.",
+                    fix="start the servers with journal_dir=.",
                 )
             )
         return Message("ok", {"journaled_version": self._journal.write()})

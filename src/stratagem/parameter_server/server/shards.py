@@ -1,4 +1,4 @@
-"""One shard of a variable with its slots, what an update changes of it, and what has changed."""
+"""Shards of variables: values, slots, partial updates, and marks of changed rows."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from stratagem.parameter_server.server.updates import is_kept_by, own_name
 
 __all__ = ["SavedPart", "Shard", "ShardSpec", "UpdatedPart", "made_in_pieces", "require_rows"]
 
-# Rows are updated in arrays of these many rows or twice as many, so that few shapes are compiled.
+# Row updates are padded to this many rows or a larger power of two, so that few shapes compile.
 _LEAST_ROWS = 64
-# Of a table that is made or copied piece by piece, beside which little else needs to have room.
+# Tables are created and copied in pieces of this size, because memory may not hold two copies.
 _PIECE_BYTES = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardSpec:
-    """Consecutive rows of a variable, or all of it.
+    """Consecutive rows of a variable, or the whole variable.
 
     Args:
-        name: of the variable, unique in the cluster.
-        shape: of the shard.
-        dtype: its dtype.
-        first_row: where it begins in the variable.
-        has_rows: whether single rows of it are pulled and updated; else it always travels whole.
+        name: variable name, unique in the cluster.
+        shape: shape of the shard.
+        dtype: dtype name.
+        first_row: index of the shard's first row within the variable.
+        has_rows: True if single rows are pulled and updated; otherwise only whole values are.
     """
 
     name: str
@@ -41,20 +41,20 @@ class ShardSpec:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> ShardSpec:
-        """Returns the spec that `dataclasses.asdict` and JSON made fields of."""
+        """Returns the spec from the fields of `dataclasses.asdict`, after a JSON round trip."""
         told: dict[str, Any] = {**fields, "shape": tuple(fields["shape"])}
         return cls(**told)
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedPart:
-    """A shard, or rows of it, as a journal holds it.
+    """A shard, or rows of it, in a journal.
 
     Args:
-        spec: of the shard.
-        rows: numbers within the shard, of shape (k,); None for all.
-        value: of these rows.
-        slots: of these rows, by name.
+        spec: the shard.
+        rows: row numbers within the shard, of shape (k,); None for all rows.
+        value: the value, or its rows.
+        slots: the slots, or their rows, by slot name.
     """
 
     spec: ShardSpec
@@ -64,19 +64,17 @@ class SavedPart:
 
 
 class Shard:
-    """One shard and its slots. Whole arrays are replaced and never changed; rows are changed.
+    """One shard and its slots. Tables are updated in place; other arrays are only replaced.
 
-    Args:
-        spec: what it is.
-        value: of its shape; of a table it is changed.
+    The value passed in for a table is modified.
     """
 
     def __init__(self, spec: ShardSpec, value: np.ndarray) -> None:
         self.spec = spec
-        self.value: Any = value  # what the rule returns, once it was updated
+        self.value: Any = value  # a rule may return another array type
         self.slots: dict[str, Any] = {}
-        self.lock = threading.Lock()  # of rows that are changed
-        # Which rows have changed since they were taken; one for all of what is replaced.
+        self.lock = threading.Lock()  # guards in-place changes of rows
+        # Changed rows since `take_marks`; a single mark for a shard without rows.
         self._marks = np.ones(spec.shape[0] if spec.has_rows else 1, np.bool_)
 
     @property
@@ -92,20 +90,20 @@ class Shard:
         return int(self.size_bytes * np.count_nonzero(self._marks) // max(1, self._marks.size))
 
     def array(self, slot: str | None) -> Any:
-        """Returns the value, or a slot."""
+        """Returns a slot, or the value if `slot` is None."""
         return self.value if slot is None else self.slots[slot]
 
     def copied(self, value: np.ndarray) -> np.ndarray:
-        """Returns a copy of a table that nobody changes meanwhile."""
+        """Returns a copy made under the row lock."""
         with self.lock:
             return value.copy()
 
     def mark(self, rows: np.ndarray | None = None) -> None:
-        """Notes that these rows have changed, or all."""
+        """Marks rows as changed; None marks all."""
         self._marks[... if rows is None or not self.spec.has_rows else rows] = True
 
     def take_marks(self) -> np.ndarray | None:
-        """Returns what has changed since the last call; None for nothing."""
+        """Returns and clears the marks; None if nothing changed."""
         if not self._marks.any():
             return None
         taken, self._marks = self._marks, np.zeros_like(self._marks)
@@ -116,22 +114,18 @@ class Shard:
         self._marks |= marks
 
     def saved(self, marks: np.ndarray | None = None) -> SavedPart:
-        """Returns what has changed, or the whole of what is replaced; of a table a copy."""
+        """Returns copies of a table's marked rows, or the whole value of other shards."""
         if not self.spec.has_rows:
             return SavedPart(self.spec, None, self.value, dict(self.slots))
         assert marks is not None
         return self._copied_rows(np.flatnonzero(marks))
 
     def slots_of(self, optimizer: str) -> list[str]:
-        """Returns the names of the slots that an optimizer keeps here."""
+        """Returns the names of an optimizer's slots."""
         return [name for name in [*self.slots] if is_kept_by(optimizer, name)]
 
     def pieces(self, marks: np.ndarray | None = None) -> Iterator[SavedPart]:
-        """Returns copies of rows of a table, some at a time.
-
-        Args:
-            marks: which; None for all.
-        """
+        """Yields copies of a table's rows, all or the marked ones, in pieces of about 4 MiB."""
         count = max(1, _PIECE_BYTES * len(self._marks) // max(1, self.size_bytes))
         for first in range(0, len(self._marks), count):
             end = min(first + count, len(self._marks))
@@ -142,7 +136,7 @@ class Shard:
                 yield self._copied_rows(rows)
 
     def restore(self, part: SavedPart) -> None:
-        """Takes the values that a journal had."""
+        """Restores values from a journal."""
         if part.rows is None:
             self.value = np.array(part.value)
             self.slots = {name: np.array(slot) for name, slot in part.slots.items()}
@@ -155,20 +149,13 @@ class Shard:
 
     def _copied_rows(self, rows: np.ndarray) -> SavedPart:
         with self.lock:
-            # Of a copy: an optimizer may add slots meanwhile.
+            # Iterate over a copy: an optimizer may add slots concurrently.
             slots = {name: np.take(slot, rows, axis=0) for name, slot in [*self.slots.items()]}
             return SavedPart(self.spec, rows, np.take(self.value, rows, axis=0), slots)
 
 
 class UpdatedPart:
-    """Part of a shard that an update changes: all of it, or some rows.
-
-    Args:
-        shard: the shard.
-        optimizer: whose slots are changed.
-        rows: their numbers, each once; None for all.
-        grads: of these rows.
-    """
+    """Values and slots that one optimizer updates: the whole shard, or distinct `rows` of it."""
 
     def __init__(
         self,
@@ -185,14 +172,14 @@ class UpdatedPart:
         self.slots = {name: self._taken(shard.slots[full]) for name, full in self._names.items()}
 
     def padded_grads(self, whole: np.ndarray | None) -> np.ndarray:
-        """Returns gradients of the shape that the value has here."""
+        """Returns gradients with the same padded shape as `value`."""
         if self._rows is None or self._grads is None:
             assert whole is not None
             return whole
         return _padded(self._grads)
 
     def keep(self, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
-        """Puts new values and slots in the place of those here."""
+        """Stores the new value and slots in the shard."""
         shard = self._shard
         slots = {self._names[name]: slot for name, slot in slots.items()}
         shard.mark(self._rows)
@@ -203,7 +190,7 @@ class UpdatedPart:
         rows = slice(None) if self._rows is None else self._rows
         count = None if self._rows is None else len(self._rows)
         with shard.lock:
-            # As arrays of NumPy: JAX would compile a slice for each number of rows.
+            # NumPy slices: JAX would compile one for each number of rows.
             shard.value[rows] = np.asarray(value)[:count]
             for name, slot in slots.items():
                 shard.slots[name][rows] = np.asarray(slot)[:count]
@@ -213,17 +200,9 @@ class UpdatedPart:
 
 
 def made_in_pieces(spec: ShardSpec, rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
-    """Makes the initial value of a shard, some rows at a time.
+    """Creates the initial value of a shard in pieces of at most about 4 MiB.
 
-    Args:
-        spec: of the shard, which has at least one axis.
-        rows: a function of the first row in the variable and the number of rows.
-
-    Returns:
-        Array of the shard's shape and dtype.
-
-    Raises:
-        ValueError: the function has returned rows of another shape.
+    `rows` takes the first row in the variable and a row count. The shard has at least one axis.
     """
     value = np.empty(spec.shape, np.dtype(spec.dtype))
     num_rows, row_shape = spec.shape[0], spec.shape[1:]
@@ -238,7 +217,7 @@ def made_in_pieces(spec: ShardSpec, rows: Callable[[int, int], np.ndarray]) -> n
                     f"{count} rows of the initial value of {spec.name!r} were made with shape "
                     f"{piece.shape}.",
                     expected=f"shape {(count, *row_shape)}.",
-                    fix="let the initializer use the number of rows that it is given.",
+                    fix="make the initializer use the row count in its `shape` argument.",
                 )
             )
         value[first : first + count] = piece
@@ -246,29 +225,21 @@ def made_in_pieces(spec: ShardSpec, rows: Callable[[int, int], np.ndarray]) -> n
 
 
 def require_rows(shard: Shard, rows: np.ndarray) -> None:
-    """Checks that a shard has rows.
-
-    Args:
-        shard: the shard.
-        rows: their numbers.
-
-    Raises:
-        IndexError: no such row.
-    """
+    """Raises IndexError if a row number is out of range."""
     num_rows = shard.spec.shape[0] if shard.spec.shape else 0
     if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= num_rows):
         raise IndexError(
             explain(
-                f"Rows {int(rows.min())} to {int(rows.max())} of {shard.spec.name!r} were asked "
-                "for.",
+                f"Rows {int(rows.min())} to {int(rows.max())} of {shard.spec.name!r} were "
+                "requested.",
                 expected=f"rows 0 to {num_rows - 1} of this shard.",
-                fix="look up ids that the table has.",
+                fix="look up only ids within the table.",
             )
         )
 
 
 def _padded(array: np.ndarray) -> np.ndarray:
-    """The array with rows of zeros after it, so that its size is one of few."""
+    """Pads with zero rows to one of few sizes, so that few shapes are compiled."""
     size = max(_LEAST_ROWS, 1 << (len(array) - 1).bit_length() if len(array) else 0)
     if size == len(array):
         return array

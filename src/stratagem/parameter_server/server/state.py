@@ -1,8 +1,7 @@
-"""All that a server must have again when it is started again, as messages of a journal.
+"""Server state as journal messages.
 
-A journal holds entries, each of what has changed since the one before. One that was written anew
-begins with the rows of all tables, in pieces: whatever changed while they were written is in the
-entry after them.
+An entry holds all changes since the previous entry. A rewritten journal begins with the rows of all
+tables, in pieces; the entry that follows has the rows that changed while those were written.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ _PIECE = "piece"
 
 
 def next_lifetime(messages: Sequence[Message]) -> Lifetime:
-    """Returns the run of a server that begins now.
-
-    Args:
-        messages: of its journal.
-    """
+    """Returns the lifetime of a server that starts from these journal messages."""
     now = time.time_ns()
     for message in reversed(messages):
         if message.kind == _ENTRY:
@@ -44,14 +39,7 @@ def next_lifetime(messages: Sequence[Message]) -> Lifetime:
 
 @dataclasses.dataclass(frozen=True)
 class ServerState:
-    """State of a server: variables, optimizers, and answered changes.
-
-    Args:
-        store: its variables.
-        pushes: the rule.
-        changes: what the requests of its clients have come to.
-        lifetime: which time it runs.
-    """
+    """State of a server: variables, optimizers, and answered changes."""
 
     store: ServerVariables
     pushes: Pushes
@@ -60,15 +48,11 @@ class ServerState:
 
     @property
     def num_changes(self) -> int:
-        """Grows with whatever changes."""
+        """Counter that grows with every change."""
         return self.store.num_changes + self.changes.num_done
 
     def entry(self, parts: list[SavedPart]) -> Message:
-        """Returns an entry. Nothing may change meanwhile.
-
-        Args:
-            parts: what has changed of the variables.
-        """
+        """Returns a journal entry with changed `parts`. Call within `ServerVariables.changing`."""
         described, arrays = _packed(parts)
         scalars, rules = self.store.scalars, self.pushes.pickled_rules
         fields = {
@@ -83,21 +67,13 @@ class ServerState:
         return Message(_ENTRY, fields, [*arrays, *rules.values(), *scalars.values()])
 
     def pieces(self, marks: Marks | None = None) -> Iterator[Message]:
-        """Returns rows of tables, while they change.
-
-        Args:
-            marks: which rows; None for all.
-        """
+        """Yields table rows, all or the marked ones, while updates continue."""
         for part in self.store.pieces(marks):
             described, arrays = _packed([part])
             yield Message(_PIECE, {"parts": described}, arrays)
 
     def restore(self, messages: Sequence[Message]) -> None:
-        """Takes what a journal has, before anybody asks.
-
-        Args:
-            messages: of the journal.
-        """
+        """Restores the state from a journal, before the server accepts requests."""
         for message in messages:
             arrays = iter(message.arrays)
             for described in message.fields["parts"]:

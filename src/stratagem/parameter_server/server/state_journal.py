@@ -1,4 +1,4 @@
-"""Writes what a server holds to its journal; who changes it does not wait for the disk."""
+"""Background writes of server state to its journal; updates do not wait for the disk."""
 
 from __future__ import annotations
 
@@ -14,27 +14,22 @@ from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["StateJournal"]
 
-# A journal is written anew when it is so many times as large as what it describes ...
+# A journal is rewritten when it is this many times as large as the state,
 _MOST_TIMES = 2
-# ... and so much more, which numbers and names may take.
+# plus an allowance for counters and names,
 _SLACK_BYTES = 2**20
-# Also if rows of more bytes than these, and than this part of all, would be copied at once.
+# or when an entry would copy more than this size and more than 1/8 of the state.
 _MOST_COPIED_BYTES = 2**26
 _COPIED_PART = 8
-# How often rows are written that changed while others were, before the rest is copied at once.
+# Rounds of writing rows that changed meanwhile, before the rest is copied at once.
 _MOST_ROUNDS = 5
 
 
 class StateJournal(Closing):
-    """A thread that adds what has changed to a journal, again and again.
+    """Thread that writes changes to a journal, pausing `interval_s` seconds after each entry.
 
-    `journaled_version` is how many updates are in it; None before the first entry. `error` is what
-    kept the last entry from being written; None if it was.
-
-    Args:
-        journal: which is closed with this.
-        state: what is written.
-        interval_s: how long to wait after each entry.
+    `journaled_version` is the version in the last entry; None before the first one. `error`
+    describes the failure of the last write; None if it succeeded. Closes `journal` when closed.
     """
 
     def __init__(self, journal: Journal, state: ServerState, interval_s: float) -> None:
@@ -49,17 +44,13 @@ class StateJournal(Closing):
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def start(self) -> None:
-        """Begins to write."""
+        """Starts the thread."""
         self._thread.start()
 
     def write(self) -> int:
-        """Writes what has changed.
+        """Writes all changes, and returns the version on disk.
 
-        Returns:
-            How many updates are on the disk.
-
-        Raises:
-            OSError: it cannot be written; all of it is in the next entry.
+        If this raises OSError, the next entry includes these changes.
         """
         with self._writing:
             try:
@@ -71,11 +62,7 @@ class StateJournal(Closing):
             return self.journaled_version or 0
 
     def close(self) -> None:
-        """Writes what has changed, and ends.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Stops the thread and writes the last changes, which may raise OSError."""
         if self._is_over.is_set():
             return
         self._is_over.set()
@@ -87,7 +74,7 @@ class StateJournal(Closing):
 
     def _run(self) -> None:
         while not self._is_over.wait(self._interval_s):
-            with contextlib.suppress(Exception):  # told in `error`
+            with contextlib.suppress(Exception):  # reported in `error`
                 self.write()
 
     def _write(self) -> None:
@@ -98,7 +85,7 @@ class StateJournal(Closing):
                 if num_changes == self._num_written and self.journaled_version is not None:
                     return
                 entry = None
-                # Within: who makes a table holds this back until all its rows are marked.
+                # Within `changing`: creating a table holds it until all rows are marked.
                 if not self._begins_anew():
                     taken.append(store.take_marks())
                     entry = state.entry(store.saved(taken[0]))
@@ -119,7 +106,7 @@ class StateJournal(Closing):
         return store.marked_bytes > max(_MOST_COPIED_BYTES, store.size_bytes // _COPIED_PART)
 
     def _write_anew(self) -> None:
-        """Copies tables in pieces: there may not be room for all of one twice."""
+        """Rewrites the journal. Copies tables in pieces: memory may not hold two copies."""
         state, store = self._state, self._state.store
         num_changes, version = 0, 0
 
@@ -128,7 +115,7 @@ class StateJournal(Closing):
             with store.changing():
                 taken.append(store.take_marks())
             yield from state.pieces()
-            for _ in range(_MOST_ROUNDS):  # while many rows changed, or slots were made for all
+            for _ in range(_MOST_ROUNDS):  # many rows changed, or got new slots
                 with store.changing():
                     if not self._is_much_marked():
                         break

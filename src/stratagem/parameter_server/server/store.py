@@ -1,4 +1,4 @@
-"""The variables that one server holds: whole ones and shards, and the slots of optimizers."""
+"""Variables of one server: whole values, shards of tables, and their optimizer slots."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from stratagem.parameter_server.server.updates import State, UpdateRule, kept_na
 
 __all__ = ["Marks", "ServerVariables"]
 
-Marks = Mapping[str, np.ndarray]  # what has changed of each shard
+Marks = Mapping[str, np.ndarray]  # changed rows, by shard name
 
 
 class ServerVariables:
-    """Holds variables and updates them; every method may be called by several threads.
+    """Thread-safe store of a server's variables, optimizers and slots.
 
-    `version` counts updates, and `num_changes` all that a journal would have to hold.
+    `version` counts updates. `num_changes` counts every change that belongs in a journal. The name
+    of a slot is "variable:slot".
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class ServerVariables:
 
     @property
     def names(self) -> list[str]:
-        """Names of its variables."""
+        """Names of all variables."""
         with self._reading:
             return list(self._shards)
 
@@ -58,25 +59,20 @@ class ServerVariables:
             return sum(shard.marked_bytes for shard in self._shards.values())
 
     def changing(self) -> AbstractContextManager[Any]:
-        """Returns a block in which nobody else changes anything, though others may read."""
+        """Returns a context that blocks changes by other threads, but not reads. Reentrant."""
         return self._updating
 
     def create(
         self, spec: ShardSpec, make: Callable[[], np.ndarray], *, is_own: bool = False
     ) -> bool:
-        """Makes a variable, unless it is there already: a client that is started again finds it.
+        """Creates a variable, and returns False if it already exists, as after a client restart.
 
-        Args:
-            spec: what it is.
-            make: returns its initial value; called if it is not there.
-            is_own: whether nobody else has that array, so that it need not be copied: there may not
-                be room for a table twice.
-
-        Returns:
-            Whether it was made.
+        `make` is called only if needed. Pass `is_own` if it returns an array with no other
+        references: a copy is then avoided, because two copies of a table may not fit in memory.
 
         Raises:
-            ValueError: there is one of that name that is something else.
+            ValueError: the name is taken by a different spec, or the initial value has a wrong
+                shape.
         """
         with self._updating:
             shard = self._shards.get(spec.name)
@@ -87,7 +83,7 @@ class ServerVariables:
                         explain(
                             f"The initial value of {spec.name!r} has shape {value.shape}.",
                             expected=f"shape {spec.shape}.",
-                            fix="let the initializer use the shape that it is given.",
+                            fix="make the initializer use its `shape` argument.",
                         )
                     )
                 with self._reading:
@@ -97,40 +93,21 @@ class ServerVariables:
         if shard.spec != spec:
             raise ValueError(
                 explain(
-                    f"Variable {spec.name!r} was created as {spec}.",
-                    expected=f"the one that this server has: {shard.spec}.",
-                    fix="give the variable another name, or start the servers anew.",
+                    f"Variable {spec.name!r} was created as {spec}, but it already exists.",
+                    expected=f"the spec that this server stores: {shard.spec}.",
+                    fix="rename the variable, or restart the servers with empty journals.",
                 )
             )
         return False
 
     def pull(self, names: Sequence[str]) -> list[np.ndarray]:
-        """Returns whole variables, all as they were at one moment between two updates.
-
-        Args:
-            names: theirs; "name:slot" is a slot.
-
-        Returns:
-            Arrays that nobody changes.
-
-        Raises:
-            KeyError: no such variable.
-        """
+        """Returns read-only whole variables or slots, consistent between two updates."""
         return self.read(names)[1]
 
     def read(self, names: Sequence[str]) -> tuple[int, list[np.ndarray]]:
-        """Returns the number of updates, and whole variables as they were then.
+        """Returns the version, and read-only whole variables or slots at that version.
 
-        Rows of a table may be newer.
-
-        Args:
-            names: theirs; "name:slot" is a slot.
-
-        Returns:
-            The version, and arrays that nobody changes.
-
-        Raises:
-            KeyError: no such variable.
+        Rows of a table may be newer than the version.
         """
         with self._reading:
             version = self.version
@@ -142,18 +119,7 @@ class ServerVariables:
         ]
 
     def pull_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Returns single rows of a variable.
-
-        Args:
-            name: its name, or that of a slot.
-            rows: their numbers within this shard, of shape (k,).
-
-        Returns:
-            Array of shape (k, ...).
-
-        Raises:
-            KeyError: no such variable. IndexError: no such row.
-        """
+        """Returns rows of a variable or slot, by row number within this shard."""
         with self._reading:
             shard, slot = self._find(name)
             value = shard.array(slot)
@@ -162,16 +128,7 @@ class ServerVariables:
             return np.take(np.asarray(value), rows, axis=0)
 
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
-        """Sets a whole variable, or changes it.
-
-        Args:
-            name: its name, or that of a slot.
-            value: of its shape.
-            sign: 0 sets it; 1 adds the value, -1 subtracts it.
-
-        Raises:
-            KeyError: no such variable. ValueError: another shape.
-        """
+        """Assigns a whole variable or slot (`sign=0`), or adds `sign * value` to it."""
         with self._updating:
             with self._reading:
                 shard, slot = self._find(name)
@@ -181,23 +138,16 @@ class ServerVariables:
                     explain(
                         f"{name!r} was assigned a value of shape {value.shape}.",
                         expected=f"shape {current.shape}.",
-                        fix="assign a value of the variable's own shape.",
+                        fix="assign a value with the shape of the variable or slot.",
                     )
                 )
             new = np.array(value) if sign == 0 else np.asarray(current) + sign * value
             self._set(shard, slot, new.astype(current.dtype, copy=False))
 
     def scatter(self, name: str, rows: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
-        """Sets single rows of a variable, or changes them.
+        """Assigns rows of a variable or slot (`sign=0`), or adds `sign * values` to them.
 
-        Args:
-            name: its name.
-            rows: their numbers within this shard, of shape (k,), each once.
-            values: of shape (k, ...).
-            sign: 0 sets them; 1 adds the values, -1 subtracts them.
-
-        Raises:
-            KeyError: no such variable. IndexError: no such row.
+        `rows` are numbers within this shard, each once.
         """
         with self._updating:
             with self._reading:
@@ -216,15 +166,13 @@ class ServerVariables:
             self._set(shard, slot, changed)
 
     def set_rule(self, rule: UpdateRule, names: Sequence[str], optimizer: str = "") -> None:
-        """Sets how gradients are applied, and makes the slots that are not there.
+        """Registers an optimizer for variables, and creates missing slots.
 
-        Args:
-            rule: the optimizer's.
-            names: of the variables that it trains.
-            optimizer: its name; a variable may be trained by several.
+        A variable may be trained by several optimizers.
 
         Raises:
-            KeyError: no such variable. ValueError: another optimizer has this name.
+            KeyError: no such variable.
+            ValueError: the name belongs to a different optimizer.
         """
         with self._updating:
             with self._reading:
@@ -242,11 +190,7 @@ class ServerVariables:
             self.num_changes += 1
 
     def drop_rule(self, optimizer: str) -> None:
-        """Forgets an optimizer, with all that it keeps.
-
-        Args:
-            optimizer: its name.
-        """
+        """Removes an optimizer, its scalars and its slots."""
         with self._updating, self._reading:
             self._rules.drop(optimizer)
             for shard in self._shards.values():
@@ -260,19 +204,18 @@ class ServerVariables:
         rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
         optimizers: Mapping[str, str] | None = None,
     ) -> int:
-        """Applies gradients by the rules.
+        """Applies gradients as one update, and returns the new version.
 
         Args:
-            whole: of variables, by name.
-            rows: of single rows, by name of the variable: their numbers within this shard, of shape
-                (k,), each once, and their gradients, of shape (k, ...).
-            optimizers: by which, by name of the variable; "" for those that are not named.
-
-        Returns:
-            The number of updates.
+            whole: gradients of whole variables, by variable name.
+            rows: row numbers within this shard, of shape (k,) and each once, and row gradients of
+                shape (k, ...), by variable name.
+            optimizers: optimizer name by variable name; "" for variables not listed.
 
         Raises:
-            KeyError: no such variable. RuntimeError: no rule was set. IndexError: no such row.
+            KeyError: no such variable.
+            RuntimeError: no rule is set.
+            IndexError: no such row.
         """
         named: dict[str, list[str]] = {}
         for name in (*whole, *rows):
@@ -303,7 +246,7 @@ class ServerVariables:
         whole: Mapping[str, np.ndarray],
         rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
     ) -> tuple[dict[str, UpdatedPart], State]:
-        """Returns the parts that one optimizer changes, and their new state."""
+        """Computes the update of one optimizer without storing it."""
         rule = self._rules.find(optimizer, names)
         parts = {
             name: UpdatedPart(shards[name], optimizer, *rows.get(name, (None, None)))
@@ -319,49 +262,32 @@ class ServerVariables:
 
     @property
     def scalars(self) -> dict[str, np.ndarray]:
-        """Scalars of the optimizers, by `kept_name`."""
+        """Scalars of all optimizers, by `kept_name`."""
         with self._reading:
             return self._rules.scalars
 
     def set_scalar(self, name: str, value: np.ndarray) -> None:
-        """Sets one of the scalars.
-
-        Args:
-            name: its `kept_name`.
-            value: its value.
-
-        Raises:
-            KeyError: no such scalar.
-        """
+        """Sets an optimizer scalar, by `kept_name`."""
         with self._updating:
             with self._reading:
                 self._rules.set_scalar(name, value)
             self.num_changes += 1
 
     def take_marks(self) -> Marks:
-        """Returns what has changed since the last call. Within `changing`."""
+        """Returns and clears the marks of changed rows. Call within `changing`."""
         marks = {name: shard.take_marks() for name, shard in self._shards.items()}
         return {name: taken for name, taken in marks.items() if taken is not None}
 
     def put_back(self, marks: Marks) -> None:
-        """Undoes `take_marks`: what was taken could not be written.
-
-        Args:
-            marks: what it returned.
-        """
+        """Undoes `take_marks` after a failed write."""
         with self._updating:
             for name, taken in marks.items():
                 self._shards[name].put_back(taken)
 
     def saved(self, marks: Marks, *, is_all: bool = False) -> list[SavedPart]:
-        """Returns what has changed, for a journal. Within `changing`.
+        """Returns changed values for a journal entry. Call within `changing`.
 
-        Args:
-            marks: what has changed.
-            is_all: also what has not, except rows.
-
-        Returns:
-            Values that nobody changes.
+        `is_all` adds the unchanged ones too, except tables.
         """
         return [
             shard.saved(marks.get(name))
@@ -370,11 +296,7 @@ class ServerVariables:
         ]
 
     def pieces(self, marks: Marks | None = None) -> Iterator[SavedPart]:
-        """Returns copies of rows of tables, some at a time, while they change.
-
-        Args:
-            marks: which rows; None for all.
-        """
+        """Yields copies of table rows, all or the marked ones, while updates continue."""
         with self._reading:
             tables = {name: one for name, one in self._shards.items() if one.spec.has_rows}
         for name, shard in tables.items():
@@ -384,11 +306,7 @@ class ServerVariables:
                 yield from shard.pieces(marks[name])
 
     def restore(self, part: SavedPart) -> None:
-        """Takes a shard, or rows of it, from a journal, before anybody asks.
-
-        Args:
-            part: what the journal has.
-        """
+        """Restores a shard or rows from a journal, before the server accepts requests."""
         shard = self._shards.get(part.spec.name)
         if shard is None:
             empty = np.zeros(part.spec.shape, np.dtype(part.spec.dtype))
@@ -397,12 +315,7 @@ class ServerVariables:
         shard.take_marks()
 
     def restore_counts(self, version: int, scalars: Mapping[str, np.ndarray]) -> None:
-        """Takes the number of updates and the scalars from a journal, before anybody asks.
-
-        Args:
-            version: the number of updates.
-            scalars: what the rules, which are set before, keep once.
-        """
+        """Restores the version and the scalars; the rules must already be set."""
         self.version = version
         for name, value in scalars.items():
             self._rules.set_scalar(name, value)

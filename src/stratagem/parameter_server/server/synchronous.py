@@ -1,7 +1,7 @@
-"""Synchronous updates: the gradients of all workers but the slowest, added up and applied once.
+"""Synchronous updates: gradients of all workers but the slowest, summed and applied once.
 
-A worker waits until the update that it is part of is made. One that comes too late is told so, and
-goes on from the new values: its gradients belong to values that are no more.
+A worker waits for the update that includes its gradients. Late gradients were computed from old
+values: they are discarded, and the worker continues from the new values.
 
 Source: TF 1.15 sync_replicas_optimizer.py; Chen et al., Revisiting Distributed Synchronous SGD.
 """
@@ -22,28 +22,25 @@ __all__ = ["Answer", "Contribution", "SynchronousUpdates"]
 
 
 class Answer(Protocol):
-    """Answers a worker: its gradients were used or discarded."""
+    """Callback that reports whether a worker's gradients were used."""
 
     def __call__(self, version: int, *, is_used: bool) -> None:
-        """Called once, with the number of updates then, and whether the gradients are in one.
-
-        Nobody changes the store meanwhile.
-        """
+        """Called once, with the store's version at that time and its lock held."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """The gradients of one worker.
+    """Gradients of one worker.
 
     Args:
-        worker: whose they are.
-        version: of the values that they were computed from.
-        whole: of variables, by name.
-        rows: of single rows, by name of the variable: their numbers, each once, and gradients.
-        answer: called when they were used or discarded.
-        fail: called when the update could not be made, with the reason.
-        optimizers: by name of the variable; "" for those that are not named.
+        worker: name of the worker.
+        version: version of the values that the gradients were computed from.
+        whole: gradients of whole variables, by name.
+        rows: distinct row numbers and row gradients, by variable name.
+        answer: called when the gradients are used or discarded.
+        fail: called with the reason if the update fails.
+        optimizers: optimizer name by variable name; "" for variables not listed.
     """
 
     worker: str
@@ -56,14 +53,10 @@ class Contribution:
 
 
 class SynchronousUpdates:
-    """Collects gradients until there are enough for an update. Any thread may call it.
+    """Thread-safe accumulator of gradients, which updates once enough workers contributed.
 
-    Args:
-        store: whose variables are updated.
-        num_needed: how many workers make an update: all but the backup workers.
-
-    Raises:
-        ValueError: not a positive number.
+    `num_needed` is the number of workers per update: all but the backup workers. Raises ValueError
+    if it is not positive.
     """
 
     def __init__(self, store: ServerVariables, num_needed: int) -> None:
@@ -74,21 +67,20 @@ class SynchronousUpdates:
 
     @property
     def num_waiting(self) -> int:
-        """Number of workers that wait for others."""
+        """Number of workers waiting for the update."""
         return len(self._waiting)
 
     @property
     def waiting(self) -> list[str]:
-        """The names of the workers that wait for others."""
+        """Names of the workers waiting for the update."""
         with self._store.changing():
             return sorted(self._waiting)
 
     def add(self, contribution: Contribution) -> None:
-        """Takes the gradients of a worker; updates where they are the last that was waited for.
+        """Adds gradients of a worker, and updates if they complete the set.
 
-        Args:
-            contribution: the gradients. Those that the worker has sent before, and that wait, are
-                discarded: it was started again, or has given them up.
+        Discards earlier pending gradients of the same worker, which has restarted or abandoned
+        them.
         """
         with self._store.changing():
             if contribution.version < self._store.version:
@@ -101,20 +93,16 @@ class SynchronousUpdates:
             self._update_if_complete()
 
     def expect(self, num_needed: int) -> None:
-        """Changes how many workers make an update: one was lost, or has come back.
+        """Changes `num_needed` after a worker was lost or returned.
 
-        Args:
-            num_needed: how many, at least 1. Updates if so many wait.
-
-        Raises:
-            ValueError: not a positive number.
+        Updates if enough workers are waiting. Raises ValueError if it is not positive.
         """
         with self._store.changing():
             self._num_needed = _checked(num_needed)
             self._update_if_complete()
 
     def flush(self) -> None:
-        """Updates with the gradients that are there: no more workers will come."""
+        """Updates with the pending gradients, when no more workers will contribute."""
         with self._store.changing():
             if self._waiting:
                 self._update()
@@ -128,7 +116,7 @@ class SynchronousUpdates:
             self._update()
 
     def _update(self) -> None:
-        # In one order, whoever came first: floating-point sums depend on it.
+        # Sort for reproducibility: floating-point sums depend on the order.
         contributions = [self._waiting[worker] for worker in sorted(self._waiting)]
         self._waiting.clear()
         try:
@@ -168,9 +156,9 @@ def _checked(num_needed: int) -> int:
     if num_needed < 1:
         raise ValueError(
             explain(
-                f"num_needed={num_needed}: an update of the gradients of so many workers.",
-                expected="at least 1 worker that is waited for.",
-                fix="have fewer backup workers than workers.",
+                f"num_needed={num_needed} is not a valid number of workers per synchronous update.",
+                expected="at least 1 worker.",
+                fix="use fewer backup workers than workers.",
             )
         )
     return num_needed

@@ -25,12 +25,12 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """An array that a rule keeps for a variable.
+    """Optimizer state of a variable, with the variable's shape.
 
     Args:
-        name: unique among those of the variable.
-        dtype: its dtype; its shape is the variable's.
-        initial: the value that each element begins with.
+        name: unique among the variable's slots.
+        dtype: dtype name.
+        initial: initial value of each element.
     """
 
     name: str
@@ -43,9 +43,9 @@ class State:
     """State that a rule updates.
 
     Args:
-        scalars: what it keeps once, such as the number of updates, by name.
-        values: of variables, by name.
-        slots: of each variable, by its name and that of the slot.
+        scalars: state shared by all variables, such as the step count, by name.
+        values: variable values, by variable name.
+        slots: slots by variable name, then by slot name.
     """
 
     scalars: Mapping[str, np.ndarray]
@@ -54,50 +54,42 @@ class State:
 
 
 class UpdateRule(Protocol):
-    """An optimizer, as servers see it. It treats every row alike, so that some can be updated."""
+    """An optimizer as servers see it. It must treat all rows alike, to support row updates."""
 
     def scalars(self) -> dict[str, np.ndarray]:
-        """Returns what it keeps once, as it is in the beginning."""
+        """Returns the initial scalars shared by all variables."""
         ...
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
-        """Returns what it keeps for a variable.
-
-        Args:
-            name: of the variable.
-            shape: of the variable, or of its shard.
-            dtype: of the variable.
-        """
+        """Returns the slots of a variable or of its shard."""
         ...
 
     def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
-        """Returns the state after one update, without changing the arrays it is given.
+        """Returns the state after one update; does not modify or alias its inputs.
 
-        Args:
-            state: the scalars, and values and slots of the variables that have gradients: all of
-                them, or some rows.
-            grads: of the same names and shapes as the values. Their memory is used again: what is
-                returned shares none with them.
+        `state` holds only variables that have gradients: all rows or some. `grads` has the same
+        names and shapes as the values. Its memory is reused after the call.
         """
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Returns what tells one rule from another, of what JSON can hold."""
+        """Returns a JSON-serializable description; different rules return different ones."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class UpdateMode:
-    """When a server applies gradients.
+    """Synchronous or asynchronous updates, and the staleness limit.
 
     Args:
-        num_needed: the gradients of so many workers are added up and applied at once; 0 applies
-            each worker's when they come.
-        max_staleness: gradients are discarded if their values are older than so many updates;
-            None for never. Only without `num_needed`, with which every older one is discarded.
+        num_needed: number of workers whose gradients are summed and applied at once; 0 applies each
+            worker's gradients on arrival.
+        max_staleness: discard gradients computed from values more than this many updates old; None
+            for no limit. For asynchronous updates only: synchronous ones discard all stale
+            gradients.
 
     Raises:
-        ValueError: a negative number, or both.
+        ValueError: a negative number, or both are set.
     """
 
     num_needed: int = 0
@@ -108,17 +100,17 @@ class UpdateMode:
             raise ValueError(
                 explain(
                     f"{self} has a negative number.",
-                    expected="how many workers and updates, from 0 on.",
-                    fix="leave out num_needed for asynchronous updates, and max_staleness for "
+                    expected="num_needed and max_staleness to be 0 or more.",
+                    fix="omit num_needed for asynchronous updates, and max_staleness to accept "
                     "gradients of any age.",
                 )
             )
         if self.num_needed and self.max_staleness is not None:
             raise ValueError(
                 explain(
-                    f"{self} bounds the staleness of synchronous updates.",
-                    expected="max_staleness without num_needed.",
-                    fix="leave out max_staleness: synchronous updates use no stale gradients.",
+                    f"{self} limits the staleness of synchronous updates.",
+                    expected="max_staleness only with num_needed=0.",
+                    fix="omit max_staleness: synchronous updates discard all stale gradients.",
                 )
             )
 
@@ -128,15 +120,14 @@ ASYNCHRONOUS = UpdateMode()
 
 @dataclasses.dataclass(frozen=True)
 class Pushed:
-    """Result of a push of gradients.
+    """Result of a gradient push.
 
     Args:
-        is_used: whether a server has applied them. If not, they were too old: a worker computes
-            them again from new values, or goes on.
-        num_discarded: how many servers have not applied their part.
-        version: how many updates each server that was asked has made at least.
-        values: whole variables that were asked for, by name, as they were right after the update;
-            they must not be changed.
+        is_used: False if every server discarded its part as stale. A worker then recomputes the
+            gradients from new values, or continues with its next batch.
+        num_discarded: number of servers that discarded their part.
+        version: smallest version among the servers in the request.
+        values: requested whole variables right after the update, by name; read-only.
     """
 
     is_used: bool
@@ -146,30 +137,18 @@ class Pushed:
 
 
 def kept_name(optimizer: str, name: str) -> str:
-    """Returns the name of what an optimizer keeps: a slot of a variable, or a scalar.
+    """Returns the full name of an optimizer's slot or scalar.
 
-    Args:
-        optimizer: its name, without a dot; "" for the only one.
-        name: unique among what this optimizer keeps, without a dot.
+    Neither part may contain a dot. `optimizer` is "" if there is only one.
     """
     return f"{optimizer}.{name}" if optimizer else name
 
 
 def own_name(optimizer: str, name: str) -> str:
-    """Returns the name by which an optimizer itself knows what it keeps.
-
-    Args:
-        optimizer: its name.
-        name: what `kept_name` returned.
-    """
+    """Returns the optimizer's own name for a slot or scalar: the inverse of `kept_name`."""
     return name[len(optimizer) + 1 :] if optimizer else name
 
 
 def is_kept_by(optimizer: str, name: str) -> bool:
-    """Returns True if a name is that of an optimizer's scalar.
-
-    Args:
-        optimizer: its name.
-        name: what `kept_name` returned.
-    """
+    """Returns True if a `kept_name` belongs to an optimizer."""
     return name.rpartition(".")[0] == optimizer

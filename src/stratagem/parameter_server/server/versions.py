@@ -1,7 +1,7 @@
-"""Versions of servers: their numbers of updates, as sent and as seen by clients.
+"""Server versions: update counts sent by servers and seen by clients.
 
-A server that is started again may have lost its last updates, so that a number alone says little.
-It tells which time it runs, too: of two such numbers the larger is the later.
+A restarted server may have lost its last updates, so an update count alone is ambiguous. Servers
+also send a lifetime number, which grows with each restart.
 """
 
 from __future__ import annotations
@@ -20,22 +20,18 @@ _NEVER = (0, 0)
 
 @dataclasses.dataclass(frozen=True)
 class Lifetime:
-    """One run of a server, from its start to its end.
+    """One run of a server, from start to exit.
 
     Args:
-        number: larger than those of its runs before.
-        restored_version: how many updates are in what it began with; None if it began with nothing.
+        number: larger than in all earlier runs.
+        restored_version: version restored from the journal; None if nothing was restored.
     """
 
     number: int
     restored_version: int | None = None
 
     def fields(self, version: int) -> dict[str, Any]:
-        """Returns what an answer tells of it.
-
-        Args:
-            version: how many updates it has made.
-        """
+        """Returns the answer fields that describe this run at a version."""
         return {
             "version": version,
             "lifetime": self.number,
@@ -43,10 +39,9 @@ class Lifetime:
         }
 
     def version_of(self, fields: Mapping[str, Any]) -> int:
-        """Returns the version, in this run, of the values that a request was computed from.
+        """Returns the version, in this run, of the values behind a request.
 
-        Args:
-            fields: of the request: the version and the run of the server that a client has seen.
+        Values from an earlier run count as at most the restored version.
         """
         version = int(fields["version"])
         if fields.get("lifetime", self.number) == self.number:
@@ -55,9 +50,9 @@ class Lifetime:
 
 
 class SeenVersions:
-    """Versions of all servers that a client has seen, per thread.
+    """Per-thread versions of all servers, as last seen by a client.
 
-    `num_lost` counts updates that servers had made and lost when they were started again.
+    `num_lost` counts updates lost in server restarts.
     """
 
     def __init__(self) -> None:
@@ -67,13 +62,7 @@ class SeenVersions:
         self.num_lost = 0
 
     def note(self, server: int, answer: Message, names: Iterable[str] = ()) -> None:
-        """Notes what an answer tells.
-
-        Args:
-            server: whose answer it is.
-            answer: the answer.
-            names: of the variables whose values came with it.
-        """
+        """Records the version in an answer that has the values of these variables."""
         fields = answer.fields
         seen = int(fields["lifetime"]), int(fields["version"])
         own = self._own()
@@ -81,16 +70,14 @@ class SeenVersions:
         own[server, None] = seen
         with self._lock:
             newest = self._newest.setdefault(server, seen)
-            if seen[0] > newest[0]:  # not so an answer of the former run that came late
+            if seen[0] > newest[0]:  # ignore a late answer of an earlier run
                 self.num_lost += max(0, newest[1] - (fields["restored_version"] or 0))
             self._newest[server] = max(newest, seen)
 
     def of(self, server: int, names: Iterable[str]) -> dict[str, int]:
-        """Returns the fields of a request that tell how old the values of this thread are.
+        """Returns the request fields with the version of this thread's values.
 
-        Args:
-            server: who is told.
-            names: of the variables whose gradients were computed; the oldest counts.
+        If the variables in `names` have different versions, the oldest one counts.
         """
         own = self._own()
         last = own.get((server, None), _NEVER)

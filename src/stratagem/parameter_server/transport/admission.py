@@ -1,4 +1,4 @@
-"""Admission of clients of the cluster to a listener, before anything is read."""
+"""Authentication of new client connections to a listener, before any message is read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _VERSION = b"1.0"
 
 
 class Admission:
-    """Answers what ZeroMQ asks about each new connection.
+    """Answers ZeroMQ's authentication requests.
 
     Args:
-        context: of the sockets that it is asked about.
-        client_public: the key of clients over TCP.
-        password: of clients over a Unix socket; None where there is none.
+        context: ZeroMQ context of the sockets to protect.
+        client_public: key of clients over TCP.
+        password: password of clients over the Unix socket; None if there is no such socket.
 
     Source: ZeroMQ RFC 27, ZAP.
     """
@@ -33,7 +33,7 @@ class Admission:
         self.socket.bind(_ADDRESS)
 
     def answer(self) -> None:
-        """Answers one question, which has arrived."""
+        """Answers one request, which must have arrived."""
         version, number, _, _, _, mechanism, *credentials = self.socket.recv_multipart()
         is_known = version == _VERSION and self._knows(mechanism, credentials)
         status = (b"200", b"") if is_known else (b"400", b"not of this cluster")

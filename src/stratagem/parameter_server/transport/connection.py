@@ -1,4 +1,4 @@
-"""The side of a connection that asks: sends requests to servers, and waits for the answers."""
+"""Client side of the transport: requests to servers, and their answers."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ from stratagem.parameter_server.transport.wire import Message, pack
 
 __all__ = ["Connections", "ServerError"]
 
-# How long one that closes waits for the threads that it has told so.
+# How long `close` waits for other threads to stop using their sockets.
 _CLOSE_S = 5.0
-# How often somebody is asked where a server is that is silent, by all threads.
+# Minimum interval between `locate` calls for one server, over all threads.
 _LOCATE_EVERY_S = 2.0
 
 
 class ServerError(RuntimeError):
-    """A server could not do what it was asked to; the message has its own traceback."""
+    """An error raised by a server; the message includes the server's traceback."""
 
 
 class Connections(Closing):
-    """Connections to all servers of a cluster, for all threads of this process.
+    """Thread-safe connections to all servers of a cluster.
 
-    A request waits as long as its server works on it. Where the request or its answer was lost on
-    the way, or the server was started again, it is sent again, with the same content.
+    A request waits for as long as its server works on it. The same request is resent if it or its
+    answer was lost, or if the server restarted.
 
     Args:
-        keys: of the cluster.
-        addresses: of the servers, in their order.
-        locate: returns where a server is now, given its index, or None; called, every few seconds,
-            while one is silent that is waited for.
-        peers: what messages call a server.
-        silence_s: how long one may give no sign of life; None for `STRATAGEM_PEER_TIMEOUT_S`.
+        keys: keys of the cluster.
+        addresses: server addresses, by server index.
+        locate: returns the current address of a server index, or None; called every few seconds
+            while a server that owes an answer is silent.
+        peers: name of a server in messages.
+        silence_s: seconds without a sign of life before a server counts as lost; None for
+            `STRATAGEM_PEER_TIMEOUT_S`.
     """
 
     def __init__(
@@ -70,37 +71,19 @@ class Connections(Closing):
         return len(self._peers)
 
     def ask(self, server: int, message: Message, *, timeout_s: float | None = None) -> Message:
-        """Asks one server.
-
-        Args:
-            server: its index.
-            message: the question.
-            timeout_s: how long to wait; None for as long as the server works on it.
-
-        Returns:
-            The answer.
-
-        Raises:
-            UnavailableError: no answer in time, or no sign of life for too long. ServerError: the
-                server raised an error.
-        """
+        """Sends a request to one server; see `ask_all`."""
         return self.ask_all({server: message}, timeout_s=timeout_s)[server]
 
     def ask_all(
         self, messages: dict[int, Message], *, timeout_s: float | None = None
     ) -> dict[int, Message]:
-        """Asks several servers at once.
+        """Sends requests to several servers at once, and returns their answers by server index.
 
-        Args:
-            messages: the question to each, by its index.
-            timeout_s: how long to wait for all; None for as long as the servers work on it.
-
-        Returns:
-            The answers, by index of the server.
+        `timeout_s` limits the total wait, in seconds; None waits while the servers work.
 
         Raises:
-            UnavailableError: no answer in time, or no sign of life of one of the servers for too
-                long. ServerError: a server raised an error.
+            UnavailableError: no answer in time, or a server was silent for too long.
+            ServerError: a server raised an error.
         """
         silence_s = self._silence_s or float(environment.read("peer_timeout_s"))
         number = self._name + next(self._numbers).to_bytes(8, "big")
@@ -120,7 +103,7 @@ class Connections(Closing):
                     )
                 wait(list(questions.values()), connections)
             except BaseException:
-                # What was not sent yet is not sent later, when the caller has changed its arrays.
+                # Drop unsent frames: the caller may change its arrays after this error.
                 for server, question in questions.items():
                     if question.answer is None:
                         connections.drop(server)
@@ -128,27 +111,17 @@ class Connections(Closing):
         return {server: self._answer(server, questions[server]) for server in messages}
 
     def move(self, server: int, address: str) -> None:
-        """Says where a server is now; what waits for it is sent again, there.
-
-        Args:
-            server: its index.
-            address: where it is.
-        """
+        """Sets a new server address; pending requests are resent there."""
         self._peers[server].move(address)
         self._wake_all()
 
     def abandon(self, server: int, reason: str) -> None:
-        """Gives a server up: whoever waits for it, or asks it before it is moved, gets an error.
-
-        Args:
-            server: its index.
-            reason: why, for the message.
-        """
+        """Fails pending requests and, until `move`, new requests to a server, with this reason."""
         self._peers[server].abandon(reason)
         self._wake_all()
 
     def close(self) -> None:
-        """Closes all sockets; threads that wait for an answer get an error."""
+        """Closes all sockets; threads waiting for an answer get an error."""
         with self._idle:
             self._is_closed = True
             for connections in self._busy:
@@ -157,19 +130,19 @@ class Connections(Closing):
             for connections in self._free:
                 connections.close()
             self._free.clear()
-        if is_idle:  # else a thread is in `locate`; the sockets that it has are closed by it
+        if is_idle:  # else a thread is in `locate`, and closes its own sockets later
             self._context.term()
 
     def begin_anew(self) -> None:
-        """Leaves its sockets to the process that this one was forked from, and makes others."""
+        """Creates new sockets in a forked process; the old ones belong to the parent."""
         _inherited.append((self._context, self._free, self._busy))
         self._begin()
 
     def _begin(self) -> None:
         self._context: Any = load_zmq().Context()
-        self._name = uuid.uuid4().bytes  # with which no other client's numbers begin
+        self._name = uuid.uuid4().bytes  # unique prefix of this client's request numbers
         self._idle = threading.Condition()
-        # One user at a time: sockets of ZeroMQ are for one thread.
+        # Each set is used by one thread at a time: ZeroMQ sockets are not thread-safe.
         self._free: list[ConnectionSet] = []
         self._busy: set[ConnectionSet] = set()
 
@@ -188,7 +161,7 @@ class Connections(Closing):
             yield connections
         finally:
             with self._idle:
-                if connections in self._busy:  # else this process was forked meanwhile
+                if connections in self._busy:  # else this process was forked in between
                     self._busy.remove(connections)
                     if self._is_closed:
                         connections.close()
@@ -219,8 +192,8 @@ class Connections(Closing):
         raise ServerError(
             explain(
                 f"{peer.name} at {peer.place.address} raised {told['type']}: {told['text']}",
-                expected="a request that it can carry out.",
-                fix=f"look at where it was raised:\n{told['trace']}",
+                expected="a request that the server can carry out.",
+                fix=f"see the traceback from the server:\n{told['trace']}",
             )
         )
 
@@ -228,12 +201,12 @@ class Connections(Closing):
 _all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
-# Of parents: closing them here would touch what is not there any more.
+# Sockets of parent processes, never closed: their I/O threads do not exist in a fork.
 _inherited: list[Any] = []
 
 
 def _begin_anew() -> None:
-    """In a process that was forked, which has none of the threads that move messages."""
+    """Resets connections after a fork, because ZeroMQ's I/O threads exist only in the parent."""
     for connections in list(_all_connections):
         connections.begin_anew()
 

@@ -1,7 +1,7 @@
-"""The keys of one cluster: whoever has them is one of its processes, and nobody else is heard.
+"""Keys that authenticate and encrypt messages between processes of one cluster.
 
-CURVE of ZeroMQ encrypts every message between machines, and tells a server whose it is before
-anything of it is read.
+ZeroMQ CURVE encrypts all traffic between machines and authenticates clients before any message is
+read.
 """
 
 from __future__ import annotations
@@ -16,36 +16,20 @@ from stratagem.optional_libraries import load
 
 __all__ = ["ClusterKeys", "load_zmq"]
 
-_KEY_BYTES = 40  # of CURVE's text form
+_KEY_BYTES = 40  # in CURVE text form
 
 
 def load_zmq(module: str = "zmq") -> Any:
-    """Returns pyzmq, or a module of it.
-
-    Args:
-        module: its full name.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """Returns pyzmq or one of its modules; raises ImportError if it is not installed."""
     return load(module, needed_by="a parameter server", install="stratagem[ray]")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ClusterKeys:
-    """A pair of keys for all servers of a cluster, and one for all their clients.
+    """One key pair for all servers of a cluster, and one for all clients, in CURVE text form.
 
-    Args:
-        server_public: in CURVE's text form, as all of them.
-        server_secret: which only servers need.
-        client_public: by which servers know clients.
-        client_secret: which only clients need.
-
-    Raises:
-        ValueError: no such key.
+    Servers do not use `client_secret`, and clients do not use `server_secret`. Raises ValueError
+    for an invalid key.
     """
 
     server_public: bytes
@@ -57,12 +41,12 @@ class ClusterKeys:
         for field in dataclasses.fields(self):
             key = getattr(self, field.name)
             if not isinstance(key, bytes) or len(key) != _KEY_BYTES:
-                # Not the key itself: messages are logged.
+                # Omit the key itself: messages are logged.
                 raise ValueError(
                     explain(
-                        f"{field.name} is no key.",
-                        expected=f"{_KEY_BYTES} bytes in CURVE's text form.",
-                        fix="make all keys at once, by ClusterKeys.make().",
+                        f"{field.name} is not a valid key.",
+                        expected=f"{_KEY_BYTES} bytes in CURVE text form.",
+                        fix="create all keys together with ClusterKeys.make().",
                     )
                 )
 
@@ -71,62 +55,42 @@ class ClusterKeys:
 
     @classmethod
     def make(cls) -> ClusterKeys:
-        """Returns new keys.
-
-        Returns:
-            Keys that nobody else has.
-
-        Raises:
-            ImportError: pyzmq is not installed.
-        """
+        """Returns new random keys."""
         zmq = load_zmq()
         return cls(*zmq.curve_keypair(), *zmq.curve_keypair())
 
     @classmethod
     def from_json(cls, text: str) -> ClusterKeys:
-        """Returns the keys that `as_json` wrote.
-
-        Args:
-            text: what it returned.
-
-        Returns:
-            The keys.
-
-        Raises:
-            ValueError: no such text.
-        """
+        """Returns the keys that `as_json` wrote. Raises ValueError if the text is invalid."""
         try:
             told: Mapping[str, str] = json.loads(text)
             return cls(**{name: key.encode("ascii") for name, key in told.items()})
         except (AttributeError, TypeError, UnicodeEncodeError, json.JSONDecodeError) as error:
             raise ValueError(
                 explain(
-                    "The keys of a cluster cannot be read.",
-                    expected="what ClusterKeys.as_json wrote.",
-                    fix="give all tasks the keys that were made for this cluster.",
+                    "The cluster keys cannot be parsed.",
+                    expected="the output of ClusterKeys.as_json.",
+                    fix="give all tasks the keys that were created for this cluster.",
                 )
             ) from error
 
     def as_json(self) -> str:
-        """Returns the keys as text, for a file or a variable that only this cluster can read."""
+        """Returns the keys as text. Store it where only this cluster can read it."""
         fields = dataclasses.asdict(self)
         return json.dumps({name: key.decode("ascii") for name, key in fields.items()})
 
     def lock(self, socket: Any) -> None:
-        """Makes a socket that listens encrypt, and prove that it is a server of this cluster.
+        """Makes a listening socket encrypt, and prove that it belongs to a server of this cluster.
 
-        Args:
-            socket: of ZeroMQ, not bound yet; its context has an `Admission` that knows
-                `client_public`.
+        The socket must not be bound yet, and its context needs an `Admission` for `client_public`.
         """
         socket.curve_server = True
         socket.curve_secretkey = self.server_secret
 
     def unlock(self, socket: Any) -> None:
-        """Makes a socket that connects encrypt, and prove that it is a client of this cluster.
+        """Makes a client socket encrypt, and prove that it belongs to this cluster.
 
-        Args:
-            socket: of ZeroMQ, not connected yet.
+        The socket must not be connected yet.
         """
         socket.curve_serverkey = self.server_public
         socket.curve_publickey = self.client_public

@@ -1,4 +1,4 @@
-"""The side of a connection that is asked: receives requests of known clients and answers each."""
+"""Server side of the transport: receives requests of authenticated clients, and answers each."""
 
 from __future__ import annotations
 
@@ -34,21 +34,16 @@ from stratagem.parameter_server.transport.wire import (
 __all__ = ["Listener", "Request"]
 
 _WAKE_ADDRESS = "inproc://answers"
-# How long a listener that closes waits for handlers, and for its last answers to be sent.
+# How long `close` waits for handlers, and for the last answers to be sent.
 _CLOSE_S = 5.0
 _LINGER_MS = 200
-# How long an answer waits for a client whose connection broke to ask for it by another.
+# How long an answer is retained for a client that lost its connection and may reconnect.
 _KEEP_S = 10.0
 _KEEP_TICK_MS = 1000
 
 
 class Request:
-    """One request, to be answered once, from any thread.
-
-    Args:
-        message: what is asked.
-        answer: takes the answer.
-    """
+    """One request, answered once from any thread; `answer` sends the answer."""
 
     def __init__(self, message: Message, answer: Callable[[Message], None]) -> None:
         self.message = message
@@ -57,44 +52,39 @@ class Request:
         self._is_answered = False
 
     def answer(self, message: Message) -> None:
-        """Answers; what is said after the first answer is not sent.
+        """Sends the first answer and ignores later ones.
 
-        Args:
-            message: the answer. Its arrays must not change until they are sent, and so never.
+        Arrays of the answer must never change: they are sent later.
         """
         with self._lock:
             if not self._is_answered:
                 self._answer(message)
-                self._is_answered = True  # not where it could not be packed: that is then told
+                self._is_answered = True  # only if packing succeeded; else `fail` follows
 
     def fail(self, error: BaseException) -> None:
-        """Answers with an error, which the client raises.
-
-        Args:
-            error: what went wrong.
-        """
+        """Answers with an error, which the client raises."""
         trace = "".join(traceback.format_exception(error))
         fields = {"type": type(error).__name__, "text": str(error), "trace": trace}
         self.answer(Message("error", fields))
 
 
 class Listener(Closing):
-    """A socket at which requests arrive, and the threads that handle them.
+    """A socket that receives requests, and the threads that handle them.
 
     Args:
-        keys: of the cluster; clients without them are not heard.
-        handle: called with each request, in one of the threads; answers it then or later. What it
-            raises is the answer.
-        host: the address to listen at, of this machine.
-        port: the port; 0 for any that is free.
-        num_threads: how many requests are handled at a time.
-        at_once: kinds of requests that the thread which receives handles itself: that is faster,
-            but nothing else is heard meanwhile.
-        is_short: whether it handles a request of another kind itself, too, while no other thread
-            handles any.
+        keys: keys of the cluster; other clients are rejected.
+        handle: called with each request in one of the threads; answers now or later. An exception
+            becomes the answer.
+        host: address of this machine to listen on.
+        port: port to listen on; 0 picks a free one.
+        num_threads: number of requests handled concurrently.
+        at_once: request kinds that the receiving thread handles itself. That is faster, but blocks
+            all other requests.
+        is_short: returns True for other requests that the receiving thread may handle while no
+            other thread is busy.
 
     Raises:
-        OSError: the address is taken, or none of this machine's.
+        OSError: the address is taken, or does not belong to this machine.
         ImportError: pyzmq is not installed.
     """
 
@@ -114,15 +104,15 @@ class Listener(Closing):
         self._at_once = frozenset(at_once)
         self._is_short = is_short
         self._counting = threading.Lock()
-        self._num_handed_over = 0  # to other threads, and not handled yet
+        self._num_handed_over = 0  # in other threads, not handled yet
         self._process = os.getpid()
         self._context: Any = self._zmq.Context()
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        # By number of each request that is not answered yet: the connection by which it, or a ping
-        # for it, came last. For the thread that receives.
+        # Latest connection of each unanswered request (or of a ping for it), by request number.
+        # For the receiving thread only.
         self._known: dict[bytes, bytes] = {}
-        # Answers whose connection is gone, by number, and since when; the oldest first.
+        # Time and content of answers whose connection is gone, by request number; oldest first.
         self._kept: dict[bytes, tuple[float, list[Any]]] = {}
         self._memories = ClientMemories()
         self._waking = threading.Lock()
@@ -144,13 +134,12 @@ class Listener(Closing):
             thread.start()
 
     def close(self, *, limit_s: float | None = None) -> None:
-        """Stops to listen; requests that are not answered never are.
+        """Stops listening; pending requests get no answer.
 
-        Args:
-            limit_s: how long to wait for those that are handled; None for 5 s.
+        Waits up to `limit_s` seconds for running handlers; None for 5 s.
         """
         with self._waking:
-            # The threads and sockets of a process that was forked are its parent's.
+            # After a fork, threads and sockets belong to the parent.
             if self._is_closed or self._process != os.getpid():
                 return
             self._is_closed = True
@@ -176,7 +165,7 @@ class Listener(Closing):
         password = None if self.local is None else self.local.password
         self._admission = Admission(self._context, keys.client_public, password)
         self._socket: Any = self._context.socket(zmq.ROUTER)
-        self._socket.router_mandatory = True  # tells that a connection is gone
+        self._socket.router_mandatory = True  # report lost connections
         self._socket.linger = _LINGER_MS
         self._socket.sndhwm = self._socket.rcvhwm = 0
         self._socket.ipv6 = address.startswith("[")
@@ -189,7 +178,7 @@ class Listener(Closing):
             try:
                 self._socket.bind(self.local.address)
             except zmq.ZMQError:
-                self.local = None  # a faster way only: such as on a full disk
+                self.local = None  # optional; fails on a full disk, for example
         self._woken: Any = self._context.socket(zmq.PULL)
         self._woken.bind(_WAKE_ADDRESS)
         self._waker: Any = self._context.socket(zmq.PUSH)
@@ -206,7 +195,7 @@ class Listener(Closing):
             ready = dict(poller.poll(_KEEP_TICK_MS if self._kept else None))
             if self._woken in ready:
                 self._woken.recv()
-                with self._waking:  # before the answers are looked at: later ones wake again
+                with self._waking:  # before reading answers: later ones wake again
                     self._is_woken = False
                 is_ending = self._is_ending.is_set()
             if self._admission.socket in ready:
@@ -231,9 +220,10 @@ class Listener(Closing):
             self._send([connection, number, *told])
             return
         if is_known:
-            return  # it was sent again, although it is worked on
-        if not self._memories.can_read(connection, content):  # the client asks after it, and hears
-            self._send([connection, number, SHARED, b""])  # that it has to send it again
+            return  # a resend of a request in progress
+        if not self._memories.can_read(connection, content):
+            # The client stops using the memory; its next ping makes it resend the request.
+            self._send([connection, number, SHARED, b""])
             return
         self._known[number] = connection
 
@@ -260,14 +250,14 @@ class Listener(Closing):
         connection = self._known[number]
         parts = in_parts(self._memories.placed(connection, frames))
         if self._send([connection, number, *parts]):
-            # Not before: who asks meanwhile whether it is worked on must not send it again.
+            # Only now: a ping before this point must not trigger a resend.
             del self._known[number]
         else:
             self._memories.forget(connection)
             self._kept[number] = (time.monotonic(), answer)
 
     def _send(self, frames: list[Any]) -> bool:
-        """Returns whether the connection is still there."""
+        """Sends frames; returns False if the connection is gone."""
         try:
             self._socket.send_multipart(frames, copy=False)
         except self._zmq.ZMQError as error:
@@ -277,7 +267,7 @@ class Listener(Closing):
         return True
 
     def _forget_old(self) -> None:
-        """Forgets answers for which nobody comes."""
+        """Drops answers that no client has fetched in time."""
         before_s = time.monotonic() - _KEEP_S
         while self._kept and (oldest := next(iter(self._kept.items())))[1][0] <= before_s:
             del self._kept[oldest[0]], self._known[oldest[0]]
@@ -301,13 +291,13 @@ class Listener(Closing):
     def _handle_one(self, request: Request) -> None:
         try:
             self._handle(request)
-        except BaseException as error:  # noqa: BLE001 - told to who has asked, who waits for it
+        except BaseException as error:  # noqa: BLE001 - sent to the waiting client
             request.fail(error)
 
     def _wake(self) -> None:
-        """Lets the thread that receives look for answers."""
-        with self._waking:  # a socket is for one thread at a time
-            if self._is_woken or self._waker.closed:  # closed: who answers late, when all is over
+        """Makes the receiving thread check for answers."""
+        with self._waking:  # sockets are not thread-safe
+            if self._is_woken or self._waker.closed:  # closed: an answer after `close`
                 return
             self._is_woken = True
             self._waker.send(b"")

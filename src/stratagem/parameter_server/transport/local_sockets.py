@@ -1,13 +1,12 @@
-"""Unix sockets, by which processes on one machine exchange messages that are not encrypted.
+"""Unix sockets for unencrypted messages between processes on one machine.
 
-Encryption between two processes of one user on one machine guards nothing: whoever could read the
-messages could also read the keys in the memory of either. Such a socket is as safe as CURVE because
+Encryption between two processes of one user adds no protection: any process that could read the
+messages could also read the keys from memory. Such a socket is as safe as CURVE because
 
-- its folder can be entered by its user only, and nobody else can put another in its place; root
-  can, and can read every memory;
-- its name is random, and a client learns name and password over CURVE, from the server itself: so
-  it finds neither another server that has the same port in another network namespace, nor one on
-  another machine that shares the folder, and who has no keys has no password.
+- only its user can enter its folder or replace it, except root, which can read all memory anyway;
+- its name is random, and clients receive name and password from the server over CURVE. So they
+  cannot reach another server with the same port in another network namespace, or one on another
+  machine that shares the folder. Without cluster keys, a client gets no password.
 """
 
 from __future__ import annotations
@@ -28,32 +27,23 @@ from stratagem import environment
 __all__ = ["LocalSocket"]
 
 _USER = b"client"
-# Of the path, with the zero at its end: 108 on Linux, 104 on macOS.
+# The system limit includes a terminating zero: 108 on Linux, 104 on macOS.
 _MAX_PATH_BYTES = 103
 _NAME_BYTES = 16
-# One that was made but does not listen yet looks like that of a dead process.
+# A younger socket may not listen yet, which looks like a socket of a dead process.
 _LEAST_AGE_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalSocket:
-    """Local socket of a server, for processes on its machine.
-
-    Args:
-        path: of the Unix socket.
-        password: which a client tells.
-    """
+    """Path and password of a server's Unix socket, for processes on its machine."""
 
     path: str
     password: bytes = dataclasses.field(repr=False)
 
     @classmethod
     def make(cls) -> LocalSocket | None:
-        """Returns a new one, whose path is free.
-
-        Returns:
-            None where there is no folder for it that only this user can enter.
-        """
+        """Returns a socket with a free path, or None without a suitable private folder."""
         folder = _folder()
         if folder is None:
             return None
@@ -63,29 +53,21 @@ class LocalSocket:
 
     @property
     def address(self) -> str:
-        """As ZeroMQ writes it."""
+        """Address in ZeroMQ's format."""
         return f"ipc://{self.path}"
 
     def lock(self, listening: Any) -> None:
-        """Makes what a socket is bound to next ask for the password.
-
-        Args:
-            listening: a socket of ZeroMQ.
-        """
+        """Makes the next address that a ZeroMQ socket binds require the password."""
         listening.curve_server = False
         listening.plain_server = True
 
     def unlock(self, connecting: Any) -> None:
-        """Makes a socket tell the password.
-
-        Args:
-            connecting: a socket of ZeroMQ, not connected yet.
-        """
+        """Sets the password on a ZeroMQ socket that is not connected yet."""
         connecting.plain_username = _USER
         connecting.plain_password = self.password
 
     def is_reachable(self) -> bool:
-        """Returns whether somebody listens there, on this machine, who can only be this user."""
+        """Returns True if a process of this user listens on the socket, on this machine."""
         path = Path(self.path)
         try:
             return _is_private(path.parent) and _is_ours(path) and _listens(path)
@@ -93,7 +75,7 @@ class LocalSocket:
             return False
 
     def remove(self) -> None:
-        """Removes the file, if it is still there."""
+        """Removes the socket file if it exists."""
         with contextlib.suppress(OSError):
             os.unlink(self.path)
 
@@ -138,7 +120,7 @@ def _listens(path: Path) -> bool:
         try:
             probe.connect(str(path))
         except BlockingIOError:
-            return True  # many connect at this moment
+            return True  # its queue is full
         except OSError:
             return False
         return True

@@ -1,4 +1,4 @@
-"""Lines to servers: what is known of a server, and the sockets that lead to it."""
+"""Client-side server state and sockets."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _LOST_MS = 5000
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Address of a server: its port, and a local socket if there is one.
+    """Addresses of a server.
 
     Args:
-        address: of its TCP port.
-        local: its Unix socket, once it has told of one that can be reached from here.
+        address: TCP address.
+        local: Unix socket, once announced by the server and reachable from here.
     """
 
     address: str
@@ -45,84 +45,57 @@ class Place:
 
 
 class Peer:
-    """State of a server, shared by all threads.
-
-    Args:
-        name: for messages.
-        address: where it is.
-    """
+    """State of a server, shared by all threads. `name` is for messages."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.place = Place(address)
-        self.lost: str | None = None  # the reason why it was given up
+        self.lost: str | None = None  # reason for the loss, or None
         self.num_losses = 0
         self._last_reason = ""
-        self.located_s = float("-inf")  # when it was last asked where it is
+        self.located_s = float("-inf")  # time of the last `locate` call
         self._lock = threading.Lock()
         self._refused: set[LocalSocket] = set()
 
     def move(self, address: str) -> None:
-        """Notes where it is now.
-
-        Args:
-            address: of its TCP port.
-        """
+        """Sets a new TCP address, and clears a loss."""
         with self._lock:
             if self.place.address != address:
                 self.place = Place(address)
             self.lost = None
 
     def abandon(self, reason: str) -> None:
-        """Gives it up, until it is moved.
-
-        Args:
-            reason: why.
-        """
+        """Marks the server as lost until it moves."""
         with self._lock:
             self.num_losses += 1
             self.lost = self._last_reason = reason
 
     def require_kept(self, num_losses: int | None = None) -> None:
-        """Raises where it was given up.
+        """Raises UnavailableError if the server is lost.
 
-        Args:
-            num_losses: how often it had been given up when somebody began to wait for it; None for
-                nobody.
-
-        Raises:
-            UnavailableError: it was.
+        With `num_losses`, its value when the caller began to wait, a loss since then also counts.
         """
         reason = self.lost
-        if num_losses is not None and num_losses != self.num_losses:  # it may be back since
+        if num_losses is not None and num_losses != self.num_losses:  # it may have returned
             reason = self._last_reason
         if reason is not None:
             raise UnavailableError(
                 explain(
-                    f"{self.name} at {self.place.address} was given up: {reason}",
-                    expected="a process that runs.",
-                    fix="look at why it ended; where it is started again, ask it then.",
+                    f"{self.name} at {self.place.address} was lost: {reason}",
+                    expected="a running process.",
+                    fix="check its log for why it exited, and retry after it restarts.",
                 )
             )
 
     def note_local(self, address: str, local: LocalSocket) -> None:
-        """Notes what a server has told of itself.
-
-        Args:
-            address: of the TCP port where it was asked.
-            local: its Unix socket.
-        """
+        """Records the Unix socket that the server at a TCP address announced."""
         with self._lock:
             is_here = self.place.address == address and self.place.local != local
             if is_here and local not in self._refused and local.is_reachable():
                 self.place = Place(address, local)
 
     def refuse_local(self, local: LocalSocket) -> None:
-        """Goes back to TCP.
-
-        Args:
-            local: the Unix socket at which nobody answers any more.
-        """
+        """Falls back to TCP after a Unix socket stopped answering."""
         with self._lock:
             self._refused.add(local)
             if self.place.local == local:
@@ -130,13 +103,7 @@ class Peer:
 
 
 class ServerConnection:
-    """A socket to one server, for one thread at a time.
-
-    Args:
-        context: of ZeroMQ.
-        keys: of the cluster.
-        peer: the server.
-    """
+    """A socket to one server, used by one thread at a time."""
 
     def __init__(self, context: Any, keys: ClusterKeys, peer: Peer) -> None:
         self.peer = peer
@@ -147,7 +114,7 @@ class ServerConnection:
 
     @property
     def is_at_best(self) -> bool:
-        """True if it leads to the server's current address, by the fastest way."""
+        """True if it uses the server's current address and its fastest transport."""
         return self.place == self.peer.place and not self.socket.closed
 
     @property
@@ -158,17 +125,13 @@ class ServerConnection:
         return has_moved or (self.place.local is not None and self.place.local != now.local)
 
     def open(self) -> None:
-        """Connects to where the server is now.
-
-        Raises:
-            zmq.ZMQError: that is no address.
-        """
+        """Connects to the server's current address. Raises zmq.ZMQError if it is invalid."""
         place = self.peer.place
         new = self._context.socket(self._zmq.DEALER)
         try:
             new.linger = 0
             new.sndhwm = new.rcvhwm = 0
-            # A machine that is gone neither refuses nor acknowledges: it may be back meanwhile.
+            # A lost machine neither refuses nor acknowledges. Reconnect: it may be back.
             new.connect_timeout = new.tcp_maxrt = _LOST_MS
             if place.local is not None:
                 place.local.unlock(new)
@@ -186,15 +149,15 @@ class ServerConnection:
         self._memory: ClientMemory | None = None
         self._offered: ClientMemory | None = None
         self._may_share = place.local is not None
-        self._request_bytes = self._answer_bytes = 0  # of the largest so far
+        self._request_bytes = self._answer_bytes = 0  # largest so far
 
     def reopen(self) -> None:
-        """Connects to where the server is now, in place of where it was."""
+        """Replaces the connection with one to the server's current address."""
         self.close()
         self.open()
 
     def close(self) -> None:
-        """Takes back what was not sent yet."""
+        """Closes the socket, dropping unsent frames, and the shared memory."""
         self.socket.close()
         for memory in (self._memory, self._offered):
             if memory is not None:
@@ -203,32 +166,21 @@ class ServerConnection:
     def send(self, number: bytes, frames: Sequence[Any]) -> None:
         """Sends a request.
 
-        Args:
-            number: its number, which no other request has, of whatever client.
-            frames: the request; their buffers must not change until it is answered.
+        `number` is unique over all clients. The frames' buffers must not change until the answer.
         """
         self._request_bytes = max(self._request_bytes, large_bytes(frames))
         self._offer_memory()
-        # One that is offered takes the place of the other at once, on the side of the server.
+        # The server replaces the old memory as soon as it receives an offer.
         if self._memory is not None and self._offered is None:
             frames = self._memory.placed(frames)
         self._tell([number, *in_parts(frames)])
 
     def ping(self, number: bytes, ping: bytes) -> None:
-        """Asks whether a request is worked on.
-
-        Args:
-            number: of the request.
-            ping: what comes back with the answer.
-        """
+        """Asks if the server is working on a request; the answer echoes `ping`."""
         self._tell([number, PING, ping])
 
     def receive(self) -> tuple[bytes, list[Any]] | None:
-        """Returns what has arrived.
-
-        Returns:
-            The number of a request, and frames; None where they tell something of the server.
-        """
+        """Returns a request number and frames, or None for a message about the server itself."""
         number, *frames = self.socket.recv_multipart(copy=False)
         self._has_heard = True
         buffers = [frame.buffer for frame in frames]
@@ -248,13 +200,13 @@ class ServerConnection:
         return None
 
     def _tell(self, parts: list[Any]) -> None:
-        # Whom the server has refused has no connection any more, and would wait for one for ever.
-        # What is not sent is not answered: who waits for that finds the server lost.
+        # A rejected client has no connection and would block forever. An unsent request gets no
+        # answer, so the waiting thread detects a lost server.
         with contextlib.suppress(self._zmq.Again):
             self.socket.send_multipart(parts, self._zmq.NOBLOCK, copy=False)
 
     def _offer_memory(self) -> None:
-        """Shares memory with a server on this machine, once there is something to go by it."""
+        """Shares memory with a server on this machine, if large arrays need it."""
         needed = self._request_bytes, self._answer_bytes
         if not self._may_share or self._offered is not None or not any(needed):
             return
@@ -262,24 +214,24 @@ class ServerConnection:
             return
         try:
             self._offered = ClientMemory(*needed)
-        except OSError:  # a faster way only
+        except OSError:  # an optimization only
             self._may_share = False
             return
         self._tell([_NO_NUMBER, SHARE, self._offered.told])
 
     def _note_shared(self, *, is_shared: bool) -> None:
-        """Uses, or leaves, the memory that was offered: the server has answered that."""
+        """Uses or drops the offered memory, as the server answered."""
         former, new = self._memory, self._offered
         self._memory, self._offered = (new if is_shared else None), None
         self._may_share = is_shared
-        for memory in (former, None if is_shared else new):  # the server has left the former, too
+        for memory in (former, None if is_shared else new):  # the server dropped the former, too
             if memory is not None:
                 memory.close()
 
     def leave_dead_socket(self) -> None:
-        """Goes back to TCP where nobody listens at the Unix socket any more: its server is lost.
+        """Falls back to TCP if nothing listens on the Unix socket: the server is lost.
 
-        Else its server is busy; one that has come back has another Unix socket, and tells of it.
+        Otherwise the server is busy. A restarted server announces a new Unix socket.
         """
         local = self.place.local
         if local is not None and not (self._has_heard and local.is_reachable()):
@@ -287,13 +239,7 @@ class ServerConnection:
 
 
 class ConnectionSet:
-    """Lines to all servers that one thread asks at a time.
-
-    Args:
-        context: of ZeroMQ.
-        keys: of the cluster.
-        peers: the servers.
-    """
+    """Connections to all servers, for one thread at a time."""
 
     def __init__(self, context: Any, keys: ClusterKeys, peers: Sequence[Peer]) -> None:
         self._context = context
@@ -301,17 +247,13 @@ class ConnectionSet:
         self._peers = peers
         self._connections: dict[int, ServerConnection] = {}
         self._is_ended = False
-        # Sockets of ZeroMQ are for one thread: this one is told by others to look after its own.
+        # ZeroMQ sockets are not thread-safe: other threads wake the owner through this pair.
         self.woken, self._waker = socket.socketpair()
         for end in (self.woken, self._waker):
             end.settimeout(0)
 
     def to(self, server: int) -> ServerConnection:
-        """Returns the connection to a server, by the fastest way that is known.
-
-        Args:
-            server: its index.
-        """
+        """Returns a connection to a server by the fastest known transport."""
         connection = self._connections.get(server)
         if connection is None:
             connection = self._connections[server] = ServerConnection(
@@ -322,34 +264,26 @@ class ConnectionSet:
         return connection
 
     def drop(self, server: int) -> None:
-        """Closes the connection to a server; late answers to what was asked by it are not heard.
-
-        Args:
-            server: its index.
-        """
+        """Closes the connection to a server; late answers are lost."""
         self._connections.pop(server).close()
 
     def wake(self) -> None:
-        """Lets the thread that uses it look for what has changed; for other threads."""
-        with contextlib.suppress(BlockingIOError):  # it is full: it wakes anyhow
+        """Makes the thread that uses the set check for changes. Call from other threads."""
+        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
             self._waker.send(b"\0")
 
     def note_woken(self) -> None:
-        """Takes what `wake` has sent."""
+        """Consumes the signals of `wake`."""
         with contextlib.suppress(BlockingIOError):
             self.woken.recv(_MAX_WAKES)
 
     def end(self) -> None:
-        """Lets the thread that uses it wait no more; for other threads."""
+        """Makes the thread that uses the set stop waiting. Call from other threads."""
         self._is_ended = True
         self.wake()
 
     def require_open(self) -> None:
-        """Raises where another thread has ended it.
-
-        Raises:
-            UnavailableError: one has.
-        """
+        """Raises UnavailableError after `end`."""
         if self._is_ended:
             raise closed()
 
@@ -362,11 +296,11 @@ class ConnectionSet:
 
 
 def closed() -> UnavailableError:
-    """Returns the error of who asks, or waits, when the connections are closed."""
+    """Returns the error for requests on closed connections."""
     return UnavailableError(
         explain(
-            "An answer was asked for, or waited for, by connections that are closed.",
-            expected="connections that are open until all is answered.",
-            fix="let threads that ask end before the connections are closed.",
+            "The connections to the servers were closed before a request was answered.",
+            expected="connections that stay open until all requests are answered.",
+            fix="stop the threads that send requests before closing the connections.",
         )
     )

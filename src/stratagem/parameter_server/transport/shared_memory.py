@@ -1,11 +1,11 @@
-"""Memory that a client and a server on one machine both map, by which large arrays go.
+"""Shared memory for large arrays between a client and a server on one machine.
 
-A socket copies what is sent into the kernel and out again, and not to where an array may begin for
-JAX, which copies it once more. Here a sender copies once, and the receiver reads it in place.
+A socket copies data into the kernel and out again, to an address that JAX may have to copy once
+more for alignment. With shared memory the sender copies once, and the receiver reads in place.
 
-It is the client's, anonymous, and never shrinks; the server opens it by its number in the client's
-process. Only who knows the password of the Unix socket is asked to, and what was opened begins with
-the word that was told: another process of that number, in another namespace, has another.
+The client creates anonymous memory that cannot shrink. The server opens it through the client's
+/proc entry. Only clients with the Unix socket's password can offer memory, and its first bytes must
+match the offered word: in another namespace, the same process id is another process.
 """
 
 from __future__ import annotations
@@ -26,51 +26,43 @@ import numpy as np
 
 __all__ = ["ClientMemory", "ServerMemory", "is_placed", "large_bytes"]
 
-# JAX uses an array in place only where it begins at such an address.
+# JAX uses an array in place only if its address is aligned to this.
 _ALIGNMENT = 64
 _WORD_BYTES = 32
-_HEAD_BYTES = 4096  # the word, and after it whether the client still uses it
+_HEAD_BYTES = 4096  # the word, then a flag: still in use by the client
 _LEAST_AREA_BYTES = 2**16
-# Smaller messages cost as much by a socket; larger ones are rare and would fill the memory.
+# Smaller messages are as fast on a socket; larger ones are rare and would fill the memory.
 _LEAST_BYTES, _MOST_BYTES = 2**16, 2**24
-# A client keeps the values of its last answers while it computes with them.
+# A client references the values of its last answers while it computes with them.
 _ANSWERS = 3
-# Of what is told before a message: a mark, the beginning of the word of the memory, where frames
-# begin, how many there are, and how many places of earlier answers are free again.
+# Header before a message: mark, prefix of the memory's word, offset of the first frame, number of
+# frames, and number of freed earlier answers.
 _PLACES = struct.Struct("<8s8sQII")
 _MARK = b"placed\0\0"
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0)
 
 
 def large_bytes(frames: Sequence[Any]) -> int:
-    """Returns how many bytes of a message would go by shared memory; 0 if it had better not.
-
-    Args:
-        frames: the message.
-    """
+    """Returns the message's size in shared memory in bytes; 0 if a socket suits it better."""
     size = sum(_padded(len(frame)) for frame in frames[1:])
     return size if _LEAST_BYTES <= size <= _MOST_BYTES else 0
 
 
 def is_placed(frames: Sequence[Any]) -> bool:
-    """Returns True for a message with arrays in shared memory.
-
-    Args:
-        frames: what has arrived.
-    """
+    """Returns True if a message has arrays in shared memory."""
     return bool(frames) and bytes(frames[0][:8]) == _MARK
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """Description of a client's memory, as JSON.
+    """Layout of a client's memory, sent as JSON.
 
     Args:
-        pid: of the client.
-        file: its number there.
-        word: at the beginning.
-        requests_bytes: of the part that the client writes.
-        answers_bytes: of the part that the server writes.
+        pid: process id of the client.
+        file: file descriptor in the client.
+        word: random identifier stored at the beginning.
+        requests_bytes: size of the area that the client writes.
+        answers_bytes: size of the area that the server writes.
     """
 
     pid: int
@@ -93,14 +85,14 @@ class _Plan:
 
 
 class ClientMemory:
-    """The client's side, for one connection, by which one request goes at a time.
+    """Client side, for one connection with one request at a time.
 
     Args:
-        request_bytes: of the largest request so far.
-        answer_bytes: of the largest answer so far.
+        request_bytes: size of the largest request so far.
+        answer_bytes: size of the largest answer so far.
 
     Raises:
-        OSError: there is no such memory on this system.
+        OSError: the system does not support such memory.
     """
 
     def __init__(self, request_bytes: int, answer_bytes: int) -> None:
@@ -125,7 +117,7 @@ class ClientMemory:
         self._requests = np.frombuffer(
             self._map, np.uint8, self.plan.requests_bytes, offset=_HEAD_BYTES
         )
-        # Where answers were that nobody reads any more; noted by whichever thread drops the last.
+        # Offsets of released answers; appended by the thread that drops the last reference.
         self._free: deque[int] = deque()
 
     @property
@@ -134,22 +126,16 @@ class ClientMemory:
         return json.dumps(dataclasses.asdict(self.plan)).encode()
 
     def has_room(self, request_bytes: int, answer_bytes: int) -> bool:
-        """Returns True if it is large enough.
-
-        Args:
-            request_bytes: of the largest request so far.
-            answer_bytes: of the largest answer so far.
-        """
+        """Returns True if requests and answers of these sizes fit."""
         plan = self.plan
         return (
             request_bytes <= plan.requests_bytes and _ANSWERS * answer_bytes <= plan.answers_bytes
         )
 
     def placed(self, frames: Sequence[Any]) -> list[Any]:
-        """Returns a request as it is sent, with its arrays in this memory.
+        """Returns the frames to send, with the arrays moved to this memory.
 
-        Args:
-            frames: the request; the one before was answered.
+        The previous request must have been answered.
         """
         freed = [self._free.popleft() for _ in range(len(self._free))]
         size = large_bytes(frames)
@@ -158,11 +144,7 @@ class ClientMemory:
         return [_told(self.plan, 0, [], freed), *frames]
 
     def read(self, frames: Sequence[Any]) -> list[Any]:
-        """Returns an answer, which may be read in place for as long as anybody has a part of it.
-
-        Args:
-            frames: as they arrived.
-        """
+        """Returns an answer's frames, valid for as long as any of them is referenced."""
         begin, sizes, _ = _places(self.plan, frames[0])
         if not sizes:
             return [*frames[1:]]
@@ -172,7 +154,7 @@ class ClientMemory:
         return [*frames[1:], *_parts(whole, sizes)]
 
     def close(self) -> None:
-        """Lets the server forget it; arrays that were read stay."""
+        """Releases the memory on the server; arrays that were read stay valid."""
         if self._file >= 0 and self.plan.pid == os.getpid():
             self._map[_WORD_BYTES] = 0
             os.close(self._file)
@@ -180,20 +162,18 @@ class ClientMemory:
 
 
 class ServerMemory:
-    """The server's side.
-
-    Args:
-        told: what the client has told.
+    """Server side, opened from `ClientMemory.told`.
 
     Raises:
-        OSError: it cannot be opened from here. ValueError: it is not what was told.
+        OSError: it cannot be opened from this process.
+        ValueError: the memory does not match its description, or can shrink.
     """
 
     def __init__(self, told: bytes) -> None:
         plan = self._plan = _Plan(**json.loads(told))
         file = os.open(f"/proc/{plan.pid:d}/fd/{plan.file:d}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            # One that could shrink would end this process when it is read.
+            # Reading memory that shrank would kill this process.
             if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS:
                 raise ValueError("memory that may shrink")
             self._map = mmap.mmap(file, plan.size_bytes)
@@ -204,21 +184,18 @@ class ServerMemory:
         self._answers = np.frombuffer(
             self._map, np.uint8, plan.answers_bytes, offset=plan.answers_begin
         )
-        self._taken: list[tuple[int, int]] = []  # begin and end, in order
+        self._taken: list[tuple[int, int]] = []  # sorted (begin, end)
 
     @property
     def is_in_use(self) -> bool:
-        """True if the client runs and has not closed it."""
+        """True if the client is running and has not closed the memory."""
         return self._map[_WORD_BYTES] == 1 and os.path.exists(f"/proc/{self._plan.pid}")
 
     def read(self, frames: Sequence[Any]) -> list[Any]:
-        """Returns a request, which may be read in place until it is answered.
-
-        Args:
-            frames: as they arrived.
+        """Returns a request's frames, valid until it is answered.
 
         Raises:
-            ConnectionError: it is not within this memory.
+            ConnectionError: the frames lie outside this memory.
         """
         begin, sizes, freed = _places(self._plan, frames[0])
         self._taken = [part for part in self._taken if part[0] not in freed]
@@ -229,11 +206,7 @@ class ServerMemory:
         return [*frames[1:], *_parts(whole, sizes)]
 
     def placed(self, frames: Sequence[Any]) -> list[Any]:
-        """Returns an answer as it is sent: with its arrays in this memory, where there is room.
-
-        Args:
-            frames: the answer.
-        """
+        """Returns the frames to send, with the arrays in this memory if they fit."""
         size = large_bytes(frames)
         begin = self._take(size) if size else None
         if begin is None:
@@ -242,7 +215,7 @@ class ServerMemory:
         return _placed(self._plan, frames, begin, self._answers[at : at + size], [])
 
     def _take(self, size: int) -> int | None:
-        """The first place that is free; the lowest, so that few pages are ever used."""
+        """Reserves and returns the lowest free offset, so that few pages are ever touched."""
         begin = self._plan.answers_begin
         for place, (taken, end) in enumerate([*self._taken, (self._plan.size_bytes, 0)]):
             if begin + size <= taken:
@@ -255,7 +228,7 @@ class ServerMemory:
 def _placed(
     plan: _Plan, frames: Sequence[Any], begin: int, room: np.ndarray, freed: list[int]
 ) -> list[Any]:
-    """Copies all frames but the first into the room, and tells so before it."""
+    """Copies all frames but the first into `room`, and prepends their description."""
     sizes = [len(frame) for frame in frames[1:]]
     for part, frame in zip(_parts(room, sizes), frames[1:], strict=True):
         part[:] = np.frombuffer(frame, np.uint8)
@@ -303,5 +276,5 @@ def _padded(size: int) -> int:
 
 
 def _area_bytes(size: int) -> int:
-    """The next power of two, so that what is a little larger next time still fits."""
+    """Rounds up to a power of two, so that a slightly larger message still fits."""
     return max(_LEAST_AREA_BYTES, 1 << max(0, size - 1).bit_length())

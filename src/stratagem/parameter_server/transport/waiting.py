@@ -1,4 +1,4 @@
-"""Waiting for the answers of several servers, each of which may be slow, lost, or elsewhere."""
+"""Waiting for answers from several servers, each of which may be slow, lost, or moved."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from stratagem.parameter_server.transport.wire import UNKNOWN, Message, is_messa
 __all__ = ["Question", "wait"]
 
 _MS = 1000
-# How long a server may be silent before it is asked whether it is there, and then each time.
+# Silence before a ping, and then between pings.
 _SILENCE_S = 1.0
 _pings = itertools.count(1)
 
 
 class Question:
-    """A request to one server, sent, until it is answered.
+    """A request sent to one server, until it is answered.
 
     Args:
-        connection: to the server.
-        number: of the request.
-        frames: the request.
-        locate: tells that the server is silent, and so may be elsewhere.
-        silence_s: how long a server may give no sign of life.
-        limit_s: after what time it is given up even if the server works on it; None for never.
+        connection: connection to the server.
+        number: number of the request.
+        frames: the packed request.
+        locate: called while the server is silent, because it may have moved.
+        silence_s: seconds without a sign of life before the server counts as lost.
+        limit_s: total time limit in seconds, even while the server works; None for no limit.
     """
 
     def __init__(
@@ -59,30 +59,27 @@ class Question:
 
     @property
     def due_s(self) -> float:
-        """When it is to be looked after, if nothing comes before."""
+        """Time of the next `look_after` call if nothing arrives before."""
         return min(self._next_s, self._deadline_s, self._heard_s + self._silence_s)
 
     def receive(self) -> None:
-        """Takes what has arrived."""
+        """Processes an arrived message."""
         received = self.connection.receive()
         self._note_heard()
-        if received is None or received[0] != self._number:  # what was given up, or sent twice
+        if received is None or received[0] != self._number:  # a late or repeated answer
             return
         _, frames = received
         if is_message(frames):
             self.answer = unpack(frames)
         elif bytes(frames[0]) == UNKNOWN and int.from_bytes(frames[1], "big") > self._sent_before:
-            # Pings of before the request was last sent were of the one before it.
+            # Answers to older pings predate the last send, and say nothing about it.
             self._send()
 
     def look_after(self, now_s: float) -> None:
-        """Follows a server that has moved, asks one that is silent, and gives up one that is lost.
-
-        Args:
-            now_s: the time.
+        """Follows a moved server, pings a silent one, and gives up on a lost one.
 
         Raises:
-            UnavailableError: it was given up.
+            UnavailableError: the server is lost, or a time limit has passed.
         """
         self.connection.peer.require_kept(self._num_losses)
         if self.connection.is_astray:
@@ -107,7 +104,7 @@ class Question:
 
     def _follow(self) -> None:
         self.connection.reopen()
-        self._note_heard()  # nobody has been silent there yet
+        self._note_heard()  # restart the silence limit for the new address
         self._send()
 
     def _send(self) -> None:
@@ -124,22 +121,19 @@ class Question:
         return UnavailableError(
             explain(
                 f"{peer.name} at {peer.place.address} gave no answer for {limit_s:g} s.",
-                expected="a process that runs, can be reached, and has the keys of this cluster.",
-                fix="look at what it printed last; STRATAGEM_PEER_TIMEOUT_S changes the limit, or "
-                "sg.coordinator.options(recovery_timeout_s=), unless the call has one of its own.",
+                expected="a running, reachable process with the keys of this cluster.",
+                fix="check the last lines of its log. To change the limit, set "
+                "STRATAGEM_PEER_TIMEOUT_S or sg.coordinator.options(recovery_timeout_s=), unless "
+                "the call sets its own limit.",
             )
         )
 
 
 def wait(questions: Sequence[Question], connections: ConnectionSet) -> None:
-    """Waits until all questions are answered.
-
-    Args:
-        questions: to different servers, over connections of the set.
-        connections: the set; other threads wake it when they know more.
+    """Waits until all questions, each to a different server, are answered.
 
     Raises:
-        UnavailableError: a server was lost, or the set was ended.
+        UnavailableError: a server was lost, or the connections were closed.
     """
     zmq = load_zmq()
     pending = list(questions)
@@ -150,8 +144,8 @@ def wait(questions: Sequence[Question], connections: ConnectionSet) -> None:
             question.look_after(now_s)
         left_s = min(question.due_s for question in pending) - now_s
         sockets = [(question.connection.socket, zmq.POLLIN) for question in pending]
-        # At least 1 ms: what is due in less is not looked for again and again.
-        woken = connections.woken.fileno()  # becomes readable when there is news
+        # Wait at least 1 ms to avoid a busy loop.
+        woken = connections.woken.fileno()  # readable after `wake`
         ready = dict(zmq.zmq_poll([*sockets, (woken, zmq.POLLIN)], max(1, math.ceil(left_s * _MS))))
         if woken in ready:
             connections.note_woken()

@@ -1,8 +1,8 @@
-"""Framing of messages: a JSON header, and arrays as raw bytes.
+"""Message framing: a JSON header, and arrays as raw bytes.
 
-A message is a list of frames: the header, then the bytes of each array, neither copied nor
-pickled on either side. Small arrays follow the header in its own frame: a frame costs more than
-they do. Large ones are cut into several where they go by a socket.
+A message is a list of frames: the header, then the bytes of each array, without copying or
+pickling. Small arrays are appended to the header's frame, because a frame costs more than they do.
+Large arrays are split into several frames on a socket.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ __all__ = [
     "unpack",
 ]
 
-# Of a part of an array.
+# Largest frame on a socket.
 _FRAME_BYTES = 2**20
-# Of an array in the frame of the header, and of all of them.
+# Limits for one array in the header's frame, and for all of them.
 _SMALL_BYTES, _MOST_SMALL_BYTES = 2**13, 2**17
-# Where an array begins in that frame; which no text of JSON contains.
+# Alignment of arrays in that frame, and the end of the header: a byte that JSON never contains.
 _ALIGNMENT, _END = 16, b"\0"
 
 _NOTHING = np.empty(0, np.uint8)
 
-assert ml_dtypes  # by whose import NumPy knows bfloat16 and its like by name
+assert ml_dtypes  # its import registers bfloat16 and similar dtype names with NumPy
 
-# In place of a header: what a connection itself asks and answers. A client asks whether its request
-# is worked on, where the server can be found by processes on its machine, and to share memory.
+# Control frames, in place of a header. Clients ask if the server is working on a request (PING),
+# which Unix socket it has (WHERE), and to share memory (SHARE).
 PING, KNOWN, UNKNOWN = b"ping", b"known", b"unknown"
 WHERE, HERE = b"where", b"here"
 SHARE, SHARED = b"share", b"shared"
@@ -57,9 +57,9 @@ class Message:
     """One message.
 
     Args:
-        kind: what it asks or answers.
-        fields: of what JSON can hold.
-        arrays: of numbers; those that were received are read-only views of what arrived.
+        kind: request or answer type.
+        fields: JSON-serializable values.
+        arrays: numeric arrays; received ones are read-only views of the received bytes.
     """
 
     kind: str
@@ -68,14 +68,7 @@ class Message:
 
 
 def pack(message: Message) -> list[Any]:
-    """Returns a message as the frames that `unpack` takes.
-
-    Args:
-        message: the message.
-
-    Returns:
-        Buffers, which share memory with the arrays.
-    """
+    """Returns the frames of a message. They share memory with its arrays."""
     arrays = [np.asarray(array, order="C") for array in message.arrays]
     header = {
         "kind": message.kind,
@@ -91,20 +84,13 @@ def pack(message: Message) -> list[Any]:
         if begin is None:
             frames.append(flat)
         else:
-            first += bytes(begin - len(first))  # the first of these ends the header
+            first += bytes(begin - len(first))  # the first padding byte ends the header
             first += flat.data
     return frames
 
 
 def in_parts(frames: Sequence[Any]) -> list[Any]:
-    """Returns frames none of which is large: one is encrypted while another is sent.
-
-    Args:
-        frames: a message.
-
-    Returns:
-        Frames that `unpack` takes as well.
-    """
+    """Splits large frames, so that one part is encrypted while another is sent."""
     parts: list[Any] = []
     for frame in frames:
         if len(frame) <= _FRAME_BYTES:
@@ -116,26 +102,12 @@ def in_parts(frames: Sequence[Any]) -> list[Any]:
 
 
 def is_message(frames: Sequence[Any]) -> bool:
-    """Returns whether frames hold a message, or what a connection itself asks or answers.
-
-    Args:
-        frames: buffers.
-    """
+    """Returns True for a message, and False for a control frame of the connection."""
     return not frames or bytes(frames[0][:8]) not in _CONTROLS
 
 
 def unpack(frames: Sequence[Any]) -> Message:
-    """Returns the message that frames hold.
-
-    Args:
-        frames: buffers.
-
-    Returns:
-        The message.
-
-    Raises:
-        ConnectionError: they hold none.
-    """
+    """Returns the message in the frames. Raises ConnectionError if they are invalid."""
     try:
         first, rest = bytes(frames[0]), iter(frames[1:])
         text, _, _ = first.partition(_END)
@@ -150,12 +122,9 @@ def unpack(frames: Sequence[Any]) -> Message:
 
 
 class _Begins:
-    """Offsets of arrays in the first frame, for both sides.
+    """Allocator of array offsets in the first frame, identical on both sides.
 
-    Args:
-        size: of the header.
-
-    `end` is where the next one may begin.
+    `size` is the size of the header in bytes; `end` is the lowest offset of the next array.
     """
 
     def __init__(self, size: int) -> None:
@@ -163,7 +132,7 @@ class _Begins:
         self._limit = size + _MOST_SMALL_BYTES
 
     def next(self, num_bytes: int) -> int | None:
-        """Returns where an array begins; None for one that has frames of its own."""
+        """Returns the offset of an array, or None if it gets separate frames."""
         begin = self.end + -self.end % _ALIGNMENT
         if num_bytes > _SMALL_BYTES or begin + num_bytes > self._limit:
             return None
@@ -182,7 +151,7 @@ def _array(
         parts = [np.frombuffer(first[begin : begin + num_bytes], np.uint8)]
     else:
         parts = _taken(num_bytes, rest)
-    # One part is read where it arrived.
+    # A single part is read in place.
     flat = parts[0] if len(parts) == 1 else np.concatenate([*parts, _NOTHING])
     if flat.nbytes != num_bytes or kind.hasobject or min(shape, default=0) < 0:
         raise ConnectionError(f"{flat.nbytes} bytes came for an array {dtype} {list(shape)}")
@@ -190,7 +159,7 @@ def _array(
     return flat.view(kind).reshape(shape)
 
 
-# NumPy makes both anew each time, which takes longer than all else that is done with an array.
+# Cached: creating these in NumPy takes longer than all other work on an array.
 @functools.lru_cache
 def _name_of(dtype: np.dtype[Any]) -> str:
     return dtype.name
@@ -202,7 +171,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _taken(num_bytes: int, frames: Iterator[Any]) -> list[np.ndarray]:
-    """As many frames as have these bytes, where there are so many."""
+    """Takes frames until they hold `num_bytes`, or none are left."""
     parts: list[np.ndarray] = []
     while num_bytes > 0 and (frame := next(frames, None)) is not None:
         parts.append(np.frombuffer(frame, np.uint8))
