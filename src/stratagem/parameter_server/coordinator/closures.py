@@ -216,7 +216,10 @@ class ClosureQueue:
         _cancel(given_up)
 
     def lose_worker(self, worker: int, error: BaseException) -> None:
-        """Marks a worker as permanently lost: closures bound to it fail with `error`."""
+        """Marks a worker as permanently lost.
+
+        If closures bound to it are queued, all closures are cancelled because of `error`.
+        """
         with self._changed:
             self._gone[worker] = error
             is_wanted = bool(self._own.get(worker))
@@ -322,7 +325,7 @@ def _cancel(closures: Sequence[Closure]) -> None:
                     f"{closure.name} was cancelled before it finished.",
                     expected="no error in another function (join() or schedule() raises it), and "
                     "no close() of the coordinator before join().",
-                    fix="fix that error, then schedule the function again.",
+                    fix="find the first error or the early close(), then schedule it again.",
                 )
             )
         )

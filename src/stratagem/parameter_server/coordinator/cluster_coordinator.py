@@ -175,7 +175,7 @@ class ClusterCoordinator(Closing):
 
     @property
     def num_lost_updates(self) -> int:
-        """Number of updates that died with their servers, as seen by workers."""
+        """Number of updates lost in server restarts, as seen by workers."""
         return max(link.num_lost_updates for link in self._links)
 
     def staleness(self) -> dict[int, int]:

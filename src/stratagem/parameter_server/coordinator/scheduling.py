@@ -48,7 +48,7 @@ class Scheduling(Lockstep):
             return
         variables = self._strategy.placement.remote.variables
         if variables.mode.num_needed > 0:
-            # The last gradients may be too few for an update; their workers would wait forever.
+            # The last gradients may be too few for an update, so their workers would block forever.
             while not self.coordinator.wait(_POLL_S):
                 if self.coordinator.num_unfinished < variables.mode.num_needed:
                     variables.client.flush()
