@@ -197,7 +197,7 @@ def test_where_it_may_be_used(one) -> None:
     def nested() -> None:
         with (
             sg.coordinator.cache_variable_reads(),
-            pytest.raises(ValueError, match="were to be cached in a block in which they are"),
+            pytest.raises(ValueError, match="called inside a block of cache_variable_reads"),
             sg.coordinator.cache_variable_reads(),
         ):
             pass
@@ -215,7 +215,7 @@ def test_where_it_may_be_used(one) -> None:
     with pytest.raises(RuntimeError, match="cache_variable_reads was called in a replica function"):
         one.join()
     with (
-        pytest.raises(RuntimeError, match="was called outside every scheduled function"),
+        pytest.raises(RuntimeError, match="was called outside of a scheduled function"),
         sg.coordinator.cache_variable_reads(),
     ):
         pass

@@ -37,7 +37,7 @@ pytestmark = [
 def test_each_worker_knows_its_index(coordinator) -> None:
     values = [coordinator.schedule(get_current_worker_index, worker=i) for i in (2, 0, 1, 2)]
     assert coordinator.fetch(values) == [2, 0, 1, 2]
-    with pytest.raises(RuntimeError, match="called outside every scheduled function"):
+    with pytest.raises(RuntimeError, match="called outside of a scheduled function"):
         get_current_worker_index()
 
 
@@ -110,7 +110,7 @@ def test_each_worker_reads_its_own_dataset(coordinator) -> None:
         assert [value.fetch().tolist() for value in values] == expected
     assert seen == ["made"] * 3
     value = coordinator.schedule(take, args=(iterator,), worker=1)
-    with pytest.raises(OutOfRangeError, match="raised StopIteration: its data has ended"):
+    with pytest.raises(OutOfRangeError, match="raised StopIteration: its dataset is exhausted"):
         coordinator.join()
     with pytest.raises(OutOfRangeError):
         value.fetch()
@@ -144,7 +144,7 @@ def test_dataset_of_a_distributed_input(coordinator) -> None:
 
 def test_next_batch_is_not_here(coordinator) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(make_own))
-    with pytest.raises(NotImplementedError, match="The coordinator asked for the next batch"):
+    with pytest.raises(NotImplementedError, match=r"next\(\) was called in the coordinator"):
         next(iterator)
 
 
@@ -158,7 +158,9 @@ def make_failing() -> Any:
 def test_dataset_function_that_fails_is_told_and_tried_again(coordinator) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(make_failing))
     value = coordinator.schedule(take, args=(iterator,), worker=0)
-    with pytest.raises(ClosureInputError, match="could not be made: OSError") as raised:
+    with pytest.raises(
+        ClosureInputError, match="could not create its dataset or other per-worker object: OSError"
+    ) as raised:
         coordinator.join()
     assert any("in make_failing" in note for note in raised.value.__notes__)
     with pytest.raises(ClosureInputError):

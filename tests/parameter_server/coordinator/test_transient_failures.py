@@ -14,7 +14,9 @@ def test_success_forgets_what_was_before() -> None:
     failures = TransientFailures(2)
 
     def is_tolerated() -> bool:
-        with pytest.warns(RuntimeWarning, match="tolerated: server 0 is silent"):
+        with pytest.warns(
+            RuntimeWarning, match="in a row; retrying the function: server 0 is silent"
+        ):
             return failures.is_tolerated(LOST)
 
     assert is_tolerated()

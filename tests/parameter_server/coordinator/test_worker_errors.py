@@ -36,7 +36,7 @@ def test_reports_of_one_error_are_merged_and_addresses_do_not_count() -> None:
 def test_end_of_data_has_a_message(error) -> None:
     sent = _sent(error)
     assert type(sent) is OutOfRangeError
-    assert f"raised {type(error).__name__}: its data has ended" in str(sent)
+    assert f"raised {type(error).__name__}: its dataset is exhausted" in str(sent)
 
 
 def test_only_variables_in_dataset_functions_are_value_errors() -> None:

@@ -1,3 +1,3 @@
-"""Access of one process to the variables on parameter servers."""
+"""Client of one process for the variables on parameter servers."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Per-function cache of reads from parameter servers."""
+"""Cache of reads from parameter servers, for the duration of a function."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ __all__ = ["CachedReads"]
 
 
 class CachedReads:
-    """Copies of values, updated with this process's writes since they were read.
-
-    Tables with lookups of rows are not cached.
-    """
+    """Copies of values, updated with own writes. Tables with row lookups are never cached."""
 
     def __init__(self, client: ServerClient) -> None:
         self._client = client
@@ -23,7 +20,7 @@ class CachedReads:
         self._scalars: dict[int, dict[str, np.ndarray]] = {}
 
     def pull(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Returns whole variables or slots by name; fetches those not read before."""
+        """Returns whole variables or slots by name; fetches those that are not cached."""
         missing = [name for name in names if name not in self._values]
         pulled = self._client.pull(missing) if missing else {}
         self._keep(pulled)
@@ -36,26 +33,21 @@ class CachedReads:
         return self._scalars[server]
 
     def note_assigned(self, name: str, value: np.ndarray, sign: int) -> None:
-        """Records that this process has changed a variable.
-
-        `sign` is 0 to set it, 1 to add the value, -1 to subtract it.
-        """
+        """Records a write by this process: `sign` 0 sets the value, 1 adds it, -1 subtracts it."""
         if not sign:
             self._keep({name: value.copy()})
         elif name in self._values:
             self._values[name] = np.asarray(self._values[name] + sign * value, value.dtype)
 
     def note_scalar(self, name: str, value: np.ndarray) -> None:
-        """Records that this process has set an optimizer scalar on all servers."""
+        """Records that this process set an optimizer scalar on all servers."""
         for scalars in self._scalars.values():
             scalars[name] = value
 
     def note_pushed(self, names: Iterable[str], brought: Mapping[str, np.ndarray]) -> None:
-        """Records that servers have applied gradients of this process.
+        """Records that servers applied gradients of this process to the variables `names`.
 
-        Args:
-            names: variables that were updated.
-            brought: values after the update; other updated values are fetched when read.
+        `brought` holds values after the update; other updated values are fetched when read.
         """
         updated = {*names}
         for name in list(self._values):

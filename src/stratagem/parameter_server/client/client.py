@@ -1,4 +1,4 @@
-"""Variables on parameter servers, as one process reads and changes them."""
+"""`ServerClient`: reads and writes variables by name, on any number of servers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,10 @@ __all__ = ["ServerClient"]
 
 
 class ServerClient:
-    """Reads and changes variables by name, wherever their rows are. Any thread may call it.
+    """Reads and writes variables by name, wherever their shards are. Thread-safe.
 
-    Args:
-        connections: to the servers.
-        client_name: of this worker, by which synchronous updates know it again when it is started
-            anew; None where each thread is a worker of its own.
+    `client_name` identifies this worker to synchronous updates, also after a restart. With None
+    each thread counts as a worker.
     """
 
     def __init__(self, connections: Connections, client_name: str | None = None) -> None:
@@ -53,43 +51,30 @@ class ServerClient:
 
     @property
     def lost_updates(self) -> int:
-        """Number of updates that servers lost when they died, according to their answers."""
+        """Number of updates lost in server restarts, according to the servers' answers."""
         return self._seen.num_lost
 
     def know(self, placement: ShardLayout) -> None:
-        """Notes where a variable is that another process has made.
-
-        Args:
-            placement: where it is.
-        """
+        """Registers the layout of a variable that another process created."""
         self._placements[placement.name] = placement
 
     def placement_of(self, name: str) -> ShardLayout:
-        """Returns where a variable is, or the one that a slot is of.
+        """Returns the layout of a variable, or of the variable that a slot belongs to.
 
-        Args:
-            name: of the variable, or of the slot.
-
-        Raises:
-            KeyError: it is not known here.
+        Raises a KeyError if the variable is not registered here.
         """
         return self._find(name)[0]
 
     def create(
         self, placement: ShardLayout, initial: np.ndarray | Callable[[int, int], np.ndarray]
     ) -> bool:
-        """Makes a variable, unless the servers have it: they outlive a client.
+        """Creates a variable and returns True, unless the servers have it: they outlive clients.
 
-        Args:
-            placement: where it is to be.
-            initial: its value; or a function of the first row and the number of rows that returns
-                so much of it, called on the servers, for what is too large for one process.
-
-        Returns:
-            Whether it was made.
+        `initial` is its value, or a function of the first row and the number of rows. Servers call
+        the function, for values too large for one process.
 
         Raises:
-            ValueError: the servers have one of that name that is something else.
+            ValueError: the servers have a different variable of that name.
         """
         self.know(placement)
         is_pickled = callable(initial)
@@ -118,14 +103,7 @@ class ServerClient:
         return any(answer.fields["is_new"] for answer in answers.values())
 
     def pull(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Returns whole variables.
-
-        Args:
-            names: theirs; "name:slot" is a slot of the optimizer.
-
-        Returns:
-            Arrays by name, which must not be changed.
-        """
+        """Returns whole variables, or slots as "name:slot". The arrays must not be modified."""
         wanted = self._wanted(names)
         messages = {
             server: Message("pull", {"names": wanted.names(server)}) for server in wanted.servers
@@ -134,22 +112,17 @@ class ServerClient:
         return wanted.joined({server: answer.arrays for server, answer in answers.items()})
 
     def pull_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
-        """Returns rows of a variable; each is sent once, however often it is asked for.
+        """Returns rows of a variable or slot; a repeated row is sent once.
 
-        Args:
-            name: of the variable, or of a slot.
-            ids: integers of any shape.
-
-        Returns:
-            Array of shape (*ids.shape, ...).
+        `ids` may have any shape; the result has shape (*ids.shape, ...).
 
         Raises:
-            IndexError: an id that the variable does not have.
+            IndexError: an id is out of range.
         """
         placement, slot = self._find(name)
         unique, places = np.unique(ids, return_inverse=True)
         parts = RequestParts()
-        servers: list[int] = []  # of the shards that have any of the rows, in their order
+        servers: list[int] = []  # servers of the shards that hold any of the rows, in order
         for shard, part in row_parts(placement, unique):
             if part.stop > part.start:
                 servers.append(placement.servers[shard])
@@ -163,13 +136,7 @@ class ServerClient:
         return np.take(joined, places.reshape(-1), axis=0).reshape(*np.shape(ids), *row_shape)
 
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
-        """Sets a variable, or changes it.
-
-        Args:
-            name: its name, or that of a slot.
-            value: of its shape.
-            sign: 0 sets it; 1 adds the value, -1 subtracts it.
-        """
+        """Writes a whole variable or slot: `sign` 0 sets it, 1 adds the value, -1 subtracts it."""
         placement, slot = self._find(name)
         parts = RequestParts()
         for shard, part in enumerate(placement.parts(np.asarray(value))):
@@ -177,16 +144,13 @@ class ServerClient:
         self._ask(parts.messages("assign", sign=sign, **self._change()))
 
     def scatter(self, name: str, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
-        """Sets rows of a variable, or changes them.
+        """Writes rows of a variable or slot: `sign` 0 sets them, 1 adds, -1 subtracts `values`.
 
-        Args:
-            name: its name, or that of a slot.
-            ids: of shape (k,); rows that come more than once are added up, or must be the same.
-            values: of shape (k, ...).
-            sign: 0 sets them; 1 adds the values, -1 subtracts them.
+        `ids` has shape (k,) and `values` (k, ...). Repeated rows are added up; with `sign` 0 the
+        last one is set.
 
         Raises:
-            IndexError: an id that the variable does not have.
+            IndexError: an id is out of range.
         """
         placement, slot = self._find(name)
         if sign:
@@ -209,13 +173,10 @@ class ServerClient:
         mode: UpdateMode = ASYNCHRONOUS,
         optimizer: str = "",
     ) -> None:
-        """Gives all servers the optimizer of these variables.
+        """Sends the optimizer of the variables `names` to all servers.
 
-        Args:
-            rule: the optimizer's.
-            names: of the variables that it trains.
-            mode: when gradients are applied, of all optimizers; may be changed by another call.
-            optimizer: its name, without a dot. What it keeps has names that begin with it.
+        `mode` applies to all optimizers, and a later call may change it. `optimizer` is a name
+        without a dot, the prefix of the optimizer's state.
         """
         pickled = np.frombuffer(self._pickle.dumps(rule), np.uint8)
         shards: dict[int, list[str]] = {server: [] for server in range(len(self._connections))}
@@ -232,11 +193,7 @@ class ServerClient:
         )
 
     def drop_rule(self, optimizer: str) -> None:
-        """Has all servers forget an optimizer, with all that it keeps.
-
-        Args:
-            optimizer: its name.
-        """
+        """Deletes an optimizer and its state on all servers."""
         self._tell_all("drop_rule", optimizer=optimizer)
 
     def push(
@@ -248,28 +205,25 @@ class ServerClient:
         optimizers: Mapping[str, str] | None = None,
         scalars: Mapping[str, float] | None = None,
     ) -> Pushed:
-        """Sends gradients, and returns when the servers have applied or discarded them.
+        """Sends gradients; returns once the servers have applied or discarded them.
 
-        Every server that holds some of these variables counts one update. With synchronous updates
-        all workers must push gradients of the same variables. Which workers are too late each
-        server finds by itself, as each accumulator does in TensorFlow: with backup workers, some
-        may use a worker's gradients when others do not.
+        Each server with some of these variables counts one update. For synchronous updates all
+        workers must push gradients of the same variables. As with TensorFlow's accumulators, each
+        server decides on its own which workers are late: with backup workers, a push may be used on
+        only some servers.
 
         Args:
-            whole: of variables, by name.
-            rows: of single rows: ids of shape (k,), in any order, repeated or not, and gradients of
-                shape (k, ...), by name of the variable.
-            pull: names of variables, or of slots, that are wanted as they are then; those on
-                servers that get no gradient, as they are now.
-            optimizers: which one applies them, by name of the variable; "" where none is named.
-            scalars: what optimizers keep once, by `kept_name`, as it is to be when they apply them;
-                none where the servers count for themselves.
-
-        Returns:
-            What has become of them, and the values.
+            whole: gradients of whole variables, by name.
+            rows: gradients of single rows, by name of the variable: ids of shape (k,), in any order
+                and possibly repeated, and values of shape (k, ...).
+            pull: variables or slots to return after the update. Servers without a gradient send
+                their current values.
+            optimizers: optimizer that applies the gradient, by name of the variable; default "".
+            scalars: optimizer scalars to set before the update, by `kept_name`; empty if the
+                servers count steps themselves.
 
         Raises:
-            IndexError: an id that a variable does not have.
+            IndexError: an id is out of range.
         """
         pushes = self._gradients(whole, rows or {}, optimizers or {})
         wanted = self._wanted(pull)
@@ -290,54 +244,41 @@ class ServerClient:
         )
 
     def expect(self, num_needed: int) -> None:
-        """Changes how many workers make a synchronous update: one was lost, or has come back.
+        """Sets the number of workers per synchronous update, after the loss or return of a worker.
 
-        Args:
-            num_needed: how many; an update for which so many wait is made at once.
+        An update for which that many workers already wait is applied immediately.
         """
         self._tell_all("expect", num_needed=num_needed)
 
     def flush(self) -> None:
-        """Applies gradients that wait for those of other workers: no more will come."""
+        """Applies gradients that wait for those of other workers, since no more will arrive."""
         self._tell_all("flush")
 
     def scalars(self, server: int = 0) -> dict[str, np.ndarray]:
-        """Returns what an optimizer keeps once, as one server has it.
-
-        Args:
-            server: its index.
-        """
+        """Returns one server's copy of an optimizer's scalars."""
         answer = self._connections.ask(server, Message("scalars"))
         return dict(zip(answer.fields["names"], answer.arrays, strict=True))
 
     def set_scalar(self, name: str, value: np.ndarray) -> None:
-        """Sets one of the numbers that an optimizer keeps once, on all servers.
-
-        Args:
-            name: its name.
-            value: its value.
-        """
+        """Sets an optimizer scalar on all servers."""
         self._tell_all("set_scalar", [np.asarray(value)], name=name)
 
     def describe(self) -> dict[int, dict[str, Any]]:
-        """Returns what each server tells of itself.
+        """Returns the state of each server, by index.
 
-        Returns:
-            By index of the server: `version`, its number of updates; `journaled_version`, how many
-            of them are on the disk, and `journal_error`, why no more are, each None if there is
-            none; `restored_version`, with how many it began, None if with nothing; `names`, of what
-            it holds; `num_waiting`, how many workers wait for others, and `waiting`, their names;
-            `staleness`; `num_discarded`.
+        Its fields are `version` (number of updates); `journaled_version` (updates on disk) and
+        `journal_error`, None without a journal or error; `restored_version` (updates at start, or
+        None); `names` of variables; `num_waiting` and `waiting` (number and names of workers that
+        wait for others); `staleness`; `num_discarded`.
         """
         servers = range(len(self._connections))
         answers = self._ask(dict.fromkeys(servers, Message("describe")))
         return {server: answer.fields for server, answer in answers.items()}
 
     def staleness(self) -> dict[int, int]:
-        """Returns how many updates a server had made since a gradient's values were read.
+        """Returns the number of used pushes by staleness, summed over all servers.
 
-        Returns:
-            Of each such number, how many pushes there were that were used, over all servers.
+        Staleness is the number of updates that a server made since the gradient's values were read.
         """
         counts: Counter[int] = Counter()
         for told in self.describe().values():
@@ -345,15 +286,11 @@ class ServerClient:
         return dict(sorted(counts.items()))
 
     def discarded(self) -> int:
-        """Returns how many pushes were not used, over all servers."""
+        """Returns the number of discarded pushes, summed over all servers."""
         return sum(told["num_discarded"] for told in self.describe().values())
 
     def journal(self) -> dict[int, int]:
-        """Lets all servers write what has changed to their journals, and waits until they have.
-
-        Returns:
-            By index of the server, how many updates are on the disk.
-        """
+        """Makes all servers write their journals; returns the number of updates on each disk."""
         servers = range(len(self._connections))
         answers = self._connections.ask_all(dict.fromkeys(servers, Message("journal")))
         return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
@@ -381,7 +318,7 @@ class ServerClient:
             placement = self._placements[name]
             numbers, sums = combine_rows(np.asarray(ids), np.asarray(values))
             for shard, part in row_parts(placement, numbers):
-                # Also without any: a server counts updates, and waits for all workers.
+                # Send empty parts too: servers count updates and wait for all workers.
                 to = pushes[placement.servers[shard]]
                 optimizer = optimizers.get(name, "")
                 to.add_rows(placement, shard, optimizer, numbers[part], sums[part])
@@ -398,7 +335,7 @@ class ServerClient:
         messages: dict[int, Message],
         variables: Callable[[int], Sequence[str]] = lambda server: (),
     ) -> dict[int, Message]:
-        """Asks, and notes the versions of the variables that come from each server."""
+        """Sends requests, and records the versions of the variables in the answers."""
         answers = self._connections.ask_all(messages)
         for server, answer in answers.items():
             self._seen.note(server, answer, variables(server))
@@ -409,7 +346,10 @@ class ServerClient:
         self._ask(dict.fromkeys(range(len(self._connections)), message))
 
     def _change(self) -> dict[str, Any]:
-        """Fields by which a change is made once. Each thread is a client, with one at a time."""
+        """Returns fields that identify a change, so that servers apply a resent one only once.
+
+        Each thread is a separate client with one change at a time.
+        """
         client = getattr(self._local, "client", None)
         if client is None:
             client = self._local.client = uuid.uuid4().hex

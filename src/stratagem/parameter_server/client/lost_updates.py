@@ -1,4 +1,4 @@
-"""Warnings about updates that were lost with servers."""
+"""Warning about updates lost in server restarts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ __all__ = ["LostUpdates"]
 
 
 class LostUpdates:
-    """Warns when a process has seen that servers had made updates and lost them.
+    """Warns when a process sees that servers lost updates.
 
-    `count` is the largest number that was told so far.
-
-    Args:
-        worker: the index of the worker; None for the only process.
+    `count` is the largest number so far. `worker` None means the only process.
     """
 
     def __init__(self, worker: int | None = None) -> None:
@@ -23,20 +20,16 @@ class LostUpdates:
         self.count = 0
 
     def note(self, count: int) -> None:
-        """Warns, once for each number.
-
-        Args:
-            count: how many updates the worker has seen to be lost since it began.
-        """
+        """Warns if `count`, the number of lost updates seen since the start, has grown."""
         if count <= self.count:
             return
         self.count = count
         warnings.warn(
             explain(
-                f"Parameter servers were started again, and {self._name} has seen that "
-                f"{count} updates were lost in all.",
-                expected="servers that live.",
-                fix="training goes on from their journals; look at why they ended.",
+                f"Parameter servers restarted from their journals: {self._name} has seen that "
+                f"{count} updates were lost in all. Training continues.",
+                expected="servers that run until the end of training.",
+                fix="look at the servers' logs to find out why they stopped.",
             ),
             RuntimeWarning,
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""Steps with remote variables: values are fetched before, changes sent after."""
+"""Steps with remote variables: fetch values, run the program, push gradients and writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stratagem.variables import is_remote
 
 __all__ = ["RemoteSteps"]
 
-# Age up to which a step may begin with values from the last push.
+# Maximum age of values from the last push with which a step may begin.
 _FRESH_S = 0.05
 
 
@@ -45,17 +45,13 @@ class _Gradients:
 class RemoteSteps:
     """Runs steps of one process; see `stratagem.execution.RemoteState`.
 
-    Args:
-        variables: reads and changes the variables.
-        num_replicas: number of replicas of this process.
-        keras: their Keras side, a `RemoteKeras`.
-        repeats_stale: True reruns a step with new values if its gradients came too late.
-        is_alone: True if no other process changes the variables, so that values written by a step
-            are their new values, even if they were added.
+    `repeats_stale` reruns a step with new values if its gradients came too late. `is_alone` means
+    that no other process changes the variables: a step's writes are then sent as values, never as
+    differences.
 
-    `lost_updates` records after each step how many updates servers lost; None if it is reported
-    elsewhere. `gradient_weight` is the weight of a step's gradients: its fraction of a batch that
-    workers share.
+    `keras` is the variables' `RemoteKeras`. `lost_updates` checks for lost updates after each step;
+    None if another object does. `gradient_weight` is the step's fraction of a batch that workers
+    share.
     """
 
     gradient_weight = 1.0
@@ -81,11 +77,11 @@ class RemoteSteps:
 
     @property
     def is_synchronous(self) -> bool:
-        """True if an update waits for the gradients of several workers."""
+        """True if an update waits for gradients of several workers."""
         return self.variables.mode.num_needed > 0
 
     def holds(self, trace: Trace) -> bool:
-        """Returns True if a step reads or changes variables on servers."""
+        """Returns True if a step reads or changes remote variables."""
         tables = (one.table for one in trace.lookups)
         is_sending = any(not isinstance(what, Ids) for what in trace.sent)
         return is_sending or any(map(is_remote, (*trace.read_only, *trace.written, *tables)))
@@ -95,11 +91,11 @@ class RemoteSteps:
         return is_remote(variable) and any(not isinstance(what, Ids) for what in sent)
 
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
-        """Sends the gradients of an eager step."""
+        """Pushes the gradients of an eager step."""
         self._push([what for what, _ in sent], [np.asarray(value) for _, value in sent], [])
 
     def forget(self) -> None:
-        """Makes the next step fetch all values again, after a change by others."""
+        """Makes the next step fetch all values, after a change by another process."""
         self._loaded = {}
 
     def run(
@@ -126,7 +122,7 @@ class RemoteSteps:
         ids_of: Callable[[], list[Any]],
         call: Callable[[list[Any]], list[Any]],
     ) -> bool:
-        """Runs the step and returns True if its gradients were used."""
+        """Runs the step; returns True if its gradients were used."""
         variables = [one for one in (*trace.read_only, *trace.written) if is_remote(one)]
         # Only training may begin with values from a moment ago.
         is_training = any(not isinstance(what, Ids) for what in trace.sent)
@@ -140,7 +136,7 @@ class RemoteSteps:
             name_of(one) for one in variables if isinstance(one.place, Stored) and not one.has_rows
         ]
         arrays = [np.asarray(value) for value in sent]
-        if self._num_replicas > 1:  # the same on all
+        if self._num_replicas > 1:  # equal on all replicas
             arrays = [array[0] for array in arrays]
         if not self._push(trace.sent, arrays, names):
             return False
@@ -186,7 +182,7 @@ class RemoteSteps:
     def _push(
         self, told: Sequence[Any], arrays: Sequence[np.ndarray], names: Sequence[str]
     ) -> bool:
-        """Sends gradients, one update per variable at a time; returns True if all were used."""
+        """Pushes gradients, one update per variable at a time; returns True if all were used."""
         batch, ids = _Gradients(), dict[str, np.ndarray]()
         are_used = True
         for what, array in zip(told, arrays, strict=True):
@@ -242,7 +238,7 @@ class RemoteSteps:
         before: Mapping[int, Any],
         after: Mapping[int, Any],
     ) -> None:
-        """Sends the step's own writes: differences, or new values."""
+        """Sends the step's own writes, as differences or as new values."""
         if variables:
             self.forget()
         for variable in variables:
@@ -257,7 +253,7 @@ class RemoteSteps:
     def _values(
         self, variables: Sequence[RemoteVariable], values: Mapping[int, Any]
     ) -> Generator[None]:
-        """Sets the values that variables return in a block."""
+        """Sets the values that variables return in a `with` block."""
         for variable in variables:
             variable.hold(values[id(variable)])
         self.variables.is_in_step = True

@@ -1,4 +1,4 @@
-"""Remote variables: their places on the servers, and a step's messages about them."""
+"""Places of remote variables on servers, and a step's outgoing gradients."""
 
 from __future__ import annotations
 
@@ -21,22 +21,14 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """Place of a variable on the servers.
-
-    `name` is its name there; "name:slot" for a slot.
-    """
+    """Place of a variable or slot on the servers, by name; "name:slot" for a slot."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Scalar:
-    """Place of a variable that is a scalar of each server's optimizer.
-
-    Args:
-        name: its name there.
-        server: the server to ask for it.
-    """
+    """Place of a variable that is an optimizer scalar on each server; reads ask `server`."""
 
     name: str
     server: int = 0
@@ -44,22 +36,14 @@ class Scalar:
 
 @dataclasses.dataclass(frozen=True)
 class Unplaced:
-    """Place of a variable that is not on the servers yet: most scalars become an optimizer's.
-
-    `value` is its value.
-    """
+    """Place of a variable that is not on the servers yet. Most scalars end up in an optimizer."""
 
     value: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gradient:
-    """Message of a step: the gradient of a variable, summed over the replicas.
-
-    Args:
-        variable: the variable.
-        optimizer: name of the optimizer that applies it.
-    """
+    """Gradient of a variable, summed over the replicas; the servers' `optimizer` applies it."""
 
     variable: Any
     optimizer: str = ""
@@ -67,13 +51,7 @@ class Gradient:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowGradient:
-    """Message of a step: the ids of rows of a table, or the gradients of these rows.
-
-    Args:
-        table: the variable.
-        is_ids: True for the ids; the gradients come right after them.
-        optimizer: name of the optimizer that applies the gradients.
-    """
+    """Row ids of a table, or gradients of these rows, which directly follow the ids."""
 
     table: Any
     is_ids: bool
@@ -82,20 +60,16 @@ class RowGradient:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerScalar:
-    """Message of a step: an optimizer scalar to use with the gradients that follow.
-
-    `name` is its name on the servers.
-    """
+    """Optimizer scalar, by server-side name, to use with the gradients that follow."""
 
     name: str
 
 
 class RemoteVariable(Protocol):
-    """A Keras variable whose value is on the servers.
+    """Keras variable whose value is on the servers.
 
-    Attributes:
-        place: its place; None until it has a value.
-        held: its value during a step of this process: one copy, or a component per replica.
+    `place` is None until it has a value. `held` is its value during a step of this process: one
+    copy, or a component per replica.
     """
 
     place: Stored | Scalar | Unplaced | None
@@ -103,22 +77,22 @@ class RemoteVariable(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the variable."""
         ...
 
     @property
     def dtype(self) -> str:
-        """Its dtype."""
+        """Dtype of the variable."""
         ...
 
     @property
     def path(self) -> str:
-        """Its path in its model."""
+        """Path of the variable in its model."""
         ...
 
     @property
     def has_rows(self) -> bool:
-        """True if single rows of it are looked up."""
+        """True if steps look up single rows."""
         ...
 
     @property
@@ -131,10 +105,10 @@ class RemoteVariable(Protocol):
         ...
 
     def whole_held(self) -> np.ndarray:
-        """Returns the value after the step; the mean of components."""
+        """Returns the value after the step: the mean over components."""
         ...
 
 
 def name_of(variable: Any) -> str:
-    """Returns the server-side name of a variable or of an optimizer scalar."""
+    """Returns the server-side name of a variable or optimizer scalar."""
     return variable.place.name

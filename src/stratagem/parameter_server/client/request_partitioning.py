@@ -1,4 +1,4 @@
-"""Partitioning of requests over servers: one message to each."""
+"""Partitioning of requests by server: one message to each."""
 
 from __future__ import annotations
 
@@ -17,44 +17,31 @@ __all__ = ["GradientParts", "RequestParts", "WholeVariables", "row_parts", "shar
 
 
 class WholeVariables:
-    """Whole variables that are asked for."""
+    """Request for whole variables, partitioned by server."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[tuple[str, int, str]]] = defaultdict(list)
 
     @property
     def servers(self) -> list[int]:
-        """The servers with parts of these variables."""
+        """Servers with parts of the requested variables."""
         return list(self._parts)
 
     def add(self, name: str, placement: ShardLayout, slot: str = "") -> None:
-        """Asks for one more.
-
-        Args:
-            name: by which it is known afterwards.
-            placement: where it is.
-            slot: "" for its value, ":slot" for a slot.
-        """
+        """Adds a variable, or its slot ":slot", under a name for the result."""
         for shard, server in enumerate(placement.servers):
             self._parts[server].append((name, shard, shard_name(placement, shard) + slot))
 
     def names(self, server: int) -> list[str]:
-        """Returns the names that a server is asked for."""
+        """Returns the shard names to request from a server."""
         return [name for _, _, name in self._parts.get(server, ())]
 
     def variables(self, server: int) -> list[str]:
-        """Returns the names, as they were added, of what a server holds some of."""
+        """Returns the names, as passed to `add`, of the variables with shards on a server."""
         return [name for name, _, _ in self._parts.get(server, ())]
 
     def joined(self, answers: Mapping[int, Sequence[np.ndarray]]) -> dict[str, np.ndarray]:
-        """Puts variables together.
-
-        Args:
-            answers: what each server has sent for its names.
-
-        Returns:
-            Whole variables, by name.
-        """
+        """Assembles whole variables, by name, from each server's arrays."""
         shards: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
         for server, parts in self._parts.items():
             for (name, shard, _), array in zip(parts, answers[server], strict=True):
@@ -63,30 +50,19 @@ class WholeVariables:
 
 
 class RequestParts:
-    """Arrays for shards, by the server that holds these."""
+    """Arrays for shards, partitioned by server."""
 
     def __init__(self) -> None:
         self._names: dict[int, list[str]] = defaultdict(list)
         self._arrays: dict[int, list[np.ndarray]] = defaultdict(list)
 
     def add(self, server: int, name: str, *arrays: np.ndarray) -> None:
-        """Adds what is for one shard.
-
-        Args:
-            server: which holds it.
-            name: its name.
-            arrays: the same number for each.
-        """
+        """Adds the arrays of one shard; all shards have the same number of arrays."""
         self._names[server].append(name)
         self._arrays[server] += arrays
 
     def messages(self, kind: str, **fields: Any) -> dict[int, Message]:
-        """Returns a message to each server.
-
-        Args:
-            kind: what is asked.
-            fields: of all messages; `names` is added.
-        """
+        """Returns a message to each server, with `names` added to `fields`."""
         return {
             server: Message(kind, {**fields, "names": names}, self._arrays[server])
             for server, names in self._names.items()
@@ -114,7 +90,7 @@ class GradientParts:
         ids: np.ndarray,
         values: np.ndarray,
     ) -> None:
-        """Adds gradients of rows of a shard, which may be none."""
+        """Adds gradients of rows of a shard, possibly none."""
         numbers = ids - placement.first_rows[shard]
         self._rows[self._noted(placement, shard, optimizer)] = (numbers, values)
 
@@ -126,11 +102,7 @@ class GradientParts:
         return name
 
     def message(self, **fields: Any) -> Message:
-        """Returns the push.
-
-        Args:
-            fields: beside those that say what the arrays are.
-        """
+        """Returns the push message; `fields` are added to those that describe the arrays."""
         told = {**fields, "whole": list(self._whole), "rows": list(self._rows)}
         told["optimizers"] = self._optimizers
         of_rows = [array for pair in self._rows.values() for array in pair]
@@ -143,25 +115,20 @@ def shard_name(placement: ShardLayout, shard: int) -> str:
 
 
 def row_parts(placement: ShardLayout, ids: np.ndarray) -> Iterable[tuple[int, slice]]:
-    """Returns each shard of a variable, and which ids are its own.
+    """Returns each shard, in order, with the slice of `ids` that it holds, possibly empty.
 
-    Args:
-        placement: of the variable.
-        ids: in their order, each once.
-
-    Returns:
-        Pairs in the order of the shards; also of shards without any.
+    `ids` must be sorted and unique.
 
     Raises:
-        IndexError: an id that the variable does not have.
+        IndexError: an id is out of range.
     """
     num_rows = placement.shape[0] if placement.shape else 0
     if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= num_rows):
         raise IndexError(
             explain(
-                f"Ids {int(ids[0])} to {int(ids[-1])} were looked up in {placement.name!r}.",
-                expected=f"0 to {num_rows - 1}.",
-                fix="make the table larger, or map ids into it, such as by a hash modulo its size.",
+                f"Ids from {int(ids[0])} to {int(ids[-1])} were looked up in {placement.name!r}.",
+                expected=f"ids from 0 to {num_rows - 1}.",
+                fix="make the table larger, or map ids into its range, for example by a hash.",
             )
         )
     return enumerate(parts_of_shards(ids, placement.rows))

@@ -1,4 +1,4 @@
-"""Layout of a variable's rows over servers: a pure choice, the same in every client."""
+"""Layout of a variable's shards on servers: a deterministic choice, the same in every client."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ __all__ = ["ShardLayout", "ShardPlacer"]
 class ShardLayout:
     """Servers and rows of a variable's shards.
 
-    Args:
-        name: unique in the cluster.
-        shape: of the whole variable.
-        dtype: its dtype.
-        servers: of each shard, the server.
-        rows: of each shard, how many consecutive rows it holds; of a scalar 1.
-        has_rows: whether single rows of it are pulled and updated.
+    `servers` and `rows` have one entry per shard: its server, and its number of consecutive rows (1
+    for a scalar). `name` is unique in the cluster, `shape` that of the whole variable. `has_rows`
+    is True if single rows are pulled and updated.
     """
 
     name: str
@@ -46,11 +42,11 @@ class ShardLayout:
         return (0, *itertools.accumulate(self.rows[:-1]))
 
     def name_of(self, shard: int) -> str:
-        """Returns the name by which a server knows a shard."""
+        """Returns the server-side name of a shard."""
         return f"{self.name}/part_{shard}" if self.is_split else self.name
 
     def shard(self, shard: int) -> ShardLayout:
-        """Returns where a shard is, as if it were a variable of its own."""
+        """Returns the layout of one shard as a separate variable."""
         server, rows = self.servers[shard], self.rows[shard]
         name, shape = self.name_of(shard), self.shape_of(shard)
         return ShardLayout(name, shape, self.dtype, (server,), (rows,), self.has_rows)
@@ -60,16 +56,14 @@ class ShardLayout:
         return (self.rows[shard], *self.shape[1:]) if self.shape else ()
 
     def parts(self, value: np.ndarray) -> list[np.ndarray]:
-        """Splits a value of the whole variable into those of its shards."""
+        """Splits a value of the whole variable by shard."""
         return np.split(value, self.first_rows[1:]) if self.is_split else [value]
 
 
 class ShardPlacer:
-    """Chooses the server with the fewest bytes for each variable or shard, the first of several.
+    """Places each variable or shard on the server with the fewest bytes; ties go to the first one.
 
-    Args:
-        num_servers: how many there are.
-        partitioner: which variables are split; None for none.
+    `partitioner` chooses which variables to shard; None for none.
     """
 
     def __init__(self, num_servers: int, partitioner: Partitioner | None = None) -> None:
@@ -85,17 +79,8 @@ class ShardPlacer:
     ) -> ShardLayout:
         """Places a variable.
 
-        Args:
-            name: unique in the cluster.
-            shape: its shape.
-            dtype: its dtype.
-            has_rows: whether single rows of it are pulled and updated.
-
-        Returns:
-            Where it is.
-
         Raises:
-            ValueError: the partitioner returned no number of shards.
+            ValueError: the partitioner returned an invalid number of shards.
 
         Source: TF 2.21 parameter_server_strategy_v2.py, _create_variable.
         """

@@ -1,4 +1,4 @@
-"""Client of one process for the variables on parameter servers."""
+"""`VariableClient`: one process's access to remote variables, their caches and optimizers."""
 
 from __future__ import annotations
 
@@ -26,24 +26,20 @@ __all__ = ["VariableClient", "VariableOnWorkerError"]
 
 
 class VariableOnWorkerError(RuntimeError, ValueError):
-    """Raised for a variable that a function on a worker creates; TensorFlow's is a ValueError."""
+    """Raised for a variable created in a function on a worker. A ValueError, as in TensorFlow."""
 
 
 class VariableClient:
-    """Reads and changes remote variables, one by one and for whole steps.
+    """Reads and writes remote variables, one by one and for whole steps.
 
-    Args:
-        client: client of the servers.
-        placer: places new variables; None on a worker, which creates none.
-        mode: when the servers apply gradients.
-        has_journals: True if servers keep journals.
-        is_coordinator: True if all other processes get their optimizers from this one.
+    `placer` places new variables; None on a worker, which creates none. `is_coordinator` is True if
+    all other processes get their optimizers from this one.
 
     `is_in_step` is True while a step runs: variables then return the fetched values. `num_writes`
     counts changes made here outside of steps.
 
-    On a worker, `known`, `collected`, `kept` and `resources` are its objects by the coordinator's
-    names: remote variables, its metric counts, its seeds, and its worker resources.
+    On a worker, `known`, `collected`, `kept` and `resources` hold its objects by the coordinator's
+    names: remote variables, metric counts, seeds, and per-worker objects.
     """
 
     def __init__(
@@ -72,17 +68,14 @@ class VariableClient:
         self.named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def require_coordinator(self, path: str) -> None:
-        """Raises a VariableOnWorkerError if this process is a worker.
-
-        `path` is the path of the variable to create.
-        """
+        """Raises a VariableOnWorkerError for the variable at `path` if this process is a worker."""
         if self._placer is None:
             raise VariableOnWorkerError(
                 explain(
                     f"Variable {path!r} was created in a function on a worker.",
-                    expected="variables that are created by the coordinator, in the strategy's "
-                    "scope: the servers share them out among all workers.",
-                    fix="create it before the function is scheduled.",
+                    expected="variables created by the coordinator in the strategy's scope, so "
+                    "that all workers share them.",
+                    fix="create the variable before you schedule the function.",
                 )
             )
 
@@ -108,7 +101,7 @@ class VariableClient:
         return self._placer is not None and self._placer.splits(path, shape, dtype)
 
     def place(self, variable: RemoteVariable) -> None:
-        """Moves a variable to the servers that is not there yet."""
+        """Moves a variable to the servers if it is not there yet."""
         if isinstance(variable.place, Unplaced):
             self.create(variable, variable.place.value)
 
@@ -132,7 +125,7 @@ class VariableClient:
         return (self._cached or self.client).pull(names)
 
     def scalars(self, server: int) -> Mapping[str, np.ndarray]:
-        """Returns an optimizer's scalars from a server, or from the cache in such a block."""
+        """Returns an optimizer's scalars from a server, cached in a block of `caching_reads`."""
         return (self._cached or self.client).scalars(server)
 
     def push(
@@ -144,11 +137,7 @@ class VariableClient:
     ) -> Pushed:
         """Sends gradients; see `ServerClient.push`.
 
-        Args:
-            gradients: gradients of whole variables, and of rows.
-            optimizers: name of the optimizer by name of the variable.
-            pull: names of variables to return after the update.
-            scalars: optimizer scalars that this process sets.
+        `optimizers` has an entry for each variable with a gradient.
         """
         pushed = self.client.push(*gradients, pull=pull, optimizers=optimizers, scalars=scalars)
         if self._cached is not None:
@@ -162,17 +151,13 @@ class VariableClient:
 
     @contextlib.contextmanager
     def caching_reads(self) -> Generator[None]:
-        """Caches reads in a `with` block, including those of steps: one request per variable.
-
-        Raises:
-            ValueError: such a block is active already.
-        """
+        """Caches reads in a `with` block, including those of steps: one request per variable."""
         if self._cached is not None:
             raise ValueError(
                 explain(
-                    "Reads of variables were to be cached in a block in which they are.",
-                    expected="one block of cache_variable_reads() at a time.",
-                    fix="leave the inner one out.",
+                    "cache_variable_reads() was called inside a block of cache_variable_reads().",
+                    expected="one such block at a time.",
+                    fix="remove the inner block.",
                 )
             )
         self._cached = CachedReads(self.client)
@@ -182,28 +167,13 @@ class VariableClient:
             self._cached = None
 
     def read_rows(self, variable: RemoteVariable, ids: np.ndarray) -> np.ndarray:
-        """Returns current rows of a variable on the servers.
-
-        Args:
-            variable: the variable.
-            ids: integers of any shape.
-
-        Returns:
-            Array of shape (*ids.shape, ...).
-        """
+        """Returns current rows of a variable on the servers; see `ServerClient.pull_rows`."""
         return self.client.pull_rows(name_of(variable), ids)
 
     def scatter(
         self, variable: RemoteVariable, ids: np.ndarray, values: np.ndarray, *, sign: int = 0
     ) -> None:
-        """Sets or changes rows of a variable on the servers.
-
-        Args:
-            variable: the variable.
-            ids: shape (k,); repeated rows are added up, or the last one is set.
-            values: shape (k, ...).
-            sign: 0 sets them; 1 adds the values, -1 subtracts them.
-        """
+        """Writes rows of a variable on the servers; see `ServerClient.scatter`."""
         self.num_writes += 1
         self.client.scatter(name_of(variable), ids, values, sign=sign)
 
@@ -222,15 +192,9 @@ class VariableClient:
         return shards
 
     def assign(self, variable: RemoteVariable, value: Any, *, sign: int = 0) -> None:
-        """Sets or changes a variable.
+        """Writes a variable: `sign` 0 sets it, 1 adds the value, -1 subtracts it.
 
-        Args:
-            variable: the variable.
-            value: of the variable's shape, or broadcast to it.
-            sign: 0 sets it; 1 adds the value, -1 subtracts it.
-
-        Raises:
-            ValueError: another shape.
+        `value` is broadcast to the variable's shape; a ValueError is raised if that fails.
         """
         value = _whole(variable, np.asarray(value, np.dtype(variable.dtype)))
         self.num_writes += 1
@@ -250,14 +214,14 @@ class VariableClient:
             variable.place = Unplaced(value)
 
     def secure(self) -> None:
-        """Makes the servers write their journals, so that they can be restarted from now on."""
+        """Makes the servers write their journals, so that they can restart from this state."""
         if self._has_journals:
             self.client.journal()
 
     def name_optimizer(self, optimizer: Any) -> str:
         """Returns a server-side name for an optimizer: unique, and equal in each run of a program.
 
-        The servers forget the optimizer once it is garbage-collected here.
+        The servers delete the optimizer once it is garbage-collected here.
         """
         kind = type(optimizer).__name__.lower()
         name, number = kind, 1
@@ -270,12 +234,9 @@ class VariableClient:
     def set_rule(
         self, rule: UpdateRule, variables: Sequence[RemoteVariable], optimizer: str
     ) -> None:
-        """Gives the servers the optimizer of variables.
+        """Sends the optimizer of `variables` to the servers, and places variables if necessary.
 
-        Args:
-            rule: the optimizer's update rule.
-            variables: the variables that it trains.
-            optimizer: its name.
+        Also deletes optimizers there that were garbage-collected here.
         """
         for variable in variables:
             self.place(variable)
@@ -305,8 +266,8 @@ def _whole(variable: RemoteVariable, value: np.ndarray) -> np.ndarray:
     except ValueError:
         raise ValueError(
             explain(
-                f"Variable {variable.path!r} was to be changed by a value of shape {value.shape}.",
-                expected=f"shape {tuple(variable.shape)}, or one that broadcasts to it.",
-                fix="compare with variable.shape.",
+                f"Variable {variable.path!r} cannot take a value of shape {value.shape}.",
+                expected=f"shape {tuple(variable.shape)}, or a shape that broadcasts to it.",
+                fix="reshape the value to variable.shape.",
             )
         ) from None

@@ -1,3 +1,3 @@
-"""Functions scheduled on the workers of a cluster, by `ClusterCoordinator`."""
+"""`ClusterCoordinator`: schedules functions on the workers of a cluster."""
 
 __all__: list[str] = []

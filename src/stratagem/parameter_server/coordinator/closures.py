@@ -1,4 +1,4 @@
-"""The functions that were scheduled and have not ended: in line, waiting for inputs, or running.
+"""Queue of scheduled functions that have not finished: queued, waiting for inputs, or running.
 
 Source: TF 2.21 cluster_coordinator.py, _CoordinatedClosureQueue.
 """
@@ -21,13 +21,10 @@ MAX_CLOSURES = 256 * 1024
 
 
 class Closure:
-    """A function that was scheduled once.
+    """One scheduled call of a function.
 
-    Args:
-        call: what a worker is given.
-        name: of the function, for messages.
-        inputs: results of other functions that it needs.
-        worker: the only worker that may run it; None for any.
+    `call` is the payload for the worker and `name` the function's name for messages. The call
+    starts once all `inputs` are ready, on `worker` only, or on any worker if None.
     """
 
     def __init__(
@@ -47,15 +44,11 @@ class Closure:
 
 
 class ClosureQueue:
-    """Hands closures to workers in the order in which they came.
+    """Queue of closures, started in the order in which they were scheduled.
 
-    An error of one cancels those that have not started. It is raised once, by `put`, `wait` or
-    `is_done`, when none runs any more; then all begins anew.
-
-    Args:
-        capacity: how many closures may be there before `put` waits.
-
-    `num_workers` is how many share the line.
+    An error cancels all closures that have not started. Once none is running, `put`, `wait` or
+    `is_done` raises it once, and the queue accepts closures again. `put` blocks while `capacity`
+    closures have not started. `num_workers` is the number of workers that share the queue.
     """
 
     def __init__(self, capacity: int = MAX_CLOSURES) -> None:
@@ -64,8 +57,8 @@ class ClosureQueue:
         self._changed = threading.Condition()
         self._counting = threading.Lock()
         self._line: deque[Closure] = deque()
-        self._own: dict[int, deque[Closure]] = {}  # of those that only one worker may run
-        self._gone: dict[int | None, BaseException] = {}  # workers that will never run them
+        self._own: dict[int, deque[Closure]] = {}  # closures bound to one worker
+        self._gone: dict[int | None, BaseException] = {}  # permanently lost workers
         self._waiting: OrderedDict[int, Closure] = OrderedDict()  # for inputs
         self._num_running = 0
         self._num_done = 0
@@ -74,7 +67,7 @@ class ClosureQueue:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of closures that are queued, wait for inputs, run, and have succeeded."""
+        """Number of closures per state: queued, waiting for inputs, running, and succeeded."""
         with self._changed:
             return {
                 "queued": self._num_queued,
@@ -84,23 +77,16 @@ class ClosureQueue:
             }
 
     def num_queued_for(self, workers: Iterable[int]) -> int:
-        """Returns how many closures are in line that one of some workers may run.
-
-        Args:
-            workers: their indices.
-        """
+        """Returns the number of queued closures that at least one of `workers` may run."""
         with self._changed:
             return len(self._line) + sum(len(self._own.get(worker, ())) for worker in workers)
 
     def put(self, closure: Closure) -> None:
-        """Takes a closure; waits while there are too many.
-
-        Args:
-            closure: the closure.
+        """Adds a closure; blocks while the queue is full.
 
         Raises:
-            BaseException: the error of an earlier one.
-            RuntimeError: the coordinator was closed.
+            BaseException: the error of an earlier closure.
+            RuntimeError: the coordinator is closed.
         """
         with self._changed:
             self._changed.wait_for(
@@ -110,9 +96,9 @@ class ClosureQueue:
             if self._is_closed:
                 raise RuntimeError(
                     explain(
-                        f"{closure.name} was scheduled on a coordinator that was closed.",
-                        expected="an open one.",
-                        fix="make a new strategy and a new coordinator.",
+                        f"Cannot schedule {closure.name}: the coordinator is closed.",
+                        expected="an open coordinator.",
+                        fix="create a new strategy and a new coordinator.",
                     )
                 )
             if closure.worker in self._gone:
@@ -127,15 +113,10 @@ class ClosureQueue:
             value.observe(remaining.count)
 
     def get(self, worker: int, is_busy: Callable[[], bool] = lambda: False) -> Closure | None:
-        """Waits for a closure that a worker may run.
+        """Blocks until `worker` can start a closure; returns None once the queue is closed.
 
-        Args:
-            worker: its index.
-            is_busy: tells whether the worker runs another one now; then the line has to be long
-                enough for all workers.
-
-        Returns:
-            The closure; it runs now. None when the coordinator was closed.
+        If `is_busy()` is True, the worker takes shared work only if more closures are queued than
+        there are workers, so that idle workers come first.
         """
         with self._changed:
             own = self._own.setdefault(worker, deque())
@@ -155,17 +136,14 @@ class ClosureQueue:
             return closure
 
     def finish(self, closure: Closure, value: Any, count: Callable[[], None] | None = None) -> None:
-        """Notes that a closure has ended well.
+        """Records the result of a running closure.
 
-        Args:
-            closure: one that runs.
-            value: what it returned.
-            count: adds what it has counted; one closure at a time.
+        `count` adds its metric counts; calls of `count` never overlap.
         """
         if count is not None:
             with self._counting:
                 count()
-        # Its result first: whoever waits for the queue may fetch it then.
+        # The result first: threads that wait for the queue fetch it right after.
         closure.result.set_value(value)
         with self._changed:
             self._num_running -= 1
@@ -173,13 +151,8 @@ class ClosureQueue:
             self._changed.notify_all()
 
     def fail(self, closure: Closure, error: BaseException) -> None:
-        """Notes that a closure has raised an error, and cancels those that have not started.
-
-        Args:
-            closure: one that runs.
-            error: what it raised.
-        """
-        # First what follows from it, so that it is this error that is told.
+        """Records the error of a running closure and cancels all closures that have not started."""
+        # First the queue: aborting the result fails dependents, and this is the error to report.
         with self._changed:
             if self._error is not None:
                 merge_reports(self._error, error)
@@ -191,11 +164,7 @@ class ClosureQueue:
             self._changed.notify_all()
 
     def put_back(self, closure: Closure) -> None:
-        """Puts a closure first in line again, because its worker was lost.
-
-        Args:
-            closure: one that ran.
-        """
+        """Puts a closure whose worker was lost back at the front of the queue."""
         closure.result.abort(None)
         with self._changed:
             self._num_running -= 1
@@ -210,13 +179,7 @@ class ClosureQueue:
             self.break_all(self._gone[closure.worker])
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until nothing is in line and nothing runs.
-
-        Args:
-            timeout_s: how long; None for as long as it takes.
-
-        Returns:
-            Whether that is so.
+        """Waits until nothing is queued or running; returns False after `timeout_s` seconds.
 
         Raises:
             BaseException: the first error of a closure.
@@ -228,10 +191,10 @@ class ClosureQueue:
             return is_over
 
     def is_done(self) -> bool:
-        """Returns True if nothing is queued and nothing runs.
+        """Returns True if nothing is queued or running.
 
         Raises:
-            BaseException: the first error of a closure, when nothing runs any more.
+            BaseException: the first error of a closure; blocks until none is running.
         """
         with self._changed:
             if self._error is not None:
@@ -239,7 +202,7 @@ class ClosureQueue:
             return self._is_idle
 
     def close(self) -> None:
-        """Ends all waiting; what has not started is cancelled."""
+        """Unblocks all waiting threads and cancels closures that have not started."""
         with self._changed:
             self._is_closed = True
             given_up = self._take_all()
@@ -247,21 +210,15 @@ class ClosureQueue:
         _cancel(given_up)
 
     def break_all(self, error: BaseException) -> None:
-        """Notes that nothing can go on, such as after the loss of a server.
-
-        Args:
-            error: why.
-        """
+        """Cancels all closures because of an error elsewhere, such as the loss of a server."""
         with self._changed:
             given_up = self._give_up(error)
         _cancel(given_up)
 
     def lose_worker(self, worker: int, error: BaseException) -> None:
-        """Notes that a worker is gone for good: what only it may run never will.
+        """Marks a worker as permanently lost.
 
-        Args:
-            worker: its index.
-            error: why.
+        If closures bound to it are queued, all closures are cancelled because of `error`.
         """
         with self._changed:
             self._gone[worker] = error
@@ -270,11 +227,7 @@ class ClosureQueue:
             self.break_all(error)
 
     def find_worker(self, worker: int) -> None:
-        """Notes that a worker is back that was gone for good.
-
-        Args:
-            worker: its index.
-        """
+        """Marks a permanently lost worker as available again."""
         with self._changed:
             self._gone.pop(worker, None)
 
@@ -298,11 +251,11 @@ class ClosureQueue:
         self._changed.notify_all()
 
     def _start(self, closure: Closure) -> None:
-        """Its inputs are there, or will never be."""
+        """Queues a closure whose inputs are settled, or fails it if one of them failed."""
         failed = next((one for one in closure.inputs if not _is_there(one)), None)
         with self._changed:
             if self._waiting.pop(id(closure), None) is None:
-                return  # cancelled meanwhile
+                return  # already cancelled
             error = self._gone.get(closure.worker)
             if failed is not None:
                 error = _input_error(closure, failed)
@@ -314,7 +267,7 @@ class ClosureQueue:
         _cancel(given_up)
 
     def _give_up(self, error: BaseException) -> list[Closure]:
-        # Those that follow from it are no news.
+        # Cancellations follow from another error.
         if self._error is None and not isinstance(error, CancelledError):
             self._error = error
         given_up = self._take_all()
@@ -331,12 +284,12 @@ class ClosureQueue:
         return given_up
 
     def _raise_error(self) -> None:
-        """Raises an error once, when nothing runs any more."""
+        """Raises an error once, after the running closures have finished."""
         if self._error is None:
             return
         self._changed.wait_for(lambda: not self._num_running)
         error = self._take_error()
-        if error is not None:  # else another thread has raised it meanwhile
+        if error is not None:  # None: another thread has raised it
             raise error
 
     def _take_error(self) -> BaseException | None:
@@ -345,7 +298,7 @@ class ClosureQueue:
 
 
 class _Countdown:
-    """Calls a function after as many calls of its own."""
+    """Calls `function` after `count` calls of its `count` method."""
 
     def __init__(self, count: int, function: Callable[[], None]) -> None:
         self._remaining = count
@@ -369,10 +322,10 @@ def _cancel(closures: Sequence[Closure]) -> None:
         closure.result.abort(
             CancelledError(
                 explain(
-                    f"{closure.name} was given up before it had ended.",
-                    expected="no error in another function, which join() or schedule() raises, and "
-                    "a coordinator that is not closed before join().",
-                    fix="schedule it again when that error is dealt with.",
+                    f"{closure.name} was cancelled before it finished.",
+                    expected="no error in another function (join() or schedule() raises it), and "
+                    "no close() of the coordinator before join().",
+                    fix="find the first error or the early close(), then schedule it again.",
                 )
             )
         )
@@ -382,8 +335,8 @@ def _input_error(closure: Closure, failed: RemoteValue) -> ClosureInputError:
     error = ClosureInputError(
         explain(
             f"An input of {closure.name} failed: {failed.error!r}",
-            expected="inputs that are there in the end.",
-            fix="look at that error first; schedule both functions again.",
+            expected="inputs whose functions succeed.",
+            fix="fix that error first, then schedule both functions again.",
         )
     )
     error.__cause__ = failed.error

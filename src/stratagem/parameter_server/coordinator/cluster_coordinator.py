@@ -1,4 +1,4 @@
-"""ClusterCoordinator: schedules functions on the workers of a cluster with parameter servers."""
+"""`ClusterCoordinator`: schedules functions on the workers of a parameter-server cluster."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _DRAW_EVERY_S = 0.2
 class ClusterCoordinator(Closing):
     """Schedules functions on the workers of a `ParameterServerStrategy`. Call in the coordinator.
 
-    There is one for each strategy: a second call returns the first.
+    Each strategy has one coordinator: a second call returns the same object.
 
     Args:
-        strategy: the strategy.
+        strategy: an `sg.ParameterServerStrategy`.
 
     Raises:
-        ValueError: another strategy.
+        ValueError: `strategy` is a strategy of another kind.
 
     Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.
     """
@@ -52,13 +52,13 @@ class ClusterCoordinator(Closing):
     _strategy: RemoteStateStrategy
 
     def __new__(cls, strategy: Any) -> ClusterCoordinator:
-        """Returns the coordinator of the strategy."""
+        """Returns the strategy's coordinator. The first call creates it and starts the workers."""
         if not isinstance(strategy, RemoteStateStrategy):
             raise ValueError(
                 explain(
                     f"ClusterCoordinator received {strategy!r}.",
                     expected="an sg.ParameterServerStrategy.",
-                    fix="make one, and create the model in its scope.",
+                    fix="create one, and create the model in its scope.",
                 )
             )
         with _making:
@@ -84,7 +84,7 @@ class ClusterCoordinator(Closing):
         self._shipments = Shipments(strategy)
         self.workers = strategy.cluster.start_workers()
         addresses = self.workers.addresses
-        # Where workers wait for each other, none takes a second function before its turn.
+        # In a synchronous update workers wait for each other: none may hold a second function.
         is_synchronous = self._num_needed > 0
         self._queue.num_workers = MAX_CLOSURES if is_synchronous else len(addresses)
         self._connections = Connections(
@@ -115,7 +115,7 @@ class ClusterCoordinator(Closing):
         return running, idle, self._queue.num_queued_for(idle)
 
     def _introduction(self) -> Message:
-        """Returns the message with which a worker joins the cluster."""
+        """Returns the message that makes a worker join the cluster."""
         cluster, variables = self._strategy.cluster, self._strategy.placement.remote.variables
         fields = {
             "coordinator": self._name,
@@ -129,10 +129,10 @@ class ClusterCoordinator(Closing):
         return Message("join", fields)
 
     def _note_move(self, server: int, address: str) -> None:
-        """A server was started again: workers may wait for it where it was."""
+        """Sends a restarted server's new address to the workers, which may wait at the old one."""
         for link in self._links:
             threading.Thread(target=link.tell_server, args=(server, address), daemon=True).start()
-        if self._ended:  # it may have been told before that, or not at all
+        if self._ended:  # the restarted server may have an old count of workers
             self._expect_present()
 
     def _note_loss(self, worker: int, reason: str) -> None:
@@ -146,7 +146,7 @@ class ClusterCoordinator(Closing):
         self._links[worker].find(address)
 
     def _note_end(self, worker: int, error: Exception) -> None:
-        """A worker is not started any more: the others go on, if there are any."""
+        """Handles a worker that will not be restarted: training continues on the others, if any."""
         self._queue.lose_worker(worker, error)
         self._ended.add(worker)
         if len(self._ended) == len(self._links):
@@ -154,37 +154,38 @@ class ClusterCoordinator(Closing):
         self._expect_present()
 
     def _expect_present(self) -> None:
-        """Has synchronous updates wait for no worker that is not there; does not wait itself."""
+        """Makes synchronous updates wait only for available workers. Does not block."""
         if self._num_needed:
             threading.Thread(target=self._tell_expected, daemon=True).start()
 
     def _tell_expected(self) -> None:
         variables = self._strategy.placement.remote.variables
         with self._expecting:
-            # Backup workers are what is lost first: the others make an update together as before.
+            # Backup workers absorb losses first; only then do updates need fewer gradients.
             num_needed = max(1, min(self._num_needed, len(self.present_workers)))
             variables.mode = dataclasses.replace(variables.mode, num_needed=num_needed)
-            # Who has no optimizer yet gets this mode with it, and who is lost when it is back.
+            # Servers without an optimizer get this mode with it; lost ones after their restart.
             with contextlib.suppress(UnavailableError, ServerError):
                 variables.client.expect(num_needed)
 
     @property
     def strategy(self) -> RemoteStateStrategy:
-        """Its strategy."""
+        """The strategy of this coordinator."""
         return self._strategy
 
     @property
     def num_lost_updates(self) -> int:
-        """Number of updates that servers lost when they died, as seen by workers."""
+        """Number of updates lost in server restarts, as seen by workers."""
         return max(link.num_lost_updates for link in self._links)
 
     def staleness(self) -> dict[int, int]:
-        """Returns the staleness of gradients. Call in cross-replica context.
+        """Returns how stale the applied gradients were. Call in cross-replica context.
+
+        The staleness of a gradient is the number of updates that its server made between the read
+        of the values and the arrival of the gradient.
 
         Returns:
-            Of each number of updates that a server had made since the values were read that a
-            gradient was computed from: how many pushes of all workers were that late and were used,
-            over all servers.
+            The number of used pushes for each staleness, summed over all workers and servers.
         """
         return self._strategy.placement.remote.variables.client.staleness()
 
@@ -195,7 +196,7 @@ class ClusterCoordinator(Closing):
 
     @property
     def present_workers(self) -> list[int]:
-        """The indices of those that were not given up."""
+        """Indices of all workers that are not permanently lost."""
         return [index for index in range(len(self._links)) if index not in self._ended]
 
     @filters_traceback
@@ -207,26 +208,28 @@ class ClusterCoordinator(Closing):
         *,
         worker: int | None = None,
     ) -> RemoteValue:
-        """Has a worker call a function, and returns at once. Call in cross-replica context.
+        """Schedules a function on a worker and returns immediately. Call in cross-replica context.
 
-        The function runs at least once: where its worker is lost, another one runs it. What it
-        counts in metrics counts once. It is sent to a worker once, with the models, optimizers and
-        metrics that it refers to; pass what changes as arguments.
+        The function runs at least once: if its worker is lost, it runs again on another one, and
+        its metric updates count once. Each worker receives the function once, with the models,
+        optimizers and metrics that it refers to. Pass changing values as arguments.
 
         Args:
-            fn: the function, run on the worker as it is; `strategy.run` in it compiles.
-            args: tuple or list of positional arguments; of `PerWorkerValues` a worker gets its own,
-                and of a `RemoteValue` the value, when it is there.
-            kwargs: keyword arguments, likewise.
-            worker: the index of the only worker that may run it; None for any.
+            fn: the function. The worker calls it as is; `strategy.run` in it compiles.
+            args: tuple or list of positional arguments. For `PerWorkerValues` the function receives
+                the value of its worker; for a `RemoteValue` its value, once it is ready.
+            kwargs: keyword arguments, treated in the same way.
+            worker: index of the only worker that may run it; None for any worker.
 
         Returns:
-            Its result, later.
+            A `RemoteValue` for the result.
 
         Raises:
-            TypeError: `fn` cannot be called, or something cannot leave this process.
-            ValueError: no such worker, `args` is no tuple or list, or an argument of another
-                coordinator. Otherwise the error of an earlier function, once.
+            TypeError: `fn` is not callable, or something in it or its arguments cannot be sent to
+                another process.
+            ValueError: `worker` is out of range, `args` is not a tuple or list, or an argument
+                belongs to another coordinator. Any other error is that of an earlier function,
+                raised once.
 
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.schedule.
         """
@@ -247,8 +250,8 @@ class ClusterCoordinator(Closing):
             raise TypeError(
                 explain(
                     f"schedule received fn={fn!r} of type {type(fn).__name__}.",
-                    expected="a function.",
-                    fix="pass the function itself, and its arguments in `args`.",
+                    expected="a callable.",
+                    fix="pass the function as `fn` and its arguments as `args`.",
                 )
             )
         if args is not None and not isinstance(args, tuple | list):
@@ -264,20 +267,20 @@ class ClusterCoordinator(Closing):
                 explain(
                     f"schedule received worker={worker!r}.",
                     expected=f"an index from 0 to {self.num_workers - 1}, or None for any worker.",
-                    fix="leave `worker` out.",
+                    fix="omit `worker`.",
                 )
             )
 
     @filters_traceback
     def join(self, *, progress: bool = False) -> None:
-        """Waits until every scheduled function has ended. Call in cross-replica context.
+        """Waits until all scheduled functions have finished. Call in cross-replica context.
 
         Args:
-            progress: whether to draw meanwhile how many have ended.
+            progress: True shows a progress bar.
 
         Raises:
-            BaseException: the first error of a function, once; those that had not started then are
-                cancelled.
+            BaseException: the first error of a function, raised once; functions that had not
+                started by then are cancelled.
 
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.join.
         """
@@ -289,34 +292,34 @@ class ClusterCoordinator(Closing):
                 draw()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until every scheduled function has ended, for some time.
+        """Waits until all scheduled functions have finished, for a limited time.
 
         Args:
-            timeout_s: how long.
+            timeout_s: time limit in seconds.
 
         Returns:
-            Whether all have ended.
+            True if all functions have finished.
 
         Raises:
-            BaseException: as `join`.
+            BaseException: as in `join`.
         """
         return self._queue.wait(timeout_s)
 
     @property
     def num_unfinished(self) -> int:
-        """Number of functions that have not ended."""
+        """Number of scheduled functions that have not finished."""
         counts = self._queue.counts
         return counts["queued"] + counts["waiting"] + counts["running"]
 
     @filters_traceback
     def done(self) -> bool:
-        """Returns True if every scheduled function has ended. Call in cross-replica context.
+        """Returns True if all scheduled functions have finished. Call in cross-replica context.
 
         Returns:
-            Whether that is so.
+            True if nothing is queued or running.
 
         Raises:
-            BaseException: as `join`.
+            BaseException: as in `join`.
 
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.done.
         """
@@ -327,13 +330,14 @@ class ClusterCoordinator(Closing):
         """Waits for results and returns them as NumPy arrays. Call in cross-replica context.
 
         Args:
-            val: pytree with `RemoteValue` leaves, and `PerWorkerValues` of them.
+            val: pytree with leaves of type `RemoteValue`, or `PerWorkerValues` of them.
 
         Returns:
-            The same with values in their places; lists in those of `PerWorkerValues`.
+            The same pytree with values instead; a list of values for each `PerWorkerValues`.
 
         Raises:
-            CancelledError: a function was given up. Otherwise what a function raised.
+            CancelledError: a function was cancelled. Any other error is the one that a function
+                raised.
 
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.fetch.
         """
@@ -348,35 +352,36 @@ class ClusterCoordinator(Closing):
         )
 
     def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
-        """Has each worker make a dataset of its own. Call in cross-replica context.
+        """Creates a dataset on each worker. Call in cross-replica context.
 
         Args:
-            dataset_fn: called on each worker, again where it comes back; returns what can be
-                iterated. Or a dataset, which is sent to the workers.
+            dataset_fn: function that returns an iterable, called on each worker and again after a
+                restart; or a dataset, which is sent to the workers.
 
         Returns:
-            The dataset; `iter()` of it is what scheduled functions get, and each worker its own
-            iterator of.
+            The dataset. Pass `iter(dataset)` to scheduled functions: each receives the iterator of
+            its worker.
 
         Raises:
-            TypeError: something in it cannot leave this process.
+            TypeError: something in `dataset_fn` cannot be sent to another process.
 
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.create_per_worker_dataset.
         """
         return PerWorkerDataset(lambda: self._made_on_workers(_Iterator(dataset_fn)))
 
     def create_per_worker(self, make: Callable[[], Any]) -> PerWorkerValues:
-        """Has each worker make an object, which scheduled functions get.
+        """Creates an object on each worker, for use by scheduled functions.
 
         Args:
-            make: called on each worker before the first function that needs it, again where it
-                comes back.
+            make: called on each worker before the first function that needs the object, and again
+                after a restart of the worker.
 
         Returns:
-            What stands for the objects, as an argument of functions.
+            A reference to the objects: as an argument, a function receives the object of its
+            worker.
 
         Raises:
-            TypeError: something in it cannot leave this process.
+            TypeError: something in `make` cannot be sent to another process.
         """
         return PerWorkerValues(self._made_on_workers(make))
 
@@ -384,7 +389,7 @@ class ClusterCoordinator(Closing):
         return [self._shipments.resource(make)] * self.num_workers
 
     def close(self) -> None:
-        """Ends all waiting and the workers; functions that have not ended are cancelled."""
+        """Stops the workers, and cancels functions that have not finished."""
         if self.stalls is not None:
             self.stalls.close()
         self._queue.close()
@@ -395,16 +400,12 @@ class ClusterCoordinator(Closing):
 
 
 class _Iterator:
-    """Makes a worker's iterator.
-
-    Args:
-        dataset_or_fn: the dataset, or what returns it.
-    """
+    """Creates a worker's iterator from a dataset, or from a function that returns one."""
 
     def __init__(self, dataset_or_fn: Any) -> None:
         self._dataset_or_fn = dataset_or_fn
 
     def __call__(self) -> Any:
-        """Returns the iterator."""
+        """Returns a new iterator."""
         source = self._dataset_or_fn
         return iter(source if hasattr(source, "__iter__") else source())

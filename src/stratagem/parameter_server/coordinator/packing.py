@@ -1,4 +1,4 @@
-"""Interface of pickling between the coordinator and workers."""
+"""Interface for pickling between the coordinator and workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Packing", "Resource"]
 
 @dataclasses.dataclass(frozen=True)
 class Resource:
-    """Reference to an object that each worker creates and keeps, by its number."""
+    """Reference, by number, to an object that each worker creates and stores."""
 
     number: int
 
@@ -19,24 +19,24 @@ class Packing(Protocol):
     """Pickles objects for another process. The coordinator's executor and each worker have one."""
 
     def pack(self, value: Any, strategy: Any) -> bytes:
-        """Returns an object as bytes, with the strategy and its variables by name."""
+        """Pickles an object, with references to the strategy and its variables by name."""
         ...
 
     def unpack(self, data: bytes, strategy: Any) -> Any:
-        """Returns the object of `pack`'s bytes, with this process's strategy and variables."""
+        """Unpickles an object, with this process's strategy and variables."""
         ...
 
     def take_built(self, strategy: Any) -> list[tuple[int, list[str]]]:
         """Returns the optimizers that a worker has built since the last call.
 
-        Each is a pair of its number and the names of the variables that it trains.
+        Each is a pair of the optimizer's number and the names of the variables that it trains.
         """
         ...
 
     def collected(self, number: int) -> Any:
-        """Returns the coordinator's variable of a worker's count; None if it is unused by now."""
+        """Returns the coordinator's variable for a worker's metric count; None if it is unused."""
         ...
 
     def build(self, number: int, names: list[str], strategy: Any) -> None:
-        """Builds the coordinator's optimizer as a worker has built its copy."""
+        """Builds the coordinator's copy of an optimizer that a worker has built."""
         ...

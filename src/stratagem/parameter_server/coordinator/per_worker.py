@@ -13,13 +13,13 @@ __all__ = ["PerWorkerDataset", "PerWorkerIterator", "PerWorkerValues"]
 
 
 class PerWorkerValues:
-    """Values of which each worker gets its own, as an argument of a scheduled function.
+    """One value per worker: a scheduled function gets the value of the worker that runs it.
 
     Args:
-        values: one a worker, in the order of the workers.
+        values: one `RemoteValue` per worker, in the order of the workers.
 
     Raises:
-        ValueError: an element that is no `RemoteValue`.
+        ValueError: an element is not a `RemoteValue`.
 
     Source: TF 2.21 values.py, PerWorkerValues.
     """
@@ -30,8 +30,8 @@ class PerWorkerValues:
                 raise ValueError(
                     explain(
                         f"PerWorkerValues received an element of type {type(value).__name__}.",
-                        expected="a RemoteValue for each worker.",
-                        fix="schedule a function on each worker and pass what schedule returns.",
+                        expected="one RemoteValue per worker.",
+                        fix="schedule a function on each worker and pass the list of results.",
                     )
                 )
         self.values = tuple(values)
@@ -41,10 +41,12 @@ class PerWorkerValues:
 
 
 class PerWorkerIterator(PerWorkerValues):
-    """Iterators of which each worker has its own. Made by `iter` of a per-worker dataset.
+    """One iterator per worker, created by `iter(per_worker_dataset)`.
+
+    Only scheduled functions can call `next` on it.
 
     Raises:
-        NotImplementedError: the coordinator asks for the next batch.
+        NotImplementedError: `next` is called in the coordinator.
 
     Source: TF 2.21 cluster_coordinator.py, PerWorkerDistributedIterator.
     """
@@ -54,27 +56,27 @@ class PerWorkerIterator(PerWorkerValues):
         return self
 
     def __next__(self) -> NoReturn:
-        """Raises: the batches are on the workers."""
+        """Raises NotImplementedError: the batches are on the workers."""
         raise NotImplementedError(
             explain(
-                "The coordinator asked for the next batch of a per-worker dataset.",
-                expected="scheduled functions that ask for it, on the workers.",
-                fix="pass the iterator to a function that calls next() on it: "
+                "next() was called in the coordinator on the iterator of a per-worker dataset.",
+                expected="next() in a scheduled function, which runs on a worker.",
+                fix="pass the iterator to a scheduled function: "
                 "coordinator.schedule(step, args=(iterator,)).",
             )
         )
 
 
 class PerWorkerDataset:
-    """A dataset that each worker reads for itself. Made by `create_per_worker_dataset`.
+    """A dataset with an independent copy on each worker. Created by `create_per_worker_dataset`.
 
     Args:
-        make_iterators: returns what stands for the workers' new iterators.
+        make_iterators: returns references to new iterators, one per worker.
     """
 
     def __init__(self, make_iterators: Callable[[], Sequence[Resource]]) -> None:
         self._make_iterators = make_iterators
 
     def __iter__(self) -> PerWorkerIterator:
-        """Returns an iterator for each worker, to be passed to scheduled functions."""
+        """Returns an iterator for each worker, as an argument for scheduled functions."""
         return PerWorkerIterator(self._make_iterators())

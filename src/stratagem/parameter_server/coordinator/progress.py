@@ -1,4 +1,4 @@
-"""Progress bar of the scheduled functions."""
+"""Progress bar for scheduled functions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,10 @@ __all__ = ["drawn_progress"]
 def drawn_progress(
     counts: Callable[[], Mapping[str, int]], console: Console | None = None
 ) -> Generator[Callable[[], None]]:
-    """Draws a bar for the time of a `with` block.
+    """Shows a progress bar in a `with` block; yields a function that redraws it.
 
-    Args:
-        counts: returns how many functions are queued, waiting, running, and done since the
-            beginning.
-        console: where it is drawn; None for stderr. One that is no terminal gets the last state.
-
-    Yields:
-        What draws the state of now.
+    `counts` has the keys of `ClosureQueue.counts`. `console` None is stderr; a console that is not
+    a terminal shows only the last state.
     """
     done_before = counts()["done"]
     columns = (

@@ -1,4 +1,4 @@
-"""The result of a scheduled function, which is there later."""
+"""`RemoteValue`: the future result of a scheduled function."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["RemoteValue", "RemoteValueStatus"]
 
 
 class RemoteValueStatus(enum.Enum):
-    """Status of a remote value.
+    """Status of a `RemoteValue`.
 
-    ABORTED is that of a function that failed, was cancelled, or whose worker was lost; it turns
-    READY when the function has run again.
+    ABORTED means that the function failed, was cancelled, or lost its worker. In the last case it
+    turns READY once the function has run again.
 
     Source: TF 2.21 remote_value.py, RemoteValueStatus.
     """
@@ -31,12 +31,11 @@ class RemoteValueStatus(enum.Enum):
 
 
 class RemoteValue:
-    """The result of a function that `ClusterCoordinator.schedule` was given.
+    """Future result of a function scheduled with `ClusterCoordinator.schedule`, which creates it.
 
-    Made by `schedule`. It may be an argument of another scheduled function, which starts when it is
-    there.
+    It can be an argument of another scheduled function, which starts once the value is ready.
 
-    `owner` is what the coordinator knows it by that it is a result of; None of nobody.
+    `owner` identifies the coordinator that the value belongs to; None if it belongs to none.
 
     Source: TF 2.21 remote_value.py, RemoteValue.
     """
@@ -55,23 +54,23 @@ class RemoteValue:
 
     @property
     def status(self) -> RemoteValueStatus:
-        """Status of the value."""
+        """Current status."""
         return self._status
 
     @property
     def error(self) -> BaseException | None:
-        """Why it was aborted; None where it was not, or its function will run again."""
+        """The error that aborted it; None if there is none or its function will run again."""
         return self._error
 
     def fetch(self) -> Any:
-        """Waits for the value and returns it as NumPy arrays. Call in cross-replica context.
+        """Waits for the value and returns it with NumPy arrays. Call in cross-replica context.
 
         Returns:
-            What the function returned, with NumPy arrays in place of those of JAX.
+            The function's return value, with JAX arrays converted to NumPy arrays.
 
         Raises:
-            CancelledError: the function was given up because another one failed. Otherwise what the
-                function raised.
+            CancelledError: the function was cancelled because another one failed. Any other error
+                is the one that the function raised.
 
         Source: TF 2.21 remote_value.py, RemoteValue.fetch.
         """
@@ -80,7 +79,7 @@ class RemoteValue:
         )
 
     def get(self) -> Any:
-        """Waits for the value and returns it as arrays of JAX; otherwise as `fetch`.
+        """Waits for the value and returns it with JAX arrays; otherwise as `fetch`.
 
         Source: TF 2.21 remote_value.py, RemoteValue.get.
         """
@@ -92,26 +91,20 @@ class RemoteValue:
         )
 
     def set_value(self, value: Any) -> None:
-        """Makes it ready.
-
-        Args:
-            value: what the function returned.
-        """
+        """Sets the function's return value and makes the status READY."""
         self._change(RemoteValueStatus.READY, value, None)
 
     def abort(self, error: BaseException | None) -> None:
-        """Makes it aborted.
+        """Makes the status ABORTED.
 
-        Args:
-            error: why; None where the function is to run again, for which `fetch` waits.
+        With `error` None the function will run again, and `fetch` waits for it.
         """
         self._change(RemoteValueStatus.ABORTED, None, error)
 
     def observe(self, observer: Callable[[RemoteValue], None]) -> None:
-        """Calls a function when the value is there or will never be; at once if that is so now.
+        """Calls `observer` once the value is set or has failed, in the thread that settles it.
 
-        Args:
-            observer: the function, called in the thread that settles the value.
+        If it is settled already, the call is immediate.
         """
         with self._changed:
             if not self._is_settled:

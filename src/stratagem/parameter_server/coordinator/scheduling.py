@@ -1,4 +1,4 @@
-"""Scheduling: the executor of the coordinator, whose `ClusterCoordinator` runs steps on workers."""
+"""Executor of the coordinator process, whose `ClusterCoordinator` schedules steps on workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ _POLL_S = 0.05
 
 
 class Scheduling(Lockstep):
-    """Executor of the coordinator.
+    """Executor of the coordinator process.
 
-    Args:
-        strategy: the coordinator's strategy.
-        packing: pickles functions and values for workers.
-
-    `coordinator` is the `ClusterCoordinator`, once there is one.
+    `coordinator` is the strategy's `ClusterCoordinator`, None until it is created. `packing`
+    pickles functions and values for workers.
     """
 
     schedules = True
@@ -33,12 +30,12 @@ class Scheduling(Lockstep):
         self.coordinator: Any = None
 
     def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Runs a function in the coordinator, with a warning."""
+        """Runs a function in the coordinator process, with a warning."""
         warnings.warn(
             explain(
-                "strategy.run was called in the coordinator, and runs there.",
-                expected="functions that run on workers.",
-                fix="call it in a function that is given to ClusterCoordinator.schedule.",
+                "strategy.run was called in the coordinator, so the function runs there.",
+                expected="strategy.run in a scheduled function, which runs on a worker.",
+                fix="call it in a function passed to ClusterCoordinator.schedule.",
             ),
             RuntimeWarning,
             stacklevel=4,
@@ -46,18 +43,18 @@ class Scheduling(Lockstep):
         return super().run(fn, args, kwargs)
 
     def settle(self) -> None:
-        """Waits until no scheduled function is left; raises the error of a failed one."""
+        """Waits until all scheduled functions have finished; raises the error of a failed one."""
         if self.coordinator is None:
             return
         variables = self._strategy.placement.remote.variables
         if variables.mode.num_needed > 0:
-            # The remaining gradients may be too few for an update, and then each waits for others.
+            # The last gradients may be too few for an update, so their workers would block forever.
             while not self.coordinator.wait(_POLL_S):
                 if self.coordinator.num_unfinished < variables.mode.num_needed:
                     variables.client.flush()
         self.coordinator.join()
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Stops the workers."""
         if self.coordinator is not None:
             self.coordinator.close()

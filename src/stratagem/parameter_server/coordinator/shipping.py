@@ -1,4 +1,4 @@
-"""Functions and creators of objects, sent to each worker once and referred to by number."""
+"""Payloads for workers: functions and resources are sent once, then referred to by number."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["Call", "Shipment", "Shipments", "inputs_of"]
 
-# Of all coordinators, so that what belongs to another one is not taken for one's own.
+# Shared by all coordinators, so that a foreign resource is never mistaken for an own one.
 _numbers = itertools.count(1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shipment:
-    """One function, packed.
+    """A pickled function.
 
-    Args:
-        number: by which workers know it, or what it makes.
-        kind: "function"; or "resource" if each worker calls it once and keeps what it returns.
-        source: the function; kept, so that no other one takes its identity.
-        packed: its bytes.
+    `kind` is "function", or "resource" if each worker calls it once and stores the result. `number`
+    identifies the function or its result on workers. `source` is the function itself; the reference
+    prevents reuse of its id.
     """
 
     number: int
@@ -41,20 +39,16 @@ class Shipment:
     packed: bytes
 
     def message(self) -> Message:
-        """Returns what a worker is told."""
+        """Returns the message that sends it to a worker."""
         return Message(self.kind, {"number": self.number}, [np.frombuffer(self.packed, np.uint8)])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """A function and its arguments.
+    """A function call for a worker.
 
-    Args:
-        function: the function.
-        resources: what it uses of each worker.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        packed: both as bytes; None if they are not the same for every worker.
+    `resources` are the shipments that the worker needs first. `packed` is the pickled arguments, or
+    None if they differ by worker.
     """
 
     function: Shipment
@@ -64,19 +58,14 @@ class Call:
     packed: bytes | None
 
     def message(self, worker: int, strategy: Any) -> Message:
-        """Returns what a worker is told.
-
-        Args:
-            worker: its index.
-            strategy: the coordinator's.
-        """
+        """Returns the message that runs the call on a worker."""
         packed = self.packed
         if packed is None:
             own = map_structure(
                 lambda leaf: _own_value(leaf, worker), (self.args, self.kwargs), _is_remote
             )
             packed = strategy.executor.packing.pack(own, strategy)
-        # By which the worker knows whether values that it has are still the coordinator's.
+        # A new `num_writes` makes the worker discard values from before the coordinator's writes.
         fields = {
             "number": self.function.number,
             "num_writes": strategy.placement.remote.variables.num_writes,
@@ -85,11 +74,7 @@ class Call:
 
 
 class Shipments:
-    """Packs each function once.
-
-    Args:
-        strategy: the coordinator's.
-    """
+    """Pickles each function once and numbers it."""
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
@@ -99,14 +84,7 @@ class Shipments:
         self._resources: dict[int, Shipment] = {}
 
     def function(self, function: Callable[..., Any]) -> Shipment:
-        """Returns a function's shipment.
-
-        Args:
-            function: the function.
-
-        Raises:
-            TypeError: something in it cannot leave this process.
-        """
+        """Returns a function's shipment; raises a TypeError if it cannot be pickled."""
         key = _identity(function)
         with self._lock:
             known = self._functions.get(key)
@@ -117,13 +95,9 @@ class Shipments:
             return known
 
     def resource(self, make: Callable[[], Any]) -> Resource:
-        """Returns what stands for an object that each worker makes for itself.
+        """Returns a reference to an object that each worker creates by calling `make`.
 
-        Args:
-            make: makes it.
-
-        Raises:
-            TypeError: something in it cannot leave this process.
+        Raises a TypeError if `make` cannot be pickled.
         """
         packed = self._packing.pack(make, self._strategy)
         with self._lock:
@@ -134,14 +108,10 @@ class Shipments:
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Call:
         """Returns a call of a function.
 
-        Args:
-            function: the function.
-            args: positional arguments.
-            kwargs: keyword arguments.
-
         Raises:
-            TypeError: something in them cannot leave this process.
-            ValueError: an argument of another coordinator, or not one value for each worker.
+            TypeError: something in it cannot be pickled.
+            ValueError: an argument belongs to another coordinator, or does not have one value per
+                worker.
         """
         leaves = [leaf for leaf in leaves_of((args, kwargs), _is_remote) if _is_remote(leaf)]
         remote = _each(leaves)
@@ -162,7 +132,7 @@ class Shipments:
                 raise ValueError(
                     explain(
                         "schedule received an argument that belongs to another coordinator.",
-                        expected="results, per-worker values and datasets of this one.",
+                        expected="results, per-worker values and datasets of this coordinator.",
                         fix="fetch the value first: args=(value.fetch(),).",
                     )
                 )
@@ -173,14 +143,14 @@ class Shipments:
                     explain(
                         f"schedule received PerWorkerValues with {len(leaf.values)} values for "
                         f"{num_workers} workers.",
-                        expected="one for each worker.",
+                        expected="one value per worker.",
                         fix="schedule a function on each worker and pass all results.",
                     )
                 )
 
 
 def _identity(function: Callable[..., Any]) -> Any:
-    """By which a function is known again; a method is another object each time it is asked for."""
+    """Returns a function's cache key; each access of a method creates a new object."""
     if isinstance(function, types.MethodType):
         name = function.__func__.__name__
         if getattr(function.__self__, name, None) == function:
@@ -189,18 +159,13 @@ def _identity(function: Callable[..., Any]) -> Any:
 
 
 def inputs_of(args: Any, kwargs: Any) -> list[RemoteValue]:
-    """Returns the results of other functions among arguments.
-
-    Args:
-        args: positional arguments.
-        kwargs: keyword arguments.
-    """
+    """Returns the results of other functions among the arguments."""
     remote = _each(leaves_of((args, kwargs), _is_remote))
     return [one for one in remote if isinstance(one, RemoteValue)]
 
 
 def _each(leaves: list[Any]) -> list[Any]:
-    """Those of all workers one by one."""
+    """Expands per-worker values into their elements."""
     return [
         one
         for leaf in leaves

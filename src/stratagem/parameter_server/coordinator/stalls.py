@@ -1,7 +1,7 @@
-"""Synchronous updates that nobody completes any more, and how they are let go on.
+"""Watch for synchronous updates that can no longer complete.
 
-A server that is started again may wait for a worker that waits at another one; and where functions
-are left for fewer workers than an update needs, those wait for ever.
+A restarted server may wait for a worker that waits at another server. Or the remaining functions
+occupy fewer workers than an update needs.
 """
 
 from __future__ import annotations
@@ -25,25 +25,18 @@ def is_stalled(
 ) -> bool:
     """Returns True if every worker that could complete an update waits for it.
 
-    Args:
-        running: the workers that run a function.
-        idle: those that do not, and will be there.
-        num_queued: how many functions have not started that one of the idle may run.
-        waiting: the names of the workers that wait at any server.
+    `running` and `idle` are indices of available workers, `num_queued` counts functions that idle
+    ones may run, and `waiting` holds the names of workers that wait at a server.
     """
     may_come = bool(idle) and num_queued > 0
     return bool(running) and not may_come and {f"worker {one}" for one in running} <= {*waiting}
 
 
 class StallWatch(Closing):
-    """Looks, every second, whether updates have stalled, and has them made with what is there.
+    """Checks for stalled updates once per second and applies them with the gradients that arrived.
 
-    `num_stalls` counts how often that was so.
-
-    Args:
-        client: of the servers.
-        workers: returns which run a function, which do not, and how many functions are queued for
-            those that do not.
+    `workers` returns the workers that run a function, the available idle ones, and the number of
+    functions queued for the latter. `num_stalls` counts the stalls.
     """
 
     def __init__(
@@ -59,14 +52,14 @@ class StallWatch(Closing):
         threading.Thread(target=self._run, name="stall watch", daemon=True).start()
 
     def close(self) -> None:
-        """Looks no more; does not wait for servers that are asked now."""
+        """Stops the checks; does not wait for one in progress."""
         self._is_over.set()
 
     def _run(self) -> None:
         while not self._is_over.wait(_LOOK_S):
             try:
                 self._look()
-            except (UnavailableError, ServerError):  # of servers that are gone others tell
+            except (UnavailableError, ServerError):  # other code reports lost servers
                 self._last = None
 
     def _look(self) -> None:
@@ -80,7 +73,7 @@ class StallWatch(Closing):
             (told["lifetime"], told["version"], told["num_discarded"], told["waiting"])
             for told in servers.values()
         ]
-        # Twice the same: what was seen once may be a moment between two answers.
+        # Stalled twice in the same state: a single look may fall between two answers.
         if is_stalled(running, idle, num_queued, waiting) and now == self._last:
             self.num_stalls += 1
             self._client.flush()

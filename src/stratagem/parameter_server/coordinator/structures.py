@@ -1,7 +1,4 @@
-"""Arguments and results as structures, of which only some leaves matter.
-
-Those of JAX have to have keys that can be sorted; what people pass to functions need not.
-"""
+"""Mapping over arguments and results. Unlike in JAX, dict keys need not be sortable."""
 
 from __future__ import annotations
 
@@ -16,15 +13,9 @@ __all__ = ["leaves_of", "map_structure"]
 def map_structure(
     function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False
 ) -> Any:
-    """Calls a function for each leaf.
+    """Returns a structure with `function` applied to each leaf; dicts keep their order.
 
-    Args:
-        function: given a leaf, returns what stands in its place.
-        value: lists, tuples and dicts of any keys, and whatever else JAX takes apart.
-        is_leaf: tells what is not taken apart.
-
-    Returns:
-        The same structure, its dicts in their order.
+    Recurses into lists, tuples, dicts and JAX pytrees, except where `is_leaf` returns True.
 
     Example:
         >>> from stratagem.parameter_server.coordinator.structures import map_structure
@@ -43,12 +34,7 @@ def map_structure(
 
 
 def leaves_of(value: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """Returns the leaves of a structure.
-
-    Args:
-        value: as `map_structure` takes it.
-        is_leaf: tells what is not taken apart.
-    """
+    """Returns the leaves of a structure; see `map_structure`."""
     leaves: list[Any] = []
     map_structure(leaves.append, value, is_leaf)
     return leaves

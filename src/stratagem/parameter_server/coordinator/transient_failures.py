@@ -1,4 +1,4 @@
-"""Servers that workers cannot reach for a moment."""
+"""Retries after transient failures of workers to reach a server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ __all__ = ["TransientFailures"]
 
 
 class TransientFailures:
-    """Counts functions that failed because their workers could not reach a server.
+    """Counts consecutive functions, over all workers, that could not reach a server.
 
-    Args:
-        limit: how many there may be in a row, of all workers.
+    More than `limit` of them in a row are an error.
     """
 
     def __init__(self, limit: int) -> None:
@@ -24,16 +23,12 @@ class TransientFailures:
         self._lock = threading.Lock()
 
     def note_success(self) -> None:
-        """Notes that a function has ended well: it could reach the servers."""
+        """Resets the count after a function has succeeded."""
         with self._lock:
             self._count = 0
 
     def is_tolerated(self, error: BaseException) -> bool:
-        """Returns True if a failed function is retried, with a warning.
-
-        Args:
-            error: why it failed.
-        """
+        """Returns True, with a warning, if the failed function should be retried."""
         if not isinstance(error, PSUnavailableError):
             return False
         with self._lock:
@@ -44,9 +39,10 @@ class TransientFailures:
         (reason, *_) = str(error).splitlines()
         warnings.warn(
             explain(
-                f"Failure {count} of {self._limit} in a row that are tolerated: {reason}",
-                expected="servers that all workers can reach.",
-                fix="nothing, if it does not come again: the function is run again.",
+                f"Failure {count} of at most {self._limit} in a row; retrying the function: "
+                f"{reason}",
+                expected="parameter servers that all workers can reach.",
+                fix="check the network and the servers if this warning repeats.",
             ),
             RuntimeWarning,
             stacklevel=2,

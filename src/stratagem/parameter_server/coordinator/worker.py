@@ -1,4 +1,4 @@
-"""A worker: a process that runs what the coordinator sends it, one function after the other."""
+"""Worker process: runs the functions that the coordinator sends, one at a time."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["Worker", "cache_variable_reads", "get_current_worker_index"]
 
-_AGAIN = Message("again")  # it did not run, and is to be sent anew
-# A coordinator that closes has given up what runs; this is for what is about to end.
+_AGAIN = Message("again")  # the function did not run: send it again
+# Grace period for a function that is about to finish; its result is discarded anyway.
 _CLOSE_S = 0.2
-_MAX_ANSWERED = 4  # as many as may be asked for at a time, and some more
+_MAX_ANSWERED = 4  # more than the coordinator may ask for at a time
 
 
 class _Current(threading.local):
@@ -44,10 +44,10 @@ def get_current_worker_index() -> int:
     """Returns the index of the worker that runs the function. Call in a scheduled function.
 
     Returns:
-        Its index among the workers, from 0.
+        Index of the worker, from 0.
 
     Raises:
-        RuntimeError: elsewhere.
+        RuntimeError: called outside of a scheduled function.
 
     Source: TF 2.21 coordinator_context.py, get_current_worker_index.
     """
@@ -56,17 +56,16 @@ def get_current_worker_index() -> int:
 
 @contextlib.contextmanager
 def cache_variable_reads() -> Generator[None]:
-    """Lets a block of a scheduled function read each variable once. Call in a scheduled function.
+    """Caches reads of remote variables in a `with` block. Call in a scheduled function.
 
-    In the block reads of variables on servers, by `variable.value` and by the steps of
-    `strategy.run`, are answered from this worker's copy, which the first of them has fetched. What
-    this function writes is seen, by its assignments and by its optimizers; what other workers write
-    is seen after an update of this one, or after the block. Tables, of which rows are looked up,
-    are asked for each time.
+    In the block, this worker fetches each variable once; later reads by `variable.value` and by
+    steps of `strategy.run` use the copy. Assignments and optimizer updates of this worker are
+    visible. Writes of other workers become visible after an update of this worker, or after the
+    block. Row lookups are not cached.
 
     Raises:
-        ValueError: in such a block. RuntimeError: outside every scheduled function, or in a replica
-            function.
+        ValueError: such a block is already active.
+        RuntimeError: called outside of a scheduled function, or in a replica function.
 
     Example::
 
@@ -82,7 +81,7 @@ def cache_variable_reads() -> Generator[None]:
         raise RuntimeError(
             explain(
                 "cache_variable_reads was called in a replica function.",
-                expected="a block around strategy.run: a step reads each variable once anyway.",
+                expected="a block around strategy.run; one step reads each variable only once.",
                 fix="call it in the scheduled function, before strategy.run.",
             )
         )
@@ -94,27 +93,23 @@ def _worker_index(asked_by: str) -> int:
     if _current.worker_index is None:
         raise RuntimeError(
             explain(
-                f"{asked_by} was called outside every scheduled function.",
-                expected="a function that a worker runs.",
-                fix="call it in the function that is given to ClusterCoordinator.schedule.",
+                f"{asked_by} was called outside of a scheduled function.",
+                expected="a call in a function that runs on a worker.",
+                fix="call it in a function passed to ClusterCoordinator.schedule.",
             )
         )
     return _current.worker_index
 
 
 class Worker(Closing):
-    """Runs functions for a coordinator, from the moment it is made.
+    """Listens for a coordinator and runs its functions, from construction until `close`.
 
-    Args:
-        keys: keys of the cluster.
-        packing: pickles functions and values.
-        make_strategy: returns this worker's strategy, for a client of the servers, the index of the
-            worker, and the mode in which servers apply gradients.
-        host: address to listen at.
-        port: port to listen at; 0 for any free one.
+    `make_strategy` returns this worker's strategy, given a client of the servers, the index of the
+    worker, and the mode in which servers apply gradients. `port` 0 is any free port.
 
     Raises:
-        OSError: the address is taken. ImportError: pyzmq is not installed.
+        OSError: the address is in use.
+        ImportError: pyzmq is not installed.
     """
 
     def __init__(
@@ -150,11 +145,11 @@ class Worker(Closing):
 
     @property
     def address(self) -> str:
-        """Address of this worker."""
+        """Address that the worker listens on."""
         return self._listener.address
 
     def close(self) -> None:
-        """Stops to listen; a function that runs on is given up."""
+        """Stops listening; abandons a function that still runs."""
         self._listener.close(limit_s=_CLOSE_S)
         if self._connections is not None:
             self._connections.close()
@@ -164,16 +159,16 @@ class Worker(Closing):
         if message.kind != "run":
             request.answer(self._answers[message.kind](message))
             return
-        # They come by several connections, and run in the order in which they were sent.
+        # Functions arrive on several connections, but run in the order in which they were sent.
         order = message.fields["order"]
-        if order < self._next_order:  # the answer was lost; or it was sent before this one joined
+        if order < self._next_order:  # its answer was lost, or it was sent before this join
             request.answer(self._answered.get(order, _AGAIN))
             return
         self._waiting[order] = request
         while (following := self._waiting.pop(self._next_order, None)) is not None:
             try:
                 answer = self._run(following.message)
-            except BaseException as error:  # noqa: BLE001 - such as an exit; the next one runs
+            except BaseException as error:  # noqa: BLE001 - an exit, say: the worker continues
                 answer = failed_message(error)
             self._answered[self._next_order] = answer
             self._answered.pop(self._next_order - _MAX_ANSWERED, None)
@@ -181,9 +176,9 @@ class Worker(Closing):
             following.answer(answer)
 
     def _join(self, message: Message) -> Message:
-        """Fields: the coordinator's name, this worker's index, the servers, and limits."""
+        """Joins a coordinator. Fields: its name, this worker's index, the servers, and limits."""
         told = message.fields
-        if told["coordinator"] != self._coordinator:  # else it has come back to the same one
+        if told["coordinator"] != self._coordinator:  # equal after a reconnect
             self._leave()
             silence_s = told.get("recovery_timeout_s")
             self._connections = Connections(self._keys, told["servers"], silence_s=silence_s)
@@ -192,14 +187,14 @@ class Worker(Closing):
             self._strategy = self._make_strategy(client, told["index"], mode)
             self._coordinator, self._index = told["coordinator"], told["index"]
         self._next_order = told["first_order"]
-        for request in self._waiting.values():  # what they wait for was lost on its way
+        for request in self._waiting.values():  # their predecessors were lost in transit
             request.answer(_AGAIN)
         self._waiting.clear()
         self._answered.clear()
         return Message("ok", {"pid": os.getpid()})
 
     def _move_server(self, message: Message) -> Message:
-        """A server is elsewhere now; a function that runs may wait for it."""
+        """Sets a server's new address; a running function may wait for that server."""
         if self._connections is not None:
             self._connections.move(message.fields["server"], message.fields["address"])
         return Message("ok")
@@ -217,7 +212,7 @@ class Worker(Closing):
         return Message("ok")
 
     def _make_resource(self, message: Message) -> Message:
-        """Makes what functions of this worker use again and again, such as its dataset."""
+        """Creates an object that functions of this worker share, such as its dataset."""
         (packed,) = message.arrays
         try:
             with self._in_function():
@@ -225,12 +220,12 @@ class Worker(Closing):
                 self._strategy.placement.remote.variables.resources[message.fields["number"]] = (
                     make()
                 )
-        except Exception as error:  # noqa: BLE001 - of the user
+        except Exception as error:  # noqa: BLE001 - user code
             return failed_message(error, is_input=True)
         return Message("ok")
 
     def _run(self, message: Message) -> Message:
-        """Fields: the number of a function; the array is its packed arguments."""
+        """Runs a function. Field: the number of the function; array: its pickled arguments."""
         (packed,) = message.arrays
         function = self._functions[message.fields["number"]]
         if message.fields["num_writes"] != self._num_writes:
@@ -242,12 +237,12 @@ class Worker(Closing):
             with self._in_function():
                 args, kwargs = self._packing.unpack(packed.tobytes(), self._strategy)
                 result = function(*args, **kwargs)
-            # Copied: what a later step donates must not be looked at.
+            # Copy: a later step may donate the buffers.
             plain = map_structure(
                 lambda leaf: np.array(leaf) if isinstance(leaf, jax.Array) else leaf, result
             )
             answer = self._packing.pack(plain, self._strategy)
-        except Exception as error:  # noqa: BLE001 - of the user
+        except Exception as error:  # noqa: BLE001 - user code
             return failed_message(error)
         counted = {
             number: _counted(variable)
@@ -272,7 +267,7 @@ class Worker(Closing):
 
 
 def _reset(variables: Any) -> None:
-    """Lets what is counted on each worker begin anew."""
+    """Resets the metric counts of this worker."""
     for variable in variables:
         if not hasattr(variable, "nothing_counted"):
             shape = np.shape(variable.storage)
@@ -281,6 +276,6 @@ def _reset(variables: Any) -> None:
 
 
 def _counted(variable: Any) -> np.ndarray:
-    """Returns a function's count, summed over the replicas of this worker."""
+    """Returns a function's metric count, summed over the replicas of this worker."""
     stored = np.asarray(variable.storage)
     return stored.sum(0, dtype=stored.dtype) if stored.ndim > len(variable.shape) else stored

@@ -1,4 +1,4 @@
-"""Errors of scheduled functions: how a worker sends them, and how the coordinator raises them."""
+"""Errors of scheduled functions: serialized by workers, raised by the coordinator."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ class DatasetVariableError(ClosureInputError, ValueError):
 
 
 class WorkerReport:
-    """The traceback of an error on a worker: a note of the error, with all workers that met it.
+    """Traceback of an error on a worker, attached to the error as a note.
 
-    Args:
-        error: as the coordinator raises it.
-        worker: the index of the worker.
-        trace: the text of its traceback.
+    Identical errors of several workers share one note, which lists the workers. `trace` is the text
+    of the traceback.
     """
 
     def __init__(self, error: BaseException, worker: int, trace: str) -> None:
@@ -41,7 +39,7 @@ class WorkerReport:
         vars(error)["worker_report"] = self
 
     def merge(self, other: WorkerReport) -> None:
-        """Adds the workers of another report to the note, if both are of the same error."""
+        """Adds the workers of another report to the note, if both describe the same error."""
         if self._key() != other._key():
             return
         self._workers = sorted({*self._workers, *other._workers})
@@ -59,27 +57,26 @@ class WorkerReport:
 
 
 def merge_reports(first: BaseException, later: BaseException) -> None:
-    """Names the workers of a later error in the note of the first one, if it is the same error."""
+    """Adds a later error's workers to the note of the first one, if the errors are the same."""
     reports = [vars(error).get("worker_report") for error in (first, later)]
     if isinstance(reports[0], WorkerReport) and isinstance(reports[1], WorkerReport):
         reports[0].merge(reports[1])
 
 
 def failed_message(error: BaseException, *, is_input: bool = False) -> Message:
-    """Returns the message of an error, of its own class if that can be sent and ends no process.
+    """Returns the message that sends an error to the coordinator.
 
-    Args:
-        error: as it was raised on this worker.
-        is_input: whether it was raised in making an input of functions, such as a dataset.
+    An error that cannot be pickled, or would end the coordinator, becomes a RuntimeError with its
+    text. `is_input` marks errors from creating an input of functions, such as a dataset.
     """
     trace = "".join(traceback.format_exception(error))
     if is_input:
         error = _input_error(error)
-    elif isinstance(error, StopIteration | StopAsyncIteration):  # would end a loop of the caller
+    elif isinstance(error, StopIteration | StopAsyncIteration):  # would end the caller's loop
         error = OutOfRangeError(
             explain(
-                f"A scheduled function raised {type(error).__name__}: its data has ended.",
-                expected="no more calls of next() than the dataset of a worker has batches.",
+                f"A scheduled function raised {type(error).__name__}: its dataset is exhausted.",
+                expected="at most as many next() calls as the worker's dataset has batches.",
                 fix="schedule fewer functions, repeat the dataset, or catch StopIteration in the "
                 "function.",
             )
@@ -89,7 +86,7 @@ def failed_message(error: BaseException, *, is_input: bool = False) -> Message:
     try:
         pickled = cloudpickle.dumps(error if isinstance(error, Exception) else in_words)
         pickle.loads(pickled)
-    except Exception:  # noqa: BLE001 - of a class that cannot be sent
+    except Exception:  # noqa: BLE001 - its class cannot be pickled
         pickled = cloudpickle.dumps(in_words)
     return Message("failed", {"trace": trace}, [np.frombuffer(pickled, np.uint8)])
 
@@ -98,8 +95,8 @@ def _input_error(error: BaseException) -> ClosureInputError:
     kind = DatasetVariableError if isinstance(error, VariableOnWorkerError) else ClosureInputError
     return kind(
         explain(
-            f"What the functions of this worker need could not be made: {error!r}",
-            expected="a dataset function that works on every worker.",
-            fix="look at where it was raised on the worker, below.",
+            f"A worker could not create its dataset or other per-worker object: {error!r}",
+            expected="a dataset function that succeeds on every worker.",
+            fix="see the worker's traceback below.",
         )
     )

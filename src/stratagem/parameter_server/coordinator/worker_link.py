@@ -1,4 +1,4 @@
-"""The coordinator's side of one worker: hands it closures, and notices when it is lost."""
+"""Coordinator's connection to one worker: sends closures and detects losses."""
 
 from __future__ import annotations
 
@@ -21,21 +21,16 @@ from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["WorkerLink"]
 
-# One closure runs while the next one is on its way, where there are enough for all workers.
+# The next closure is sent while one runs, if more are queued than there are workers.
 _NUM_LANES = 2
 _LOOK_S = 0.1
 
 
 class WorkerLink:
-    """Keeps one worker busy, in threads of its own.
+    """Keeps one worker busy, with threads that take closures from the queue.
 
-    Args:
-        index: of the worker.
-        strategy: the coordinator's.
-        connections: to the workers.
-        queue: where closures come from.
-        introduction: returns what the worker is told before anything else.
-        failures: counts those of all workers to reach a server.
+    `introduction` returns the message that makes the worker join. `failures` is shared by all
+    workers.
     """
 
     def __init__(
@@ -71,62 +66,49 @@ class WorkerLink:
 
     @property
     def is_running(self) -> bool:
-        """True if the worker runs a function, or one was sent to it."""
+        """True if the worker runs a function or one was sent to it."""
         return self._num_running > 0
 
     @property
     def num_lost_updates(self) -> int:
-        """Number of updates that servers lost, as seen by the worker."""
+        """Number of updates lost by servers, as seen by the worker."""
         return self._lost_updates.count
 
     def start(self) -> None:
-        """Begins to take closures."""
+        """Starts the threads."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Gives up what the worker runs, and waits for the threads. The queue was closed before."""
+        """Abandons running functions and waits for the threads. Close the queue first."""
         self._is_closed.set()
         self._is_there.set()
         for thread in self._threads:
-            while thread.is_alive():  # again: a worker that is back meanwhile is asked again
+            while thread.is_alive():  # repeat: the thread may ask again if the worker returns
                 self._connections.abandon(self._index, "the coordinator was closed.")
                 thread.join(_LOOK_S)
 
     def lose(self, reason: str) -> None:
-        """Notes that the worker has died: what it ran goes back to the line.
-
-        Args:
-            reason: why.
-        """
+        """Marks the worker as lost; its running functions return to the queue."""
         self._is_there.clear()
         self._connections.abandon(self._index, reason)
         self._has_joined = False
 
     def find(self, address: str) -> None:
-        """Notes that the worker is there again.
-
-        Args:
-            address: where.
-        """
+        """Marks the worker as available again, at a new address."""
         self._connections.move(self._index, address)
         self._is_there.set()
 
     def tell_server(self, server: int, address: str) -> None:
-        """Sends a server's new address to the worker, which may be waiting for that server.
-
-        Args:
-            server: its index.
-            address: where it is.
-        """
+        """Sends a server's new address to the worker, which may be waiting for that server."""
         told = Message("move", {"server": server, "address": address})
-        with contextlib.suppress(UnavailableError, ServerError):  # it is told when it joins
+        with contextlib.suppress(UnavailableError, ServerError):  # joining also sends addresses
             self._connections.ask(self._index, told)
 
     def _work(self) -> None:
         self._is_closed.wait(self._index * self._strategy.limits.start_delay_s)
         while True:
-            with self._turn:  # closures reach a worker in the order in which they are taken
+            with self._turn:  # closures are numbered in the order in which they are taken
                 self._is_there.wait()
                 closure = self._queue.get(self._index, lambda: self._num_running > 0)
                 if closure is None:
@@ -139,9 +121,9 @@ class WorkerLink:
             except UnavailableError:
                 self._take_loss(closure)
                 continue
-            except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            except BaseException as error:  # noqa: BLE001 - raised by the queue
                 self._count_running(-1)
-                self._has_joined = False  # it may wait for a number that was never sent
+                self._has_joined = False  # the worker may wait for a number that was never sent
                 self._queue.fail(closure, error)
                 continue
             if answer.kind == "again":
@@ -151,7 +133,7 @@ class WorkerLink:
             self._take(closure, answer)
 
     def _prepared(self, closure: Closure) -> Message | None:
-        """Sends what a closure needs, and returns its message; None if that fails."""
+        """Sends a closure's shipments and returns its message; None if that fails."""
         try:
             self._introduce()
             for shipment in (*closure.call.resources, closure.call.function):
@@ -161,7 +143,7 @@ class WorkerLink:
             self._has_joined = False
             self._queue.put_back(closure)
             return None
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised by the queue
             self._queue.fail(closure, error)
             return None
         message.fields["order"] = self._num_sent
@@ -179,8 +161,8 @@ class WorkerLink:
         self._queue.put_back(closure)
 
     def _take(self, closure: Closure, answer: Message) -> None:
-        """Takes what a closure has returned, or raised."""
-        self._count_running(-1)  # before the queue tells all who wait for a closure
+        """Handles the result or the error of a closure."""
+        self._count_running(-1)  # before the queue wakes waiting threads, which read the count
         try:
             if answer.kind == "failed":
                 error = self._error_of(answer)
@@ -193,14 +175,14 @@ class WorkerLink:
             for number, names in answer.fields["built"]:
                 self._packing.build(number, names, self._strategy)
             value = self._packing.unpack(result.tobytes(), self._strategy)
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised by the queue
             self._queue.fail(closure, error)
             return
         self._failures.note_success()
         self._queue.finish(closure, value, lambda: self._count(answer.fields["counted"], counted))
 
     def _count(self, numbers: list[int], counted: list[Any]) -> None:
-        """Adds what a function has counted; once, however often it was started."""
+        """Adds a closure's metric counts, once per closure even after retries."""
         for number, part in zip(numbers, counted, strict=True):
             variable = self._packing.collected(number)
             if variable is not None:
@@ -224,12 +206,13 @@ class WorkerLink:
 
     def _error_of(self, answer: Message) -> BaseException:
         error: BaseException = pickle.loads(answer.arrays[0].tobytes())
-        if isinstance(error, UnavailableError):  # a worker cannot reach a server
+        if isinstance(error, UnavailableError):  # the worker could not reach a server
             lost = PSUnavailableError(
                 explain(
                     f"Worker {self._index} could not reach a parameter server: {error}",
-                    expected="servers that run, or are started again in time.",
-                    fix="look at why the server ended; restore a checkpoint.",
+                    expected="servers that run, or restart within the recovery timeout.",
+                    fix="look at the server's log to find out why it stopped, then restore a "
+                    "checkpoint.",
                 )
             )
             lost.__cause__ = error
