@@ -246,7 +246,7 @@ def test_processes_are_watched_once(keys) -> None:
 
 
 def test_resources_are_for_each_process(keys) -> None:
-    with pytest.raises(ValueError, match="2 processes of kind 'ps' have 1 resources"):
+    with pytest.raises(ValueError, match="2 processes of kind 'ps' received 1 resources"):
         RayProcesses("ps", served.serve_parameters, [(keys,)] * 2, resources=[{}])
 
 
