@@ -375,7 +375,9 @@ def test_optimizer_that_needs_whole_tables_is_refused(mixed, name) -> None:
         table = sg.Variable(np.zeros(2, "float32"), name="users")
         optimizer = UNFIT[name]()
         optimizer.build([table])
-    with pytest.raises(NotImplementedError, match="is to average variables, to accumulate"):
+    with pytest.raises(
+        NotImplementedError, match=r"uses averaged variables \(EMA\), gradient accumulation"
+    ):
         strategy.run(lambda: optimizer.apply([np.float32([1, 2])], [table]))
 
 

@@ -14,9 +14,9 @@ __all__ = ["PlacedVariable"]
 class PlacedVariable(DistributedVariable):
     """A Keras variable without a store yet: placement rules need its path and shape.
 
-    Created by `keras.Variable` itself; takes its arguments. Its class changes to
-    `ParameterServerVariable` or `DistributedVariable` as it is created. In a step it gets its
-    initial value later, but an optimizer of that step has to know already if it is remote.
+    Created by `keras.Variable`, with its arguments. Creation changes its class to
+    `ParameterServerVariable` or `DistributedVariable`: in a step its initial value comes later, but
+    an optimizer of that step needs to know already if it is remote.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -29,13 +29,13 @@ class PlacedVariable(DistributedVariable):
         self._initialize_with_initializer(initializer)
 
     def settle(self, home: Home, value: Any) -> None:
-        """Moves a variable that joins the strategy to the store that the rules choose."""
+        """Moves a variable that joins the strategy to the store chosen by the rules."""
         self._home = home
         self._become_what_the_rules_say()
         self.settle(home, value)
 
     def _become_what_the_rules_say(self) -> None:
-        # A counter or a learning rate stays in this process, which sends it to the servers.
+        # Counters and learning rates stay in this process, which sends them to the servers.
         may_be_served = (
             self._home.kind is not VariableKind.ON_READ
             and self.slot_of is None

@@ -1,7 +1,6 @@
-"""Coordinator side of `fit`, `evaluate` and `predict` data that workers create.
+"""Assignment of worker-created batches for `fit`, `evaluate` and `predict`, on the coordinator.
 
-It assigns batches to workers by number. If the number of batches is unknown,
-workers read some ahead and report back.
+If the number of batches is unknown, workers read some ahead and report back.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _WITHOUT_END = 2**62
 
 
 class WorkerData(UnreadData):
-    """Assigns batches in the loop over steps, and gives batches to Keras.
+    """Data created by workers, with batches assigned by number.
 
     Args:
         strategy: strategy of the coordinator.
@@ -42,7 +41,7 @@ class WorkerData(UnreadData):
         adds_up: True if the workers' gradients are summed: then a step is a batch of each worker.
 
     Raises:
-        TypeError: no dataset was created.
+        TypeError: `creator` did not return a dataset.
         ValueError: an epoch would never end, or a worker has no batch.
     """
 
@@ -86,7 +85,7 @@ class WorkerData(UnreadData):
         return max(lengths) if self.num_needed else sum(lengths)
 
     def get_jax_iterator(self) -> BatchAssigner:
-        """Returns an iterator; nothing is opened before its first use."""
+        """Returns an iterator, opened on first use."""
         return BatchAssigner(self)
 
 
@@ -196,10 +195,10 @@ class BatchAssigner(Iterator[Any]):
             if not self._workers[index].num_assigned:
                 raise ValueError(
                     explain(
-                        f"The dataset of worker {index} has no batch, and the others wait for its "
-                        "gradients.",
-                        expected="a batch of each worker at least.",
-                        fix="share the data out in smaller parts, or use fewer workers.",
+                        f"The dataset of worker {index} is empty, but the other workers wait for "
+                        "its gradients.",
+                        expected="at least one batch per worker.",
+                        fix="split the data into smaller shards, or use fewer workers.",
                     )
                 )
             weights[index].append(0.0)
