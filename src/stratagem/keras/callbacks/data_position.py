@@ -99,8 +99,7 @@ class DataPosition:
     def go_to(self, state: Mapping[str, Any], batch: int) -> None:
         """Makes the next epoch begin at the position of another run, after `batch` batches.
 
-        Raises:
-            ValueError: epochs here have another number of batches.
+        Raises a ValueError if epochs now have another number of batches.
         """
         then, here = state["num_batches"], self.num_batches
         if batch and None not in (then, here) and then != here:

@@ -30,11 +30,8 @@ _LAST_PAUSE_S = 1.0
 class LoopLimits:
     """Selection of checkpoints, and time limits of the loop.
 
-    Args:
-        every: True takes all in order; False skips to the newest.
-        max_checkpoints: number to evaluate or skip; None for no limit.
-        timeout_s: seconds without a change in the folder before an error.
-        poll_s: seconds between two scans.
+    `every` takes all in order; otherwise the loop skips to the newest. `max_checkpoints` includes
+    the skipped ones; None is no limit. `timeout_s` limits the time without a change in the folder.
     """
 
     every: bool

@@ -96,7 +96,7 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
         """Saves the model if it is better.
 
         Raises:
-            ValueError: the logs lack the monitored metric, or the file name needs an unknown epoch.
+            ValueError: `logs` lack the monitored metric, or the file name needs an unknown epoch.
         """
         logs = logs or {}
         if self.monitor.removeprefix("val_") not in logs:

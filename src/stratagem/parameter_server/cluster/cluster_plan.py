@@ -29,15 +29,9 @@ _LOCAL_SERVERS = 2
 class ClusterPlan:
     """Number and machines of a cluster's processes.
 
-    Args:
-        num_workers: number of workers.
-        num_servers: number of parameter servers.
-        spec: the machine of each task; None for this machine.
-        journal_dir: folder of the servers' journals; None for a folder of this run.
-        journal_interval_s: seconds between entries of a journal.
-        task: type and index of this process if each worker runs its own program; None in a
-            coordinator.
-        strategy: name of the strategy, for messages.
+    `spec` has the machine of each task; None means this machine. `journal_dir=None` selects a
+    folder of this run. `task` is the type and index of this process if each worker runs its own
+    program, None in a coordinator. `strategy` is a name for messages.
     """
 
     num_workers: int

@@ -15,12 +15,8 @@ __all__ = ["check_counts", "checked_cluster", "is_non_training"]
 def checked_cluster(resolver: Any, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
     """Returns the resolver and cluster of a strategy; the cluster is empty without one.
 
-    `resolver=None` reads `TF_CONFIG`; `strategy` is the name for messages.
-
-    Raises:
-        TypeError: the resolver has another type.
-        ValueError: the given resolver has no cluster; an unknown job or task type; two chiefs or
-            evaluators; an invalid task or address.
+    `resolver=None` reads `TF_CONFIG`. Raises a TypeError or ValueError for a resolver of another
+    type, without a cluster, or with invalid tasks or addresses.
 
     Source: TF 2.21 parameter_server_strategy_v2.py, _verify_args_and_config.
     """

@@ -43,10 +43,8 @@ _MODULES = (
 class CoordinatedCluster(Closing):
     """Starts the servers of a cluster, and its workers on request.
 
-    Raises:
-        ImportError: pyzmq or cloudpickle is not installed, or Ray for a cluster of machines.
-        DeadlineExceededError: some tasks did not join in time.
-        RuntimeError: a server cannot start.
+    Raises a DeadlineExceededError if tasks do not join in time, a RuntimeError if a server cannot
+    start.
     """
 
     has_journals = True

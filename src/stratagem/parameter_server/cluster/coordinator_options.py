@@ -60,7 +60,7 @@ def _check(name: str, value: Any, *, may_be_zero: bool = False, kind: Any = int 
     raise ValueError(
         explain(
             f"sg.coordinator.options received {name}={value!r}.",
-            expected=f"{'a whole number' if kind is int else 'a number of seconds'}, {least}.",
+            expected=f"{'an integer' if kind is int else 'a number of seconds'}, {least}.",
             fix=f"pass a valid number, or omit {name} for the default.",
         )
     )
@@ -69,9 +69,7 @@ def _check(name: str, value: Any, *, may_be_zero: bool = False, kind: Any = int 
 def checked_options(options: Any, *, independent: bool) -> CoordinatorOptions:
     """Returns the user's options, or the defaults for None.
 
-    Raises:
-        TypeError: options of another type.
-        ValueError: limits on scheduled functions, but `independent` workers schedule none.
+    `independent` workers schedule no functions, so limits on these raise a ValueError.
     """
     options = CoordinatorOptions() if options is None else options
     if not isinstance(options, CoordinatorOptions):

@@ -68,17 +68,9 @@ class SharedStandby(Closing):
 class LocalProcesses(Closing):
     """Processes of one kind on this machine, each restarted by a thread of this process.
 
-    Args:
-        kind: name such as "ps", printed before each line of their output.
-        serve: called in each process with its index and its arguments; returns an object with an
-            `address` and a `close()`.
-        arguments: arguments of each process.
-        standby: process that they are forked from.
-        variables: environment variables, set where a process does not have them.
-        max_restarts: restarts allowed per process; -1 for no limit.
-
-    Raises:
-        ImportError: cloudpickle is not installed.
+    `serve` is called in each process with its index and its `arguments`; it returns an object with
+    an `address` and a `close()`. Lines of their output are printed here after `kind`, a name such
+    as "ps". `variables` are set where the environment lacks them. `max_restarts=-1` sets no limit.
     """
 
     def __init__(
@@ -121,9 +113,7 @@ class LocalProcesses(Closing):
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses by index; waits until all processes have started.
-
-        A lost process has its last address until it restarts.
+        """Addresses by index, the last ones of lost processes; waits until all have started.
 
         Raises:
             RuntimeError: a process cannot start, because of an error in it.

@@ -61,21 +61,11 @@ class _Life:
 class RayProcesses(Closing):
     """Processes of one kind, on the Ray cluster that this process is connected to.
 
-    Args:
-        kind: name such as "ps", printed before each line of their output.
-        serve: called in each process with its index and its arguments; returns an object with an
-            `address` and a `close()`.
-        arguments: arguments of each process.
-        resources: Ray resources of each process: "CPU", "GPU" and custom ones such as {"ps:0": 1}.
-            None for none: then processes are spread over the machines.
-        environment: variables, set in each process before it imports JAX.
-        modules: imported before each process is forked, and not again for a restart.
-        max_restarts: restarts allowed per process; -1 for no limit.
-
-    Raises:
-        ImportError: Ray is not installed.
-        RuntimeError: this process is not connected to Ray.
-        ValueError: the numbers of resources and processes differ.
+    `serve` is called in each process with its index and its `arguments`; it returns an object with
+    an `address` and a `close()`. `resources` are Ray resources of each process: "CPU", "GPU" and
+    custom ones such as {"ps:0": 1}; with None, processes are spread over the machines.
+    `environment` is set before JAX is imported. `modules` are imported before a process is forked,
+    and not again for a restart. `max_restarts=-1` sets no limit.
     """
 
     def __init__(
@@ -122,15 +112,7 @@ class RayProcesses(Closing):
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses by index; waits until all processes have started.
-
-        A lost process has its last address until it restarts.
-
-        Raises:
-            RuntimeError: a process cannot start, because of an error in it.
-            UnavailableError: a process has died.
-            DeadlineExceededError: a process has not started within `STRATAGEM_JOIN_TIMEOUT_S`.
-        """
+        """Addresses by index; see `LocalProcesses.addresses`, with the same errors."""
         limit_s = float(environment.read("join_timeout_s"))
         deadline_s = time.monotonic() + limit_s
         while missing := [index for index, one in enumerate(self._lives) if one.hold is None]:

@@ -36,9 +36,7 @@ _ANSWER_S = 10.0
 class SharedCluster(Closing):
     """Membership of a worker in a shared cluster. The leader starts the servers.
 
-    Raises:
-        ImportError: Ray, pyzmq or cloudpickle is not installed.
-        DeadlineExceededError: the leader or a server did not start in time.
+    Raises a DeadlineExceededError if the leader or a server does not start in time.
     """
 
     has_journals = True
@@ -93,11 +91,7 @@ class SharedCluster(Closing):
         self._asked("begin", number)
 
     def wait_for_begin(self, number: int, limit_s: float) -> None:
-        """Waits until the leader has called `begin`.
-
-        Raises:
-            DeadlineExceededError: it did not within `limit_s`.
-        """
+        """Waits for the leader's `begin`; raises a DeadlineExceededError after `limit_s`."""
         deadline_s = time.monotonic() + limit_s
         while self._asked("num_begun") < number:
             if time.monotonic() > deadline_s:

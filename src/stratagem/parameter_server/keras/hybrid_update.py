@@ -39,16 +39,8 @@ def apply_in_parts(
 ) -> None:
     """Applies gradients in a replica function: remote variables on the servers, others here.
 
-    Args:
-        apply: `apply` of the optimizer's class.
-        optimizer: a built optimizer.
-        grads: arrays or `IndexedSlices`, summed over replicas.
-        variables: the variables of the gradients.
-        context: the replica context.
-
-    Raises:
-        NotImplementedError: the optimizer needs whole tables.
-        ValueError: all gradients are None.
+    `apply` is that method of the optimizer's class; `grads` are summed over replicas. Raises a
+    NotImplementedError if the optimizer needs whole tables.
     """
     _require_rows_suffice(optimizer)
     scope = current_scope()

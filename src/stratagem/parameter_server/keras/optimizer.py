@@ -54,14 +54,7 @@ _num_slots: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.W
 
 
 def create_slot(optimizer: Any, reference: Any, name: str | None, create: Callable[[], Any]) -> Any:
-    """Creates the slot of a remote variable on that variable's server.
-
-    Args:
-        optimizer: the optimizer, which is being built.
-        reference: the variable.
-        name: name of the slot.
-        create: creates the slot as Keras does.
-    """
+    """Creates the slot of a remote variable, `reference`, on that variable's server."""
     client = reference.variable_client
     kept = kept_name(name_on_servers(optimizer, client), name or "var")
     counts = _num_slots.setdefault(optimizer, Counter())
@@ -118,9 +111,8 @@ def take_built(strategy: Any) -> list[Any]:
 def give_to_servers(optimizer: Any) -> None:
     """Gives the servers a built optimizer of remote variables, unless they have it.
 
-    Raises:
-        NotImplementedError: servers cannot run the optimizer.
-        ServerError: the servers have another optimizer of that name.
+    Raises a NotImplementedError if servers cannot run it, a ServerError if they have another one of
+    that name.
     """
     trained = trainable_variables(optimizer)
     variables: list[Any] = [one for one in trained if is_remote(one)]
@@ -209,15 +201,9 @@ def send_gradients(
 ) -> None:
     """Sends the gradients of a step to the servers: summed over its replicas, then clipped.
 
-    Args:
-        optimizer: a built optimizer.
-        grads: gradients of this replica, rows as `IndexedSlices`, weighted for the sum.
-        variables: the variables of the gradients.
-        context: the replica context.
-        are_reduced: True if the gradients are already the same on all replicas.
-
-    Raises:
-        ValueError: the optimizer was not built for a variable, or all gradients are None.
+    `grads` are weighted for the sum; `are_reduced` means that they are already the same on all
+    replicas. Raises a ValueError for variables that the optimizer was not built for, and if all
+    gradients are None.
     """
     scope = current_scope()
     if scope is None or not grads:

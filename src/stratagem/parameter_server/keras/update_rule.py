@@ -26,18 +26,12 @@ class KerasUpdate:
     """Applies gradients with a Keras optimizer; each server has its own.
 
     Clipping needs the gradients of all servers, so gradients are clipped and unscaled before they
-    are sent. Accumulated gradients are clipped as a mean.
+    are sent. Accumulated gradients are clipped as a mean; by norm, this raises a
+    NotImplementedError.
 
-    Args:
-        optimizer: the optimizer, built or not; its variables are not changed.
-        undecayed: names of the variables excluded from weight decay.
-        start: initial scalars, where they differ from the optimizer's defaults.
-        is_told_scalars: True if scalars arrive with each push, so that another learning rate is the
-            same rule.
-
-    Raises:
-        NotImplementedError: the optimizer has arrays of shapes other than its variables', or clips
-            the mean of several gradients by its norm.
+    The optimizer's own variables are not changed. `undecayed` are names of variables excluded from
+    weight decay. `start` are initial scalars that differ from the defaults. With `is_told_scalars`,
+    they arrive with each push, so that another learning rate is the same rule.
     """
 
     _is_told_scalars = False  # default for rules from a journal that predates this attribute

@@ -348,7 +348,7 @@ class ShardedParameterServerVariable(ParameterServerVariable, ShardedVariable):
     Created as a `ParameterServerVariable`, whose class changes when a partitioner splits it.
     """
 
-    # Keras's own reads the whole value.
+    # Keras's __getitem__ reads the whole value.
     __getitem__ = ShardedVariable.__getitem__
     __repr__ = ShardedVariable.__repr__
 

@@ -19,15 +19,11 @@ __all__ = ["BatchAssignment", "BatchesMaker", "WorkerBatches"]
 
 @dataclasses.dataclass(frozen=True)
 class BatchAssignment:
-    """Batches for a worker, by number in its own dataset.
+    """Batches for a worker: `count` from number `first` in its own dataset.
 
-    Args:
-        worker: index of the worker.
-        opening: number of earlier passes over the dataset.
-        first: number of the first batch.
-        count: number of batches.
-        weights: gradient weight of each batch, if workers' gradients are summed; else None. Weights
-            beyond `count` repeat the last batch with weight 0.
+    `opening` is the number of earlier passes over the dataset. `weights` are the gradient weights
+    of the batches if workers' gradients are summed; those beyond `count` repeat the last batch with
+    weight 0.
     """
 
     worker: int

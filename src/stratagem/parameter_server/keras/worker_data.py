@@ -33,16 +33,9 @@ _WITHOUT_END = 2**62
 class WorkerData(UnreadData):
     """Data created by workers, with batches assigned by number.
 
-    Args:
-        strategy: strategy of the coordinator.
-        creator: creates the dataset of each worker.
-        name: name of the method, for messages.
-        steps: number of batches to read; None for all.
-        adds_up: True if the workers' gradients are summed: then a step is a batch of each worker.
-
-    Raises:
-        TypeError: `creator` did not return a dataset.
-        ValueError: an epoch would never end, or a worker has no batch.
+    `steps` is the number of batches to read, None for all. With `adds_up`, gradients are summed,
+    and a step is a batch of each worker. `name` is the method's, for messages. Raises a ValueError
+    if an epoch would never end.
     """
 
     def __init__(
@@ -135,10 +128,8 @@ class BatchAssigner(Iterator[Any]):
         """Returns assignments for the next `num_steps` steps, or fewer at the end.
 
         `load` returns a worker's number of outstanding groups; the least busy worker comes first.
-
-        Raises:
-            StopIteration: no batches are left.
-            ValueError: a worker has no batch at all, and others wait for its gradients.
+        Raises StopIteration at the end, and a ValueError if others wait for a worker without any
+        batch.
         """
         self._open()
         self.counts = True

@@ -77,13 +77,8 @@ def table_servers(
 ) -> TableServers | None:
     """Starts the parameter servers of a strategy, on this machine or in a cluster.
 
-    `num_replicas` is None if no variable is placed on servers; the other arguments are as for
-    `HybridStrategy`.
-
-    Raises:
-        ValueError: a cluster without ps tasks or with workers, a task that is not its chief, a
-            number below 1, limits on scheduled functions, or arguments without a "server" rule.
-        TypeError: an argument of another type.
+    `num_replicas` is None if no variable is placed on servers: then other arguments raise a
+    ValueError. They are documented, with their errors, in `HybridStrategy`.
     """
     arguments = {name: value for name, value in locals().items() if name != "num_replicas"}
     if num_replicas is None:
