@@ -292,22 +292,24 @@ def test_backup_of_another_model_is_told(tmp_path: Path) -> None:
 def test_other_batches_are_told(tmp_path: Path) -> None:
     with pytest.raises(AccidentError):
         train(EndAt(4), folder=tmp_path)
-    with pytest.raises(ValueError, match="stands at batch 2 of 7, and an epoch has 13 here"):
+    with pytest.raises(
+        ValueError, match="was saved at batch 2 of 7, but an epoch now has 13 batches"
+    ):
         train(folder=tmp_path, batch_size=4)
 
 
 @pytest.mark.parametrize("folder", ["", None])
 def test_backup_needs_a_folder(folder: Any) -> None:
-    with pytest.raises(ValueError, match="names no folder"):
+    with pytest.raises(ValueError, match=r"backup_dir=.* is empty"):
         sg.BackupAndRestore(folder)
 
 
 @pytest.mark.parametrize("freq", [0, -1, False, True, 1.5, "batch", None])
 def test_frequency_that_is_none(freq: Any) -> None:
-    with pytest.raises(ValueError, match=r"save_freq=.* is no frequency"):
+    with pytest.raises(ValueError, match=r"save_freq=.* is not valid"):
         sg.BackupAndRestore("backup", freq)
     if freq not in (None, "epoch"):
-        with pytest.raises(ValueError, match=r"memory_save_freq=.* is no frequency"):
+        with pytest.raises(ValueError, match=r"memory_save_freq=.* is not valid"):
             sg.BackupAndRestore("backup", memory_save_freq=freq)
 
 

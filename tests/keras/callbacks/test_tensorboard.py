@@ -194,7 +194,9 @@ def test_embeddings_are_written_for_the_projector(tmp_path: Path) -> None:
     rows = np.loadtxt(tmp_path / told.tensor_path, delimiter="\t")
     np.testing.assert_allclose(rows, np.asarray(table.embeddings.value), rtol=1e-5)
     wrong = sg.TensorBoard(tmp_path, embeddings_freq=1, embeddings_metadata={"word": "words.txt"})
-    with pytest.raises(ValueError, match="embeddings_metadata names the layers"):
+    with pytest.raises(
+        ValueError, match="embeddings_metadata names layers that are not embeddings"
+    ):
         model.fit(np.zeros((4, 4), np.int32), np.zeros((4, 1)), callbacks=[wrong], verbose=0)
 
 

@@ -312,7 +312,7 @@ def test_folder_without_checkpoints_is_an_error_in_the_end(folder, model, monkey
     evaluator = sg.SidecarEvaluator(model, (_X, _Y), folder, poll_s=0.001)
     with pytest.raises(
         sg.errors.DeadlineExceededError,
-        match=rf"No new checkpoint came into {folder} for 0 s; none so far(?s:.)*within 0.02 s"
+        match=rf"No new checkpoint appeared in {folder} for 0 s; none so far(?s:.)*within 0.02 s"
         r"(?s:.)*max_evaluations(?s:.)*STRATAGEM_CHECKPOINT_TIMEOUT_S",
     ):
         evaluator.start()

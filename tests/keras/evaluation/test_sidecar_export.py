@@ -97,7 +97,7 @@ def test_name_that_needs_an_epoch_that_nobody_knows_is_an_error(model, tmp_path)
     model.save_weights(tmp_path / "latest.weights.h5")
     export = sg.SidecarEvaluatorModelExport(tmp_path / "best" / "{epoch}.keras")
     with pytest.raises(
-        ValueError, match=r"needs an epoch, which latest\.weights\.h5 does not tell"
+        ValueError, match=r"needs an epoch, but the name of latest\.weights\.h5 contains none"
     ):
         _start(model, tmp_path, export)
 
@@ -105,7 +105,7 @@ def test_name_that_needs_an_epoch_that_nobody_knows_is_an_error(model, tmp_path)
 def test_metric_that_is_not_measured_is_an_error(model, checkpoints, tmp_path) -> None:
     export = sg.SidecarEvaluatorModelExport(tmp_path / "best.keras", monitor="accuracy")
     with pytest.raises(
-        ValueError, match=r"'val_accuracy' is not among what was measured: \['loss', 'mae'\]"
+        ValueError, match=r"'val_accuracy' is not among the metrics: \['loss', 'mae'\]"
     ):
         _start(model, checkpoints, export)
 
@@ -117,5 +117,5 @@ def test_it_is_not_for_training(model, tmp_path) -> None:
 
 
 def test_other_frequencies_are_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match="save_freq=3 is not how often an evaluator measures"):
+    with pytest.raises(ValueError, match="save_freq=3 is not supported in an evaluator"):
         sg.SidecarEvaluatorModelExport(tmp_path / "best.keras", save_freq=3)

@@ -90,7 +90,7 @@ def test_clusters_of_the_environment_are_refused_likewise(monkeypatch, jobs, tas
 @pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "HybridStrategy"])
 def test_a_resolver_with_an_empty_cluster_is_refused(resolver, strategy) -> None:
     options = {"placement": {"embedding": "server"}} if strategy == "HybridStrategy" else {}
-    with pytest.raises(ValueError, match=f"of {strategy} names an empty cluster"):
+    with pytest.raises(ValueError, match=f"of {strategy} has an empty cluster"):
         getattr(sg, strategy)(cluster_resolver=resolver, **options)
 
 

@@ -165,7 +165,7 @@ def test_clusters_without_servers_or_workers_are_refused() -> None:
 def test_other_tasks_are_no_coordinators() -> None:
     spec = sg.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]})
     assert ClusterPlan.of(spec, "chief").num_servers == 1
-    with pytest.raises(ValueError, match="was made in a task of type 'worker'"):
+    with pytest.raises(ValueError, match="was created in a task of type 'worker'"):
         ClusterPlan.of(spec, "worker")
 
 
@@ -180,7 +180,7 @@ def test_other_tasks_are_no_coordinators() -> None:
     ids=["server", "no servers", "no index", "no cluster"],
 )
 def test_program_that_is_none_of_the_workers_is_told(jobs, task) -> None:
-    with pytest.raises(ValueError, match=r"independent=True in task .* of a cluster with"):
+    with pytest.raises(ValueError, match=r"independent=True was used in task .* of a cluster with"):
         ClusterPlan.independent(sg.ClusterSpec(jobs), task)
 
 
@@ -230,9 +230,9 @@ def test_chief_is_one_of_the_independent_workers() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backup_workers": 1}, "backup_workers=1 without synchronous=True"),
-        ({"backup_workers": -1, "synchronous": True}, "backup_workers=-1 of 2 workers"),
-        ({"backup_workers": 2, "synchronous": True}, "backup_workers=2 of 2 workers"),
+        ({"backup_workers": 1}, "backup_workers=1 was passed without synchronous=True"),
+        ({"backup_workers": -1, "synchronous": True}, "backup_workers=-1 was passed for 2 workers"),
+        ({"backup_workers": 2, "synchronous": True}, "backup_workers=2 was passed for 2 workers"),
     ],
 )
 def test_backup_workers_that_make_no_sense_are_refused(options, message) -> None:

@@ -44,7 +44,7 @@ def test_strategy_takes_options_and_nothing_else() -> None:
     given = sg.coordinator.options(start_delay_s=1)
     assert checked_options(given, independent=False) is given
     assert checked_options(None, independent=True) == sg.coordinator.options()
-    with pytest.raises(ValueError, match="A strategy that schedules no functions was given"):
+    with pytest.raises(ValueError, match="A strategy that schedules no functions received"):
         checked_options(given, independent=True)
     with pytest.raises(AttributeError):
         given.start_delay_s = 2

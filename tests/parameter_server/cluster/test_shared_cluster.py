@@ -76,13 +76,13 @@ def member(task: tuple[str, int], ray: Any) -> Any:
 
 def test_leader_that_does_not_come_is_named(monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.3")
-    words = r"The leader, \('chief', 0\), has not told within 0.3 s where the servers are"
+    words = r"The leader, \('chief', 0\), did not publish the servers' addresses within 0.3 s"
     with pytest.raises(DeadlineExceededError, match=words):
         member(("worker", 0), NoActors())._found()
 
 
 def test_nobody_coordinates_workers_with_programs_of_their_own() -> None:
-    with pytest.raises(RuntimeError, match="made in a worker that runs a program of its own"):
+    with pytest.raises(RuntimeError, match="created in a worker that runs its own program"):
         member(("worker", 0), None).start_workers()
 
 
@@ -105,13 +105,13 @@ def test_workers_wait_until_the_leader_has_begun_a_training() -> None:
     leader, worker = member(("chief", 0), None), member(("worker", 0), None)
     leader._asked = worker._asked = asked
     assert [worker.next_training(), worker.next_training()] == [1, 2]
-    with pytest.raises(DeadlineExceededError, match=r"has not begun training 1 within 0.1 s"):
+    with pytest.raises(DeadlineExceededError, match=r"did not begin training 1 within 0.1 s"):
         worker.wait_for_begin(1, 0.1)
     leader.begin(2)
     leader.begin(1)  # of a training that a late one comes to
     worker.wait_for_begin(1, 0.1)
     worker.wait_for_begin(2, 0.1)
-    with pytest.raises(DeadlineExceededError, match="has not begun training 3"):
+    with pytest.raises(DeadlineExceededError, match="did not begin training 3"):
         worker.wait_for_begin(3, 0.1)
 
 
@@ -122,7 +122,9 @@ def test_leader_waits_for_those_whose_machines_are_there(monkeypatch) -> None:
     for worker, node in enumerate("aab"):
         machines.meeting.enter(worker, node)
     monkeypatch.setenv("STRATAGEM_BARRIER_TIMEOUT_S", "0.3")
-    with pytest.warns(RuntimeWarning, match=r"Workers \[1\] have not finished 0.3 s after"):
+    with pytest.warns(
+        RuntimeWarning, match=r"Workers \[1\] are still running 0.3 s after the leader"
+    ):
         leader.close()
     leader.close()  # again, which does nothing
 

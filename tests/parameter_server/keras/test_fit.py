@@ -222,5 +222,5 @@ def test_eager_steps_are_refused() -> None:
     with local_strategy() as strategy:
         with strategy.scope():
             model = dense(run_eagerly=True)
-        with pytest.raises(ValueError, match="run_eagerly=True was asked for under a Param"):
+        with pytest.raises(ValueError, match="The model has run_eagerly=True under a Param"):
             model.fit(X, Y, verbose=0)

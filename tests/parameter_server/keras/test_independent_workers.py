@@ -72,7 +72,7 @@ def weights(of: keras.Model) -> list[np.ndarray]:
 def test_it_has_no_coordinator(cluster) -> None:
     with (
         worker(cluster, 0) as strategy,
-        pytest.raises(RuntimeError, match="leave independent=True out"),
+        pytest.raises(RuntimeError, match="omit independent=True"),
     ):
         sg.coordinator.ClusterCoordinator(strategy)
 

@@ -106,7 +106,7 @@ def test_clipping_is_refused() -> None:
         with strategy.scope():
             model = dense()
             model.compile(keras.optimizers.SGD(0.1, clipnorm=1.0), "mse")
-        with pytest.raises(NotImplementedError, match="to clip gradients that workers add up"):
+        with pytest.raises(NotImplementedError, match="clips gradients, but servers sum"):
             model.fit(X, Y, verbose=0)
 
 

@@ -56,5 +56,5 @@ def test_last_batch_comes_again_where_others_wait() -> None:
 
 def test_dataset_that_has_become_shorter_is_told() -> None:
     made = _made(3)
-    with pytest.raises(RuntimeError, match="of worker 1 has ended after 3 batches, and had"):
+    with pytest.raises(RuntimeError, match="of worker 1 ended after 3 batches, but had"):
         made.take(BatchAssignment(1, 0, 2, 2))

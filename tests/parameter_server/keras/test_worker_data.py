@@ -169,7 +169,7 @@ def test_synchronous_workers_go_on_when_one_has_no_more_data() -> None:
         assert_same(model, alone)
         assert told["loss"][0] > 0
         empty = sg.DatasetCreator(lambda context: _batches()[: context.input_pipeline_id])
-        with pytest.raises(ValueError, match="The dataset of worker 0 has no batch"):
+        with pytest.raises(ValueError, match="The dataset of worker 0 is empty"):
             model.fit(empty, verbose=0)
 
 

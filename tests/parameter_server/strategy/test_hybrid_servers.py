@@ -375,7 +375,9 @@ def test_optimizer_that_needs_whole_tables_is_refused(mixed, name) -> None:
         table = sg.Variable(np.zeros(2, "float32"), name="users")
         optimizer = UNFIT[name]()
         optimizer.build([table])
-    with pytest.raises(NotImplementedError, match="is to average variables, to accumulate"):
+    with pytest.raises(
+        NotImplementedError, match=r"uses averaged variables \(EMA\), gradient accumulation"
+    ):
         strategy.run(lambda: optimizer.apply([np.float32([1, 2])], [table]))
 
 
@@ -402,11 +404,11 @@ def test_cluster_is_one_of_a_chief_and_servers() -> None:
     spec = sg.ClusterSpec({"chief": ["a:1"], "ps": ["b:1", "c:1"]})
     plan = ClusterPlan.servers_only(spec, "chief", None)
     assert (plan.num_workers, plan.num_servers, plan.spec) == (0, 2, spec)
-    with pytest.raises(ValueError, match="num_servers=3 was given beside a cluster with 2 ps"):
+    with pytest.raises(ValueError, match="num_servers=3 was passed for a cluster with 2 ps"):
         ClusterPlan.servers_only(spec, "chief", 3)
     with_workers = sg.ClusterSpec({"chief": ["a:1"], "ps": ["b:1"], "worker": ["c:1"]})
     for cluster, task in ((spec, "ps"), (with_workers, "chief")):
-        with pytest.raises(ValueError, match="A HybridStrategy was made in a task of type"):
+        with pytest.raises(ValueError, match="A HybridStrategy was created in a task of type"):
             ClusterPlan.servers_only(cluster, task, None)
     assert ClusterPlan.servers_only(sg.ClusterSpec({}), None, None).num_servers == 2
 

@@ -1,3 +1,3 @@
-"""Callbacks for users: backups of training, and TensorBoard."""
+"""Keras callbacks: `BackupAndRestore` and `TensorBoard`."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Backups of a running `fit`, from which a restarted one goes on at the next batch."""
+"""`BackupAndRestore`: backups of a running `fit`, resumed at the next batch after a restart."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NAME = "backup"
 
 
 class _Progress:
-    """State of a training outside of variables, for the checkpoint."""
+    """Checkpointed state of a training outside its variables."""
 
     def __init__(self) -> None:
         self.current: Callable[[], dict[str, Any]] = dict
@@ -65,33 +65,34 @@ class _Run:
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Lets `fit` go on where it was when the program was ended, at the next batch.
+    """Resumes an interrupted `fit` at its next batch.
 
-    Weights, optimizer, metrics, seeds, random state, place in the data, `History`, and what other
-    callbacks know are saved in a folder. A program that is started again, with the same callback,
-    reads them when `fit` begins and ends with the weights of a training that was never ended.
-    In several processes each one has the callback. It runs after all other callbacks.
+    It saves weights, optimizer, metrics, seeds, random state, position in the data, `History` and
+    the state of other callbacks in a folder. A program restarted with the same callback restores
+    them when `fit` begins, and ends with the weights of an uninterrupted training. With several
+    processes, pass it on all. It runs after all other callbacks.
 
-    Where `STRATAGEM_MEMORY_DIR` names a folder in memory, as `stratagem launch` with restarts sees
-    to, the state is kept there too, as often as that takes a two-hundredth of the time: after each
-    batch if batches are long, after a few if they are short.
+    If `STRATAGEM_MEMORY_DIR` names a folder in memory, as `stratagem launch` with restarts sets it,
+    the state is also saved there, as often as 0.5% of the training time allows: after each batch if
+    batches are long, after a few if they are short.
 
     Args:
-        backup_dir: the folder, for this `fit` alone; several machines have to share it.
-        save_freq: "epoch", or after how many batches to save.
-        double_checkpoint: keep two backups. If the newer one is damaged, `fit` goes on from the
-            older one.
-        delete_checkpoint: delete the backups when `fit` has ended without an error.
-        memory_save_freq: after how many batches to keep the state in memory, and in any case at the
-            end of an epoch. With 1 a killed process has lost one batch at most; "auto" is as often
-            as takes a two-hundredth of the time.
-        termination_config: what counts as notice before preemption: when any process got one, all
-            save after the same batch and leave. None listens for nothing.
-        options: how backups are written to disk. With `enable_async` training goes on meanwhile,
-            except for the backup that is made on notice.
+        backup_dir: the folder, for this `fit` alone; several machines must share it.
+        save_freq: "epoch", or the number of batches between backups.
+        double_checkpoint: True keeps two backups. If the newer one is damaged, `fit` resumes from
+            the older one.
+        delete_checkpoint: True deletes the backups when `fit` ends without an error.
+        memory_save_freq: number of batches between saves in memory, besides those at the end of
+            each epoch. With 1 a killed process loses one batch at most; "auto" saves as often as
+            0.5% of the time allows.
+        termination_config: preemption notices to act on: after a notice to any process, all save
+            after the same batch and exit. None ignores notices.
+        options: options for writing backups to disk. With `enable_async` training continues
+            meanwhile, except for the backup after a notice.
 
     Raises:
-        ValueError: an empty name of a folder, another frequency, or a `save_fn`.
+        ValueError: an empty `backup_dir`, an invalid frequency, or a `termination_config` with a
+            `save_fn`.
 
     Example:
         >>> import tempfile
@@ -115,10 +116,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         ...     bool(np.all(again == train(folder)))
         True
 
-    Source: Keras 3.15 callbacks/backup_and_restore.py, which goes on at the epoch.
+    Source: Keras 3.15 callbacks/backup_and_restore.py, which resumes at the epoch.
     """
 
-    # Of this package: called after others, and without the logs of batches.
+    # Read by this package: called after other callbacks, without batch logs.
     runs_last = True
     needs_batch_logs = False
 
@@ -139,8 +140,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             raise ValueError(
                 explain(
                     "BackupAndRestore received a termination_config with a save_fn.",
-                    expected="none: what it saves on notice is its own backup.",
-                    fix="leave save_fn out, or use sg.PreemptionCheckpointHandler in a loop.",
+                    expected="no save_fn: on notice the callback saves its own backup.",
+                    fix="omit save_fn, or use sg.PreemptionCheckpointHandler in a custom loop.",
                 )
             )
         self.backup_dir = os.fspath(backup_dir)
@@ -154,33 +155,33 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._run: _Run | None = None
         self._restored: tuple[Callable[[], object], Mapping[str, Any]] | None = None
         self._epoch = 0
-        self._batch = 0  # of this epoch, those that are done
+        self._batch = 0  # completed in this epoch
         self._num_unsaved = self._num_done = 0
         self._memory_dir = environment.lookup("STRATAGEM_MEMORY_DIR")
         self.awaits_steps = self._memory_dir is not None
-        # Only where they are needed: Keras waits for each step where a callback has these.
+        # Set only if needed: Keras waits for each step if a callback has these methods.
         if save_freq != "epoch" or self._memory_dir or termination_config is not None:
             vars(self)["on_train_batch_end"] = self._on_train_batch_end
         if termination_config is not None:
             vars(self)["on_train_batch_begin"] = self._on_train_batch_begin
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the newest backup that is whole, if there is one."""
+        """Restores the newest undamaged backup, if any."""
         model, iterator = self._synchronised_model(), epoch_iterator()
         if not model.built:
             raise ValueError(
                 explain(
                     f"Model {model.name!r} is not built.",
-                    expected="one whose variables exist, so that a backup can hold them.",
-                    fix="call it with a batch of data before, or begin with an Input layer.",
+                    expected="a model with variables to back up.",
+                    fix="call it on a batch of data first, or begin with an Input layer.",
                 )
             )
         if iterator is None or self.callback_list is None:
             raise RuntimeError(
                 explain(
                     "BackupAndRestore was called outside of fit.",
-                    expected="a model whose fit is that of Keras, with this callback.",
-                    fix="use sg.train.CheckpointManager in a loop of your own.",
+                    expected="a call by Keras's own fit.",
+                    fix="use sg.train.CheckpointManager in a custom loop.",
                 )
             )
         progress = _Progress()
@@ -210,7 +211,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._go_to(progress.restored)
 
     def _from_memory_or_disk(self) -> Callable[[], object] | None:
-        """Restores the newest state there is; returns what restores it once more, None if none."""
+        """Restores the newest state; returns a function that restores it again, or None if none."""
         assert self._run is not None
         manager, memory = self._run.manager, self._run.memory
         if memory is not None and memory.restore() is not None:
@@ -223,7 +224,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _go_to(self, state: Mapping[str, Any]) -> None:
         assert self._run is not None
-        # A training that a callback has stopped has no epoch left.
+        # A training stopped by a callback has no epochs left.
         params: Any = self.params
         epoch = params["epochs"] if state["is_stopped"] else state["epoch"]
         set_initial_epoch(self.model, epoch)
@@ -236,11 +237,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         RandomState().set_state(state["random"])
 
     def _synchronised_model(self) -> Any:
-        """The model, with the values of this moment in its variables: Keras sees to that."""
+        """Returns the model; Keras updates its variables when this attribute is read."""
         return self.model
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """In the epoch that goes on, takes back what Keras and other callbacks do at its start."""
+        """In the resumed epoch, undoes the changes by Keras and other callbacks at its start."""
         assert self._run is not None
         restored, self._restored = self._restored, None
         self._epoch, self._batch = epoch, 0
@@ -269,9 +270,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._num_done += num_batches
         self._batch = batch + 1
         on_disk = self.save_freq != "epoch" and self._num_unsaved >= int(self.save_freq)
-        # Asked on every process, also where memory did not suffice.
+        # Called on every process, even one whose memory was full, so that all agree.
         in_memory = self._memory_dir is not None and self._run.pace.is_due(num_batches)
-        # At the end of an epoch there is nothing to go on with: it is saved with what follows.
+        # An epoch without more batches is saved in on_epoch_end, after validation.
         if (on_disk or in_memory) and self._run.data.has_more(self._batch):
             self._save(
                 self._epoch,
@@ -282,9 +283,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves, if it is time."""
+        """Saves a backup if one is due."""
         is_due = self.save_freq == "epoch" or self._num_unsaved >= int(self.save_freq)
-        self._num_done += 1  # a state of its own, after that of the last batch
+        self._num_done += 1  # its state differs from that after the last batch
         if is_due or self._memory_dir is not None:
             self._save(epoch + 1, 0, in_memory=True, on_disk=is_due, options=self.options)
         assert self._run is not None
@@ -323,7 +324,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._num_unsaved = 0
 
     def _keep_in_memory(self, memory: MemoryBackup) -> None:
-        """Without memory for it training goes on as it would without the folder."""
+        """Saves in memory; without space, warns and trains on with backups on disk only."""
         assert self._run is not None
         try:
             self._run.pace.kept(memory.save(self._num_done))
@@ -338,8 +339,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._run = dataclasses.replace(self._run, memory=None)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Waits for what is still written, and deletes the backups unless they are to be kept."""
-        if self._restored is not None:  # there was nothing left to do
+        """Waits for pending writes, then deletes the backups unless they are kept."""
+        if self._restored is not None:  # no epoch was left to run
             set_initial_epoch(self.model, None)
         run = self._run
         self.stop_listening()
@@ -352,14 +353,14 @@ class BackupAndRestore(keras.callbacks.Callback):
             run_on_first("BackupAndRestore.on_train_end", self._delete)
 
     def stop_listening(self) -> None:
-        """Listens for notices no more; for a program that goes on after `fit` has raised."""
+        """Ignores further notices, in a program that continues after `fit` has raised."""
         if self._run is not None and self._run.leaving is not None:
             self._run.leaving.stop()
 
     def _delete(self) -> None:
         folder = Path(self.backup_dir)
         for path in sorted(folder.glob(f"{_NAME}-*")):
-            (path / COMMIT_MARK).unlink(missing_ok=True)  # from now on nobody takes it for whole
+            (path / COMMIT_MARK).unlink(missing_ok=True)  # the backup now counts as incomplete
             shutil.rmtree(path, ignore_errors=True)
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
@@ -373,25 +374,25 @@ def _check(backup_dir: Any, save_freq: Any, memory_save_freq: Any) -> None:
     if not backup_dir:
         raise ValueError(
             explain(
-                f"backup_dir={backup_dir!r} names no folder.",
+                f"backup_dir={backup_dir!r} is empty.",
                 expected="the path of a folder for this fit alone.",
-                fix="pass one that is there after a restart, on a disk that all machines share.",
+                fix="pass a folder that survives a restart, on a disk that all machines share.",
             )
         )
     if save_freq != "epoch" and not _is_count(save_freq):
         raise ValueError(
             explain(
-                f"save_freq={save_freq!r} is no frequency.",
-                expected='"epoch", or a number of batches, 1 or more.',
-                fix="pass one of these.",
+                f"save_freq={save_freq!r} is not valid.",
+                expected='"epoch", or a number of batches of at least 1.',
+                fix="pass a number of batches, or omit save_freq to save after each epoch.",
             )
         )
     if memory_save_freq != AUTO and not _is_count(memory_save_freq):
         raise ValueError(
             explain(
-                f"memory_save_freq={memory_save_freq!r} is no frequency.",
-                expected=f'"{AUTO}", or a number of batches, 1 or more.',
-                fix="pass one of these; 1 keeps the state after each batch.",
+                f"memory_save_freq={memory_save_freq!r} is not valid.",
+                expected=f'"{AUTO}", or a number of batches of at least 1.',
+                fix="pass 1 to save after each batch, or omit memory_save_freq.",
             )
         )
 

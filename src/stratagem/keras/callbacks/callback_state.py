@@ -12,7 +12,7 @@ from stratagem.keras.json_values import from_json, to_json
 
 __all__ = ["callback_states", "set_callback_states"]
 
-# What Keras's own callbacks keep between epochs.
+# Attributes that Keras's callbacks carry from epoch to epoch.
 _ATTRIBUTES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (
         keras.callbacks.EarlyStopping,
@@ -25,25 +25,16 @@ _ATTRIBUTES: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 
 def callback_states(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Returns the states of the callbacks that have one.
+    """Returns the JSON states of callbacks, by class name and number within the class.
 
-    Args:
-        callbacks: of a `fit`.
-
-    Returns:
-        By class and place among those of this class: of those with `get_state()` and `set_state()`
-        what they return, of Keras's own what they compare the next epoch with.
+    The state is `get_state()` if the callback has it, and selected attributes for Keras's
+    callbacks.
     """
     return {name: to_json(_state(callback)) for name, callback in _named(callbacks)}
 
 
 def set_callback_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> None:
-    """Gives callbacks the states that others had; those that were not there keep their own.
-
-    Args:
-        callbacks: of a `fit`.
-        states: what `callback_states` returned.
-    """
+    """Restores `callback_states`; callbacks without an entry stay unchanged."""
     for name, callback in _named(callbacks):
         if name not in states:
             continue
@@ -70,7 +61,7 @@ def _named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(callback: Any) -> list[str]:
-    """Those that it has: this version of Keras, after `on_train_begin`."""
+    """Returns the attributes to save that exist in this Keras version, after `on_train_begin`."""
     return [
         name
         for kind, names in _ATTRIBUTES

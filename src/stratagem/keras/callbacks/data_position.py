@@ -1,4 +1,4 @@
-"""Position of `fit` in its data, and the return of another `fit` to it."""
+"""Position of `fit` in its data: tracking, saving and resuming."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ __all__ = ["DataPosition"]
 
 
 class DataPosition:
-    """Follows the data of a `fit`.
+    """Tracks Keras's iterator over the batches of an epoch, from construction on.
 
-    Args:
-        iterator: Keras's, over the batches of an epoch; it is followed from now on.
+    It replaces the iterator's adapter and steps until `release`.
     """
 
     def __init__(self, iterator: Any) -> None:
@@ -33,20 +32,16 @@ class DataPosition:
         iterator.data_adapter = self._data
         replace_steps(iterator, self._steps)
         self._first_batch = 0
-        self._before_epoch = 0  # batches that earlier epochs took of the iterator of this one
+        self._before_epoch = 0  # batches that earlier epochs read from this epoch's iterator
 
     @classmethod
     def of(cls, iterator: Any) -> DataPosition:
-        """Returns the one that follows an iterator, and makes it where there is none.
-
-        Args:
-            iterator: Keras's, over the batches of an epoch.
-        """
+        """Returns the position that tracks an iterator; creates it if there is none."""
         adapter = iterator.data_adapter
         return adapter.position if isinstance(adapter, TrackedAdapter) else cls(iterator)
 
     def release(self) -> None:
-        """Ends reading, and leaves the iterator as it was before it was followed."""
+        """Stops reading, and restores the iterator's original adapter and steps."""
         if self._data.running is not None:
             self._data.running.close()
         restore_steps(self._iterator)
@@ -55,15 +50,11 @@ class DataPosition:
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of an epoch; None where that is not known."""
+        """Batches per epoch; None if unknown."""
         return self._iterator.steps_per_epoch or self._data.num_batches
 
     def has_more(self, batch: int) -> bool:
-        """Returns True if the epoch has more batches; reads one if the number is unknown.
-
-        Args:
-            batch: how many of its batches were used.
-        """
+        """Returns True if batches remain after `batch`; reads one if the length is unknown."""
         if self.num_batches is not None and batch >= self.num_batches:
             return False
         if self._data.num_batches is not None:
@@ -72,11 +63,10 @@ class DataPosition:
         return self._data.running.has_more()
 
     def state(self, batch: int, now: Draws) -> dict[str, Any]:
-        """Returns where training stands, as JSON can hold it.
+        """Returns the position as JSON.
 
-        Args:
-            batch: how many batches of the epoch were used; 0 between epochs.
-            now: of this moment.
+        `batch` is the number of batches used in this epoch, 0 between epochs; `now` is the current
+        random state.
         """
         data, running = self._data, self._data.running
         taken = self._before_epoch + batch
@@ -107,32 +97,27 @@ class DataPosition:
         return state | {"earlier": data.earlier, "own": running.own, "opened": opened}
 
     def go_to(self, state: Mapping[str, Any], batch: int) -> None:
-        """Lets the next epoch begin where another training stood.
+        """Makes the next epoch begin at the position of another run, after `batch` batches.
 
-        Args:
-            state: what `state` returned.
-            batch: how many batches of the epoch were used then.
-
-        Raises:
-            ValueError: epochs have another number of batches here.
+        Raises a ValueError if epochs now have another number of batches.
         """
         then, here = state["num_batches"], self.num_batches
         if batch and None not in (then, here) and then != here:
             raise ValueError(
                 explain(
-                    f"The backup stands at batch {batch} of {then}, and an epoch has {here} here.",
-                    expected="the data, the batch size and the steps_per_epoch of the run that "
-                    "made it.",
-                    fix="pass these, or delete the backup to begin anew.",
+                    f"The backup was saved at batch {batch} of {then}, but an epoch now has {here} "
+                    "batches.",
+                    expected="the data, batch size and steps_per_epoch of the run that saved it.",
+                    fix="pass the same arguments, or delete the backup to start over.",
                 )
             )
         self._data.resuming = state
         self._first_batch = batch
 
     def _steps(self, original: Callable[[], Any]) -> Iterator[Any]:
-        """The steps of an epoch, in groups, without those that are done.
+        """Yields groups of the epoch's steps that are not done yet.
 
-        Where groups have another size than before, they begin where those ended.
+        If groups have another size than before, they begin where the earlier ones ended.
         """
         state, first = self._data.resuming, self._first_batch
         self._first_batch = 0

@@ -1,4 +1,4 @@
-"""Interval at which `fit` saves its state in memory."""
+"""Interval between snapshots of `fit`'s state in memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ __all__ = ["AUTO", "KeepingPace"]
 
 AUTO = "auto"
 _SHARE = 0.005
-# So many are measured before the first decision, and remembered for the next ones.
+# Number of latest batches that a decision is based on, and of calls before the first.
 _NUM_MEASURED = 16
-# So many calls lie between two decisions: all processes wait for each other's numbers.
+# Calls between two decisions, at which all processes wait for each other.
 _NUM_BETWEEN = 1000
 
 
 class KeepingPace:
-    """Says after which batches the state is kept, on all processes after the same.
+    """Selects the batches after which state is saved, the same on all processes.
 
-    Of itself it is kept as often as that takes a two-hundredth of the time: where keeping takes as
-    long as a step, a killed process has lost two hundred at most; where steps are long, one.
-
-    Args:
-        num_batches: after how many; "auto" for as often as that.
+    `num_batches` is the interval. "auto" limits saving to 0.5% of the training time: if saving
+    takes as long as a step, a killed process loses 200 steps at most; if steps are long, one.
     """
 
     def __init__(self, num_batches: int | str) -> None:
@@ -39,10 +36,9 @@ class KeepingPace:
         self._costs_s: deque[float] = deque(maxlen=_NUM_MEASURED)
 
     def is_due(self, num_batches: int) -> bool:
-        """Counts batches that are done, and says whether to keep the state. On every process.
+        """Counts `num_batches` completed batches; returns True if a snapshot is due.
 
-        Args:
-            num_batches: of the call of Keras's train function.
+        Call it on every process.
         """
         now_s = time.monotonic()
         if self._mark_s is not None:
@@ -58,17 +54,16 @@ class KeepingPace:
         return is_due
 
     def kept(self, cost_s: float) -> None:
-        """Notes that the state was kept.
-
-        Args:
-            cost_s: how long that took.
-        """
+        """Records a snapshot that took `cost_s` seconds."""
         self._costs_s.append(cost_s)
         if self._mark_s is not None:
             self._mark_s += cost_s
 
     def end_epoch(self) -> None:
-        """Notes that the state is kept without being due; may decide anew. On every process."""
+        """Resets the count after the snapshot of an epoch's end; may choose a new interval.
+
+        Call it on every process.
+        """
         self._num_waiting, self._mark_s = 0, None
         if self._num_calls >= _NUM_BETWEEN:
             self._agree()
@@ -82,6 +77,6 @@ class KeepingPace:
             batch_s, cost_s = map(statistics.median, (self._batches_s, self._costs_s))
             own = max(1, math.ceil(cost_s / (_SHARE * batch_s))) if batch_s > 0 else 1
         group = current_group()
-        # The slowest decides.
+        # The longest interval applies to all.
         everyone = [own] if group is None else group.exchange("BackupAndRestore's pace", own)
         self.num_batches = max(everyone)

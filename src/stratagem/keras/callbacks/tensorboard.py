@@ -28,7 +28,7 @@ __all__ = ["TensorBoard"]
 class TensorBoard(keras.callbacks.Callback):
     """Writes losses, metrics and weights of `fit` and `evaluate` for TensorBoard.
 
-    Pass it to `fit`; it needs no TensorFlow. Training is written to the folder `train` and
+    Pass it to `fit`; it needs no TensorFlow. It writes training to the folder `train` and
     validation to `validation`, under the tags of Keras's own callback. Batch steps are counted by
     `optimizer.iterations` and continue in a second `fit`. Unless `update_freq` is "epoch",
     `sg.summary.scalar` and the like in layers and in `train_step` write to the same folders, every
@@ -41,14 +41,15 @@ class TensorBoard(keras.callbacks.Callback):
         histogram_freq: epochs between histograms of all weights; 0 for none.
         write_graph: True writes the model's layers for the graph page.
         write_images: True writes weights as images along with their histograms.
-        write_steps_per_second: True writes the speed.
+        write_steps_per_second: True writes the training speed.
         update_freq: "epoch", "batch", or the number of batches between writes of the loss and
             metrics; with `steps_per_execution`, after the call in which that number is reached.
         profile_batch: a batch, counted from 1, or a pair of the first and last batch to profile
             with `jax.profiler`; 0 for none.
         embeddings_freq: epochs between writes of the tables of `Embedding` layers for the projector
             page; 0 for none.
-        embeddings_metadata: the file with the labels of the rows; or files by the layers' names.
+        embeddings_metadata: the file with the labels of the rows, or a mapping of layer names to
+            files.
 
     Raises:
         ValueError: a negative frequency, an unknown word, an invalid range of batches, or (when
@@ -136,8 +137,8 @@ class TensorBoard(keras.callbacks.Callback):
         """Makes the train folder the default for summaries in layers."""
         self._is_training = True
         self._num_steps = self._iterations()
-        # A value known before the call needs no branch in the program; and Keras's own step, of a
-        # model without a strategy, does not hold the optimizer's counter.
+        # A step number known before the call avoids a branch in the program. Without a strategy,
+        # Keras's own step does not contain the optimizer's counter.
         model: Any = self.model
         several = model.steps_per_execution > 1
         self._counts_in_step = several and strategy_of(model) is not None
@@ -279,8 +280,8 @@ def _number_of_epochs(name: str, value: int) -> int:
         raise ValueError(
             explain(
                 f"sg.TensorBoard received {name}={value!r}.",
-                expected="after how many epochs, or 0 for never.",
-                fix="leave it out, or pass 1.",
+                expected="a number of epochs, or 0 for never.",
+                fix=f"pass 1 for every epoch, or omit {name}.",
             )
         )
     return value
@@ -295,8 +296,8 @@ def _steps_between(update_freq: str | int) -> int | None:
         raise ValueError(
             explain(
                 f"sg.TensorBoard received update_freq={update_freq!r}.",
-                expected='"epoch", "batch" or a number of batches, 1 or more.',
-                fix="pass one of them.",
+                expected='"epoch", "batch" or a number of batches of at least 1.',
+                fix='pass "epoch" to write after each epoch.',
             )
         )
     return steps
@@ -316,8 +317,8 @@ def _range_of_batches(profile_batch: Any) -> tuple[int, int] | None:
         raise ValueError(
             explain(
                 f"sg.TensorBoard received profile_batch={profile_batch!r}.",
-                expected="a batch, counted from 1, a pair of the first and the last, or 0.",
-                fix="pass for example profile_batch=(10, 20).",
+                expected="a batch counted from 1, a pair of the first and last batch, or 0.",
+                fix="pass profile_batch=(10, 20), for example.",
             )
         )
     return first, last

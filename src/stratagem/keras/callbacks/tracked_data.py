@@ -28,13 +28,10 @@ __all__ = ["TrackedAdapter", "TrackedBatches"]
 class TrackedAdapter:
     """Wraps a Keras adapter and forwards all other attributes to it.
 
-    Args:
-        adapter: adapter of the training data of `fit`.
-        max_ahead: maximum number of batches read before their steps begin.
-
-    `running` are the batches started last. `earlier` has, for each iterator before it, the
-    number of batches read, and whether it was read to the end. `began` is the random state at
-    the start of the epoch. `position` follows this adapter.
+    At most `max_ahead` batches are read before their steps begin. `running` are the batches opened
+    last. `earlier` has, for each iterator before, the number of batches read and whether it was
+    read to the end. `began` is the random state at the start of the epoch. `position` tracks this
+    adapter.
     """
 
     def __init__(self, adapter: Any, max_ahead: int) -> None:
@@ -57,7 +54,7 @@ class TrackedAdapter:
         return TrackedBatches(self)
 
     def on_epoch_begin(self) -> None:
-        """Forwards the start of an epoch; after a restart the first starts as it did before."""
+        """Forwards the start of an epoch; after a restart, with its original random state."""
         state, before = self.resuming, Draws.now()
         is_within = state is not None and state["is_within"]
         if state is not None:
@@ -83,11 +80,11 @@ class TrackedAdapter:
 
     @property
     def has_thread(self) -> bool:
-        """True if a thread reads ahead, which draws the order at some moment in the epoch."""
+        """True if a thread reads ahead, which draws the order at any time in the epoch."""
         return getattr(self.adapter, "enqueuer", None) is not None
 
     def own_state(self) -> Any:
-        """Returns the other state that decides the next iterator's batches, as JSON can hold it."""
+        """Returns, as JSON, the other state that determines the next iterator's batches."""
         if isinstance(self.adapter, DatasetAdapter):
             return self.adapter.opening
         if isinstance(self.adapter, PyDatasetAdapter):
@@ -112,7 +109,7 @@ class TrackedAdapter:
         """Repeats the hooks and reads before the epoch to resume."""
         self.hooks = list(state["hooks"])
         if self.hooks and state["is_within"]:
-            self.hooks.pop()  # of this epoch, which Keras calls
+            self.hooks.pop()  # this epoch's, which Keras calls
         for index, before in enumerate(self.hooks):
             if before is not None:
                 Draws.from_json(before).set()
@@ -139,14 +136,7 @@ class TrackedAdapter:
             batches.close()  # pyright: ignore[reportAttributeAccessIssue]
 
     def open(self, batches: TrackedBatches) -> Iterator[Any]:
-        """Starts to read, at the resumed position if there is one.
-
-        Args:
-            batches: the reader.
-
-        Returns:
-            The iterator over the remaining batches.
-        """
+        """Returns an iterator for `batches`, from the resumed position if there is one."""
         previous, self.running = self.running, batches
         if previous is not None:
             self.earlier.append((previous.num_taken, previous.has_ended))
@@ -163,10 +153,9 @@ class TrackedAdapter:
 
 
 class TrackedBatches:
-    """An iterator over batches that counts how many it has read.
+    """Iterator over batches that counts those read from the source, in `num_taken`.
 
-    `num_taken` batches were read of the source; `opened` and `own` are the states of the random
-    generators and of the data when it was opened.
+    `opened` and `own` are the random state and the data's state when the source was opened.
     """
 
     def __init__(self, data: TrackedAdapter) -> None:
@@ -207,7 +196,7 @@ class TrackedBatches:
             close()
 
     def draws_at(self, num_taken: int) -> Draws | None:
-        """Returns the random state before batch `num_taken`; None if unread or long ago."""
+        """Returns the random state before batch `num_taken`; None if unread or no longer stored."""
         return dict(self._before).get(num_taken)
 
     def _begin(self) -> None:
@@ -241,7 +230,7 @@ class TrackedBatches:
 
 
 def _has_hooks(adapter: Any) -> bool:
-    """Returns True if hooks written by the user in earlier epochs decide the order of an epoch."""
+    """Returns True if epoch hooks of the user's dataset may determine its order."""
     if not isinstance(adapter, PyDatasetAdapter) or isinstance(adapter.py_dataset, Stateful):
         return False
     own, base = type(adapter.py_dataset), keras.utils.PyDataset
@@ -250,7 +239,7 @@ def _has_hooks(adapter: Any) -> bool:
 
 
 def _reads_once(adapter: Any) -> bool:
-    """Returns True if earlier reads decide the next batches."""
+    """Returns True if earlier reads determine the next batches."""
     if isinstance(adapter, DatasetAdapter):
         return not adapter.can_go_to
     return isinstance(adapter, GeneratorDataAdapter)
@@ -267,8 +256,8 @@ def _pass_over(batches: Iterator[Any], count: int) -> None:
 def _ended(number: int, count: int) -> ValueError:
     return ValueError(
         explain(
-            f"The data ended after {number} batches, and the backup needs {count}.",
-            expected="the data of the run that made it.",
-            fix="pass these, or delete the backup to begin anew.",
+            f"The data ended after {number} batches, but the backup needs {count}.",
+            expected="the data of the run that saved the backup.",
+            fix="pass the same data, or delete the backup to start over.",
         )
     )

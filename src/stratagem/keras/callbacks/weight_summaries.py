@@ -22,14 +22,9 @@ __all__ = [
 
 
 def write_weights(model: Any, epoch: int, *, with_images: bool) -> None:
-    """Writes a histogram of each weight to the default writer.
+    """Writes a histogram of each weight, and optionally an image, to the default writer.
 
-    With several processes all call it, because they gather sharded weights together.
-
-    Args:
-        model: a Keras model.
-        epoch: the step.
-        with_images: True writes weights as images, too.
+    Call it on every process: they gather sharded weights together.
     """
     for layer in model.layers:
         for weight in layer.weights:
@@ -56,11 +51,7 @@ def _as_images(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
 
 
 def write_conceptual_graph(model: Any) -> None:
-    """Writes the layers of a functional or sequential model to the default writer.
-
-    Args:
-        model: a Keras model.
-    """
+    """Writes the layers of a functional or sequential model to the default writer."""
     if not isinstance(model, keras.Sequential) and type(model).__name__ != "Functional":
         return
     messages = load(
@@ -82,22 +73,16 @@ def write_projector_configuration(
 ) -> None:
     """Writes the projector configuration, with the future paths of a model's embeddings.
 
-    Args:
-        model: a Keras model.
-        writer: writes on the chief only.
-        log_dir: the folder.
-        labels: the file with the labels of rows, or files by the layers' names.
-
-    Raises:
-        ValueError: labels of a layer that is not an embedding.
+    `labels` is the file with the labels of rows, or a mapping of layer names to files; a layer that
+    is not an embedding raises a ValueError.
     """
     names = [layer.name for layer in _embeddings(model)]
     if isinstance(labels, Mapping) and (unknown := sorted(set(labels) - set(names))):
         raise ValueError(
             explain(
-                f"embeddings_metadata names the layers {unknown}.",
-                expected=f"names of keras.layers.Embedding: {names}.",
-                fix="see layer.name.",
+                f"embeddings_metadata names layers that are not embeddings: {unknown}.",
+                expected=f"names of keras.layers.Embedding layers: {names}.",
+                fix="look up the name with layer.name.",
             )
         )
     lines: list[str] = []
@@ -116,7 +101,7 @@ def write_projector_configuration(
 def write_embeddings(model: Any, writer: summary.SummaryWriter, log_dir: str) -> None:
     """Writes the embedding tables of a model for TensorBoard's projector.
 
-    With several processes all call it; `writer` writes on the chief only.
+    Call it on every process; `writer` writes on the chief only.
     """
     for layer in _embeddings(model):
         table = np.asarray(keras.ops.convert_to_numpy(layer.embeddings), np.float32)

@@ -1,3 +1,3 @@
-"""Evaluation of checkpoints in another process, while training goes on."""
+"""Evaluation of checkpoints in another process during training."""
 
 __all__: list[str] = []

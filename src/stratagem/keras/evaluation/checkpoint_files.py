@@ -1,8 +1,8 @@
-"""Checkpoints of Keras in a folder: finding them, and loading one into a model.
+"""Keras checkpoint files: search in a folder, and loading into a model.
 
-Keras writes in place: a file appears before it is whole, and may be written again while it is read.
-HDF5 also locks a file that it reads, and whoever trains could not write it at that time. So a file
-is copied first, and read only if it did not change meanwhile.
+Keras writes in place: a file appears before it is complete, and may be rewritten while it is read.
+HDF5 also locks files that it reads, which would block training. Hence a file is copied first, and
+loaded only if it did not change meanwhile.
 """
 
 from __future__ import annotations
@@ -23,26 +23,21 @@ from stratagem.messages import explain
 
 __all__ = ["Checkpoint", "CheckpointFormat", "KerasFiles", "UnreadableCheckpointError"]
 
-# ".weights.h5" before ".h5", which it ends with too.
+# ".weights.h5" comes first because it also ends with ".h5".
 _SUFFIXES = (".weights.h5", ".keras", ".h5")
-# A whole number by itself, and not behind the point of a decimal one: "ckpt-0007", "07-0.35".
+# A separate integer, not the decimals of a number: "ckpt-0007", "07-0.35".
 _EPOCH = re.compile(r"(?:^|[-_=]|(?<!\d)\.|epoch|ckpt)(\d+)(?=[-_]|$)")
-# What h5py and zipfile raise for a file that is not whole.
+# Errors of h5py and zipfile for an incomplete file.
 _NOT_WHOLE = (OSError, EOFError, KeyError, zipfile.BadZipFile)
 
 
 class UnreadableCheckpointError(Exception):
-    """Raised for a checkpoint that is not whole, or not yet."""
+    """Raised for an incomplete checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One state of one file of a folder; written again, it is another checkpoint.
-
-    Args:
-        path: the file.
-        modified_ns: when it was last written.
-        size_bytes: how long it is.
+    """State of a checkpoint file; a rewritten file is another checkpoint.
 
     Example:
         >>> from stratagem.keras.evaluation.checkpoint_files import Checkpoint
@@ -56,12 +51,12 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """The file's name."""
+        """File name."""
         return self.path.name
 
     @property
     def epoch(self) -> int | None:
-        """The last number that stands by itself in the name; None if there is none."""
+        """Last separate integer in the name; None if there is none."""
         ends = (end for end in _SUFFIXES if self.name.endswith(end))
         stem = self.name.removesuffix(next(ends, ""))
         numbers = _EPOCH.findall(stem)
@@ -69,43 +64,32 @@ class Checkpoint:
 
     @property
     def age(self) -> tuple[int, list[str | int]]:
-        """Sort key of checkpoints: time, then the name, with 10 after 9."""
+        """Sort key: time, then the name with numbers by value."""
         parts = re.split(r"(\d+)", self.name)
-        # Text and digits take turns, so that like is compared with like.
+        # Text and digits alternate, so that values of the same type are compared.
         return self.modified_ns, [
             int(part) if index % 2 else part for index, part in enumerate(parts)
         ]
 
 
 class CheckpointFormat(Protocol):
-    """One kind of checkpoint."""
+    """Finds and loads checkpoints of one format."""
 
     @property
     def names(self) -> str:
-        """Name of its checkpoints, for messages."""
+        """File name pattern, for messages."""
         ...
 
     def find(self, folder: Path) -> Sequence[Checkpoint]:
-        """Returns what is there, finished or not.
-
-        Args:
-            folder: where; it need not exist.
-
-        Returns:
-            The checkpoints, the oldest first.
-        """
+        """Returns checkpoints, complete or not, oldest first; none if `folder` is missing."""
         ...
 
     def load(self, checkpoint: Checkpoint, model: Any) -> None:
-        """Gives a model the weights of a checkpoint, and its optimizer the state that fits it.
-
-        Args:
-            checkpoint: of those found.
-            model: a model that is built.
+        """Loads weights into a built model, and matching state into its optimizer.
 
         Raises:
-            FileNotFoundError: it has gone.
-            UnreadableCheckpointError: it is not whole, or was written again.
+            FileNotFoundError: the file was removed.
+            UnreadableCheckpointError: the file is incomplete, or was rewritten.
             ValueError: it does not fit the model.
         """
         ...
@@ -113,17 +97,17 @@ class CheckpointFormat(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class KerasFiles:
-    """Files that `ModelCheckpoint`, `save_weights` and `save` write."""
+    """Files written by `ModelCheckpoint`, `save_weights` and `save`."""
 
     names: str = " or ".join(f"*{suffix}" for suffix in _SUFFIXES[:2])
 
     def find(self, folder: Path) -> list[Checkpoint]:
-        """Returns the files of a folder that are called like checkpoints, the oldest first."""
+        """Returns the files with a checkpoint's suffix, oldest first."""
         found: list[Checkpoint] = []
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    # Some programs put files beside others under the same name behind a dot.
+                    # Some programs put hidden files of the same name, after a dot, beside others.
                     is_hidden = entry.name.startswith(".")
                     if entry.name.endswith(_SUFFIXES) and not is_hidden and entry.is_file():
                         with contextlib.suppress(FileNotFoundError):
@@ -133,7 +117,7 @@ class KerasFiles:
         return sorted(found, key=lambda one: one.age)
 
     def load(self, checkpoint: Checkpoint, model: Any) -> None:
-        """Loads one of these files; see `CheckpointFormat.load`."""
+        """Loads a file; see `CheckpointFormat.load`."""
         with tempfile.TemporaryDirectory(prefix="stratagem-") as folder:
             copy = Path(folder, checkpoint.name)
             try:
@@ -141,7 +125,7 @@ class KerasFiles:
                 if _checkpoint(checkpoint.path) != checkpoint:
                     raise UnreadableCheckpointError("it was written again while it was read")
                 with warnings.catch_warnings():
-                    # Evaluation needs no optimizer: it may be another one.
+                    # Evaluation needs no optimizer state, so the optimizer may differ.
                     warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
                     model.load_weights(copy)
             except FileNotFoundError:
@@ -152,8 +136,8 @@ class KerasFiles:
                 raise ValueError(
                     explain(
                         f"{checkpoint.path} does not fit the model: {error}",
-                        expected="the weights of the model that is evaluated.",
-                        fix="build the model as in training, or name the folder of its "
+                        expected="weights of the evaluated model.",
+                        fix="build the model as in training, or pass the folder of its "
                         "checkpoints.",
                     )
                 ) from error

@@ -1,4 +1,4 @@
-"""Follows a folder of checkpoints: which are new and complete, look by look."""
+"""Record of a folder's checkpoints: new, complete, evaluated or unreadable."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ from stratagem.keras.evaluation.checkpoint_files import Checkpoint, CheckpointFo
 
 __all__ = ["CheckpointFollower"]
 
-# How long a file may stay as it is and not be whole. Another machine's writes can take a minute to
-# be seen on a network file system.
+# Limit on an unchanged, incomplete file. On a network file system, writes of another machine can
+# take a minute to appear.
 PATIENCE_S = 75.0
 
 
 class CheckpointFollower:
     """Record of the checkpoints found in a folder, and of those already evaluated.
 
-    Nothing is read here, and no time passes: whoever looks says what time it is.
-
-    Args:
-        checkpoint_format: finds the checkpoints.
-        folder: where.
-        now_s: the time, on any clock.
+    It reads no files and no clock: callers pass the time `now_s`, in seconds of any clock.
     """
 
     def __init__(self, checkpoint_format: CheckpointFormat, folder: Path, now_s: float) -> None:
@@ -37,22 +32,18 @@ class CheckpointFollower:
 
     @property
     def num_done(self) -> int:
-        """Number of checkpoints that were processed.
+        """Number of processed checkpoints.
 
-        A name counts once, because training that starts again writes some of them again; but as
-        often as the one name was written, where all are written under one.
+        A name counts once, because restarted training rewrites files, unless all share one name:
+        then each write counts.
         """
         return max(len(self._times_done), *self._times_done.values(), 0)
 
     def look(self, now_s: float, *, is_last: bool = False) -> list[Checkpoint]:
-        """Returns which checkpoints are complete and not done with.
+        """Scans the folder; returns pending checkpoints unchanged since the last scan.
 
-        Args:
-            now_s: the time.
-            is_last: nobody writes any more: those that could not be read are tried once more.
-
-        Returns:
-            Those that have not changed since the look before, the oldest first.
+        They are sorted, oldest first. `is_last` means that writing has ended: unreadable ones are
+        tried once more.
         """
         before, self._found = self._found, self._format.find(self._folder)
         if self._found != before:
@@ -66,24 +57,12 @@ class CheckpointFollower:
         ]
 
     def finish(self, checkpoint: Checkpoint) -> None:
-        """Notes that a checkpoint is done with: evaluated, or passed over.
-
-        Args:
-            checkpoint: of the last look.
-        """
+        """Marks a checkpoint as evaluated or skipped."""
         self._done[checkpoint.path] = checkpoint
         self._times_done[checkpoint.path] += 1
 
     def postpone(self, checkpoint: Checkpoint, now_s: float) -> bool:
-        """Notes that a checkpoint cannot be read, so that it is left alone until it changes.
-
-        Args:
-            checkpoint: of the last look.
-            now_s: the time.
-
-        Returns:
-            Whether to go on waiting for it.
-        """
+        """Skips an unreadable checkpoint until it changes; returns False once patience runs out."""
         known = self._unreadable.get(checkpoint.path)
         if known is None or known[0] != checkpoint:
             self._unreadable[checkpoint.path] = checkpoint, now_s
@@ -91,14 +70,7 @@ class CheckpointFollower:
         return now_s - known[1] < PATIENCE_S
 
     def has_newer(self, checkpoint: Checkpoint) -> bool:
-        """Returns True if there is a newer checkpoint.
-
-        Args:
-            checkpoint: of the last look.
-
-        Returns:
-            True if another one, complete or not, is newer.
-        """
+        """Returns True if another checkpoint, complete or not, is newer."""
         return any(one.age > checkpoint.age for one in self._found if one.path != checkpoint.path)
 
     def _may_try(self, checkpoint: Checkpoint, now_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""Takes each new checkpoint of a folder in its turn, until there is reason to end."""
+"""Loop that evaluates new checkpoints of a folder until a limit, notice or timeout."""
 
 from __future__ import annotations
 
@@ -20,21 +20,18 @@ from stratagem.messages import explain
 
 __all__ = ["CheckpointLoop", "LoopLimits"]
 
-# After this long without any checkpoint a line says where they are expected.
+# Time without any checkpoint before a line reports the folder.
 _FIRST_NEWS_S = 30.0
-# Between the two last looks at the end: whoever sent SIGTERM does not wait for long.
+# Limit on the pause between the two last scans: a launcher kills soon after SIGTERM.
 _LAST_PAUSE_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoopLimits:
-    """Loop over the checkpoints of a folder until it ends or times out.
+    """Selection of checkpoints, and time limits of the loop.
 
-    Args:
-        every: all in order; otherwise of several the newest alone.
-        max_checkpoints: how many to take or pass over; None for no limit.
-        timeout_s: how long the folder may stay as it is.
-        poll_s: how long between two looks.
+    `every` takes all in order; otherwise the loop skips to the newest. `max_checkpoints` includes
+    the skipped ones; None is no limit. `timeout_s` limits the time without a change in the folder.
     """
 
     every: bool
@@ -46,12 +43,8 @@ class LoopLimits:
 class CheckpointLoop:
     """One run through the checkpoints of a folder.
 
-    Args:
-        folder: where they appear.
-        checkpoint_format: finds and loads them.
-        load: makes one the model's; raises as `CheckpointFormat.load` does.
-        evaluate: uses the one that was loaded.
-        limits: which are taken, and for how long.
+    For each, `load` updates the model and raises like `CheckpointFormat.load`; then `evaluate`
+    runs.
     """
 
     def __init__(
@@ -74,15 +67,12 @@ class CheckpointLoop:
         self._has_news = False
 
     def run(self, notice: StopNotice) -> None:
-        """Goes on until the limit is reached, the notice comes, or no checkpoint does.
-
-        Args:
-            notice: of the end of training.
+        """Evaluates checkpoints until the limit is reached or the stop notice arrives.
 
         Raises:
-            DeadlineExceededError: the folder stayed as it was for too long.
+            DeadlineExceededError: the folder did not change in time.
             ValueError: a checkpoint does not fit the model.
-            RuntimeError: the newest is not whole, and is not written any more.
+            RuntimeError: the newest checkpoint is incomplete and no longer being written.
         """
         while not self._take_new(is_last=False):
             if notice.is_given:
@@ -98,7 +88,7 @@ class CheckpointLoop:
             notice.wait(self._limits.poll_s)
 
     def _take_new(self, *, is_last: bool) -> bool:
-        """Takes what is new, and returns whether that was all that was asked for."""
+        """Evaluates new checkpoints; returns True once the limit is reached."""
         new = self._follower.look(time.monotonic(), is_last=is_last)
         turns = list(enumerate(new))
         for index, checkpoint in turns if self._limits.every else reversed(turns):
@@ -140,13 +130,13 @@ class CheckpointLoop:
             raise RuntimeError(
                 explain(
                     f"{checkpoint.path} cannot be read: {error}.",
-                    expected="a file that is written to its end.",
-                    fix="see why whoever wrote it did not finish, and remove it.",
+                    expected="a complete file.",
+                    fix="find out why the write did not finish, then remove the file.",
                 )
             ) from error
 
     def _finish(self) -> bool:
-        """Takes what was written until now; nobody writes any more, so two looks are enough."""
+        """Evaluates the remaining checkpoints; two scans suffice, since writing has ended."""
         self._follower.look(time.monotonic())
         time.sleep(min(self._limits.poll_s, _LAST_PAUSE_S))
         return self._take_new(is_last=True)
@@ -167,10 +157,10 @@ class CheckpointLoop:
         last = "none so far" if self._last is None else f"the last was {self._last.name}"
         return DeadlineExceededError(
             explain(
-                f"No new checkpoint came into {self._folder} for {waited_s:.0f} s; {last}.",
+                f"No new checkpoint appeared in {self._folder} for {waited_s:.0f} s; {last}.",
                 expected=f"the next {self._names} within {self._limits.timeout_s:g} s.",
-                fix="see whether training runs and writes there; end with max_evaluations; or "
-                "raise timeout_s or STRATAGEM_CHECKPOINT_TIMEOUT_S.",
+                fix="check that training runs and writes to this folder; or set max_evaluations to "
+                "stop earlier; or raise timeout_s or STRATAGEM_CHECKPOINT_TIMEOUT_S.",
             )
         )
 

@@ -1,4 +1,4 @@
-"""Argument checks of `SidecarEvaluator`, made before it starts to wait."""
+"""Argument checks of `SidecarEvaluator`, made before it waits for checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_arguments(
     limits: LoopLimits,
     callbacks: Sequence[Any],
 ) -> None:
-    """Raises a TypeError or ValueError unless an evaluator can work with its arguments."""
+    """Raises a TypeError or ValueError for invalid arguments of an evaluator."""
     _check_model(model)
     _check_data(data, steps)
     _check_count("steps", steps)
@@ -44,14 +44,14 @@ def _check_model(model: Any) -> None:
             explain(
                 f"model={model!r} is of type {type(model).__name__}.",
                 expected="a Keras model.",
-                fix="pass the model that is built as in training.",
+                fix="pass a model built as in training.",
             )
         )
     if not model.compiled:
         raise ValueError(
             explain(
                 f"Model {model.name!r} is not compiled.",
-                expected="one that knows its loss and metrics.",
+                expected="a compiled model, with a loss and metrics.",
                 fix="call model.compile as in training.",
             )
         )
@@ -59,9 +59,9 @@ def _check_model(model: Any) -> None:
     if strategy is not None and strategy.topology.spans_processes:
         raise ValueError(
             explain(
-                f"Model {model.name!r} belongs to {strategy}, which other processes take part in.",
+                f"Model {model.name!r} belongs to {strategy}, which spans several processes.",
                 expected="a model that this process evaluates alone.",
-                fix='call SidecarEvaluator where the task type is "evaluator", fit elsewhere.',
+                fix='use SidecarEvaluator in the task of type "evaluator", and fit in the others.',
             )
         )
 
@@ -70,9 +70,9 @@ def _check_data(data: Any, steps: int | None) -> None:
     if isinstance(data, tuple) and not 1 <= len(data) <= 3:
         raise ValueError(
             explain(
-                f"data is a tuple of {len(data)}.",
-                expected="(x, y), or (x, y, sample_weight).",
-                fix="pass a list as x where a model has several inputs: ([a, b], y).",
+                f"data is a tuple of length {len(data)}.",
+                expected="(x, y) or (x, y, sample_weight).",
+                fix="pass several inputs as a list: ([a, b], y).",
             )
         )
     if isinstance(data, Iterator) and steps is None:
@@ -80,7 +80,7 @@ def _check_data(data: Any, steps: int | None) -> None:
             explain(
                 f"data is the {type(data).__name__} {data!r}, and steps is None.",
                 expected="data that can be read again for each checkpoint.",
-                fix="pass a dataset; or an iterator that never ends, with steps.",
+                fix="pass a dataset, or an infinite iterator with steps.",
             )
         )
 
@@ -92,8 +92,8 @@ def _check_count(name: str, value: Any) -> None:
         raise TypeError(
             explain(
                 f"{name}={value!r} is of type {type(value).__name__}.",
-                expected="a whole number, or None.",
-                fix=f"pass an int, or leave {name} out.",
+                expected="an integer, or None.",
+                fix=f"pass an int, or omit {name}.",
             )
         )
     if value < 1:
@@ -101,7 +101,7 @@ def _check_count(name: str, value: Any) -> None:
             explain(
                 f"{name}={value} leaves nothing to evaluate.",
                 expected="at least 1, or None.",
-                fix=f"raise {name}, or leave it out.",
+                fix=f"raise {name}, or omit it.",
             )
         )
 
@@ -112,15 +112,15 @@ def _check_seconds(name: str, value: Any) -> None:
             explain(
                 f"{name}={value!r} is of type {type(value).__name__}.",
                 expected="a number of seconds.",
-                fix=f"pass a number, or leave {name} out.",
+                fix=f"pass a number, or omit {name}.",
             )
         )
     if not 0 < value < math.inf:
         raise ValueError(
             explain(
-                f"{name}={value} is no time to wait.",
-                expected="a number of seconds above 0: every wait has an end.",
-                fix=f"pass a number, or leave {name} out.",
+                f"{name}={value} is out of range.",
+                expected="a finite number of seconds above 0.",
+                fix=f"pass such a number, or omit {name}.",
             )
         )
 
@@ -137,9 +137,9 @@ def _check_folder(checkpoint_dir: Any) -> None:
     if "://" in str(checkpoint_dir) or Path(checkpoint_dir).is_file():
         raise ValueError(
             explain(
-                f"checkpoint_dir={str(checkpoint_dir)!r} is no folder.",
-                expected="a folder of this machine, there already or not.",
-                fix="pass the folder and not a file in it; mount remote storage.",
+                f"checkpoint_dir={str(checkpoint_dir)!r} is not a local folder.",
+                expected="a folder on this machine, which need not exist yet.",
+                fix="pass the folder instead of a file in it; mount remote storage.",
             )
         )
 
@@ -149,9 +149,9 @@ def _check_callbacks(callbacks: Sequence[Any], folder: Path) -> None:
         if not isinstance(callback, keras.callbacks.Callback):
             raise TypeError(
                 explain(
-                    f"callbacks has {callback!r} of type {type(callback).__name__}.",
+                    f"callbacks contains {callback!r} of type {type(callback).__name__}.",
                     expected="Keras callbacks.",
-                    fix="pass a list of them.",
+                    fix="pass a list of keras.callbacks.Callback objects.",
                 )
             )
         is_export = isinstance(callback, SidecarEvaluatorModelExport)
@@ -159,7 +159,7 @@ def _check_callbacks(callbacks: Sequence[Any], folder: Path) -> None:
             raise ValueError(
                 explain(
                     f"SidecarEvaluatorModelExport writes to checkpoint_dir, {str(folder)!r}.",
-                    expected="another folder: what it saves would be evaluated again.",
-                    fix="export to a folder below it.",
+                    expected="another folder, or exported models would be evaluated again.",
+                    fix="export to a subfolder.",
                 )
             )

@@ -1,4 +1,4 @@
-"""Evaluator that follows the checkpoints of a training job and evaluates them."""
+"""`SidecarEvaluator`: evaluates the checkpoints of a training job as they appear."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class SidecarEvaluator:
         checkpoint_dir: folder where `ModelCheckpoint` writes `.weights.h5` or `.keras` files; it
             need not exist yet.
         steps: batches per evaluation; None for all.
-        max_evaluations: stops after this many checkpoints, evaluated or skipped for a newer one:
-            the number of epochs, if each writes one. None runs until SIGTERM.
+        max_evaluations: number of checkpoints, evaluated or skipped for a newer one, after which to
+            stop: the number of epochs, if each writes one. None runs until SIGTERM.
         callbacks: Keras callbacks; their `on_test_...` methods are called.
         every_checkpoint: True evaluates all in order; False skips to the newest.
         timeout_s: seconds to wait for the next checkpoint; None for
@@ -135,15 +135,15 @@ class SidecarEvaluator:
     def start(self) -> list[SidecarEvaluation]:
         """Evaluates checkpoints as they appear, and prints a line for each.
 
-        Launchers send SIGTERM when training is over. The evaluator then finishes the
-        current evaluation, evaluates the newest checkpoint if it has not yet, and returns.
-        A second SIGTERM ends the process.
+        Launchers send SIGTERM when training is over. The evaluator then finishes the current
+        evaluation, evaluates the newest checkpoint if it has not yet, and returns. A second SIGTERM
+        ends the process.
 
         Returns:
             The evaluations, in order.
 
         Raises:
-            DeadlineExceededError: no checkpoint came in time.
+            DeadlineExceededError: no checkpoint appeared in time.
             ValueError: a checkpoint does not fit the model.
             RuntimeError: the newest checkpoint is incomplete and no longer being written.
         """

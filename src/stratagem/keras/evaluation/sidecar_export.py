@@ -1,4 +1,4 @@
-"""Callback that saves the best model seen by a sidecar evaluator."""
+"""`SidecarEvaluatorModelExport`: saves the best model seen by a sidecar evaluator."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
 
     Args:
         export_filepath: path, as for `ModelCheckpoint`: `{epoch}` is the checkpoint's epoch, and
-            metrics may be named with `val_` or without.
+            metrics may be written with or without `val_`.
         checkpoint_filepath: the path given to training's `ModelCheckpoint`, used to find the epoch
             in a checkpoint's name. None takes the last separate number.
-        monitor: the metric to compare, with `val_` or without.
+        monitor: the metric to compare, with or without `val_`.
         verbose: 1 prints a line at each comparison.
         save_weights_only: True saves the weights alone.
-        mode: "min" or "max", the better direction; "auto" asks the metric.
+        mode: "min" or "max", the better direction; "auto" derives it from the metric.
         initial_value_threshold: the value that the first model must beat.
         save_freq: "eval", after each evaluation; no other value is supported.
 
@@ -57,9 +57,9 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
         if save_freq != "eval":
             raise ValueError(
                 explain(
-                    f"save_freq={save_freq!r} is not how often an evaluator measures.",
+                    f"save_freq={save_freq!r} is not supported in an evaluator.",
                     expected='"eval".',
-                    fix="leave save_freq out.",
+                    fix="omit save_freq.",
                 )
             )
         super().__init__(
@@ -79,26 +79,15 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
         self._checkpoint: Checkpoint | None = None
 
     def set_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Sets the checkpoint of the next evaluation; `SidecarEvaluator` calls it.
-
-        Args:
-            checkpoint: the checkpoint.
-        """
+        """Sets the checkpoint of the next evaluation; called by `SidecarEvaluator`."""
         self._checkpoint = checkpoint
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> NoReturn:
-        """Raises an error: use `ModelCheckpoint` in training.
-
-        Args:
-            logs: not used.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raises a ValueError: use `ModelCheckpoint` in training."""
         raise ValueError(
             explain(
                 "SidecarEvaluatorModelExport was given to fit.",
-                expected="it among the callbacks of SidecarEvaluator.",
+                expected="this callback in SidecarEvaluator(callbacks=[...]).",
                 fix="pass keras.callbacks.ModelCheckpoint(..., save_best_only=True) to fit.",
             )
         )
@@ -106,23 +95,20 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """Saves the model if it is better.
 
-        Args:
-            logs: results of the evaluation.
-
         Raises:
-            ValueError: the logs lack the monitored metric, or the file name needs an unknown epoch.
+            ValueError: `logs` lack the monitored metric, or the file name needs an unknown epoch.
         """
         logs = logs or {}
         if self.monitor.removeprefix("val_") not in logs:
             raise ValueError(
                 explain(
-                    f"monitor={self.monitor!r} is not among what was measured: {sorted(logs)}.",
+                    f"monitor={self.monitor!r} is not among the metrics: {sorted(logs)}.",
                     expected="one of these, with or without val_.",
                     fix="correct monitor, or add the metric to compile.",
                 )
             )
         both = {**logs, **{f"val_{name}": value for name, value in logs.items()}}
-        # Keras counts epochs from 0 there, and from 1 in file names.
+        # Keras counts epochs from 0 in this method, from 1 in file names.
         self.on_epoch_end(self._epoch() - 1, both)
 
     def _epoch(self) -> int:
@@ -136,9 +122,9 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
             name = "a checkpoint" if checkpoint is None else checkpoint.name
             raise ValueError(
                 explain(
-                    f"{self.filepath!r} needs an epoch, which {name} does not tell.",
+                    f"{self.filepath!r} needs an epoch, but the name of {name} contains none.",
                     expected="checkpoints such as ckpt-{epoch:04d}.weights.h5.",
-                    fix="leave {epoch} out of export_filepath, or pass checkpoint_filepath.",
+                    fix="remove {epoch} from export_filepath, or pass checkpoint_filepath.",
                 )
             )
         return 0
@@ -149,7 +135,7 @@ def _fields(template: str) -> set[str]:
 
 
 def _name_pattern(template: str) -> re.Pattern[str] | None:
-    """Returns the pattern of names made from a template; None if they have no epoch."""
+    """Returns the pattern of names created from a template; None if they have no epoch."""
     pattern, has_epoch = "", False
     for text, name, _, _ in string.Formatter().parse(template):
         pattern += re.escape(text)

@@ -11,10 +11,10 @@ __all__ = ["StopNotice"]
 
 
 class StopNotice:
-    """Takes SIGTERM as notice; a second one ends the process, as the first would otherwise.
+    """Treats the first SIGTERM as a stop notice; a second one ends the process, as usual.
 
     Python allows handlers only in the main thread. In other threads, and if the program handles or
-    ignores the signal itself, nothing changes and no notice comes.
+    ignores the signal itself, nothing changes and no notice arrives.
 
     Example:
         >>> import signal
@@ -26,7 +26,7 @@ class StopNotice:
     """
 
     def __init__(self) -> None:
-        # A queue's put may interrupt its own get, as a handler does; an Event's set may not.
+        # A signal handler interrupts wait(): SimpleQueue.put is reentrant, Event.set is not.
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_taken = False
         self.is_given = False

@@ -1,4 +1,4 @@
-"""Clusters of parameter servers: plans and interfaces."""
+"""Plans of parameter-server clusters, and interfaces of a running one."""
 
 from __future__ import annotations
 
@@ -27,17 +27,11 @@ _LOCAL_SERVERS = 2
 
 @dataclasses.dataclass(frozen=True)
 class ClusterPlan:
-    """Number of processes, and their machines.
+    """Number and machines of a cluster's processes.
 
-    Args:
-        num_workers: number of workers.
-        num_servers: number of parameter servers.
-        spec: the machine of each task; None for this one.
-        journal_dir: folder of the servers' journals; None for folders of this run.
-        journal_interval_s: seconds between entries of a journal.
-        task: type and index of this process if each worker runs its own program; None if this
-            process coordinates them.
-        strategy: name of the strategy, for messages.
+    `spec` has the machine of each task; None means this machine. `journal_dir=None` selects a
+    folder of this run. `task` is the type and index of this process if each worker runs its own
+    program, None in a coordinator. `strategy` is a name for messages.
     """
 
     num_workers: int
@@ -56,18 +50,14 @@ class ClusterPlan:
                 raise ValueError(
                     explain(
                         f"{self.strategy} received {name}={number!r}.",
-                        expected="at least 1.",
-                        fix=f"leave {name} out.",
+                        expected="an integer of at least 1.",
+                        fix=f"pass a positive integer, or omit {name} for the default.",
                     )
                 )
 
     @classmethod
     def local(cls, num_workers: int | None, num_servers: int | None) -> ClusterPlan:
-        """Returns the plan of a cluster on this machine; None chooses a number.
-
-        Raises:
-            ValueError: a number below 1.
-        """
+        """Returns the plan of a cluster on this machine; None selects the default count."""
         return cls(
             _LOCAL_WORKERS if num_workers is None else num_workers,
             _LOCAL_SERVERS if num_servers is None else num_servers,
@@ -75,18 +65,14 @@ class ClusterPlan:
 
     @classmethod
     def of(cls, spec: ClusterSpec, task_type: str | None) -> ClusterPlan:
-        """Returns the plan of a cluster with a coordinator, from its spec.
-
-        Raises:
-            ValueError: the cluster has no server or no worker, or this is not its coordinator.
-        """
+        """Returns the plan of a coordinator's cluster; raises a ValueError in any other task."""
         check_counts(spec)
         if task_type not in (None, "", "chief"):
             raise ValueError(
                 explain(
-                    f"A ParameterServerStrategy was made in a task of type {task_type!r}.",
-                    expected="the chief, which is the coordinator; the other tasks serve it.",
-                    fix="run `stratagem server` in them, or sg.run_standard_server().join().",
+                    f"A ParameterServerStrategy was created in a task of type {task_type!r}.",
+                    expected="the chief, which coordinates the other tasks.",
+                    fix="run `stratagem server` or sg.run_standard_server().join() in this task.",
                 )
             )
         return cls(spec.num_tasks("worker"), spec.num_tasks("ps"), spec)
@@ -95,19 +81,18 @@ class ClusterPlan:
     def independent(cls, spec: ClusterSpec, task: tuple[str | None, int | None]) -> ClusterPlan:
         """Returns the plan of a cluster whose workers each run their own program.
 
-        `task` is the type and index of this process.
-
-        Raises:
-            ValueError: no cluster, no server in it, or this is not one of its workers.
+        `task` is the type and index of this process. Raises a ValueError unless it is a worker of a
+        cluster with servers.
         """
         task_type, index = task
         num_servers = spec.num_tasks("ps") if "ps" in spec.jobs else 0
         if task_type not in ("chief", "worker") or index is None or not num_servers:
             raise ValueError(
                 explain(
-                    f"independent=True in task {task!r} of a cluster with {num_servers} ps tasks.",
-                    expected="the chief or a worker, and at least one ps task.",
-                    fix='name both in TF_CONFIG: {"cluster": {"worker": [...], "ps": [...]}, '
+                    f"independent=True was used in task {task!r} of a cluster with {num_servers} "
+                    "ps tasks.",
+                    expected="the chief or a worker of a cluster with at least one ps task.",
+                    fix='list both in TF_CONFIG: {"cluster": {"worker": [...], "ps": [...]}, '
                     '"task": {"type": "worker", "index": 0}}; run `stratagem server` as ps.',
                 )
             )
@@ -120,14 +105,9 @@ class ClusterPlan:
     ) -> ClusterPlan:
         """Returns the plan of servers with this process as their only client.
 
-        Args:
-            spec: tasks of the user's cluster; empty for this machine.
-            task_type: type of this process.
-            num_servers: number of servers on this machine; None chooses.
-
-        Raises:
-            ValueError: a cluster of other tasks than a chief and ps, a cluster together with a
-                number of servers, another task than the chief, or a number below 1.
+        An empty `spec` means this machine, where `num_servers=None` selects the default count.
+        Raises a ValueError for a cluster of anything but a chief and ps tasks, or outside its
+        chief.
         """
         if not spec:
             count = _LOCAL_SERVERS if num_servers is None else num_servers
@@ -135,8 +115,8 @@ class ClusterPlan:
         if {"chief", "ps"} - {*spec.jobs} or "worker" in spec.jobs or task_type != "chief":
             raise ValueError(
                 explain(
-                    f"A HybridStrategy was made in a task of type {task_type!r} of a cluster with "
-                    f"the tasks {sorted(spec.jobs)}.",
+                    f"A HybridStrategy was created in a task of type {task_type!r} of a cluster "
+                    f"with the jobs {sorted(spec.jobs)}.",
                     expected="the chief of a cluster with ps tasks and no workers: its replicas "
                     "are devices of this process.",
                     fix='set TF_CONFIG to {"cluster": {"chief": [...], "ps": [...]}, "task": '
@@ -146,10 +126,10 @@ class ClusterPlan:
         if num_servers is not None:
             raise ValueError(
                 explain(
-                    f"num_servers={num_servers!r} was given beside a cluster with "
+                    f"num_servers={num_servers!r} was passed for a cluster with "
                     f"{spec.num_tasks('ps')} ps tasks.",
-                    expected="a number of servers where there is no cluster.",
-                    fix="leave num_servers out.",
+                    expected="num_servers only without a cluster.",
+                    fix="omit num_servers.",
                 )
             )
         return cls(0, spec.num_tasks("ps"), spec, strategy="HybridStrategy")
@@ -157,18 +137,17 @@ class ClusterPlan:
     def keeping_journals(
         self, journal_dir: str | os.PathLike[str] | None, journal_interval_s: float
     ) -> ClusterPlan:
-        """Returns the plan with another journal folder; None for folders of this run."""
+        """Returns the plan with another journal folder; None for a folder of this run."""
         folder = None if journal_dir is None else os.fspath(journal_dir)
         return dataclasses.replace(self, journal_dir=folder, journal_interval_s=journal_interval_s)
 
 
 @dataclasses.dataclass(frozen=True)
 class EntryPoints:
-    """Functions that start the object that a process of the cluster serves; it has an address.
+    """Functions that start the object served by a process; the object has an `address`.
 
-    Args:
-        server: called with the index, the keys, the journal's folder and its interval in seconds.
-        worker: called with the index and the keys.
+    `server` takes the index, the keys, the journal folder and its interval in seconds; `worker`
+    takes the index and the keys.
     """
 
     server: Callable[..., Any]
@@ -176,11 +155,11 @@ class EntryPoints:
 
 
 class Processes(Protocol):
-    """Processes of one kind, each with an address."""
+    """Processes of one kind, such as all workers."""
 
     @property
     def addresses(self) -> list[str]:
-        """Their addresses, in order."""
+        """Addresses, by index of the process."""
         ...
 
     def watch(
@@ -191,15 +170,13 @@ class Processes(Protocol):
     ) -> None:
         """Restarts processes that die.
 
-        Args:
-            on_lost: called with the index of a dead process, and the reason.
-            on_returned: called with its index, and its new address.
-            on_given_up: called with its index and the error when it is no longer restarted.
+        The callbacks get the index of the process, and: the reason of a loss, the new address after
+        a restart, or the error once restarts are given up.
         """
         ...
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Stops the processes."""
         ...
 
 
@@ -208,17 +185,17 @@ class Cluster(Protocol):
 
     @property
     def keys(self) -> ClusterKeys:
-        """The keys of the cluster."""
+        """Encryption keys of the cluster."""
         ...
 
     @property
     def server_addresses(self) -> list[str]:
-        """Addresses of the servers, in order."""
+        """Addresses of the servers, by index."""
         ...
 
     @property
     def has_journals(self) -> bool:
-        """True if servers keep journals, from which they can be restarted."""
+        """True if servers write journals, so that they can restart."""
         ...
 
     def locate_server(self, server: int) -> str | None:
@@ -226,7 +203,7 @@ class Cluster(Protocol):
         ...
 
     def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
-        """Registers a function to call with the index and new address of a server that moved."""
+        """Registers a function to call with the index and new address of a restarted server."""
         ...
 
     def start_workers(self) -> Processes:
@@ -234,39 +211,33 @@ class Cluster(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the servers."""
+        """Stops the servers."""
         ...
 
 
 def update_mode(
     num_workers: int, *, synchronous: bool, backup_workers: int, max_staleness: int | None
 ) -> UpdateMode:
-    """Returns the mode in which servers apply gradients.
+    """Returns the mode in which servers apply gradients; raises a ValueError for invalid counts.
 
-    Args:
-        num_workers: number of workers.
-        synchronous: True if workers wait for each other.
-        backup_workers: number of workers that an update does not wait for.
-        max_staleness: limit on the age, in updates, of the values that gradients are computed from.
-
-    Raises:
-        ValueError: inconsistent numbers.
+    A synchronous update does not wait for `backup_workers` of the workers. `max_staleness` limits
+    the age, in updates, of the values that gradients are computed from.
     """
     is_count = isinstance(backup_workers, int) and not isinstance(backup_workers, bool)
     if not is_count or not 0 <= backup_workers < num_workers:
         raise ValueError(
             explain(
-                f"backup_workers={backup_workers!r} of {num_workers} workers.",
-                expected="a number from 0 to one less than there are workers.",
-                fix="leave backup_workers out.",
+                f"backup_workers={backup_workers!r} was passed for {num_workers} workers.",
+                expected="an integer from 0 to the number of workers minus 1.",
+                fix="pass a smaller number, or omit backup_workers.",
             )
         )
     if backup_workers and not synchronous:
         raise ValueError(
             explain(
-                f"backup_workers={backup_workers} without synchronous=True.",
-                expected="backup workers where workers wait for each other.",
-                fix="pass synchronous=True, or leave backup_workers out.",
+                f"backup_workers={backup_workers} was passed without synchronous=True.",
+                expected="backup workers only for synchronous updates.",
+                fix="pass synchronous=True, or omit backup_workers.",
             )
         )
     return UpdateMode(num_workers - backup_workers if synchronous else 0, max_staleness)

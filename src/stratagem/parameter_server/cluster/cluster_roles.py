@@ -1,4 +1,4 @@
-"""Checks of the cluster given to a parameter-server strategy."""
+"""Checks of the cluster given to a parameter-server strategy, and roles of its tasks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,8 @@ __all__ = ["check_counts", "checked_cluster", "is_non_training"]
 def checked_cluster(resolver: Any, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
     """Returns the resolver and cluster of a strategy; the cluster is empty without one.
 
-    Args:
-        resolver: the user's resolver; None for `TF_CONFIG`.
-        strategy: name of the strategy, for messages.
-
-    Raises:
-        TypeError: a resolver of another type.
-        ValueError: the given resolver has no cluster; an unknown job or task type; two chiefs or
-            evaluators; an invalid task or address.
+    `resolver=None` reads `TF_CONFIG`. Raises a TypeError or ValueError for a resolver of another
+    type, without a cluster, or with invalid tasks or addresses.
 
     Source: TF 2.21 parameter_server_strategy_v2.py, _verify_args_and_config.
     """
@@ -39,9 +33,9 @@ def checked_cluster(resolver: Any, strategy: str) -> tuple[ClusterResolver, Clus
     if resolver is not None and not spec:
         raise ValueError(
             explain(
-                f"cluster_resolver={type(resolver).__name__} of {strategy} names an empty cluster.",
-                expected="a cluster with its tasks.",
-                fix="set TF_CONFIG or pass a cluster_spec; leave cluster_resolver out to start all "
+                f"cluster_resolver={type(resolver).__name__} of {strategy} has an empty cluster.",
+                expected="a cluster with tasks.",
+                fix="set TF_CONFIG or pass a cluster_spec; omit cluster_resolver to start all "
                 "processes on this machine.",
             )
         )
@@ -60,7 +54,7 @@ def check_counts(spec: ClusterSpec) -> None:
             explain(
                 f"The cluster has {counts['ps']} ps and {counts['worker']} worker tasks.",
                 expected="at least one of each.",
-                fix='name them in TF_CONFIG: {"cluster": {"chief": [...], "ps": [...], '
+                fix='list them in TF_CONFIG: {"cluster": {"chief": [...], "ps": [...], '
                 '"worker": [...]}}.',
             )
         )
@@ -71,13 +65,8 @@ def is_non_training(
 ) -> bool:
     """Returns True for a task that runs the common program but does not train.
 
-    Args:
-        spec: the cluster; without servers, none of its tasks trains.
-        task: type and index of this process.
-        independent: True if workers train by themselves, without a coordinator.
-
-    Raises:
-        ValueError: the cluster has no such task.
+    `task` is the type and index of this process; `independent` means that workers train without a
+    coordinator. Raises a ValueError if the cluster has no such task.
     """
     task_type, index = task
     is_cluster = bool(spec) and task_count(spec, "ps") > 0 and index is not None

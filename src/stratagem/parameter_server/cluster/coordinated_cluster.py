@@ -1,4 +1,4 @@
-"""The servers and workers of a cluster, which are watched and started again when they die.
+"""Servers and workers of a coordinator, restarted when they die.
 
 On this machine they are forked; in a cluster of several machines Ray places them.
 """
@@ -26,12 +26,12 @@ from stratagem.remote.ray.ray_nodes import RayNode, start_head
 
 __all__ = ["CoordinatedCluster"]
 
-# Servers compute on the host: accelerators are for workers.
+# Servers compute on the host; workers use the accelerators.
 _OF_SERVERS = {"JAX_PLATFORMS": "cpu", "TF_CONFIG": ""}
 _OF_WORKERS = {"TF_CONFIG": ""}
-# On this machine the accelerators are this process's own, and nobody else reaches the others.
+# On this machine accelerators belong to the coordinator, and only local processes connect.
 _OF_LOCAL = {"JAX_PLATFORMS": "cpu", "TF_CONFIG": "", HOST_VARIABLE: "127.0.0.1"}
-# What both need; of what is here a process that was killed is forked again.
+# Imported once, before a process is forked, so that a restart does not import again.
 _MODULES = (
     "cloudpickle",
     "zmq",
@@ -41,16 +41,10 @@ _MODULES = (
 
 
 class CoordinatedCluster(Closing):
-    """Starts the servers of a cluster, and its workers when they are asked for.
+    """Starts the servers of a cluster, and its workers on request.
 
-    Args:
-        plan: number of processes, and their machines.
-        entry_points: start a server and a worker in their processes.
-
-    Raises:
-        ImportError: pyzmq or cloudpickle is not installed, or Ray for a cluster of machines.
-        DeadlineExceededError: not all tasks came in time.
-        RuntimeError: a server cannot start.
+    Raises a DeadlineExceededError if tasks do not join in time, a RuntimeError if a server cannot
+    start.
     """
 
     has_journals = True
@@ -79,15 +73,11 @@ class CoordinatedCluster(Closing):
             self._closing = stack.pop_all()
 
     def locate_server(self, server: int) -> str | None:
-        """Returns where a server is now; None where it is not known.
-
-        Args:
-            server: its index.
-        """
+        """Returns the current address of a server, also after a restart; None if unknown."""
         return self._addresses[server]
 
     def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
-        """Has a function called with the index and the new address of a server that has moved."""
+        """Registers a function to call with the index and new address of a restarted server."""
         self._on_moved.append(on_moved)
 
     def start_workers(self) -> LocalProcesses | RayProcesses:
@@ -97,13 +87,13 @@ class CoordinatedCluster(Closing):
         return self._closing.enter_context(workers)
 
     def close(self) -> None:
-        """Ends all processes that were started here."""
+        """Stops all processes of the cluster."""
         self._closing.close()
 
     def _start(
         self, kind: str, serve: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
     ) -> LocalProcesses | RayProcesses:
-        """Starts the servers or the workers, and does not wait for them."""
+        """Starts the servers or the workers without waiting for them."""
         count = len(arguments)
         threads = self._placing.threads(count)
         if self._standby is not None:
@@ -124,7 +114,7 @@ class CoordinatedCluster(Closing):
         )
 
     def _journal_dir(self, stack: contextlib.ExitStack) -> str:
-        """The folder of the journals, on the machine of each server."""
+        """Returns the journal folder, a path on the machine of each server."""
         if self._plan.journal_dir is not None:
             return self._plan.journal_dir
         if self._plan.spec is None:
@@ -145,12 +135,12 @@ class CoordinatedCluster(Closing):
 
 
 def _is_local(plan: ClusterPlan) -> bool:
-    """Returns whether neither TF_CONFIG nor a connection to Ray names another machine."""
+    """Returns True if neither TF_CONFIG nor a Ray connection refers to another machine."""
     return plan.spec is None and environment.lookup("RAY_ADDRESS") is None and not is_connected()
 
 
 def _connect(plan: ClusterPlan, stack: contextlib.ExitStack) -> Placing:
-    """Connects to the Ray cluster of the plan, whose head is started here if it is new."""
+    """Connects to the Ray cluster of the plan; starts its head here if it is new."""
     head_address = None
     if plan.spec is not None and environment.lookup("RAY_ADDRESS") is None:
         head_address = stack.enter_context(_head(plan.spec)).head_address

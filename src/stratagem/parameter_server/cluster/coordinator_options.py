@@ -18,17 +18,18 @@ class CoordinatorOptions:
     Also available as `sg.coordinator.options`.
 
     Args:
-        start_delay_s: worker k takes its first function k times this many seconds after the
-            coordinator was created, so that the first updates come from few workers.
+        start_delay_s: stagger between workers: worker k takes its first function k times this many
+            seconds after the coordinator was created, so that the first updates come from few
+            workers.
         recovery_timeout_s: seconds that a server or worker may be silent, for example during a
             restart, before callers get an error; None for `STRATAGEM_PEER_TIMEOUT_S`.
-        max_transient_failures: number of functions in a row that may fail because their workers
+        max_transient_failures: number of consecutive functions that may fail because their workers
             cannot reach a server. They are retried; one more raises `PSUnavailableError`.
-        journal_interval_s: seconds that a server waits after each journal entry. Changes since the
-            last entry are lost if it dies.
+        journal_interval_s: seconds between journal entries of a server. If the server dies, changes
+            since the last entry are lost.
 
     Raises:
-        ValueError: a negative number, a time limit of 0 s, or no number.
+        ValueError: a negative or non-numeric value, or a time limit of 0 s.
 
     Example:
         >>> sg.coordinator.options(recovery_timeout_s=120).recovery_timeout_s
@@ -59,22 +60,16 @@ def _check(name: str, value: Any, *, may_be_zero: bool = False, kind: Any = int 
     raise ValueError(
         explain(
             f"sg.coordinator.options received {name}={value!r}.",
-            expected=f"{'a whole number' if kind is int else 'a number of seconds'}, {least}.",
-            fix=f"leave {name} out.",
+            expected=f"{'an integer' if kind is int else 'a number of seconds'}, {least}.",
+            fix=f"pass a valid number, or omit {name} for the default.",
         )
     )
 
 
 def checked_options(options: Any, *, independent: bool) -> CoordinatorOptions:
-    """Returns the options of a strategy, or the defaults.
+    """Returns the user's options, or the defaults for None.
 
-    Args:
-        options: the user's options; None for the defaults.
-        independent: True if it schedules no functions, as for workers with programs of their own.
-
-    Raises:
-        TypeError: options of another type.
-        ValueError: limits of scheduled functions, but no functions are scheduled.
+    `independent` workers schedule no functions, so limits on these raise a ValueError.
     """
     options = CoordinatorOptions() if options is None else options
     if not isinstance(options, CoordinatorOptions):
@@ -82,15 +77,15 @@ def checked_options(options: Any, *, independent: bool) -> CoordinatorOptions:
             explain(
                 f"options={options!r} is of type {type(options).__name__}.",
                 expected="sg.coordinator.options(...), or None.",
-                fix="leave options out.",
+                fix="pass sg.coordinator.options(...), or omit options.",
             )
         )
     if independent and (options.start_delay_s or options.max_transient_failures):
         raise ValueError(
             explain(
-                f"A strategy that schedules no functions was given {options}.",
-                expected="no limits of scheduled functions.",
-                fix="leave start_delay_s and max_transient_failures out.",
+                f"A strategy that schedules no functions received {options}.",
+                expected="no limits on scheduled functions.",
+                fix="omit start_delay_s and max_transient_failures.",
             )
         )
     return options

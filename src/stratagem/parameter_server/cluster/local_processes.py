@@ -1,6 +1,6 @@
-"""Processes on this machine: forked from one that has loaded JAX and Keras once for all of them.
+"""Processes on this machine: forked, watched and restarted without Ray.
 
-They need no Ray: this process starts them, watches them, and starts them again when they die.
+Their parent process imports JAX and Keras once for all of them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,16 @@ from stratagem.parameter_server.cluster.watchers import Watchers
 
 __all__ = ["LocalProcesses", "SharedStandby"]
 
-# How long an object may take to close, and its process to end.
+# Limit on closing an object and ending its process.
 _CLOSING_S = 5.0
-# How long the last lines of a process that has ended may take to be printed here.
+# Limit on printing the last lines of a dead process.
 _PRINTING_S = 1.0
 
 
 class SharedStandby(Closing):
-    """The process that others are forked from; a new one takes the place of one that has died.
+    """Process to fork others from; it is replaced if it dies.
 
-    Args:
-        modules: what it loads.
-        variables: of its environment, and of what is forked from it.
+    It imports `modules`. `variables` are its environment, which forked processes inherit.
     """
 
     def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -61,26 +59,18 @@ class SharedStandby(Closing):
         return standby.fork("object", pickled, outputs)
 
     def close(self) -> None:
-        """Ends it, and with it what was forked from it."""
+        """Stops this process and those forked from it."""
         with self._replacing:
             self._is_closed = True
         self._standby.close()
 
 
 class LocalProcesses(Closing):
-    """Processes of one kind on this machine, each with a thread here that keeps it running.
+    """Processes of one kind on this machine, each restarted by a thread of this process.
 
-    Args:
-        kind: their name, such as "ps"; it stands before each line that they print.
-        serve: called in each with its index and its arguments; returns an object with an `address`
-            and a `close()`.
-        arguments: of each process.
-        standby: the process that they are forked from.
-        variables: set in each process where its environment has none of that name.
-        max_restarts: of each process; -1 for any number.
-
-    Raises:
-        ImportError: cloudpickle is not installed.
+    `serve` is called in each process with its index and its `arguments`; it returns an object with
+    an `address` and a `close()`. Lines of their output are printed here after `kind`, a name such
+    as "ps". `variables` are set where the environment lacks them. `max_restarts=-1` sets no limit.
     """
 
     def __init__(
@@ -100,7 +90,7 @@ class LocalProcesses(Closing):
         self._processes: dict[int, ForkedProcess] = {}
         self._printers: dict[int, list[threading.Thread]] = {}
         self._addresses: dict[int, str] = {}
-        self._errors: dict[int, Exception] = {}  # of first starts
+        self._errors: dict[int, Exception] = {}  # of initial starts
         self._watchers: Watchers | None = None
         self._telling = threading.Lock()
         self._is_closed = False
@@ -123,14 +113,12 @@ class LocalProcesses(Closing):
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses in the order of the processes; waits until all have started.
-
-        The last one, where a process was lost and has not returned.
+        """Addresses by index, the last ones of lost processes; waits until all have started.
 
         Raises:
-            RuntimeError: one cannot start, because of an error in it.
-            UnavailableError: one has died.
-            DeadlineExceededError: one has not started within `STRATAGEM_JOIN_TIMEOUT_S`.
+            RuntimeError: a process cannot start, because of an error in it.
+            UnavailableError: a process has died.
+            DeadlineExceededError: a process has not started within `STRATAGEM_JOIN_TIMEOUT_S`.
         """
         limit_s = float(environment.read("join_timeout_s"))
         with self._changed:
@@ -152,7 +140,7 @@ class LocalProcesses(Closing):
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes."""
+        """Process ids."""
         return [self._processes[index].pid for index in range(self._count)]
 
     def watch(
@@ -161,15 +149,9 @@ class LocalProcesses(Closing):
         on_returned: Callable[[int, str], None],
         on_given_up: Callable[[int, Exception], None],
     ) -> None:
-        """Starts processes again that die, from now on. Waits until all have started.
+        """Restarts processes that die, from now on; waits until all have started.
 
-        Args:
-            on_lost: called with the index of a process that has died, and why.
-            on_returned: called with its index, and its new address.
-            on_given_up: called with its index when it is not started any more, and why.
-
-        Raises:
-            RuntimeError: they are watched already, or one cannot start.
+        See `Processes.watch`. Raises a RuntimeError if called twice, or if a process cannot start.
         """
         if self._watchers is not None:
             raise watched_twice(self._kind)
@@ -183,7 +165,7 @@ class LocalProcesses(Closing):
         self._processes[index].kill()
 
     def close(self) -> None:
-        """Closes what the processes serve, then ends them."""
+        """Closes the served objects, then stops the processes."""
         with self._changed:
             if self._is_closed:
                 return
@@ -202,14 +184,14 @@ class LocalProcesses(Closing):
                 keeper.join()
 
     def _keep(self, index: int) -> None:
-        """Runs a process again and again; in a thread of its own."""
+        """Runs a process and its restarts until closed; in its own thread."""
         restarts = Restarts(self._max_restarts)
         process = self._first(index)
         while process is not None:
             started_s = time.monotonic()
             how = describe_exit(process.wait())
             for printer in self._printers[index]:
-                printer.join(_PRINTING_S)  # a process that it has started itself may print on
+                printer.join(_PRINTING_S)  # limited: its own children may still print
             if not self._tell(lambda told, how=how: told.on_lost(index, f"it died: {how}")):
                 return
             delay_s = restarts.delay_after_loss_s(time.monotonic() - started_s)
@@ -229,7 +211,7 @@ class LocalProcesses(Closing):
             return None
 
     def _next(self, index: int, restarts: Restarts, delay_s: float | None) -> ForkedProcess | None:
-        """Starts a process in the place of one that has died; None where it is given up."""
+        """Starts a replacement of a dead process; returns None once restarts are given up."""
         failure: Exception | None = None
         while delay_s is not None:
             with self._changed:
@@ -250,7 +232,7 @@ class LocalProcesses(Closing):
         return None
 
     def _start(self, index: int) -> ForkedProcess | None:
-        """Starts a process once; None where these processes were closed meanwhile."""
+        """Starts a process once; returns None if closed meanwhile."""
         name = f"{self._kind} {index}"
         pipes = [os.pipe() for _ in range(2)]
         self._printers[index] = [
@@ -284,13 +266,13 @@ class LocalProcesses(Closing):
             watchers = self._watchers
             if self._is_closed or watchers is None:
                 return False
-        with self._telling:  # one after the other, in the order in which it happens
+        with self._telling:  # events must arrive in order
             watchers.tell(tell)
         return True
 
 
 def _pass_on(descriptor: int, name: str, stream: str) -> None:
-    """Prints the lines of a process on this one's stream of the same kind, each after its name."""
+    """Prints each line of a process, after its name, on this process's stream of that name."""
     with open(descriptor, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             target = getattr(sys, stream)

@@ -1,4 +1,4 @@
-"""Resources that each server and worker requests of its machine."""
+"""Machine resources and CPU threads requested by each server and worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stratagem.remote.ray.ray_nodes import resource_of_task
 
 __all__ = ["Placing"]
 
-# How many threads XLA computes with on the CPU; read when JAX makes its backend.
+# XLA's number of CPU threads, read when JAX creates its backend.
 _NUM_THREADS = "NPROC"
 
 _Resources = Sequence[Mapping[str, float]] | None
@@ -22,14 +22,14 @@ _Resources = Sequence[Mapping[str, float]] | None
 
 @dataclasses.dataclass(frozen=True)
 class Placing:
-    """Machines on which processes may be placed.
+    """Resources of the machines that processes may be placed on.
 
     Args:
-        by_task: whether each machine of the cluster is that of one task.
-        by_role: whether each has a piece of "ps" or of "worker", as those of our manifests.
-        num_cpus: of a cluster that others have started; 0 where CPUs are not counted.
-        num_gpus: likewise.
-        num_cores: of the machine that all processes are on; 0 where there are several.
+        by_task: True if each machine is reserved for one task of `TF_CONFIG`.
+        by_role: True if machines offer the Ray resources "ps" and "worker", as in our manifests.
+        num_cpus: CPUs of an existing Ray cluster; 0 if CPUs are not counted.
+        num_gpus: GPUs of an existing Ray cluster.
+        num_cores: cores of the machine if all processes share one, else 0.
     """
 
     by_task: bool = False
@@ -40,16 +40,14 @@ class Placing:
 
     @classmethod
     def here(cls) -> Placing:
-        """Returns that of processes that this one starts on its own machine."""
+        """Returns the resources of this machine, for forked processes."""
         return cls(num_cores=_num_cores())
 
     @classmethod
     def now(cls, spec: ClusterSpec | None, *, is_own: bool) -> Placing:
-        """Returns that of the cluster that this process is connected to.
+        """Returns the resources of the connected Ray cluster.
 
-        Args:
-            spec: the tasks that `TF_CONFIG` names; None for none.
-            is_own: whether this process has started the cluster.
+        `spec` is the cluster of `TF_CONFIG`, if any. `is_own` is True if this process started Ray.
         """
         ray = load_ray()
         is_one = spec is None and sum(node["Alive"] for node in ray.nodes()) == 1
@@ -67,13 +65,10 @@ class Placing:
         )
 
     def threads(self, count: int) -> dict[str, str]:
-        """Returns variables by which each of some processes computes with its part of the cores.
+        """Returns environment variables that divide the cores among `count` busy processes.
 
-        With as many threads as cores in each, those of one operation wait for each other. Where
-        workers have virtual devices, each device needs threads of its own.
-
-        Args:
-            count: how many processes compute at a time.
+        With a thread per core in each process, the threads of one operation wait for each other.
+        Virtual devices need threads for each device, so nothing is limited for them.
         """
         has_virtual = environment.lookup("JAX_NUM_CPU_DEVICES") is not None
         has_virtual |= environment.num_forced_cpu_devices() > 1
@@ -82,19 +77,11 @@ class Placing:
         return {_NUM_THREADS: str(max(1, self.num_cores // count))}
 
     def of_servers(self, count: int) -> _Resources:
-        """Returns what each server needs; None for nothing.
-
-        Args:
-            count: how many there are.
-        """
+        """Returns the resources of each of `count` servers; None if they need none."""
         return self._of_tasks("ps", count) or self._shares("ps", count, 0)
 
     def of_workers(self, count: int) -> _Resources:
-        """Returns what each worker needs; None for nothing.
-
-        Args:
-            count: how many there are.
-        """
+        """Returns the resources of each of `count` workers; None if they need none."""
         return self._of_tasks("worker", count) or self._shares(
             "worker", count, self.num_gpus // count
         )
@@ -105,7 +92,7 @@ class Placing:
         return [{resource_of_task(task_type, index): 1} for index in range(count)]
 
     def _shares(self, role: str, count: int, num_gpus: int) -> _Resources:
-        """GPUs in equal parts; a CPU each where there are enough for all and the coordinator."""
+        """Splits GPUs equally; adds a CPU each if enough for all and the coordinator."""
         share = {"GPU": num_gpus} if num_gpus else {}
         if self.by_role:
             share[role] = 1
@@ -115,7 +102,7 @@ class Placing:
 
 
 def _num_cores() -> int:
-    """Those that this process may use; not every system tells."""
+    """Returns the number of cores this process may use, or all where the OS cannot say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,8 +1,8 @@
-"""Processes that Ray places: started together, watched, and started again when they die.
+"""Processes placed by Ray: started together, watched, and restarted when they die.
 
-A process is kept by an actor, which starts it again in a moment. An actor that dies itself is never
-restarted by Ray: its restarts wait for nothing between two attempts, and of an actor whose start
-fails it says less. So a new actor takes its place, which asks for the same resources.
+An actor runs each process and restarts it at once. Ray never restarts the actor itself: it would
+retry without a delay and report less about a failed start. Instead, a new actor with the same
+resources replaces a dead one.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from stratagem.remote.ray.ray_cluster import load_ray
 
 __all__ = ["RayProcesses"]
 
-# One call holds, and the others come one after the other.
+# One call blocks until the process ends; the others are sequential.
 _MAX_CALLS_AT_ONCE = 4
-# How long an object may take to close, and its process to end.
+# Limit on closing an object and ending its process.
 _CLOSING_S = 5.0
-# After a connection has failed to a process that may be alive.
+# Delay after losing the connection to a process that may be alive.
 _LOOK_AGAIN_S = 0.5
 
 
@@ -61,22 +61,11 @@ class _Life:
 class RayProcesses(Closing):
     """Processes of one kind, on the Ray cluster that this process is connected to.
 
-    Args:
-        kind: what they are, such as "ps"; it stands before what they print.
-        serve: called in each with its index and its arguments; returns an object with an `address`
-            and a `close()`.
-        arguments: of each process.
-        resources: of each process, what Ray must find for it: "CPU", "GPU" and those of the user,
-            such as {"ps:0": 1}. None for none; then they are spread over the machines.
-        environment: variables, set in each process before JAX is loaded there.
-        modules: what each process needs; loaded before it is started, and not again when it is
-            started again.
-        max_restarts: of each process; -1 for any number.
-
-    Raises:
-        ImportError: Ray is not installed.
-        RuntimeError: this process is not connected to Ray.
-        ValueError: not as many resources as processes.
+    `serve` is called in each process with its index and its `arguments`; it returns an object with
+    an `address` and a `close()`. `resources` are Ray resources of each process: "CPU", "GPU" and
+    custom ones such as {"ps:0": 1}; with None, processes are spread over the machines.
+    `environment` is set before JAX is imported. `modules` are imported before a process is forked,
+    and not again for a restart. `max_restarts=-1` sets no limit.
     """
 
     def __init__(
@@ -93,9 +82,10 @@ class RayProcesses(Closing):
         if resources is not None and len(resources) != len(arguments):
             raise ValueError(
                 explain(
-                    f"{len(arguments)} processes of kind {kind!r} have {len(resources)} resources.",
+                    f"{len(arguments)} processes of kind {kind!r} received "
+                    f"{len(resources)} resources.",
                     expected="resources for each process, or None.",
-                    fix="pass as many as there are processes.",
+                    fix="pass one mapping per process.",
                 )
             )
         self._ray = _connected_ray()
@@ -112,7 +102,7 @@ class RayProcesses(Closing):
         self._num_starts = 0
         self._lives = [self._start(index) for index in range(len(arguments))]
         self._restarts = [Restarts(max_restarts) for _ in arguments]
-        self._due: list[tuple[float, int, Callable[[], None]]] = []  # a heap of what is for later
+        self._due: list[tuple[float, int, Callable[[], None]]] = []  # a heap, by time
         self._numbers = itertools.count()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._watchers: Watchers | None = None
@@ -122,15 +112,7 @@ class RayProcesses(Closing):
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of the processes, in order; waits until all have started.
-
-        Of one that was lost and has not returned, where it was.
-
-        Raises:
-            RuntimeError: one cannot start, because of an error in it.
-            UnavailableError: one has died.
-            DeadlineExceededError: one has not started within `STRATAGEM_JOIN_TIMEOUT_S`.
-        """
+        """Addresses by index; see `LocalProcesses.addresses`, with the same errors."""
         limit_s = float(environment.read("join_timeout_s"))
         deadline_s = time.monotonic() + limit_s
         while missing := [index for index, one in enumerate(self._lives) if one.hold is None]:
@@ -145,7 +127,7 @@ class RayProcesses(Closing):
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes, each on its own machine."""
+        """Process ids, each on its machine."""
         return [one.pid for one in self._lives]
 
     def watch(
@@ -154,17 +136,10 @@ class RayProcesses(Closing):
         on_returned: Callable[[int, str], None],
         on_given_up: Callable[[int, Exception], None],
     ) -> None:
-        """Starts processes again that die, from now on. Waits until all have started.
+        """Restarts processes that die, from now on; waits until all have started.
 
-        All is told in one thread, in the order in which it happens.
-
-        Args:
-            on_lost: called with the index of a process that has died, and why.
-            on_returned: called with its index, and its new address.
-            on_given_up: called with its index when it is not started any more, and why.
-
-        Raises:
-            RuntimeError: they are watched already, or one cannot start.
+        See `Processes.watch`. One thread reports all events, in order. Raises a RuntimeError if
+        called twice, or if a process cannot start.
         """
         if self._thread is not None:
             raise watched_twice(self._kind)
@@ -178,23 +153,15 @@ class RayProcesses(Closing):
         self._thread.start()
 
     def kill(self, index: int) -> None:
-        """Kills a process, for tests.
-
-        Args:
-            index: which.
-        """
+        """Kills a process, for tests."""
         self._lives[index].actor.kill.remote()
 
     def kill_keeper(self, index: int) -> None:
-        """Kills a process with the one that keeps it, as a machine that fails does; for tests.
-
-        Args:
-            index: which.
-        """
+        """Kills a process and its actor, as a machine failure does; for tests."""
         self._ray.kill(self._lives[index].actor)
 
     def close(self) -> None:
-        """Closes what the processes serve, then ends them."""
+        """Closes the served objects, then stops the processes."""
         if self._is_closed.is_set():
             return
         self._is_closed.set()
@@ -204,7 +171,7 @@ class RayProcesses(Closing):
             if self._thread is not threading.current_thread():
                 self._thread.join()
         ray = self._ray
-        if not ray.is_initialized():  # and so its processes have ended
+        if not ray.is_initialized():  # so its processes have ended
             return
         running = [one for one in self._lives if one.hold is not None]
         self._wait_for([one.actor.close.remote() for one in running])
@@ -217,7 +184,7 @@ class RayProcesses(Closing):
             self._ray.wait(calls, num_returns=len(calls), timeout=_CLOSING_S)
 
     def _start(self, index: int, actor: Any = None) -> _Life:
-        """Starts a process, by an actor that has kept one before or by a new one."""
+        """Starts a process, in an existing actor or a new one."""
         actor = actor or self._new_actor(index)
         return _Life(
             actor, actor.start.remote(self._environment, self._modules, self._pickled[index])
@@ -233,13 +200,13 @@ class RayProcesses(Closing):
         ).remote(f"{self._kind}:{index}")
 
     def _take_start(self, index: int) -> None:
-        """Notes that a process has started, or raises why not."""
+        """Records that a process has started, or raises why not."""
         life, name = self._lives[index], f"{self._kind} {index}"
         errors = self._ray.exceptions
         try:
             life.address, life.pid = self._ray.get(life.started)
         except errors.RayTaskError as error:
-            if isinstance(error, UnavailableError):  # the actor lives, but not its process
+            if isinstance(error, UnavailableError):  # the actor is alive, its process is not
                 raise died_at_start(name, error) from error
             raise cannot_start(name, error) from error
         except errors.RayError as error:
@@ -275,7 +242,7 @@ class RayProcesses(Closing):
         heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._numbers), event))
 
     def _hold(self, index: int, life: _Life) -> None:
-        """Lets the end of a process be an event."""
+        """Queues an event for the end of a process."""
         life.hold.future().add_done_callback(
             lambda future: self._events.put(
                 lambda: self._take_end(index, life, future.exception() or future.result())
@@ -287,11 +254,11 @@ class RayProcesses(Closing):
         self._hold(index, life)
 
     def _take_end(self, index: int, life: _Life, how: BaseException | str) -> None:
-        """Takes how a process has ended, or how its actor has died."""
+        """Handles the end of a process, or the death of its actor."""
         if life.is_over:
             return
         if isinstance(how, self._ray.exceptions.ActorUnavailableError):
-            # Cut off, and perhaps alive: it is dead when Ray gives its machine up.
+            # Disconnected but perhaps alive; it counts as dead once Ray gives up its machine.
             self._later(_LOOK_AGAIN_S, lambda: self._hold_again(index, life))
             return
         life.is_over = True
@@ -343,7 +310,7 @@ def _connected_ray() -> Any:
     if not ray.is_initialized():
         raise RuntimeError(
             explain(
-                "Processes are to be started by Ray, to which nothing is connected.",
+                "Processes cannot start: this process is not connected to Ray.",
                 expected="a connection to a Ray cluster.",
                 fix="call start_local_ray().wait() first.",
             )
@@ -352,7 +319,7 @@ def _connected_ray() -> Any:
 
 
 def _placement(resources: Mapping[str, float]) -> dict[str, Any]:
-    """Options of an actor; Ray has names of their own for CPUs and GPUs."""
+    """Returns actor options; Ray passes CPUs and GPUs separately from other resources."""
     own = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
     options: dict[str, Any] = {
         "num_cpus": resources.get("CPU", 0),

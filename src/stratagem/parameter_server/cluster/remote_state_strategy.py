@@ -33,13 +33,9 @@ class ProcessParts:
 
 
 class RemoteStateStrategy(Strategy, Closing):
-    """A strategy with variables on parameter servers.
+    """Strategy with variables on parameter servers: a coordinator's, or one of its workers'.
 
-    `ParameterServerStrategy` is one; a worker of its coordinator has another.
-
-    Args:
-        parts: topology, placement and executor of this process.
-        limits: limits of the cluster; None for the defaults.
+    `limits=None` selects the default `CoordinatorOptions`.
     """
 
     executor: Executor
@@ -68,13 +64,13 @@ class RemoteStateStrategy(Strategy, Closing):
         raise ValueError(
             explain(
                 f"{self} was given to copy.deepcopy.",
-                expected="one strategy per cluster: its servers hold each variable once.",
+                expected="one strategy per cluster: its servers store each variable once.",
                 fix="use the strategy itself.",
             )
         )
 
     def close(self) -> None:
-        """Ends the workers and the servers, and discards the variables."""
+        """Stops the workers and the servers, and discards the variables."""
         if self._connections is None:  # A coordinator's worker closes its connections itself.
             return
         with contextlib.ExitStack() as stack:

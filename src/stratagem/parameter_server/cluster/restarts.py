@@ -1,22 +1,21 @@
-"""Policy of restarts of a process: a pure choice."""
+"""Restart policy of a process: restart delays and limits, without side effects."""
 
 from __future__ import annotations
 
 __all__ = ["MAX_FAILED_STARTS", "Restarts"]
 
-# A process that fails so often without ever having started never will.
+# Consecutive failed starts before giving up.
 MAX_FAILED_STARTS = 5
-# One that has run for so long does not fail from its start on.
+# A process that ran this long does not fail at its start, so delays start over.
 _STABLE_S = 3.0
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
 
 
 class Restarts:
-    """The restarts of one process. The first is at once, those after it wait longer and longer.
+    """Restart delays of one process: none at first, then exponential backoff.
 
-    Args:
-        max_restarts: how many there may be; -1 for any number.
+    `max_restarts=-1` sets no limit.
     """
 
     def __init__(self, max_restarts: int = -1) -> None:
@@ -26,18 +25,11 @@ class Restarts:
         self._num_failed_starts = 0
 
     def started(self) -> None:
-        """Notes that the process has started."""
+        """Records a successful start."""
         self._num_failed_starts = 0
 
     def delay_after_loss_s(self, lived_s: float) -> float | None:
-        """Returns how long to wait with the next start.
-
-        Args:
-            lived_s: how long the process had run.
-
-        Returns:
-            Seconds; None for no start any more.
-        """
+        """Returns the delay before a restart, after a run of `lived_s`; None to give up."""
         self._num_losses += 1
         if lived_s >= _STABLE_S:
             self._num_in_a_row = 0
@@ -46,11 +38,7 @@ class Restarts:
         return self._next_delay_s()
 
     def delay_after_failed_start_s(self) -> float | None:
-        """Returns how long to wait with the next start, after one that has failed.
-
-        Returns:
-            Seconds; None for no start any more.
-        """
+        """Returns the delay before the next start, after a failed one; None to give up."""
         self._num_failed_starts += 1
         if self._num_failed_starts >= MAX_FAILED_STARTS:
             return None

@@ -1,4 +1,4 @@
-"""Servers that several workers share, each of which runs a program of its own."""
+"""Servers shared by workers that each run their own program."""
 
 from __future__ import annotations
 
@@ -34,15 +34,9 @@ _ANSWER_S = 10.0
 
 
 class SharedCluster(Closing):
-    """Takes part in a cluster as one of its workers. The leader starts the servers.
+    """Membership of a worker in a shared cluster. The leader starts the servers.
 
-    Args:
-        plan: the tasks of the cluster, and this process's own.
-        entry_points: start a server and a worker in their processes.
-
-    Raises:
-        ImportError: Ray, pyzmq or cloudpickle is not installed.
-        DeadlineExceededError: the leader, or a server, did not come in time.
+    Raises a DeadlineExceededError if the leader or a server does not start in time.
     """
 
     has_journals = True
@@ -54,7 +48,7 @@ class SharedCluster(Closing):
         self._worker = id_in_cluster(plan.spec, *plan.task)
         self._is_leader = plan.task == leader_of(plan.spec)
         self._num_trainings = 0
-        self._ray: Any = None  # loaded when it is known whether the cluster has a token
+        self._ray: Any = None  # loaded once the cluster's token is set, if any
         self._closing: contextlib.ExitStack | None = None
         with contextlib.ExitStack() as stack:
             if self._is_leader:
@@ -77,68 +71,48 @@ class SharedCluster(Closing):
             self._closing = stack.pop_all()
 
     def locate_server(self, server: int) -> str | None:
-        """Returns where a server is now; None where it is not known.
-
-        Args:
-            server: its index.
-        """
+        """Returns the current address of a server, also after a restart; None if unknown."""
         return self._locate(server)
 
     def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
-        """Nothing: who waits for a server asks where it is."""
+        """Does nothing: clients call `locate_server` while they wait for a server."""
 
     def start_workers(self) -> NoReturn:
-        """Raises: the workers of this cluster run programs of their own.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Raises a RuntimeError: the workers of this cluster run their own programs."""
         raise not_the_coordinator()
 
     def next_training(self) -> int:
-        """Returns the number of the training that this program comes to now, from 1."""
+        """Returns the number of the training that begins now, from 1."""
         self._num_trainings += 1
         return self._num_trainings
 
     def begin(self, number: int) -> None:
-        """Announces that the variables of a training are initialized. Call in the leader.
-
-        Args:
-            number: of the training.
-        """
+        """Announces that the variables of a training are initialized. Call in the leader."""
         self._asked("begin", number)
 
     def wait_for_begin(self, number: int, limit_s: float) -> None:
-        """Waits until the leader has called `begin`.
-
-        Args:
-            number: of the training.
-            limit_s: how long.
-
-        Raises:
-            DeadlineExceededError: it did not in time.
-        """
+        """Waits for the leader's `begin`; raises a DeadlineExceededError after `limit_s`."""
         deadline_s = time.monotonic() + limit_s
         while self._asked("num_begun") < number:
             if time.monotonic() > deadline_s:
                 raise DeadlineExceededError(
                     explain(
-                        f"The leader, {leader_of(self._spec)}, has not begun training {number} "
+                        f"The leader, {leader_of(self._spec)}, did not begin training {number} "
                         f"within {limit_s:g} s.",
                         expected="a leader that runs the same program.",
-                        fix="look at what the leader prints; RunConfig(session_creation_timeout_"
-                        "secs=...) changes the limit.",
+                        fix="check the output of the leader; to wait longer, pass RunConfig("
+                        "session_creation_timeout_secs=...).",
                     )
                 )
             threading.Event().wait(_POLL_S)
 
     def close(self) -> None:
-        """Leaves the cluster; the leader waits for the others, and ends the servers."""
+        """Leaves the cluster; the leader waits for the others and stops the servers."""
         if self._closing is None:
             return
         closing, self._closing = self._closing, None
         with closing:
-            with contextlib.suppress(Exception):  # the leader has gone
+            with contextlib.suppress(Exception):  # the leader is gone
                 self._asked("leave", self._worker)
             if self._is_leader:
                 self._wait_for_others()
@@ -157,7 +131,7 @@ class SharedCluster(Closing):
         return self._ray.get_runtime_context().get_node_id()
 
     def _make_meeting(self, keys: bytes, addresses: list[str]) -> Any:
-        """On this machine: with it the cluster ends anyway."""
+        """Creates the registry on this machine, whose loss ends the cluster anyway."""
         scheduling = load(
             "ray.util.scheduling_strategies", needed_by="a cluster", install="stratagem[ray]"
         )
@@ -168,7 +142,7 @@ class SharedCluster(Closing):
         return actor.remote(keys, addresses)
 
     def _told_address(self, server: int) -> str | None:
-        """None where the leader is gone: who asks for the server hears that it is lost."""
+        """Returns None without a leader: a request to the server then reports the loss."""
         try:
             return self._asked("address_of", server)
         except self._ray.exceptions.RayError:
@@ -180,17 +154,17 @@ class SharedCluster(Closing):
         while True:
             try:
                 return self._ray.get_actor(ACTOR, NAMESPACE)
-            except ValueError:  # there is none yet
+            except ValueError:  # not created yet
                 if time.monotonic() > deadline_s:
                     break
             threading.Event().wait(_POLL_S)
         raise DeadlineExceededError(
             explain(
-                f"The leader, {leader_of(self._spec)}, has not told within {limit_s:g} s where the "
-                "servers are.",
-                expected="a leader that makes the same strategy, and `stratagem server` in each "
+                f"The leader, {leader_of(self._spec)}, did not publish the servers' addresses "
+                f"within {limit_s:g} s.",
+                expected="a leader that creates the same strategy, and `stratagem server` in each "
                 "ps task.",
-                fix="look at what the leader prints; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+                fix="check the output of the leader; set STRATAGEM_JOIN_TIMEOUT_S to wait longer.",
             )
         )
 
@@ -199,17 +173,17 @@ class SharedCluster(Closing):
         return self._ray.get(asked, timeout=_ANSWER_S)
 
     def _wait_for_others(self) -> None:
-        """Until they have finished: with this process the servers end."""
+        """Waits until the others finish, since the servers stop with this process."""
         limit_s = float(environment.read("barrier_timeout_s"))
         deadline_s = time.monotonic() + limit_s
         while present := self._present():
             if time.monotonic() > deadline_s:
                 warnings.warn(
                     explain(
-                        f"Workers {sorted(present)} have not finished {limit_s:g} s after the "
-                        "leader; their servers end now.",
-                        expected="workers that end about together.",
-                        fix="STRATAGEM_BARRIER_TIMEOUT_S changes the limit.",
+                        f"Workers {sorted(present)} are still running {limit_s:g} s after the "
+                        "leader finished; their servers stop now.",
+                        expected="workers that finish at about the same time.",
+                        fix="set STRATAGEM_BARRIER_TIMEOUT_S to wait longer.",
                     ),
                     RuntimeWarning,
                     stacklevel=3,
@@ -218,6 +192,6 @@ class SharedCluster(Closing):
             threading.Event().wait(_POLL_S)
 
     def _present(self) -> set[int]:
-        """The workers that have not finished, and whose machine is there."""
+        """Returns the workers that have not finished and whose machine is alive."""
         live = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         return {worker for worker, node in self._asked("present").items() if node in live}

@@ -1,4 +1,4 @@
-"""Errors of a server or a worker that does not start, or is not started again."""
+"""Errors of servers and workers that fail to start or restart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cannot_start(name: str, error: BaseException) -> RuntimeError:
         explain(
             f"{name} cannot start: {error}",
             expected="a process that imports and starts without an error.",
-            fix="look at the last lines of that traceback, which is the process's own.",
+            fix="fix the error in the last lines of the traceback, which is from that process.",
         )
     )
 
@@ -30,9 +30,9 @@ def died_at_start(name: str, error: BaseException) -> UnavailableError:
     """Returns the error of a process that ends before it serves."""
     return UnavailableError(
         explain(
-            f"{name} died while it started: {error}",
-            expected="a process that lives.",
-            fix="look at what it printed last, and whether its machine has the memory.",
+            f"{name} died while starting: {error}",
+            expected="a process that keeps running.",
+            fix="check its last output, and whether its machine has enough memory.",
         )
     )
 
@@ -41,9 +41,9 @@ def lost_too_often(name: str, how: object) -> UnavailableError:
     """Returns the error of a process that has ended once more than `max_restarts`."""
     return UnavailableError(
         explain(
-            f"{name} was lost more often than it may be: {how}",
-            expected="a process that lives.",
-            fix="look at what it printed last; a larger max_restarts allows more.",
+            f"{name} ended and has no restarts left: {how}",
+            expected="a process that keeps running.",
+            fix="check its last output, or raise max_restarts.",
         )
     )
 
@@ -54,10 +54,10 @@ def not_started(
     """Returns the error of processes, out of `count`, that have not started in time."""
     return DeadlineExceededError(
         explain(
-            f"{len(names)} of {count} processes have not started for {limit_s:g} s: "
+            f"{len(names)} of {count} processes did not start within {limit_s:g} s: "
             f"{', '.join(names)}.",
             expected=expected,
-            fix=f"{look_at}; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+            fix=f"{look_at}; set STRATAGEM_JOIN_TIMEOUT_S to wait longer.",
         )
     )
 
@@ -74,11 +74,11 @@ def watched_twice(kind: str) -> RuntimeError:
 
 
 def not_the_coordinator() -> RuntimeError:
-    """Error of a `ClusterCoordinator` that an independent worker creates."""
+    """Returns the error of a `ClusterCoordinator` created by an independent worker."""
     return RuntimeError(
         explain(
-            "A ClusterCoordinator was made in a worker that runs a program of its own.",
-            expected="strategy.run, or fit, in this program.",
-            fix="leave independent=True out if one process coordinates the others.",
+            "A ClusterCoordinator was created in a worker that runs its own program.",
+            expected="strategy.run or fit in this program.",
+            fix="omit independent=True if one process coordinates the others.",
         )
     )

@@ -1,4 +1,4 @@
-"""Functions that hear of the losses and returns of processes."""
+"""Callbacks for losses and returns of processes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ __all__ = ["Watchers"]
 
 @dataclasses.dataclass(frozen=True)
 class Watchers:
-    """Functions that are called with the index of a process; their errors end no watching.
+    """Callbacks of `Processes.watch`; an error in one is reported, and watching continues.
 
-    Args:
-        on_lost: called with why as well, when it has died.
-        on_returned: called with its new address as well.
-        on_given_up: called with why as well, when it is not started any more.
+    Each takes the index of a process, and the reason of its loss, its new address, or the error
+    that ended its restarts.
     """
 
     on_lost: Callable[[int, str], None]
@@ -25,8 +23,8 @@ class Watchers:
     on_given_up: Callable[[int, Exception], None]
 
     def tell(self, event: Callable[[Watchers], None]) -> None:
-        """Reports an event to one of the functions."""
+        """Calls one of the callbacks by `event`."""
         try:
             event(self)
-        except Exception as error:  # noqa: BLE001 - the others are watched on
+        except Exception as error:  # noqa: BLE001 - watching must continue
             report_error(error)

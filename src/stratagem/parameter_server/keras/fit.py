@@ -1,6 +1,6 @@
 """`fit`, `evaluate` and `predict` on the workers of a parameter-server cluster.
 
-The coordinator reads the data and assigns batches to workers, with a few in flight per worker.
+The coordinator reads the data and assigns batches to workers, with a few groups in flight for each.
 """
 
 from __future__ import annotations
@@ -53,10 +53,8 @@ class _WorkerSteps:
     ) -> Any:
         """Runs the batches as one group of steps and returns the logs or the outputs.
 
-        Args:
-            batches: this worker's batches, or their source.
-            weights: gradient weight of each batch, if workers share batches; else None.
-            assignment: the batches to take from the source; None if `batches` are the batches.
+        `weights` are the gradient weights of the batches if workers share them, else None. With an
+        `assignment`, `batches` is the `WorkerBatches` to take them from.
         """
         strategy: Any = get_strategy()
         if assignment is not None:
@@ -96,7 +94,7 @@ class _WorkerSteps:
 
 
 class _JoinedOutputs:
-    """Outputs of one group that several workers computed, in order."""
+    """Outputs of one group computed by several workers, in order."""
 
     def __init__(self, values: list[RemoteValue]) -> None:
         self._values = values
@@ -108,14 +106,14 @@ class _JoinedOutputs:
 
 
 class _BatchScheduler(ModelFunction):
-    """Takes groups of batches from Keras's iterator and schedules them on workers."""
+    """Schedules groups of batches from Keras's iterator on workers."""
 
     def __init__(self, model: Any, strategy: Any, kind: str) -> None:
         if model.run_eagerly:
             raise ValueError(
                 explain(
-                    "run_eagerly=True was asked for under a ParameterServerStrategy.",
-                    expected="compiled steps: they run on workers.",
+                    "The model has run_eagerly=True under a ParameterServerStrategy.",
+                    expected="compiled steps, which run on workers.",
                     fix="debug the model under sg.OneDeviceStrategy, or without a strategy.",
                 )
             )
@@ -132,7 +130,7 @@ class _BatchScheduler(ModelFunction):
         self._source: Any = None
 
     def begin(self, iterator: Iterator[Any]) -> bool:
-        """Discards leftovers of an interrupted call; returns True if the iterator is a new one."""
+        """Discards leftovers of an interrupted call; returns True for a new iterator."""
         if self._source is iterator:
             return False
         self._source = iterator
@@ -141,7 +139,7 @@ class _BatchScheduler(ModelFunction):
 
     @contextlib.contextmanager
     def raised_once(self) -> Generator[None]:
-        """After an error in a `with` block, drops all groups, so that no error is raised twice."""
+        """Drops all groups after an error in a `with` block, so that none is raised twice."""
         try:
             yield
         except StopIteration:
@@ -154,15 +152,11 @@ class _BatchScheduler(ModelFunction):
 
     @property
     def num_in_flight(self) -> int:
-        """The limit on groups in flight."""
+        """Limit on groups in flight."""
         return _IN_FLIGHT_PER_WORKER * self._coordinator.num_workers
 
     def schedule_next(self, iterator: Iterator[Any]) -> None:
-        """Schedules the next group of host batches.
-
-        Raises:
-            StopIteration: the data has ended. Otherwise the error of an earlier group.
-        """
+        """Schedules the next group of host batches; may raise the error of an earlier group."""
         raise_reported()
         if isinstance(iterator, HostBatches) and isinstance(iterator.source, BatchAssigner):
             self._groups.append(self._schedule_assigned(iterator.source))
@@ -202,10 +196,10 @@ class _BatchScheduler(ModelFunction):
         return len(outstanding) if self._kind == "train" else 0
 
     def _share(self, batches: list[Any]) -> None:
-        """Splits each batch into as many parts as one update needs; servers add them up."""
-        num_needed = self._variable_client.mode.num_needed  # fewer after a worker was given up
+        """Splits each batch into as many parts as one update needs; servers sum them."""
+        num_needed = self._variable_client.mode.num_needed  # fewer after a worker is lost for good
         shared = [shares_of(batch, num_needed) for batch in batches]
-        # With backup workers any free worker takes the next part, so that none falls behind.
+        # With backup workers, any free worker takes the next part, so that none falls behind.
         present = self._coordinator.present_workers
         is_fixed = num_needed == len(present)
         values = [
@@ -219,11 +213,7 @@ class _BatchScheduler(ModelFunction):
         self._groups.append(values[-1])
 
     def finish(self) -> Any:
-        """Waits for all groups and returns the last result, or None without groups.
-
-        Raises:
-            BaseException: the error of a group.
-        """
+        """Waits for all groups, raising errors; returns the last result, or None without groups."""
         last = self._groups[-1] if self._groups else None
         self._groups.clear()
         self._coordinator.strategy.executor.settle()
@@ -231,11 +221,7 @@ class _BatchScheduler(ModelFunction):
 
 
 class RemoteTrainOrTestFunction(_BatchScheduler):
-    """A model's `train_function` or `test_function` on remote workers.
-
-    Raises:
-        ValueError: the model runs eagerly.
-    """
+    """A model's `train_function` or `test_function` on workers; refuses eager models."""
 
     events: Any = None
 
@@ -260,7 +246,7 @@ class RemoteTrainOrTestFunction(_BatchScheduler):
         return self._told_last, tuple([] for _ in range(self._num_states))
 
     def _settle(self) -> None:
-        """Waits for all groups; then the current logs are those of the last group.
+        """Waits for all groups, and updates the returned logs to those of the last group.
 
         Keras uses the last result of a custom step as the logs of the epoch.
         """
@@ -281,18 +267,14 @@ class RemoteTrainOrTestFunction(_BatchScheduler):
 
 
 class RemotePredictFunction(_BatchScheduler):
-    """A model's `predict_function` on remote workers.
-
-    Raises:
-        ValueError: the model runs eagerly.
-    """
+    """A model's `predict_function` on workers; refuses eager models."""
 
     def __init__(self, model: Any, strategy: Any) -> None:
         super().__init__(model, strategy, "predict")
         self._num_left: int | None = None
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-        """Returns the outputs of the next group of steps; later groups are in flight."""
+        """Returns the outputs of the next group of steps, with later groups in flight."""
         if self.begin(iterator):
             self._num_left = _num_groups(iterator, self._model)
         with self.raised_once():
@@ -315,15 +297,10 @@ def _num_groups(iterator: Any, model: Any) -> int | None:
 
 
 def shares_of(batch: Any, num_workers: int) -> list[tuple[Any, float]]:
-    """Splits a batch over workers.
+    """Splits a batch of arrays of shape (rows, ...) over workers.
 
-    Args:
-        batch: pytree of arrays of shape (rows, ...).
-        num_workers: number of workers that share it.
-
-    Returns:
-        Each worker's rows and its fraction of the batch. With more workers than rows, some get a
-        row of weight 0, because the servers wait for all.
+    Returns each worker's rows and its fraction of the batch. With more workers than rows, some get
+    a row of weight 0, because the servers wait for all.
     """
     rows = len(next(leaf for leaf in jax.tree.leaves(batch) if leaf is not None))
     ends = np.cumsum([len(part) for part in np.array_split(np.arange(rows), num_workers)])

@@ -1,4 +1,4 @@
-"""Optimizer updates with some variables on parameter servers and the others in this process."""
+"""Optimizer updates of models with both remote and local variables."""
 
 from __future__ import annotations
 
@@ -39,16 +39,8 @@ def apply_in_parts(
 ) -> None:
     """Applies gradients in a replica function: remote variables on the servers, others here.
 
-    Args:
-        apply: `apply` of the optimizer's class.
-        optimizer: the optimizer, built.
-        grads: arrays or `IndexedSlices`, summed over replicas.
-        variables: the variables of the gradients, some of them remote.
-        context: the replica context.
-
-    Raises:
-        NotImplementedError: the optimizer needs whole tables.
-        ValueError: there is no gradient at all.
+    `apply` is that method of the optimizer's class; `grads` are summed over replicas. Raises a
+    NotImplementedError if the optimizer needs whole tables.
     """
     _require_rows_suffice(optimizer)
     scope = current_scope()
@@ -75,11 +67,11 @@ def _require_rows_suffice(optimizer: Any) -> None:
         return
     raise NotImplementedError(
         explain(
-            f"{optimizer.name} is to average variables, to accumulate gradients or to scale losses "
-            "by what it learns, and some of its variables are on parameter servers.",
+            f"{optimizer.name} uses averaged variables (EMA), gradient accumulation or dynamic "
+            "loss scaling, but some of its variables are on parameter servers.",
             expected="use_ema=False, no gradient_accumulation_steps and no LossScaleOptimizer: "
-            "servers get the gradients of rows, and leave all others alone.",
-            fix="leave these out, or send the tables to another place.",
+            "servers update only the rows that have gradients.",
+            fix="omit these, or choose another place for the tables.",
         )
     )
 

@@ -1,4 +1,4 @@
-"""Optimizers of remote variables: a step sends gradients, the servers update."""
+"""Optimizers of remote variables: steps send gradients, and servers update."""
 
 from __future__ import annotations
 
@@ -54,14 +54,7 @@ _num_slots: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.W
 
 
 def create_slot(optimizer: Any, reference: Any, name: str | None, create: Callable[[], Any]) -> Any:
-    """Creates the slot of a remote variable on the server of that variable.
-
-    Args:
-        optimizer: the optimizer, which is being built.
-        reference: the variable.
-        name: name of the slot.
-        create: creates the slot as Keras does.
-    """
+    """Creates the slot of a remote variable, `reference`, on that variable's server."""
     client = reference.variable_client
     kept = kept_name(name_on_servers(optimizer, client), name or "var")
     counts = _num_slots.setdefault(optimizer, Counter())
@@ -69,7 +62,7 @@ def create_slot(optimizer: Any, reference: Any, name: str | None, create: Callab
     number = counts[id(reference), kept]
     own_name = kept if number == 1 else f"{kept}_{number}"
 
-    def name_there() -> str:  # A step may have created both, and the variable is placed first.
+    def name_there() -> str:  # A step may create both; the variable must be placed first.
         client.place(reference)
         return f"{reference.place.name}:{own_name}"
 
@@ -88,7 +81,7 @@ def _give_late(optimizer: weakref.ref[Any]) -> None:
 def name_on_servers(optimizer: Any, variable_client: Any) -> str:
     """Returns an optimizer's name on the servers, which is pickled with the optimizer.
 
-    An optimizer that a worker created gets its name here.
+    An optimizer created by a worker gets its name here.
     """
     name = vars(optimizer).get(_NAME)
     if name is None:
@@ -98,32 +91,28 @@ def name_on_servers(optimizer: Any, variable_client: Any) -> str:
 
 
 def share_name(optimizer: Any, first: Any, variable_client: Any) -> None:
-    """Shares the server-side state of an optimizer with another that has its variables.
+    """Makes an unbuilt optimizer share the server-side state of an equal one, `first`.
 
-    Args:
-        optimizer: not built.
-        first: an equal optimizer; the servers store the shared state while it exists.
-        variable_client: the variable client of the process.
+    The servers store the state as long as `first` exists.
     """
     object.__setattr__(optimizer, _NAME, name_on_servers(first, variable_client))
 
 
 def note_built(optimizer: Any, strategy: Any) -> None:
-    """Notes that a step on this worker built an optimizer, so that the coordinator does too."""
+    """Records that a step on this worker built an optimizer, so that the coordinator does too."""
     _built.setdefault(strategy, []).append(optimizer)
 
 
 def take_built(strategy: Any) -> list[Any]:
-    """Returns and clears the optimizers noted by `note_built` on this worker."""
+    """Returns and clears the optimizers recorded by `note_built` on this worker."""
     return _built.pop(strategy, [])
 
 
 def give_to_servers(optimizer: Any) -> None:
     """Gives the servers a built optimizer of remote variables, unless they have it.
 
-    Raises:
-        NotImplementedError: servers cannot run the optimizer.
-        ServerError: the servers have another optimizer of that name.
+    Raises a NotImplementedError if servers cannot run it, a ServerError if they have another one of
+    that name.
     """
     trained = trainable_variables(optimizer)
     variables: list[Any] = [one for one in trained if is_remote(one)]
@@ -132,24 +121,25 @@ def give_to_servers(optimizer: Any) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise NotImplementedError(
             explain(
-                f"{optimizer.name} is to scale losses by what it learns from all gradients.",
-                expected="an optimizer without dynamic loss scaling where variables are on "
-                "parameter servers: no server sees all gradients.",
-                fix="use bfloat16, or loss_scale_factor= for a constant scale.",
+                f"{optimizer.name} uses dynamic loss scaling, which parameter servers do not "
+                "support.",
+                expected="an optimizer without dynamic loss scaling: it needs all gradients, and "
+                "each server has only a part.",
+                fix="use bfloat16, or set loss_scale_factor for a constant scale.",
             )
         )
     kept_once = scalars_of(optimizer)
     sized = [one.name for one in kept_once.values() if one.shape]
-    if sized:  # Servers find it too, but with a less helpful error.
+    if sized:  # Servers would raise too, but with a less helpful error.
         raise other_shapes(type(optimizer), sized)
     variable_client = variables[0].variable_client
     if variable_client.mode.num_needed > 1 and clips(optimizer):
         raise NotImplementedError(
             explain(
-                f"{optimizer.name} is to clip gradients that workers add up on the servers.",
+                f"{optimizer.name} clips gradients, but servers sum those of all workers first.",
                 expected="an optimizer without clipping under a synchronous "
-                "ParameterServerStrategy: no server sees the whole gradient.",
-                fix="leave clipnorm, global_clipnorm and clipvalue out, or synchronous=True.",
+                "ParameterServerStrategy: no server has the whole gradient.",
+                fix="omit clipnorm, global_clipnorm and clipvalue, or omit synchronous=True.",
             )
         )
     for variable in variables:
@@ -187,7 +177,7 @@ def _is_slot(variable: Any) -> bool:
 
 
 def note_undecayed(optimizer: Any, strategy: Any) -> None:
-    """Notes the variables excluded from weight decay before an unbuilt optimizer is pickled.
+    """Records the variables excluded from weight decay before an unbuilt optimizer is pickled.
 
     Keras identifies them by `id`, which differs in another process.
     """
@@ -211,15 +201,9 @@ def send_gradients(
 ) -> None:
     """Sends the gradients of a step to the servers: summed over its replicas, then clipped.
 
-    Args:
-        optimizer: the optimizer, built.
-        grads: gradients of this replica, rows as `IndexedSlices`, weighted for the sum.
-        variables: the variables of the gradients.
-        context: the replica context.
-        are_reduced: True if the gradients are the same on all replicas already.
-
-    Raises:
-        ValueError: the optimizer was not built for a variable, or there is no gradient at all.
+    `grads` are weighted for the sum; `are_reduced` means that they are already the same on all
+    replicas. Raises a ValueError for variables that the optimizer was not built for, and if all
+    gradients are None.
     """
     scope = current_scope()
     if scope is None or not grads:
@@ -251,13 +235,9 @@ def send_gradients(
 
 
 def send(grad: Any, variable: Any, optimizer: str, scope: ReplicaScope) -> None:
-    """Sends a gradient, dense or rows, to the servers.
+    """Sends a gradient, dense or rows with ids in range, to the servers.
 
-    Args:
-        grad: the gradient; ids of rows are in range.
-        variable: the variable of the gradient.
-        optimizer: name of the optimizer on the servers.
-        scope: scope of the whole replica function.
+    `optimizer` is its name on the servers; `scope` is that of the whole replica function.
     """
     if is_indexed_slices(grad) and variable.has_rows:
         scope.send(RowGradient(variable, is_ids=True, optimizer=optimizer), grad.indices)
@@ -274,9 +254,9 @@ def check_known(optimizer: Any, variables: list[Any]) -> None:
     if unknown:
         raise ValueError(
             explain(
-                f"{optimizer.name} was asked to update {unknown}, which it was not built for.",
-                expected="the variables that it was built for, or some of them.",
-                fix="build it for all of them at once: optimizer.build(model.trainable_variables).",
+                f"{optimizer.name} received gradients of {unknown}, but was not built for them.",
+                expected="variables that the optimizer was built for.",
+                fix="build it for all variables: optimizer.build(model.trainable_variables).",
             )
         )
 
@@ -293,12 +273,12 @@ def _summed(grads: list[Any], context: ReplicaContext) -> list[Any]:
 
 
 def rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
-    """Normalizes ids: below 0 they count from the end, and past the end they are dropped."""
+    """Normalizes ids: those below 0 count from the end, those past the end are dropped."""
     num_rows = table.shape[0]
     ids = jnp.asarray(slices.indices).astype(jnp.int32)
     ids = jnp.where(ids < 0, ids + num_rows, ids)
     is_there = (ids >= 0) & (ids < num_rows)
-    # A zero gradient for a row that is updated anyway.
+    # Ids out of range become a zero gradient of a row that is updated anyway.
     any_id = jnp.min(jnp.where(is_there, ids, num_rows - 1), initial=num_rows - 1)
     is_kept = is_there.reshape(-1, *[1] * (slices.values.ndim - 1))
     values = jnp.where(is_kept, slices.values, jnp.zeros((), slices.values.dtype))

@@ -1,7 +1,7 @@
 """Pickling of functions and Keras objects for another process, with variables by name.
 
 Keras pickles a model as a file with all weights, and only if its classes can be imported. Here its
-objects are pickled by attributes: compiled functions are left out, and objects that the other
+objects are pickled by attributes: compiled functions are omitted, and objects that the other
 process already has (variables, a strategy) are sent by name.
 
 Source: Python's pickle module, persistence of external objects; cloudpickle.
@@ -37,14 +37,10 @@ _STAYS_HERE = (
 
 
 def pack_object(value: Any, name_of: Callable[[Any], str | None]) -> bytes:
-    """Returns any object as bytes for `unpack_object`.
+    """Returns any object as bytes for `unpack_object`, with functions and classes of the script.
 
-    Args:
-        value: the object; functions and classes of the script are included.
-        name_of: returns an object's name in the other process, or None to pickle it.
-
-    Raises:
-        TypeError: something in it cannot be pickled.
+    `name_of` returns an object's name in the other process, or None to pickle it. Raises a
+    TypeError if something in it cannot be pickled.
     """
     if _is_plain(value):
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
@@ -57,10 +53,9 @@ def pack_object(value: Any, name_of: Callable[[Any], str | None]) -> bytes:
         raise TypeError(
             explain(
                 f"{value!r} cannot be sent to a worker: {error}",
-                expected="a function that refers to nothing but what can be pickled: arrays, "
-                "models, optimizers, metrics, datasets that can be made again.",
-                fix="make what cannot leave this process, such as an open file or a lock, in the "
-                "function itself.",
+                expected="a function that refers only to objects that can be pickled: arrays, "
+                "models, optimizers, metrics, datasets that can be recreated.",
+                fix="create objects such as open files and locks inside the function.",
             )
         ) from error
     return file.getvalue()
@@ -69,9 +64,7 @@ def pack_object(value: Any, name_of: Callable[[Any], str | None]) -> bytes:
 def unpack_object(data: bytes, object_of: Callable[[str], Any]) -> Any:
     """Returns the object of `pack_object`'s bytes, which must come from this cluster.
 
-    Args:
-        data: result of `pack_object`.
-        object_of: returns this process's object of a name.
+    `object_of` returns this process's object of a name.
     """
     unpickler = _Unpickler(io.BytesIO(data))
     unpickler.object_of = object_of
@@ -121,8 +114,8 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _reduced(obj: Any) -> Any:
-    """Returns how to rebuild a Keras object; None for all others."""
-    # Their tracker refers to them, so they must exist before it does.
+    """Returns a pickle reduction of a Keras object; None for all others."""
+    # Containers must exist before their tracker, which refers to them.
     if isinstance(obj, TrackedList):
         return _untracked, (type(obj),), dict(vars(obj)), iter(list(obj))
     if isinstance(obj, TrackedDict):

@@ -1,7 +1,7 @@
 """Pickling of functions, models and optimizers between the coordinator and workers.
 
 The strategy's variables are sent by name: remote ones are the same in every process, metrics start
-from zero on each worker, and seeds draw other numbers there.
+from zero on each worker, and seed generators draw other numbers there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KerasPacking:
 
     def pack(self, value: Any, strategy: Any) -> bytes:
         """Returns an object as bytes."""
-        # Before they are built, their scalars on the servers are unknown.
+        # Variables of unbuilt optimizers; their scalars on the servers are unknown.
         of_unbuilt: set[int] = set()
         return pack_object(value, lambda one: self._name_of(one, strategy, of_unbuilt))
 
@@ -66,11 +66,11 @@ class KerasPacking:
         ]
 
     def collected(self, number: int) -> Any:
-        """Returns the coordinator's variable that a worker has counted a part of."""
+        """Returns the coordinator's variable that a worker has a partial count of."""
         return self._own.get(number)
 
     def build(self, number: int, names: list[str], strategy: Any) -> None:
-        """Builds the coordinator's own optimizer as a worker has built its copy."""
+        """Builds the coordinator's own optimizer like a worker's copy."""
         optimizer = self._own.get(number)
         if optimizer is None or optimizer.built:
             return
@@ -144,7 +144,7 @@ class KerasPacking:
         return known[number]
 
 
-# One for all coordinators and workers of this process: it numbers objects.
+# Shared by all coordinators and workers of this process, because it numbers objects.
 KERAS_PACKING = KerasPacking()
 
 

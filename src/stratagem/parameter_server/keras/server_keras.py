@@ -1,4 +1,4 @@
-"""The Keras side of parameter servers, which `stratagem.keras` asks for by `RemoteKeras`."""
+"""Keras classes and functions of parameter servers, used by `stratagem.keras`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ServerKeras"]
 
 
 class ServerKeras:
-    """Keras objects on parameter servers; see `RemoteKeras` of `stratagem.keras.training`."""
+    """Implements `RemoteKeras` of `stratagem.keras.training` for parameter servers."""
 
     create_slot = staticmethod(create_slot)
     note_built = staticmethod(note_built)
@@ -48,6 +48,6 @@ class ServerKeras:
     def worker_data(
         self, strategy: Any, creator: DatasetCreator, name: str, steps: Any, *, is_training: bool
     ) -> WorkerData:
-        """Returns the data that each worker creates; synchronous training takes a batch of each."""
+        """Returns data created by workers; a synchronous training step takes a batch of each."""
         adds_up = is_training and strategy.placement.remote.is_synchronous
         return WorkerData(strategy, creator, name, steps, adds_up=adds_up)

@@ -26,18 +26,12 @@ class KerasUpdate:
     """Applies gradients with a Keras optimizer; each server has its own.
 
     Clipping needs the gradients of all servers, so gradients are clipped and unscaled before they
-    are sent. Accumulated gradients are clipped as a mean.
+    are sent. Accumulated gradients are clipped as a mean; by norm, this raises a
+    NotImplementedError.
 
-    Args:
-        optimizer: the optimizer, built or not; its variables are not changed.
-        undecayed: names of the variables excluded from weight decay.
-        start: initial scalars, where they differ from the optimizer's defaults.
-        is_told_scalars: True if scalars come with each push, so that another learning rate is the
-            same rule.
-
-    Raises:
-        NotImplementedError: the optimizer has arrays of shapes other than its variables', or clips
-            the mean of several gradients by its norm.
+    The optimizer's own variables are not changed. `undecayed` are names of variables excluded from
+    weight decay. `start` are initial scalars that differ from the defaults. With `is_told_scalars`,
+    they arrive with each push, so that another learning rate is the same rule.
     """
 
     _is_told_scalars = False  # default for rules from a journal that predates this attribute
@@ -60,10 +54,10 @@ class KerasUpdate:
         elif optimizer.clipnorm is not None or optimizer.global_clipnorm is not None:
             raise NotImplementedError(
                 explain(
-                    f"{optimizer.name} is to accumulate gradients and to clip their norm.",
-                    expected="one of the two under a ParameterServerStrategy: the mean of "
-                    "gradients is known to its servers only, each of which has a part.",
-                    fix="clip by value (clipvalue=), or leave gradient_accumulation_steps out.",
+                    f"{optimizer.name} accumulates gradients and clips their norm.",
+                    expected="only one of the two under a ParameterServerStrategy: each server "
+                    "has only a part of the mean gradient.",
+                    fix="clip by value with clipvalue, or omit gradient_accumulation_steps.",
                 )
             )
         self._config = {**optimizer.get_config(), **done_before}
@@ -86,7 +80,7 @@ class KerasUpdate:
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
         """Returns the slots of a variable."""
-        # One row only: there may be no memory for the whole twice.
+        # Built for one row: memory may not suffice for a second copy.
         one_row = (1, *shape[1:]) if shape else shape
         program = self._program(((name, one_row, np.dtype(dtype)),))
         return [
@@ -190,13 +184,13 @@ class _Program:
 
 
 def other_shapes(kind: type, names: Sequence[str]) -> NotImplementedError:
-    """Returns the error for an optimizer with arrays that are no slot of a single variable."""
+    """Returns the error of an optimizer with arrays that are no slot of a single variable."""
     return NotImplementedError(
         explain(
-            f"{kind.__name__} keeps {names}, of other shapes than its variables.",
+            f"{kind.__name__} has the arrays {names}, whose shapes do not match its variables.",
             expected="an optimizer whose arrays have the shapes of its variables, so that servers "
-            "can hold parts of both.",
-            fix="use one such as SGD, Adagrad or Adam under a ParameterServerStrategy.",
+            "can shard both.",
+            fix="use SGD, Adagrad or Adam, for example, under a ParameterServerStrategy.",
         )
     )
 
@@ -224,8 +218,8 @@ def _initial(variable: Any, kind: type, slot: str) -> float:
     if value.size and not (value == value.flat[0]).all():
         raise NotImplementedError(
             explain(
-                f"The slot {slot!r} of {kind.__name__} begins with different numbers.",
-                expected="slots that begin with one number.",
+                f"The slot {slot!r} of {kind.__name__} has different initial values.",
+                expected="a slot filled with a single initial value.",
                 fix="use another optimizer under a ParameterServerStrategy.",
             )
         )

@@ -52,7 +52,7 @@ __all__ = [
 
 # A larger initial value is created row by row, on its server.
 _MAX_LOCAL_BYTES = 64 * 2**20
-# Methods that servers implement.
+# Row updates that servers implement.
 _SIGNS = {"scatter_add": 1, "scatter_sub": -1, "scatter_update": 0}
 
 
@@ -70,7 +70,7 @@ _next: _Next = _Next()
 def making_slot(name: str | Callable[[], str], *, is_split: bool = False) -> Generator[None]:
     """Makes the variable created in a `with` block one that the servers have under a name.
 
-    `name` is the name, or a function that returns it when the variable is initialized.
+    `name` may be a function that returns it when the variable is initialized.
     """
     previous = _next.slot, _next.is_split
     _next.slot, _next.is_split = name, is_split
@@ -95,7 +95,7 @@ def _has_axes(initializer: Any, shape: Any) -> bool:
 class ParameterServerVariable(DistributedVariable):
     """A remote Keras variable: all of a `ParameterServerStrategy` and some of others.
 
-    Created by `keras.Variable` itself; takes its arguments.
+    Created by `keras.Variable`, with its arguments.
 
     Raises:
         NotImplementedError: it has a constraint, or under a `ParameterServerStrategy` an
@@ -117,7 +117,7 @@ class ParameterServerVariable(DistributedVariable):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        # In a step Keras asks for the initial value later.
+        # In a step Keras requests the initial value later.
         self._slot = _next.slot
         if self._slot is None and (trainable or _has_axes(initializer, shape)):
             # Checked here: Keras retries variables noted as uninitialized in each later step.
@@ -128,7 +128,7 @@ class ParameterServerVariable(DistributedVariable):
 
     @property
     def variable_client(self) -> VariableClient:
-        """The client of the servers."""
+        """Client of the servers."""
         return self._home.strategy.placement.remote.variables
 
     @property
@@ -157,7 +157,7 @@ class ParameterServerVariable(DistributedVariable):
                 explain(
                     f"Variable {self.path!r} of a ParameterServerStrategy was used in an "
                     "sg.function.",
-                    expected="strategy.run, which compiles by itself and asks the servers.",
+                    expected="strategy.run, which compiles the step and reads from the servers.",
                     fix="schedule a plain Python function that calls strategy.run.",
                 )
             )
@@ -189,7 +189,7 @@ class ParameterServerVariable(DistributedVariable):
         self._require_own_replica()
         if self.place is None:
             return self._initializer(self._shape, dtype=self._dtype)
-        if in_symbolic_scope():  # while tracing, where this is a shape and no array
+        if in_symbolic_scope():  # traced: only the shape matters
             return jnp.zeros(self._shape, self._dtype)
         value = self.storage
         if isinstance(value, Tracer):
@@ -199,7 +199,7 @@ class ParameterServerVariable(DistributedVariable):
         return jnp.asarray(value, self._dtype)
 
     def asks_all_processes(self) -> bool:
-        """False: no read needs a program that all processes run."""
+        """Returns False: no read needs a program that all processes run."""
         return False
 
     def _direct_assign(self, value: Any) -> None:
@@ -218,7 +218,7 @@ class ParameterServerVariable(DistributedVariable):
         num_bytes = math.prod(shape) * np.dtype(jnp.dtype(self._dtype)).itemsize
         self.has_rows = self._is_table and is_worth_rows(shape)
         if num_bytes > _MAX_LOCAL_BYTES:
-            with contextlib.suppress(NotImplementedError):  # then it is created whole
+            with contextlib.suppress(NotImplementedError):  # no rows alone: create it whole
                 self.variable_client.create(self, InitialRows(initializer, shape, self._dtype))
                 self.find_shards()
                 return
@@ -239,14 +239,14 @@ class ParameterServerVariable(DistributedVariable):
         self.find_shards()
 
     def find_shards(self) -> None:
-        """Does nothing: the variable is on one server."""
+        """Changes the class to a `ShardedVariable` if it is split over servers."""
 
     def made_for(self, give: Callable[[], None]) -> None:
-        """Registers the function that gives servers this slot's optimizer; it is called once."""
+        """Registers a function, called once, that gives servers this slot's optimizer."""
         self._give = give
 
     def _asked(self) -> VariableClient:
-        """The client of the servers, which have the slots of this optimizer from now on."""
+        """Returns the client; before the first use, gives the servers this slot's optimizer."""
         if self._give is not None:
             give, self._give = self._give, None
             give()
@@ -299,7 +299,7 @@ class ParameterServerVariable(DistributedVariable):
         self.held = value
 
     def whole_held(self) -> np.ndarray:
-        """Returns the value that a step has written; the mean of components."""
+        """Returns the value written by a step, averaged over components."""
         value = np.asarray(self.held)
         return value.mean(0) if self._home.kind is VariableKind.ON_READ else value
 
@@ -334,9 +334,8 @@ class ParameterServerVariable(DistributedVariable):
             raise NotImplementedError(
                 explain(
                     f"Variable {self.path!r} has the constraint {value}.",
-                    expected="variables without constraints on parameter servers, which update "
-                    "parts of variables.",
-                    fix="leave the constraint out, or use a regularizer.",
+                    expected="no constraint: parameter servers update shards of variables.",
+                    fix="omit the constraint, or use a regularizer.",
                 )
             )
 
@@ -346,7 +345,7 @@ class ShardedParameterServerVariable(ParameterServerVariable, ShardedVariable):
 
     _variables: Sequence[Any] = ()  # none before the servers have it
 
-    # Keras's own reads the whole value.
+    # Keras's __getitem__ reads the whole value.
     __getitem__ = ShardedVariable.__getitem__
     __repr__ = ShardedVariable.__repr__
 
@@ -370,7 +369,7 @@ def _shard_of(
 ) -> ParameterServerVariable:
     """Returns a shard as a variable, which is on the servers already."""
     known = whole.variable_client.known.get(repr(Stored(placement.name)))
-    if known is not None:  # this worker has it already
+    if known is not None:  # already created on this worker
         return known
     with making_slot(placement.name), whole.distribute_strategy.scope():
         shard: Any = keras.Variable(

@@ -19,15 +19,11 @@ __all__ = ["BatchAssignment", "BatchesMaker", "WorkerBatches"]
 
 @dataclasses.dataclass(frozen=True)
 class BatchAssignment:
-    """Refers to batches of a worker.
+    """Batches for a worker: `count` from number `first` in its own dataset.
 
-    Args:
-        worker: index of the worker.
-        opening: number of earlier passes over the dataset.
-        first: number of the first batch.
-        count: number of batches.
-        weights: gradient weight of each batch, if workers' gradients are summed; else None. Weights
-            beyond `count` stand for the last batch again, with weight 0.
+    `opening` is the number of earlier passes over the dataset. `weights` are the gradient weights
+    of the batches if workers' gradients are summed; those beyond `count` repeat the last batch with
+    weight 0.
     """
 
     worker: int
@@ -40,10 +36,8 @@ class BatchAssignment:
 class BatchesMaker:
     """Function sent to a worker to create its batches.
 
-    Args:
-        creator: creates the dataset.
-        pipelines: the input pipeline of each worker, by its index.
-        are_in_sync: True if the replicas of all workers form one step.
+    `pipelines` maps workers to input pipelines. `are_in_sync` is True if the replicas of all
+    workers form one step.
     """
 
     def __init__(
@@ -64,9 +58,9 @@ class BatchesMaker:
 
 
 class WorkerBatches:
-    """Batches by number, so that a function that runs again gets the same ones.
+    """Batches by number, so that a rerun function gets the same ones.
 
-    `make` creates the dataset on first use, so that its errors are raised by a scheduled function.
+    `make` creates the dataset on first use, so that its errors are raised in a scheduled function.
     """
 
     def __init__(self, make: Callable[[], DistributedDataset]) -> None:
@@ -105,21 +99,17 @@ class WorkerBatches:
         return self._ahead[0].whole()
 
     def take(self, assignment: BatchAssignment) -> list[HostBatch]:
-        """Returns the batches of an assignment.
-
-        Raises:
-            RuntimeError: there are fewer than before.
-        """
+        """Returns the assigned batches; raises a RuntimeError if there are fewer than before."""
         self._go_to(assignment.opening, assignment.first)
         self._read(assignment.count)
         if len(self._ahead) < assignment.count:
             raise RuntimeError(
                 explain(
-                    f"The dataset of worker {assignment.worker} has ended after "
-                    f"{self._position + len(self._ahead)} batches, and had at least "
+                    f"The dataset of worker {assignment.worker} ended after "
+                    f"{self._position + len(self._ahead)} batches, but had at least "
                     f"{assignment.first + assignment.count} before.",
-                    expected="a dataset_fn that makes the same dataset each time.",
-                    fix="take nothing from outside in it that changes.",
+                    expected="a dataset_fn that creates the same dataset at each call.",
+                    fix="remove dependencies of dataset_fn on state that changes between calls.",
                 )
             )
         taken = [self._ahead.popleft() for _ in range(assignment.count)]

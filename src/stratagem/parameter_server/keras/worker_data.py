@@ -1,7 +1,6 @@
-"""Coordinator side of `fit`, `evaluate` and `predict` data that workers create.
+"""Assignment of worker-created batches for `fit`, `evaluate` and `predict`, on the coordinator.
 
-It assigns batches to workers by number. If the number of batches is unknown,
-workers read some ahead and report back.
+If the number of batches is unknown, workers read some ahead and report back.
 """
 
 from __future__ import annotations
@@ -32,18 +31,11 @@ _WITHOUT_END = 2**62
 
 
 class WorkerData(UnreadData):
-    """Assigns batches in the loop over steps, and gives batches to Keras.
+    """Data created by workers, with batches assigned by number.
 
-    Args:
-        strategy: strategy of the coordinator.
-        creator: creates the dataset of each worker.
-        name: name of the method, for messages.
-        steps: number of batches to read; None for all.
-        adds_up: True if the workers' gradients are summed: then a step is a batch of each worker.
-
-    Raises:
-        TypeError: no dataset was created.
-        ValueError: an epoch would never end, or a worker has no batch.
+    `steps` is the number of batches to read, None for all. With `adds_up`, gradients are summed,
+    and a step is a batch of each worker. `name` is the method's, for messages. Raises a ValueError
+    if an epoch would never end.
     """
 
     def __init__(
@@ -86,7 +78,7 @@ class WorkerData(UnreadData):
         return max(lengths) if self.num_needed else sum(lengths)
 
     def get_jax_iterator(self) -> BatchAssigner:
-        """Returns an iterator; nothing is opened before its first use."""
+        """Returns an iterator, opened on first use."""
         return BatchAssigner(self)
 
 
@@ -136,10 +128,8 @@ class BatchAssigner(Iterator[Any]):
         """Returns assignments for the next `num_steps` steps, or fewer at the end.
 
         `load` returns a worker's number of outstanding groups; the least busy worker comes first.
-
-        Raises:
-            StopIteration: no batches are left.
-            ValueError: a worker has no batch at all, and others wait for its gradients.
+        Raises StopIteration at the end, and a ValueError if others wait for a worker without any
+        batch.
         """
         self._open()
         self.counts = True
@@ -196,10 +186,10 @@ class BatchAssigner(Iterator[Any]):
             if not self._workers[index].num_assigned:
                 raise ValueError(
                     explain(
-                        f"The dataset of worker {index} has no batch, and the others wait for its "
-                        "gradients.",
-                        expected="a batch of each worker at least.",
-                        fix="share the data out in smaller parts, or use fewer workers.",
+                        f"The dataset of worker {index} is empty, but the other workers wait for "
+                        "its gradients.",
+                        expected="at least one batch per worker.",
+                        fix="split the data into smaller shards, or use fewer workers.",
                     )
                 )
             weights[index].append(0.0)

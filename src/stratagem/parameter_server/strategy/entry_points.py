@@ -1,4 +1,4 @@
-"""Entry points of the processes of a cluster; importing them loads all that models need."""
+"""Entry points of servers and workers; importing them imports all that models need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["make_worker", "serve_server", "serve_worker", "start_cluster"]
 
 
 def start_cluster(plan: ClusterPlan) -> Cluster:
-    """Starts the servers of a planned cluster, or joins it as a worker with its own program."""
+    """Starts the servers of a planned cluster, or joins it as an independent worker."""
     entry_points = EntryPoints(serve_server, serve_worker)
     return (SharedCluster if plan.task else CoordinatedCluster)(plan, entry_points)
 
@@ -34,14 +34,7 @@ def start_cluster(plan: ClusterPlan) -> Cluster:
 def serve_server(
     index: int, keys: ClusterKeys, journal_dir: str, journal_interval_s: float
 ) -> ParameterServer:
-    """Starts a parameter server in this process.
-
-    Args:
-        index: index of the server.
-        keys: keys of the cluster.
-        journal_dir: folder of its journal; created if missing.
-        journal_interval_s: seconds between entries of the journal.
-    """
+    """Starts a parameter server in this process; creates `journal_dir` if missing."""
     _compute_inline()
     journal = Path(journal_dir) / f"server-{index}.journal"
     return ParameterServer(
@@ -78,5 +71,5 @@ def _worker_strategy(
 
 
 def _compute_inline() -> None:
-    """Makes CPU computations run in the calling thread, which waits for the result anyway."""
+    """Makes CPU computations run in the calling thread, which waits for them anyway."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)

@@ -35,7 +35,7 @@ class ParameterServerStrategy(RemoteStateStrategy):
     """Stores variables on parameter servers, where workers read and update them independently.
 
     The process that creates it is the coordinator: Keras's `fit` assigns batches to workers, and
-    `sg.coordinator.ClusterCoordinator` schedules functions of your own. Processes that die are
+    `sg.coordinator.ClusterCoordinator` schedules your own functions. Processes that die are
     restarted. Ray places them in a cluster; without one they run on this machine.
 
     One program may run as every task of a cluster with a chief: in tasks that do not train, the
@@ -48,15 +48,15 @@ class ParameterServerStrategy(RemoteStateStrategy):
         backup_workers: number of workers that a synchronous update does not wait for; their late
             gradients are discarded.
         max_staleness: limit on the age, in updates, of the values that gradients are computed from;
-            an older step is rerun. None for no limit.
+            a step with older values is rerun. None for no limit.
         journal_dir: a folder on each server's machine for a journal of its variables; another
             strategy with the same folder resumes from there. None for a temporary one: a server
-            that dies is still restarted from its journal.
+            that dies still restarts from its journal.
         num_workers: number of workers without a cluster.
         num_servers: number of servers without a cluster.
         independent: True if this program runs as the chief and each worker of `TF_CONFIG`, and each
             trains by itself on the same servers; the ps tasks run `stratagem server`. Call
-            `close()` at the end: the leader waits for the others and ends the servers.
+            `close()` at the end: the leader waits for the others and stops the servers.
         options: limits, from `sg.coordinator.options`; None for its defaults.
 
     Raises:
@@ -65,7 +65,7 @@ class ParameterServerStrategy(RemoteStateStrategy):
             that is not the coordinator.
         TypeError: an argument of another type.
         ImportError: pyzmq or cloudpickle is not installed, or Ray for a cluster of machines.
-        DeadlineExceededError: not all tasks of the cluster came in time.
+        DeadlineExceededError: some tasks of the cluster did not join in time.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Parts of a parameter-server strategy in each kind of process: coordinator, worker, other."""
+"""Parts of a parameter-server strategy in the coordinator, workers and other tasks."""
 
 from __future__ import annotations
 
@@ -53,11 +53,7 @@ class IndependentWorker(Lockstep):
 
 
 def connect(cluster: Cluster, silence_s: float | None) -> Connections:
-    """Connects to the servers of a cluster.
-
-    `silence_s` is the time without a sign of life after which a server is lost; None for the
-    default.
-    """
+    """Connects to the servers, lost after `silence_s` without a reply; None for the default."""
     addresses, locate = cluster.server_addresses, cluster.locate_server
     return Connections(cluster.keys, addresses, locate=locate, silence_s=silence_s)
 
@@ -96,15 +92,9 @@ def worker_parts(
     placer: ShardPlacer | None = None,
     has_journals: bool = False,
 ) -> ProcessParts:
-    """Returns the parts of a worker.
+    """Returns the parts of a worker with replicas on `devices`; None for all local devices.
 
-    Args:
-        client: connected to the servers.
-        index: index of the worker.
-        mode: when the servers apply gradients.
-        devices: devices of its replicas; None for all local ones.
-        placer: places the variables it creates; None if the coordinator creates them.
-        has_journals: True if the servers keep journals of the variables it creates.
+    `placer` places the variables it creates; None if the coordinator creates them.
     """
     found = local_devices() if devices is None else find_devices(list(devices))
     topology = Topology(found, first_replica_id=index * len(found))
@@ -130,8 +120,8 @@ def independent_parts(
 ) -> ProcessParts:
     """Returns the parts of a worker that runs its own program.
 
-    All workers create the same variables in the same order: the first creates them on the servers,
-    the others find them there.
+    All workers create the same variables in the same order: the first one creates them on the
+    servers, the others find them there.
     """
     connections = connect(cluster, silence_s)
     parts = worker_parts(

@@ -31,19 +31,11 @@ __all__ = ["TableServers", "table_servers"]
 
 
 class TableServers(Closing):
-    """Remote variables of this process; all others are local.
+    """Parameter servers of a strategy whose other variables are local.
 
-    Its replicas are in lockstep and it is the only client, so that the servers apply updates at
-    once,
-    as a single device would.
-
-    Args:
-        cluster: the servers; closing this closes them.
-        num_replicas: number of replicas of this process.
-        partitioner: splits variables over servers; None for no splitting.
-        silence_s: seconds that a server may give no sign of life; None for the default.
-
-    `steps` runs steps, and has the `variables`.
+    The replicas are in lockstep and this process is the only client, so servers apply updates at
+    once, as a single device would. `steps` runs steps and has the `variables`. Closing this closes
+    `cluster`.
     """
 
     def __init__(
@@ -68,7 +60,7 @@ class TableServers(Closing):
         self.steps.lost_updates = LostUpdates()
 
     def close(self) -> None:
-        """Ends the servers and discards their variables."""
+        """Stops the servers and discards their variables."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._cluster.close)
             stack.callback(self._connections.close)
@@ -83,15 +75,10 @@ def table_servers(
     journal_dir: str | os.PathLike[str] | None,
     options: CoordinatorOptions | None,
 ) -> TableServers | None:
-    """Starts the parameter servers of a strategy, on this machine or those of a cluster.
+    """Starts the parameter servers of a strategy, on this machine or in a cluster.
 
-    `num_replicas` is None if no variable goes to servers; the other arguments are as for
-    `HybridStrategy`.
-
-    Raises:
-        ValueError: a cluster without ps tasks or with workers, a task that is not its chief, a
-            number below 1, limits of scheduled functions, or arguments without need for servers.
-        TypeError: an argument of another type.
+    `num_replicas` is None if no variable is placed on servers: then other arguments raise a
+    ValueError. They are documented, with their errors, in `HybridStrategy`.
     """
     arguments = {name: value for name, value in locals().items() if name != "num_replicas"}
     if num_replicas is None:
@@ -111,9 +98,9 @@ def _refuse(arguments: dict[str, Any]) -> None:
     if given:
         raise ValueError(
             explain(
-                f"A HybridStrategy received {', '.join(given)}, and no rule has the place "
+                f"A HybridStrategy received {', '.join(given)}, but no rule has the place "
                 '"server".',
                 expected="arguments for parameter servers only if a rule uses them.",
-                fix='write placement={"embedding": "server"}, or leave them out.',
+                fix='pass placement={"embedding": "server"}, or omit these arguments.',
             )
         )
