@@ -105,7 +105,7 @@ def test_variables_of_two_strategies_are_refused() -> None:
     for strategy in (mirrored(2), mirrored(3)):
         with strategy.scope():
             variables.append(sg.Variable(1.0))
-    with pytest.raises(RuntimeError, match=r"An sg.function used variables of Mirrored"):
+    with pytest.raises(RuntimeError, match=r"An sg.function uses variables of Mirrored"):
         sg.function(lambda: [variable.value for variable in variables])()
 
 

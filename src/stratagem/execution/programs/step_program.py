@@ -1,4 +1,4 @@
-"""Description of a step's programs and their arguments, for planning."""
+"""`StepProgram`: a jitted function of a step and the shapes of its arguments, for planning."""
 
 from __future__ import annotations
 
