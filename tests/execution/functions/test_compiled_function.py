@@ -124,7 +124,7 @@ def test_variables_are_not_made_in_the_function_itself(make: Any) -> None:
 
 def test_replica_function_that_makes_variables_at_every_call_is_refused() -> None:
     strategy = mirrored(2)
-    with pytest.raises(ValueError, match="and another one when it was called again"):
+    with pytest.raises(ValueError, match="and another one on its second call"):
         sg.function(lambda: strategy.run(lambda: sg.Variable(1.0).value))()
 
 

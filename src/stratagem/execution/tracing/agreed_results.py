@@ -1,4 +1,4 @@
-"""Checks of the values in a traced step that must be the same on every replica."""
+"""Agreement of replicas: checks assigned values and results that must be equal on all replicas."""
 
 from __future__ import annotations
 
@@ -13,18 +13,11 @@ __all__ = ["use_agreement"]
 
 
 def use_agreement(trace: Trace, unproven: Set[int], strategy: Any) -> None:
-    """Checks assignments that replicas must agree on, and finds results that are cut for nobody.
+    """Checks assignments that replicas must agree on, and clears row lengths of equal results.
 
-    A result that is the same on every replica (summed, gathered) holds no rows of one replica, even
-    if its leading size happens to be that of a padded part.
-
-    Args:
-        trace: of the step; the lengths of its results are changed.
-        unproven: variables, by identity, whose new values must be the same on all replicas.
-        strategy: that runs the step.
-
-    Raises:
-        ValueError: such a value may differ.
+    A result that is equal on all replicas (summed, gathered) does not hold the rows of one replica,
+    even if its leading size happens to be that of a padded part. `unproven` holds the ids of
+    variables whose new values must be equal on all replicas; raises ValueError if one may differ.
     """
     has_cut = any(lengths is not None for lengths in trace.result_lengths)
     if not (unproven or has_cut):

@@ -1,4 +1,4 @@
-"""Trace: the result of tracing a replica function."""
+"""`Trace`: the result of tracing a replica function."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ class Trace:
     """The traced step of one replica.
 
     Args:
-        jaxpr: the program of one replica. Its inputs are the values of `read_only` and `written`
-            variables, the split and the shared arguments and `constants`, by the indices below;
-            its outputs are the new values of `written`, then the array results, the last of which
-            are the values of `summaries`.
-        read_only: variables that are read and not written.
+        jaxpr: the program of one replica. Inputs: see `inputs`. Outputs: the new values of
+            `written`, then the array results, the values of `summaries`, and the values of `sent`.
+        read_only: variables that are read but not written.
         written: variables that are written.
-        inputs: for each input of the jaxpr where it comes from: ("read_only", i), ("written", i),
-            ("split", i), ("shared", i) or ("constant", i).
+        inputs: the source of each input of the jaxpr: ("read_only", i), ("written", i), ("split",
+            i), ("shared", i), ("constant", i) or ("rows", i).
         constants: arrays that the function closed over.
         result_structure: pytree structure of the result.
-        results: for each leaf of the result the index of its output, or the Python object itself.
-        late: results, by their output, that are values of variables after the step.
-        result_lengths: true leading sizes of each array result that is padded; else None.
-        lookups: of rows that come from outside, as inputs ("rows", i).
-        sent: what the outputs after the results are, which leave the process.
-        added_to: the variables that were only added to, by identity.
-        summaries: that the function writes; None for none.
-        records: which of the constants tells whether any is recorded; None where nothing asks.
+        results: for each leaf of the result, True and its output index, or False and the Python
+            object.
+        result_lengths: true leading sizes of each padded array result; otherwise None.
+        late: pairs of an output index and the variable whose value after the step it is.
+        lookups: row lookups whose rows come from outside, as inputs ("rows", i).
+        sent: meaning of each trailing output, which leaves the process.
+        added_to: ids of variables that were only added to.
+        summaries: summaries that the function writes, or None.
+        records: index of the constant that turns recording of summaries on; None without summaries.
     """
 
     jaxpr: ClosedJaxpr
@@ -68,7 +67,7 @@ class Trace:
         return flags
 
     def without_summaries(self) -> Trace:
-        """Returns the trace of a step that writes none."""
+        """Returns the trace of the same step without summaries."""
         first = len(self.written)
         outputs = self.jaxpr.jaxpr.outvars
         kept = [*outputs[: first + self.num_results], *outputs[first + self.num_outputs :]]
@@ -82,6 +81,6 @@ class Trace:
 
     @property
     def num_outputs(self) -> int:
-        """Number of arrays of the function's result, and of its summaries."""
+        """Number of arrays in the function's result and its summaries."""
         summaries = self.summaries
         return self.num_results + (0 if summaries is None else summaries.structure.num_leaves)
