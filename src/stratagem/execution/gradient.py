@@ -281,10 +281,9 @@ class _Differentiated:
         return (value, aux), by_id, by_array
 
     def _keep_builds(self, scope: ReplicaScope, values: list[Any], outer: ReplicaScope) -> None:
-        """Records the assignments to new variables, first those of the call that counts lookups.
+        """Records assignments to new variables, first those of the call that counts lookups.
 
-        A layer built in that call is not built again, so the next call does not repeat its
-        assignments.
+        That call built the layers, so the next one does not repeat their assignments.
         """
         num_more = self._counted.num_writes - scope.num_writes
         for variable, value in self._counted.early:

@@ -1,7 +1,7 @@
-"""Re-evaluation of a traced jaxpr outside the mesh it was traced in.
+"""Re-evaluation of a jaxpr outside the mesh it was traced in.
 
-Values traced in a mesh are typed by it, as are those of inner functions. Replaying the operations
-one by one lets their results combine with arrays on other devices.
+Values traced in a mesh are typed by it. Replaying the operations one by one lets their results
+combine with arrays on other devices.
 """
 
 from __future__ import annotations
@@ -116,10 +116,9 @@ def _scan(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
 
 
 def scan_counts(eqn: Any) -> tuple[int, int]:
-    """Returns the numbers of constants and carried values of a `scan`.
+    """Returns the numbers of constants and carried values of a `scan`, derived from the ranks.
 
-    They are derived from the ranks, since JAX 0.12 renamed the parameters: a value with one row per
-    step has one axis less inside.
+    JAX 0.12 renamed the parameters. A value with one row per step has one axis less inside.
     """
     inner = eqn.params["jaxpr"]
     num_carry = sum(map(_has_rank_of, eqn.outvars, inner.out_avals))

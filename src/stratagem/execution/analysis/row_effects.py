@@ -1,8 +1,8 @@
 """Row effects: a result may depend on a batch row by row, be a sum or mean over rows, or mix rows.
 
-The function is traced with two numbers of rows. An axis whose size differs between the traces holds
-rows, and a literal that grows with them is a count. A forward pass over both traces labels each
-value. Any label other than MIXED and UNKNOWN is a proof.
+The function is traced with two numbers of rows, and a pass over both traces labels each value. An
+axis whose size differs holds rows; a literal that grows with them is a count. Every label except
+MIXED and UNKNOWN is a proof.
 """
 
 from __future__ import annotations

@@ -66,8 +66,7 @@ _WITHIN_AXES = {
 def keeps_rows(eqn: Any, in_axes: list[int | None], out_axes: list[int | None]) -> bool | None:
     """Returns True if each row of the results depends on the same row only; None if unknown.
 
-    `in_axes` and `out_axes` give the row axis of each input and result; None for one without rows.
-    At least one input has rows.
+    Axes are the row axis of each input and result, or None; at least one input has rows.
     """
     name = eqn.primitive.name
     if name in _WITHIN_AXES:

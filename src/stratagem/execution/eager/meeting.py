@@ -15,10 +15,9 @@ __all__ = ["asked_by_all", "self_transposed"]
 
 
 def asked_by_all(kinds: list[str], values: list[Any]) -> tuple[list[str], list[Any]]:
-    """Returns the requests of all replicas; a collective call of all processes.
+    """Returns the calls and values of all replicas, or no values if the calls differ.
 
-    `kinds` and `values` are the local replicas' calls and pytrees. Only arrays are exchanged; other
-    objects are assumed equal. If the calls differ, no values are returned.
+    A collective of all processes. Only arrays are exchanged; other objects are assumed equal.
     """
     group = current_group()
     assert group is not None

@@ -45,13 +45,7 @@ __all__ = ["run_eagerly"]
 
 
 def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls a function once per replica, op by op, and returns the regrouped result.
-
-    Raises:
-        RuntimeError: replicas make different collective calls, or all variables are remote.
-        ValueError: results differ in structure, an assignment differs between replicas, or the
-            devices are abstract.
-    """
+    """Calls a function once per replica, op by op, and returns the regrouped result."""
     if strategy.topology.is_abstract:
         raise ValueError(
             explain(
@@ -122,15 +116,11 @@ class _Abandoned(BaseException):
 
 @dataclasses.dataclass
 class _Request:
-    """A collective call of one replica.
-
-    `kind` names the called method and is compared between replicas. `answer` is called with the
-    values of all replicas in replica order, and returns one result per replica.
-    """
+    """A collective call of one replica; `kind` is compared between replicas."""
 
     kind: str
     value: Any
-    answer: Callable[[list[Any]], list[Any]]
+    answer: Callable[[list[Any]], list[Any]]  # maps all replicas' values to results
 
 
 class _Replica:

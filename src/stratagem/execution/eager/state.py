@@ -66,14 +66,7 @@ class EagerState:
         return copies
 
     def keep(self, scopes: list[ReplicaScope]) -> None:
-        """Moves the replicas' writes into the variables, and clears the scopes.
-
-        Args:
-            scopes: one per replica, in replica order.
-
-        Raises:
-            ValueError: replicas wrote different values to a variable without aggregation.
-        """
+        """Moves the writes of all replicas, in order, into the variables and clears the scopes."""
         written: dict[int, Any] = {}
         for scope in scopes:
             written.update(scope.writes)

@@ -1,8 +1,8 @@
 """`sg.nn.embedding_lookup`, and gradients of tables as rows.
 
-The gradient of a table is zero except in the rows that were looked up, but JAX returns a dense
-array. Each lookup therefore gets a placeholder input for its rows, and the gradient with respect to
-that placeholder is the rows' gradient.
+A table's gradient is zero outside the rows that were looked up, but JAX returns it dense. Each
+lookup therefore gets a placeholder input for its rows, and the rows' gradient is the one with
+respect to the placeholder.
 """
 
 from __future__ import annotations
@@ -198,20 +198,13 @@ _current = _Current()
 
 
 class Lookups:
-    """The lookups of one function call, in order.
-
-    Args:
-        tables: variables whose lookups are recorded; lookups in others are ordinary reads.
-        stand_ins: placeholders for the rows of each lookup, by table id; None to only count
-            lookups.
-        received: rows of each lookup in remote or offloaded tables, by table id.
-    """
+    """Lookups in `tables` during one function call, in order; other lookups are ordinary reads."""
 
     def __init__(
         self,
         tables: Sequence[Any],
-        stand_ins: dict[int, list[jax.Array]] | None = None,
-        received: dict[int, list[Any]] | None = None,
+        stand_ins: dict[int, list[jax.Array]] | None = None,  # placeholders; None only counts
+        received: dict[int, list[Any]] | None = None,  # rows of remote or offloaded tables
     ) -> None:
         self._tables = {id(table) for table in tables}
         self._received = {key: list(rows) for key, rows in (received or {}).items()}

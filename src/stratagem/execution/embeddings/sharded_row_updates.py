@@ -61,22 +61,12 @@ _READS, _WRITES = "_stratagem_rows_to_update", "_stratagem_with_updated_rows"
 
 @dataclasses.dataclass(frozen=True)
 class ShardedRowUpdates:
-    """An update split in two.
+    """An update split in two: `rest` runs first, then each device runs `own` on its shards."""
 
-    Args:
-        rest: the part computed first. Inputs: those of the update. Outputs: the update's outputs
-            that are not `is_own`, then the values that `own` needs.
-        own: the part that each device computes for the rows of its shards. Inputs: tables, then
-            values from `rest`. Outputs: the new tables.
-        tables: indices of the update's inputs that are the tables.
-        is_own: for each output of the update, True if `own` computes it.
-        topology: the devices.
-    """
-
-    rest: Jaxpr
-    own: Jaxpr
-    tables: list[int]
-    is_own: list[bool]
+    rest: Jaxpr  # outputs: those of the update that are not `is_own`, then values for `own`
+    own: Jaxpr  # inputs: tables, then values from `rest`; outputs: the new tables
+    tables: list[int]  # indices of the tables among the update's inputs
+    is_own: list[bool]  # for each output of the update, True if `own` computes it
     topology: Topology
 
     @classmethod

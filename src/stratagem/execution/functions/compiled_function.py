@@ -30,13 +30,7 @@ _recompilations = Recompilations()
 
 
 class Function:
-    """A Python function that is traced once per kind of arguments and then runs compiled.
-
-    Made by `sg.function`.
-
-    Args:
-        fn: the function.
-    """
+    """A function made by `sg.function`: traced once per kind of arguments, then runs compiled."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fn)

@@ -198,10 +198,6 @@ def trace_function(fn: Callable[..., Any], call: Call, known: KnownVariables) ->
     """Retraces a function until its inputs include every variable that it uses.
 
     Adds the variables and strategies that it finds to `known`.
-
-    Raises:
-        ValueError: the function creates variables on every call.
-        RuntimeError: it uses variables of several strategies.
     """
     strategies = known.strategies
     has_created = False
@@ -240,8 +236,7 @@ class FunctionProgram:
     """One compiled trace of a function.
 
     Inputs of `closed` are the values of the attempt's candidates and the array arguments; outputs
-    are the new values of written variables and the array results. Raises RuntimeError if the
-    function uses variables of several strategies.
+    are the new values of written variables and the array results.
     """
 
     is_reused = False  # True after its first call

@@ -31,8 +31,7 @@ __all__ = ["Carry", "CarryingStep"]
 class CarrySlot:
     """One array of a carry, stored like a variable with a component per replica.
 
-    `value` is an array of the slot's shape and dtype, of one replica. `path` is its place in the
-    carry, for messages.
+    `value` is one replica's array; `path` is its place in the carry, for messages.
     """
 
     has_value = True
@@ -77,16 +76,7 @@ class CarrySlot:
 
 
 class Carry:
-    """State passed from step to step within one call of `run_steps`.
-
-    Args:
-        strategy: the strategy that runs the steps.
-        initial: pytree of arrays and numbers, equal on all replicas, or `PerReplica`.
-
-    Raises:
-        TypeError: the pytree holds another object.
-        ValueError: the parts of a `PerReplica` differ in shape.
-    """
+    """State passed between steps of one `run_steps` call; its leaves are `PerReplica` or shared."""
 
     def __init__(self, strategy: Any, initial: Any) -> None:
         self._strategy = strategy
@@ -167,18 +157,12 @@ class CarryingStep:
     """A function of a batch and a carry, wrapped as a replica function of the batch.
 
     A dataclass instead of a closure, because equal ones share a program.
-
-    Args:
-        fn: called with the batch and the carry; its `fn` is the user's function.
-        slots: storage of the carry.
-        structure: pytree structure of the carry.
-        op: combines results over replicas in each step; None leaves them separate.
     """
 
-    fn: Any
+    fn: Any  # its `fn` is the user's function
     slots: tuple[CarrySlot, ...]
     structure: Any
-    op: ReduceOp | None
+    op: ReduceOp | None  # combines results over replicas; None leaves them separate
 
     @property
     def _name(self) -> str:

@@ -22,11 +22,10 @@ _SUMS = ("psum", "psum2", "psum_invariant")
 def scatter_sums(
     parts: StepParts, axis_of: Callable[[tuple[int, ...]], int | None]
 ) -> tuple[StepParts, list[int | None]]:
-    """Removes sums that only the update reads from the replicas' part.
+    """Removes sums that only the update reads, so that replicas output their addends.
 
-    `axis_of` maps the shape of a sum to the axis to shard it over, or None to leave the sum alone.
-    Returns the new parts, whose replicas output the addends of those sums, and the shard axis of
-    each output for the update; None for outputs that are not such addends.
+    `axis_of` maps the shape of a sum to the axis to shard it over; None leaves it alone. Also
+    returns the shard axis of each output for the update; None for other outputs.
     """
     jaxpr = parts.replica
     first = len(jaxpr.outvars) - parts.num_handed

@@ -1,8 +1,7 @@
 """Capture of a program's training step instead of running it, for planning.
 
-While `capture` runs a program, the first replica function that trains aborts the program with a
-`StepCaptured`, which carries the step. Replica functions before it, such as an evaluation, return
-zeros.
+While `capture` runs a program, the first replica function that trains aborts it with a
+`StepCaptured`. Replica functions before it, such as an evaluation, return zeros.
 """
 
 from __future__ import annotations
@@ -21,23 +20,14 @@ __all__ = ["CapturedStep", "StepCaptured", "capture", "note_optimizer", "offer_s
 
 @dataclasses.dataclass(frozen=True)
 class CapturedStep:
-    """A training step that was traced but not run.
-
-    Args:
-        strategy: the strategy of the step.
-        fn: the replica function.
-        arguments: its arguments.
-        trace: its trace.
-        optimizers: the optimizers that it applies.
-        retrace: traces the function with other arguments, for the devices of a topology.
-    """
+    """A training step that was traced but not run."""
 
     strategy: Any
     fn: Callable[..., Any]
     arguments: Arguments
     trace: Trace
-    optimizers: tuple[Any, ...]
-    retrace: Callable[[Arguments, Topology], Trace]
+    optimizers: tuple[Any, ...]  # applied by the step
+    retrace: Callable[[Arguments, Topology], Trace]  # for other arguments or devices
 
 
 class StepCaptured(BaseException):
@@ -65,8 +55,7 @@ _capture, _seen = _Capture(), _Seen()
 def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep | None:
     """Runs a program until its first training step, which is neither compiled nor run.
 
-    With `takes_all`, captures the first replica function even if it does not train. Returns None if
-    the program ended without such a step.
+    Returns None if there is none. With `takes_all`, captures the first step of any kind.
     """
     before = (_capture.is_on, _capture.takes_all)
     _capture.is_on, _capture.takes_all = True, takes_all

@@ -1,8 +1,7 @@
 """Split of a step's trace into a replica part and an update part.
 
-The update is the same on every replica: it follows from sums over replicas and only computes new
-values of variables. It can therefore run elsewhere: once, where the variables are stored, or
-sharded.
+The update follows from sums over replicas, so it is equal on all of them, and only computes
+variables. It can therefore run elsewhere: once, in the variables' store, or sharded.
 """
 
 from __future__ import annotations
@@ -40,41 +39,24 @@ _OF_REPLICAS = (
 
 @dataclasses.dataclass(frozen=True)
 class StepParts:
-    """A step split in two.
+    """A step split in two. Outputs keep the order that they have in the step."""
 
-    Args:
-        replica: computed by each replica. Inputs: those of the step. Outputs: the step's outputs
-            that the update does not compute, in order, then the values that the update needs.
-        update: computes variables. Inputs: `update_inputs`. Outputs: those of the step that are
-            `is_updated`.
-        update_inputs: source of each input of the update: ("input", i) for an input of the step,
-            ("handed", i) for a value from the replica part.
-        is_updated: for each output of the step, True if the update computes it.
-        num_handed: number of trailing outputs of the replica part that are for the update.
-    """
-
-    replica: Jaxpr
-    update: Jaxpr
-    update_inputs: list[tuple[str, int]]
-    is_updated: list[bool]
-    num_handed: int
+    replica: Jaxpr  # inputs of the step; its other outputs, then values for the update
+    update: Jaxpr  # its outputs are those of the step that are `is_updated`
+    update_inputs: list[tuple[str, int]]  # ("input", i) of the step, ("handed", i) by `replica`
+    is_updated: list[bool]  # for each output of the step
+    num_handed: int  # trailing outputs of `replica` that are for the update
 
 
 def part_step(
     jaxpr: Jaxpr,
-    differing_inputs: Sequence[bool],
-    may_update: Sequence[bool],
+    differing_inputs: Sequence[bool],  # True if an input may differ between replicas
+    may_update: Sequence[bool],  # True if an output is a variable that the update may compute
     old_values: Mapping[int, int] | None = None,
 ) -> StepParts:
     """Splits a step; the update has no operations if none can be moved.
 
-    Args:
-        jaxpr: the trace of one replica.
-        differing_inputs: for each input, True if it may differ between replicas.
-        may_update: for each output, True if it is a new value of a variable that the update may
-            compute.
-        old_values: for each output that is a written variable, the index of the input with its old
-            value.
+    `old_values` maps the output of a written variable to the input that holds its old value.
     """
     jaxpr, _ = without_unused(jaxpr, [True] * len(jaxpr.invars))
     differs = differing_values(jaxpr, differing_inputs)

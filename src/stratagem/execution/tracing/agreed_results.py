@@ -13,11 +13,10 @@ __all__ = ["use_agreement"]
 
 
 def use_agreement(trace: Trace, unproven: Set[int], strategy: Any) -> None:
-    """Checks assignments that replicas must agree on, and clears row lengths of equal results.
+    """Checks that `unproven` variables, by id, are assigned equal values on all replicas.
 
-    A result that is equal on all replicas (summed, gathered) does not hold the rows of one replica,
-    even if its leading size happens to be that of a padded part. `unproven` holds the ids of
-    variables whose new values must be equal on all replicas; raises ValueError if one may differ.
+    Also clears row lengths of results that are equal on all replicas (summed, gathered): they are
+    not one replica's rows, even if their leading size happens to match a padded part.
     """
     has_cut = any(lengths is not None for lengths in trace.result_lengths)
     if not (unproven or has_cut):

@@ -47,22 +47,13 @@ class Static:
 
 
 class Leaf(NamedTuple):
-    """Description of one argument of a program; a tuple, because it is hashed on every call.
+    """Description of one argument of a program; a tuple, because it is hashed on every call."""
 
-    Args:
-        split: True if each replica gets its own component.
-        shape: a split argument's includes the leading replica axis; None if static.
-        dtype: the canonical JAX dtype.
-        is_weak: True for JAX weak types, whose dtype yields to that of other operands.
-        lengths: true leading sizes of a padded split argument.
-        static: the object, if it is not an array.
-    """
-
-    split: bool
-    shape: tuple[int, ...] | None = None
+    split: bool  # True if each replica gets its own component
+    shape: tuple[int, ...] | None = None  # with the replica axis if split; None if static
     dtype: Any = None
-    is_weak: bool = False
-    lengths: tuple[int, ...] | None = None
+    is_weak: bool = False  # JAX weak type, which yields to other operands' dtypes
+    lengths: tuple[int, ...] | None = None  # true leading sizes if padded
     static: Static | None = None
 
     @property
@@ -75,17 +66,9 @@ class Leaf(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Flattened arguments of one call.
+    """Flattened arguments of one call; arrays are in the order of their leaves."""
 
-    Args:
-        structure: the pytree structure of `(args, kwargs)`.
-        leaves: hashable description of each leaf.
-        split: the split arrays, in the order of their leaves.
-        shared: the shared arrays, in the order of their leaves.
-        batch: the rows of the step.
-    """
-
-    structure: Any
+    structure: Any  # of `(args, kwargs)`
     leaves: tuple[Leaf, ...]
     split: list[Any]
     shared: list[Any]
@@ -128,9 +111,7 @@ def _array_leaf(value: Any, *, split: bool, lengths: tuple[int, ...] | None = No
 def flatten_arguments(args: Any, kwargs: Any, *, num_replicas: int) -> Arguments:
     """Flattens the arguments of a call.
 
-    Arrays and Python numbers are traced; strings, bools, None and other objects are static. Raises
-    ValueError for a `PerReplica` with the wrong number of replicas, or whose parts are not arrays
-    of one shape.
+    Arrays and Python numbers are traced; strings, bools, None and other objects are static.
     """
     flat, structure = jax.tree.flatten((tuple(args), kwargs), is_leaf=_is_leaf)
     leaves: list[Leaf] = []
@@ -153,10 +134,9 @@ def flatten_arguments(args: Any, kwargs: Any, *, num_replicas: int) -> Arguments
 
 
 def batch_arguments(placed: PlacedBatches) -> Arguments:
-    """Returns the arguments of a function of one batch.
+    """Returns the arguments of a function of one batch, which the leaves describe.
 
-    `placed` may hold several batches; then the split arrays have steps on axis 0, while the leaves
-    describe a single batch.
+    If `placed` holds several batches, the split arrays have steps on axis 0.
     """
     leaves: list[Leaf] = []
     remaining = iter(placed.arrays)

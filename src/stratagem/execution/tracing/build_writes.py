@@ -1,9 +1,8 @@
 """Build writes: values that a layer's build assigns to the variables it creates in a step.
 
 The trace that creates variables is discarded, and the next one finds them built, so the build's
-assignments would be lost. The first trace therefore records each assignment to a variable without a
-value. The first assignments to a variable, as many as the next trace does not repeat, are the
-build's.
+assignments would be lost. The first trace therefore records assignments to variables without a
+value. A variable's first ones, as many as the next trace does not repeat, are the build's.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ def lost_writes(
 ) -> dict[int, int]:
     """Returns, for each variable assigned by a build, the index of its last such assignment.
 
-    Args:
-        early: the variable of each assignment in the first trace.
-        num_early: number of assignments to each variable in the first trace, by id.
-        num_writes: likewise in the next trace.
+    `early` is the variable of each assignment in the first trace; the counts are by id.
     """
     lost: dict[int, int] = {}
     for key in dict.fromkeys(map(id, early)):
@@ -66,18 +62,11 @@ def store_initial(variable: Any, value: Any) -> None:
 
 @dataclasses.dataclass
 class BuildWrites:
-    """The assignments of a first trace, as a program that computes their values.
+    """The assignments of a first trace, as a program whose results are their values."""
 
-    Args:
-        name: name of the replica function.
-        variables: the variable of each assignment.
-        num_writes: number of assignments to each variable, by id.
-        trace: the program, whose results are the values.
-    """
-
-    name: str
-    variables: list[Any]
-    num_writes: Mapping[int, int]
+    name: str  # of the replica function
+    variables: list[Any]  # of each assignment
+    num_writes: Mapping[int, int]  # assignments to each variable, by id
     trace: Trace
 
     @classmethod
@@ -111,10 +100,10 @@ class BuildWrites:
         num_writes: Mapping[int, int],
         arguments: Arguments | None,
     ) -> None:
-        """Stores the values that the build assigned.
+        """Stores the values that the build assigned and the next trace does not assign again.
 
-        `num_writes` counts the next trace's assignments to each variable. `arguments` is None in an
-        `sg.function`, where they are unknown; raises RuntimeError if the values depend on them.
+        `arguments` is None in an `sg.function`, where they are unknown; raises RuntimeError if the
+        values depend on them.
         """
         lost = lost_writes(self.variables, self.num_writes, num_writes)
         topology = strategy.topology
@@ -151,12 +140,7 @@ def keep_builds(
 ) -> None:
     """Stores the values that builds assigned: now, or after the trace of an `sg.function`.
 
-    Args:
-        builds: builds of this replica function outside every `sg.function`.
-        name: name of the replica function.
-        strategy: the strategy that runs it.
-        num_writes: number of assignments to each variable in its last trace, by id.
-        arguments: its arguments.
+    `num_writes` counts the assignments to each variable in the last trace, by id.
     """
     function_trace = current_function_trace()
     if function_trace is None:

@@ -63,10 +63,7 @@ class FunctionKeys:
 
 
 def function_key(fn: Any) -> Any:
-    """Returns a key of a function's code and the state that it refers to.
-
-    The key is hashable and keeps the state alive; None if the state cannot be compared.
-    """
+    """Returns a key of a function's code and state, kept alive by it; None if not comparable."""
     if not isinstance(fn, types.FunctionType | functools.partial):
         return None
     state = _state_or_none(fn)

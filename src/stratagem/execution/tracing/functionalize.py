@@ -45,17 +45,9 @@ def current_scope() -> ReplicaScope | None:
 class ReplicaScope(keras.StatelessScope):
     """Holds a replica's reads and writes; nothing outside changes until the step ends.
 
-    Args:
-        read: called with a variable on its first read; returns this replica's value, or None to let
-            Keras use the value stored in the variable.
-        remote: variables outside this process; None if there are none.
-
-    `receive` takes a lookup in a remote or offloaded table and returns its index and rows; None if
-    there can be no such tables. `whole_tables` are the ids of such tables that are fetched whole.
-    `row_counts` gives the number of rows present of a variable that holds only some, by id.
-    `added_to` are the ids of variables that were added to instead of set. `num_writes` counts
-    assignments by id, and `early` lists those to variables without a value. `read_in_jits` are the
-    ids of variables read inside a `jax.jit` or similar.
+    `read` is called with a variable on its first read, and returns this replica's value, or None to
+    use the value stored in the variable. `remote` gives access to variables outside this process.
+    Sets and dicts of ints are keyed by `id(variable)`.
     """
 
     def __init__(self, read: Callable[[Any], Any], remote: RemoteState | None = None) -> None:
@@ -70,13 +62,14 @@ class ReplicaScope(keras.StatelessScope):
         self._rows: dict[int, tuple[Any, IndexedSlices]] = {}
         self.sent: list[tuple[Any, Any]] = []
         self.preparations: list[Callable[[], None]] = []
-        self.added_to: set[int] = set()
+        self.added_to: set[int] = set()  # added to, not set
         self.num_writes: collections.Counter[int] = collections.Counter()
-        self.early: list[tuple[Any, Any]] = []
-        self.read_in_jits: set[int] = set()
-        self.row_counts: dict[int, int] = {}
+        self.early: list[tuple[Any, Any]] = []  # assignments to variables without a value
+        self.read_in_jits: set[int] = set()  # read inside a `jax.jit` or the like
+        self.row_counts: dict[int, int] = {}  # rows present of a variable that holds only some
+        # Returns the index and rows of a lookup in a remote or offloaded table; None without any.
         self.receive: Callable[[Lookup], tuple[int, Any]] | None = None
-        self.whole_tables: frozenset[int] = frozenset()
+        self.whole_tables: frozenset[int] = frozenset()  # such tables that are fetched whole
 
     def __enter__(self) -> ReplicaScope:
         super().__enter__()

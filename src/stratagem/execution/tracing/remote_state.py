@@ -58,19 +58,14 @@ class RemoteState(Protocol):
     ) -> None:
         """Runs one step: fetches its variables, calls its program, and commits the changes.
 
-        Args:
-            trace: the traced step.
-            ids_of: returns the ids of each lookup. Call it after the variables have their values.
-            call: runs the program with the rows of each lookup, stores its writes in the local
-                variables, and returns the values to send, in the order of `trace.sent`.
+        `ids_of` returns the ids of each lookup; call it after the variables have their values.
+        `call` runs the program with the rows of each lookup, stores its writes in the local
+        variables, and returns the values to send, in the order of `trace.sent`.
         """
         ...
 
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
-        """Commits a step that ran op by op.
-
-        `sent` pairs each entry of `trace.sent` with its value, which is equal on all replicas.
-        """
+        """Commits a step that ran op by op: pairs of an entry of `trace.sent` and its value."""
         ...
 
 
@@ -91,8 +86,8 @@ def without_unused(
 ) -> tuple[Jaxpr, list[bool]]:
     """Removes operations and inputs that no result of a jaxpr depends on.
 
-    `is_kept` marks inputs that stay even if unused; `keeps_effects` keeps operations with side
-    effects, such as printing. Returns the jaxpr, and for each input whether it stays.
+    `is_kept` marks inputs that stay anyway; with `keeps_effects`, so do operations with side
+    effects. Also returns, for each input, whether it stays.
     """
     needed = {id(atom) for atom in jaxpr.outvars if not isinstance(atom, Literal)}
     eqns: list[Any] = []

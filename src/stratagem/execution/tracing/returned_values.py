@@ -25,8 +25,8 @@ def as_values(result: Any, late: Callable[[Any], bool] = lambda _: False) -> Any
 
     Call it at the end of the step, while variables still return this replica's values. Variables
     that are `late` stay, because servers change them after the step. Containers that are leaves to
-    JAX become pytrees: subclasses of list, tuple and dict, such as Keras's tracked ones, become
-    plain ones. A dataclass becomes a `_Record`, which unflattens to the dataclass.
+    JAX become pytrees: Keras's tracked ones and other subclasses of list, tuple and dict become
+    plain; dataclasses become a `_Record`, which unflattens to the dataclass.
     """
     return jax.tree.map(functools.partial(_as_value, late), result, is_leaf=_is_distributed)
 
@@ -89,25 +89,16 @@ jax.tree_util.register_pytree_node(
 
 
 class Results:
-    """The leaves of a traced step's result; arrays become outputs of its program.
-
-    Args:
-        batch: the rows of the step.
-        is_stacked: True if outputs have a replica axis.
-
-    `leaves` has a pair per leaf: True and the output index, or False and the object. `lengths` has
-    the true rows of each padded leaf. `shapes` are those of the outputs. `late` lists outputs that
-    are placeholders for variables whose values are known only after the step.
-    """
+    """The leaves of a traced step's result; arrays become outputs of its program."""
 
     def __init__(self, batch: ReplicaBatch, *, is_stacked: bool) -> None:
         self._batch = batch
         self._is_stacked = is_stacked
         self.structure: Any = None
-        self.leaves: list[tuple[bool, Any]] = []
-        self.lengths: list[tuple[int, ...] | None] = []
-        self.shapes: list[tuple[int, ...]] = []
-        self.late: list[tuple[int, Any]] = []
+        self.leaves: list[tuple[bool, Any]] = []  # (True, output index) or (False, object)
+        self.lengths: list[tuple[int, ...] | None] = []  # true rows of each padded leaf
+        self.shapes: list[tuple[int, ...]] = []  # of the outputs
+        self.late: list[tuple[int, Any]] = []  # outputs for variables known after the step
 
     def flatten(self, values: Any) -> list[jax.Array]:
         """Returns the program outputs for a result of `as_values`."""

@@ -18,40 +18,28 @@ __all__ = ["Trace"]
 class Trace:
     """The traced step of one replica.
 
-    Args:
-        jaxpr: the program of one replica. Inputs: see `inputs`. Outputs: the new values of
-            `written`, then the array results, the values of `summaries`, and the values of `sent`.
-        read_only: variables that are read but not written.
-        written: variables that are written.
-        inputs: the source of each input of the jaxpr: ("read_only", i), ("written", i), ("split",
-            i), ("shared", i), ("constant", i) or ("rows", i).
-        constants: arrays that the function closed over.
-        result_structure: pytree structure of the result.
-        results: for each leaf of the result, True and its output index, or False and the Python
-            object.
-        result_lengths: true leading sizes of each padded array result; otherwise None.
-        late: pairs of an output index and the variable whose value after the step it is.
-        lookups: row lookups whose rows come from outside, as inputs ("rows", i).
-        sent: meaning of each trailing output, which leaves the process.
-        added_to: ids of variables that were only added to.
-        summaries: summaries that the function writes, or None.
-        records: index of the constant that turns recording of summaries on; None without summaries.
+    Outputs of `jaxpr` are the new values of `written`, then the array results, the values of
+    `summaries`, and the values of `sent`.
     """
 
     jaxpr: ClosedJaxpr
-    read_only: list[Any]
-    written: list[Any]
+    read_only: list[Any]  # variables
+    written: list[Any]  # variables
+    # ("read_only", i), ("written", i), ("split", i), ("shared", i), ("constant", i), ("rows", i)
     inputs: list[tuple[str, int]]
-    constants: list[Any]
+    constants: list[Any]  # arrays that the function closed over
     result_structure: Any
-    results: list[tuple[bool, Any]]
-    result_lengths: list[tuple[int, ...] | None]
+    results: list[tuple[bool, Any]]  # (True, output index) or (False, object) for each leaf
+    result_lengths: list[tuple[int, ...] | None]  # true leading sizes of padded results
+    # Pairs of an output and the variable whose value after the step replaces it.
     late: list[tuple[int, Any]] = dataclasses.field(default_factory=list[tuple[int, Any]])
+    # Row lookups whose rows come from outside, as inputs ("rows", i).
     lookups: list[Lookup] = dataclasses.field(default_factory=list[Lookup])
+    # Meaning of each trailing output, which leaves the process.
     sent: list[Any] = dataclasses.field(default_factory=list[Any])
-    added_to: frozenset[int] = frozenset()
+    added_to: frozenset[int] = frozenset()  # ids of variables that were only added to
     summaries: CollectedSummaries | None = None
-    records: int | None = None
+    records: int | None = None  # index of the constant that turns recording of summaries on
 
     @property
     def differing_inputs(self) -> list[bool]:

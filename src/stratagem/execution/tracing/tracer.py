@@ -200,9 +200,6 @@ def trace_replica_function(
     """Traces a replica function, and retraces it if it uses variables not seen before.
 
     `topology` has as many devices as replicas; None means the strategy's own.
-
-    Raises:
-        ValueError: a variable of another strategy, or an assignment that may differ by replica.
     """
     foreign: list[Any] = []
     lookups: list[Lookup] = []
