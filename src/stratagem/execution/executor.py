@@ -49,10 +49,9 @@ class Executor(Protocol):
     ) -> Any:
         """Calls a replica function on up to `num_steps` batches of an iterator.
 
-        Returns the results with steps on axis 0; given a carry, the pair (carry, results).
-        `reduce_op` combines the results of replicas in each step; None leaves them separate.
-        `carry` is a pytree passed from step to step, or None. Raises StopIteration if the data ends
-        before the first step.
+        Returns the results with steps on axis 0; given a carry (a pytree passed from step to step),
+        the pair (carry, results). `reduce_op` combines the results of replicas in each step; None
+        leaves them separate. Raises StopIteration if the data ends before the first step.
         """
         ...
 

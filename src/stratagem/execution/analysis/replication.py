@@ -1,8 +1,7 @@
 """Replication analysis: finds results of a traced replica function that are equal on all replicas.
 
 A forward pass over the jaxpr: an output may differ between replicas if an input may. Sums and
-gathers over replicas are equal everywhere; the replica id always differs, and so may the results of
-unknown operations.
+gathers over replicas are equal everywhere, the replica id differs, unknown operations may differ.
 """
 
 from __future__ import annotations

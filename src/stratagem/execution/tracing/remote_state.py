@@ -104,7 +104,7 @@ def without_unused(
 
 
 def chained_tables(trace: Any) -> frozenset[int]:
-    """Returns the ids of tables that are looked up by rows of other lookups of the step."""
+    """Returns the ids of tables whose lookup ids depend on other looked-up rows of the step."""
     jaxpr, tables = trace.jaxpr.jaxpr, set[int]()
     first = len(trace.written) + trace.num_outputs
     for place, what in enumerate(trace.sent):
